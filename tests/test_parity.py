@@ -55,6 +55,8 @@ EXACT_PLANS = (
     "ps",
     "ps,servers=2",
     "ps,optimizer-on=worker",
+    "tensor=2",
+    "data=2,tensor=2",
     *COMBINED,
 )
 # These round, and leave float64 as it is: tried in single precision, against one device that rounds alike.
@@ -111,6 +113,14 @@ ON_THREE_RANKS = {
     "gradient_accumulation",
     "small_batches",
 }
+# What has matrices to cut, or does with parameters and gradients what few others do.
+CUT = (
+    "transformer transformer_lm gpt tied hf_tiny hf_trainer classifier clip_and_log mixture ema lbfgs maml "
+    "optimizer_in_backward checkpointing resume wgan_gp past_forward no_optimizer_module"
+).split()
+# Of these with less than that nothing divides by two.
+NOTHING_CUT = {"tied": "TiedModel", "maml": "Net"}
+SAID_UNCUT = ("GPT2LMHeadModel runs in parts, not as one piece: one of its arguments is a DynamicCache",)
 # What is slow by itself: two ranks, and those scripts of which each tries something of its own.
 COMPILED = {
     ("classifier", 2),
@@ -132,6 +142,9 @@ ONLY = {
     "hybrid,state=zero2": TABLES,
     "hybrid,servers=1": TABLES,
     "hybrid,servers=2": TABLES,
+    # A mesh has as many ranks as its degrees say.
+    "tensor=2": {(script, 2) for script in CUT},
+    "data=2,tensor=2": {(script, 4) for script in ("transformer", "gpt", "clip_and_log", "hf_tiny")},
 }
 # Of a plan that differs from ddp in one part only, those that try this part; `make soak` runs all.
 SAMPLES = {
@@ -166,6 +179,8 @@ SAMPLES = {
     "recompute=selective": set(),
     "precision=bf16": {("classifier", 2)},
     "precision=fp16": {("classifier", 2)},
+    "tensor=2": {("transformer", 2), ("gpt", 2), ("tied", 2)},
+    "data=2,tensor=2": {("transformer", 4)},
     "precision=tf32": set(),
     # tests/modules/test_compiled_ranks.py compiles every day.
     "compile=true": set(),
@@ -325,6 +340,10 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
         said = (
             "Model is computed whole where a rank has a single row: it draws random numbers by other means",
         )
+    if plan == "tensor=2":  # nothing of a batch is cut
+        said = tuple(each for each in SAID_UNCUT if script == "hf_tiny")
+    if "tensor=2" in plan and script in NOTHING_CUT:
+        said += (f"tensor=2 cuts nothing of {NOTHING_CUT[script]}",)
     if plan == "batch-dim=1":
         return tuple(each for each in said if "the second axis" not in each)  # it need not be looked for
     if "precision=tf32" in plan:
@@ -346,6 +365,8 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
             said += (f"Net was given to torch.compile, into which {recompute} does not reach",)
     steps_elsewhere = plan.startswith("ps") and "optimizer-on=worker" not in plan
     in_parts = plan.startswith(("zero", "central")) or steps_elsewhere
+    if "tensor=2" in plan and script in HOLDS_STATE:
+        said += (f"the state of {HOLDS_STATE[script]} was whole on every rank for some steps",)
     if in_parts and script in OWN_UPDATE:
         said += (f"the optimizer state of {OWN_UPDATE[script]} is whole",)
     if in_parts and script in HOLDS_STATE:
@@ -396,7 +417,8 @@ def cases() -> Iterator[object]:
                 continue
             for types in ("as-is",) if plan in NARROW_PLANS else ("double", "as-is"):
                 alone = (1,) if plan in ON_ONE_RANK_TOO else ()
-                for ranks in (*alone, *((2, 3, 5) if types == "double" else (2, 3))):
+                mesh = (4,) if plan.startswith("data=") else ()
+                for ranks in (*alone, *mesh, *((2, 3, 5) if types == "double" else (2, 3))):
                     quick = ranks == (3 if script.stem in ON_THREE_RANKS else 2)
                     if types == "as-is":
                         quick = ranks == 2 and script.stem in IN_SINGLE_PRECISION

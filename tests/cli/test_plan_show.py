@@ -23,7 +23,7 @@ def test_ddp_is_shown_whole(capsys: pytest.CaptureFixture[str]):
     assert captured.out.splitlines() == [
         "plan           ddp",
         "preset         ddp",
-        "mesh           data=4  tensor=1  pipeline=1  context=1  expert=1",
+        "mesh           data=4  tensor=1  pipeline=1  context=1  expert=1  tensor-cuts not set",
         "state          state=replicated  sparse=replicated  servers not set  offload=none",
         "communication  algorithm=auto  compressor=none  compressed=gradient  error-feedback=false"
         "  density not set  threshold not set  low-rank not set  reduction=mean  predivide not set "

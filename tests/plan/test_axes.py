@@ -13,9 +13,9 @@ from ronde.plan import Communication, Compute, Data, Mesh, Plan, State, Update
 from ronde.plan.axes import AXES, KEYS, axis_of
 from ronde.plan.key import Choice, keys_of
 
-# DESIGN.md section 3, word for word, plus the keys of ADR 0010 and 0100.
+# DESIGN.md section 3, word for word, plus the keys of ADR 0010, 0100 and 0103.
 TABLE: dict[str, dict[str, tuple[str, ...]]] = {
-    "mesh": {"data": (), "tensor": (), "pipeline": (), "context": (), "expert": ()},
+    "mesh": {"data": (), "tensor": (), "pipeline": (), "context": (), "expert": (), "tensor-cuts": ()},
     "state": {
         "state": ("replicated", "zero1", "zero2", "zero3", "central", "server"),
         "sparse": ("replicated", "sharded"),

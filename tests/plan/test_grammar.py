@@ -9,9 +9,15 @@ import pytest
 from ronde.errors import PlanError
 from ronde.plan import PRESETS, Communication, Compute, Data, Mesh, Plan, State, Update, expand, read_plan
 from ronde.plan.axes import KEYS
+from ronde.plan.cuts import Cuts
 from ronde.plan.key import Choice, Flag, Integer, Number
 
-SAMPLES = {Integer: ("1", "7"), Number: ("0.5", "25", "1e-05"), Flag: ("true", "false")}
+SAMPLES = {
+    Integer: ("1", "7"),
+    Number: ("0.5", "25", "1e-05"),
+    Flag: ("true", "false"),
+    Cuts: ("*.fc1.weight:0", "*.qkv.*:0/3+head.*:replicated"),
+}
 
 
 def every_item() -> list[str]:
@@ -149,9 +155,9 @@ def test_all_unreadable_items_are_told_at_once():
 
 
 def test_parse_refuses_what_this_version_cannot_run_and_expand_does_not():
-    with pytest.raises(PlanError, match="tensor=2 is not available in this version"):
-        Plan.parse("tensor=2")
-    assert expand("tensor=2").mesh.tensor == 2
+    with pytest.raises(PlanError, match="pipeline=2 is not available in this version"):
+        Plan.parse("pipeline=2")
+    assert expand("pipeline=2").mesh.pipeline == 2
 
 
 def write(folder: Path, text: str) -> str:

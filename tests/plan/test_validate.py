@@ -8,9 +8,10 @@ from ronde.errors import PlanError
 from ronde.plan import PRESETS, check, expand, read_plan, validate
 from ronde.plan.available import BUILT
 from ronde.plan.axes import KEYS
+from ronde.plan.cuts import Cuts
 from ronde.plan.key import Choice, Flag, Integer, Number
 
-SAMPLE = {Integer: "2", Flag: "true", Number: "2"}
+SAMPLE = {Integer: "2", Flag: "true", Number: "2", Cuts: "*.weight:0"}
 
 BUILT_PRESETS = (
     "ddp", "hierarchical", "central", "zero1", "zero2", "zero3", "hybrid",
@@ -71,13 +72,43 @@ AVAILABLE = [
     "optimizer-on=worker,adaptive=false,error-feedback=false,compressed=gradient",
 ]
 
+# As above, on so many ranks.
+AVAILABLE_ON = [
+    ("tensor=2", 2),
+    ("data=2,tensor=2,precision=tf32,algorithm=ring,bucket-mb=4,rng=per-rank,loading=full", 4),
+    ("tensor=4,tensor-cuts=*.fc1.weight:0+*.fc2.*:replicated", 8),
+]
+
+# What is built by itself, and not with a cut model.
+NOT_TOGETHER = [
+    ("tensor=2,zero1", "state=zero1", "state=replicated"),
+    ("tensor=2,zero3,offload=all", "offload=all", "offload=none"),
+    ("tensor=2,hybrid", "sparse=sharded", "sparse=replicated"),
+    ("tensor=2,precision=bf16", "precision=bf16", "precision=fp32"),
+    ("tensor=2,micro-batches=4", "micro-batches=4", "micro-batches=1"),
+    ("tensor=2,recompute=full", "recompute=full", "recompute=none"),
+    ("tensor=2,compile=true", "compile=true", "compile=false"),
+]
+
+
+@pytest.mark.parametrize(("text", "ranks"), AVAILABLE_ON)
+def test_what_is_built_on_so_many_ranks(text: str, ranks: int):
+    assert validate(expand(text), ranks) == []
+
+
+@pytest.mark.parametrize(("text", "item", "legal"), NOT_TOGETHER)
+def test_what_is_not_built_with_a_cut_model_is_refused(text: str, item: str, legal: str):
+    refused = f"tensor=2 with {item} is not available in this version; nearest legal: tensor=2,{legal}"
+    assert refused in validate(expand(text))
+
+
 REFUSED_VALUES = [
     f"{key.name}={word}"
     for key in KEYS.values()
     if isinstance(key.kind, Choice)
     for word in key.kind.words
     if key.name in BUILT and word not in BUILT[key.name]
-] + ["tensor=2", "pipeline=2", "context=2", "expert=2"]
+] + ["pipeline=2", "context=2", "expert=2"]
 
 # Keys that only refine a value which is not built: alone they contradict the default plan.
 CONTRADICTIONS = [
@@ -212,7 +243,7 @@ def test_every_preset_is_built():
 def test_no_value_escapes_refusal():
     """Every value of every key gives an error that names it, but for the keys that are free today."""
     free = {
-        *("data", "algorithm", "bucket-mb", "rng", "batch-dim", "loading", "micro-batches"),
+        *("data", "tensor", "algorithm", "bucket-mb", "rng", "batch-dim", "loading", "micro-batches"),
         *("compressor", "reduction", "predivide", "update"),
     }
     for key in KEYS.values():
@@ -346,6 +377,7 @@ def test_all_errors_are_told_at_once():
     plan = expand("zero2,offload=all,tensor=2,every=4,optimizer-on=server,data=3")
     errors = validate(plan, 4)
     assert [error.split(" ")[0] for error in errors] == [
+        "tensor=2",
         "tensor=2",
         "every=4",
         "optimizer-on=server",

@@ -8,7 +8,7 @@ import typer
 
 from ronde.cli.plan_search import search
 from ronde.errors import UsageError
-from ronde.plan import Description, check, describe, expand, validate
+from ronde.plan import Description, Plan, check, describe, expand, validate
 from ronde.plan.validate import contradictions
 
 __all__ = ["plan"]
@@ -32,11 +32,19 @@ def show(
     file: Annotated[
         str | None, typer.Option("--plan", metavar="FILE.toml", help="Read items from a file.")
     ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(metavar="SCRIPT", help="List what tensor=N cuts of this script's first model."),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="Of the script, behind --.")
+    ] = None,
 ) -> None:
     """Print the expanded plan, its update rule, whether it is exact, and the systems it equals.
 
     A plan that this version cannot run is printed too, and refused with exit code 2. One that contradicts
-    itself is refused only: there is nothing that it means.
+    itself is refused only: there is nothing that it means. A script of which the cuts are to be listed runs
+    up to its model's first call, in this process.
     """
     sources = [source for source in (file, items) if source is not None]
     if not sources:
@@ -46,6 +54,20 @@ def show(
         check(described, ranks)
     print(_page(describe(described, ranks), available=not validate(described, ranks)))
     check(described, ranks)
+    if script is not None:
+        _list_cuts(script, arguments or [], described)
+
+
+def _list_cuts(script: str, arguments: list[str], described: Plan) -> None:
+    if described.mesh.tensor == 1:
+        raise UsageError(
+            "--script lists what tensor=N cuts, and this plan has tensor=1; give it tensor=2, say"
+        )
+    from ronde.runtime.structure import cuts_of_script, table
+
+    model, found = cuts_of_script(script, arguments, described)
+    print(f"\n{model}")
+    print("\n".join(table(found)))
 
 
 def _page(description: Description, *, available: bool) -> str:

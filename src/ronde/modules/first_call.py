@@ -132,7 +132,11 @@ class FirstCalls:
         made = self._observable(plain, call.module, call.given, known.verdict, batch)
         assert known.steps is not None
         outside = self._observations.traits(call.module).outside
-        return compare(made, self._around, outside, known.steps)
+        self._context.compared = True
+        try:
+            return compare(made, self._around, outside, known.steps)
+        finally:
+            self._context.compared = False
 
     def _refused_at_once(self, call: Call) -> str:
         traits = self._observations.traits(call.module)

@@ -54,6 +54,8 @@ class ModelEdge:
         stream: the rank's own generator for draws inside models, or None for `rng=global`.
         way: how a call on this rank's rows is carried out.
         calling: what is to stand around every call of a model as one piece.
+        outward: what is to be done with the output of such a call.
+        cuts: batches are cut; else every rank computes all rows of its model.
         sampled: the plan saves memory inside models, so their rows are not observed all at once.
     """
 
@@ -65,11 +67,15 @@ class ModelEdge:
         way: Way = at_once,
         calling: Callable[[torch.nn.Module], AbstractContextManager[object]] = nullcontext,
         *,
+        outward: Callable[[Any], Any] | None = None,
+        cuts: bool = True,
         sampled: bool = False,
     ) -> None:
         self._calls, self._context = calls, calls.context
         self._way = way
         self._calling = calling
+        self._outwards = outward
+        self._cuts = cuts
         self._stream = stream
         self._crossing = Crossing(calls.context, rules, calls.notes.say)
         self._explanations = Explanations(calls)
@@ -84,7 +90,11 @@ class ModelEdge:
 
     def install(self, patches: Patches) -> None:
         plain: Callable[..., Any] = torch.nn.Module.__call__
-        calls, context = self._calls, self._context
+        calls, context, outward = self._calls, self._context, self._outwards
+
+        def outermost(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            output = plain(module, *args, **kwargs)
+            return output if outward is None else outward(output)
 
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             # Nearly all calls are such, so it is asked first and quickly; for any thread the answer is this.
@@ -98,8 +108,8 @@ class ModelEdge:
             if context.clock.armed:
                 context.clock.enter(Part.SCRIPT)
             if calls.called is not None:
-                return calls.called(self._call, plain, module, args, kwargs)
-            return self._call(plain, module, args, kwargs)
+                return calls.called(self._call, outermost, module, args, kwargs)
+            return self._call(outermost, module, args, kwargs)
 
         patches.set(torch.nn.Module, "__call__", call)
         self._install_register_hook(patches)
@@ -169,6 +179,8 @@ class ModelEdge:
         if not found:
             with self._explanations.arrays(module) if any(map(_is_array, values)) else nullcontext():
                 return plain(module, *args, **kwargs)
+        if not self._cuts:
+            return self._uncut(plain, module, (args, kwargs), found[0].rows)
         listed = None if module in self._adopted else listed_samples(args, kwargs)
         # Of one row nothing can be tried, and on one rank too there is nothing to cut.
         least = max(self._context.world_size, 2)
@@ -226,6 +238,14 @@ class ModelEdge:
                 return _body(plain, module)(*args, **kwargs)
         finally:
             self._in_one_sample = around
+
+    def _uncut(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, rows: int) -> Any:
+        """Where no rank has other rows than this one."""
+        self._count += 1
+        if self._calls.on_call is not None:
+            self._calls.on_call(module)
+        self._tally(module, rows)
+        return self._replicated(plain, module, call)
 
     def _note_uncut(self, why: str) -> None:
         self._calls.uncut = True

@@ -9,6 +9,7 @@ import torch
 
 from ronde.comm.buffer import references
 from ronde.comm.process_group import Comm, Pending
+from ronde.parallel.tensor_cut import CutRanges
 from ronde.parallel.unit import OF_A_PARAMETER, Member, Unit
 from ronde.sync.gradient_parts import Ranges
 from ronde.sync.home import Home
@@ -40,12 +41,19 @@ class CopiedMember(Member):
         before = references(storage)
         whole: Any = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         self.lie_in(whole.set_(storage, 0, (tensor.numel(),)))
-        self.bytes = [
-            None if span is None else self._base[slice(*span)].view(torch.uint8) for span in self._spans
-        ]
+        self.bytes = self._bytes_in_whole()
         self.version = tensor._version
         # What refers to the memory when nobody but the parameter and this member do.
         self._alone = references(storage) - before + OF_A_PARAMETER
+
+    def _bytes_in_whole(self) -> list[torch.Tensor | None]:
+        return _bytes_of(self._base, self._spans)
+
+    def begin_share(self) -> None:
+        """Ranks are about to put their parts into the whole, by way of `bytes` and `elements`."""
+
+    def end_share(self) -> None:
+        """All parts have come."""
 
     def moved(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage()._cdata != self.cdata
@@ -80,6 +88,44 @@ class CopiedMember(Member):
             self.take(fresh if tensor is None else tensor)
         self._storage.resize_(0)
         return fixed
+
+
+class CutMember(CopiedMember):
+    """One of which each rank has a block: its elements travel in the order of the cut."""
+
+    __slots__ = ("_staged",)
+
+    _spans: CutRanges
+
+    def __init__(self, tensor: torch.Tensor, ranges: Ranges, rank: int) -> None:
+        self._staged: torch.Tensor | None = None
+        super().__init__(tensor, ranges, rank)
+
+    @property
+    def _shape(self) -> torch.Size:
+        return self._kind[1]
+
+    @property
+    def elements(self) -> torch.Tensor:
+        """This rank's elements in the whole: a copy, but where they are being put together."""
+        if self._staged is not None:
+            return self._staged[slice(*self.own)]
+        cut = self._spans.cut
+        rank = self._spans.index(self.own)
+        return cut.block(self._base.view(self._shape), rank).reshape(-1)
+
+    def _bytes_in_whole(self) -> list[torch.Tensor | None]:
+        return []
+
+    def begin_share(self) -> None:
+        staged = self._staged = torch.empty_like(self._base)
+        self.bytes = _bytes_of(staged, self._spans)
+
+    def end_share(self) -> None:
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            self._spans.cut.put_back(staged, self._base.view(self._shape))
+            self.bytes = []
 
 
 class CopiedUnit(Unit):
@@ -153,12 +199,17 @@ class CopiedUnit(Unit):
 
     def _arrive(self) -> None:
         coming, self._coming = self._coming, None
-        if coming is not None:
-            coming.wait()
+        if coming is None:
+            return
+        coming.wait()
+        for member in self.members:
+            member.end_share()
 
     def _complete(self) -> Pending:
         """Start to put every rank's part into the whole."""
         there = [member for member in self.members if member.there]
+        for member in there:
+            member.begin_share()
         self._home.up([member.elements for member in there], [member.part for member in there])
         ranks = range(self._comm.world_size)
         parts = [[part for each in self.members if (part := each.bytes[rank]) is not None] for rank in ranks]
@@ -169,9 +220,17 @@ class CopiedUnit(Unit):
         return any(moved)
 
 
+def _bytes_of(elements: torch.Tensor, spans: Ranges) -> list[torch.Tensor | None]:
+    return [None if span is None else elements[slice(*span)].view(torch.uint8) for span in spans]
+
+
 def copy_unit(
     number: int, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges], comm: Comm, home: Home
 ) -> CopiedUnit:
     """A unit of whole parameters, with each rank's elements of each."""
     pairs = zip(tensors, ranges, strict=True)
-    return CopiedUnit(number, [CopiedMember(tensor, each, comm.rank) for tensor, each in pairs], comm, home)
+    return CopiedUnit(number, [_member(tensor, each, comm.rank) for tensor, each in pairs], comm, home)
+
+
+def _member(tensor: torch.Tensor, ranges: Ranges, rank: int) -> CopiedMember:
+    return (CutMember if isinstance(ranges, CutRanges) else CopiedMember)(tensor, ranges, rank)

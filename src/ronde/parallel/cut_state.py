@@ -14,6 +14,7 @@ from torch._C import DisableTorchFunction
 from ronde.comm.process_group import Comm
 from ronde.parallel.flat import flat, flat_like, is_dense, overlapping
 from ronde.parallel.held_parts import HeldParts
+from ronde.parallel.tensor_cut import CutRanges
 from ronde.plan.resident import Census
 from ronde.sync.gradient_parts import Ranges
 from ronde.sync.home import Home
@@ -69,6 +70,11 @@ class Piece:
         self.follow(rank, part)
 
     @property
+    def has_own_order(self) -> bool:
+        """Whether its elements are told apart in another order than that in which they lie in memory."""
+        return isinstance(self.ranges, CutRanges)
+
+    @property
     def stands(self) -> bool:
         """Whether it is still the same kind of tensor."""
         tensor = self.tensor
@@ -78,6 +84,17 @@ class Piece:
         """Memory for all elements of what was cut as the parameter lay then: it may be another tensor now."""
         _, device, shape, stride = self._kind
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+    def flat_of(self, value: torch.Tensor) -> torch.Tensor:
+        """All elements of something of the parameter's shape, flat, as `ranges` tells them apart."""
+        if isinstance(self.ranges, CutRanges):
+            return self.ranges.cut.in_order(value.detach())
+        return flat_like(value, self.tensor)
+
+    def put_back(self, elements: torch.Tensor, whole: torch.Tensor) -> None:
+        """Where `flat_of` is no view of the whole, write to it what has become of the elements."""
+        if isinstance(self.ranges, CutRanges):
+            self.ranges.cut.put_back(elements, whole)
 
     def moved(self, part: torch.Tensor | None) -> bool:
         """Whether the parameter's elements lie elsewhere now; `part` as for `follow`."""
@@ -195,7 +212,7 @@ class CutState(StateInParts):
             if not isinstance(value, torch.Tensor):
                 return value
             own = _is_elements(value, piece.tensor)
-            part = flat_like(value, piece.tensor)[start:stop].view(shape) if own else value
+            part = piece.flat_of(value)[start:stop].view(shape) if own else value
             return self._held.home.keep(part)
 
         self.local[piece.own] = {key: cut(value) for key, value in entry.items()}
@@ -239,6 +256,7 @@ class CutState(StateInParts):
         for described in self._comm.all_gather_object(self._describe(pieces)):
             told = {**described, **told}
         wanted: list[tuple[Piece, torch.Tensor]] = []
+        wholes: list[torch.Tensor] = []
         entries: dict[int, dict[Any, Any]] = {}
         for place in sorted(told):
             piece = pieces[place]
@@ -248,7 +266,9 @@ class CutState(StateInParts):
                     entry[key] = _undescribed(value)
                     continue
                 entry[key] = piece.room(value.dtype)
-                wanted.append((piece, flat(entry[key])))
+                wholes.append(entry[key])
+                elements = flat(entry[key])
+                wanted.append((piece, torch.empty_like(elements) if piece.has_own_order else elements))
                 self._write_own(wanted[-1][1], piece, key)
         self._comm.share(
             [
@@ -256,6 +276,8 @@ class CutState(StateInParts):
                 for rank in range(self._comm.world_size)
             ]
         )
+        for (piece, elements), whole in zip(wanted, wholes, strict=True):
+            piece.put_back(elements, whole)
         state: defaultdict[Any, Any] = defaultdict(dict)
         for key, tensor in self._keys.items():
             if key in entries:

@@ -93,6 +93,12 @@ class ShardedParameters:
             self._pinned = before
             self.rest(keep_last=torch.is_grad_enabled())
 
+    def cut(self, module: torch.nn.Module) -> list[torch.Tensor]:
+        """Cut what is new in a module; gives what of it is in parts."""
+        parts = list(module.modules())
+        self._shard(module, parts)
+        return [each for each in module.parameters() if self._table.entry(each) is not None]
+
     def cut_new(self, module: torch.nn.Module) -> None:
         """Cut what is new in a module, if it is enough; what is smaller waits for its neighbours."""
         if self._table.uncut_bytes(module) >= LEAST_BYTES:

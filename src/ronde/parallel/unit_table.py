@@ -18,6 +18,7 @@ from ronde.comm.process_group import Comm
 from ronde.parallel.copied_unit import copy_unit
 from ronde.parallel.division import Division
 from ronde.parallel.mapped_unit import map_unit
+from ronde.parallel.tensor_cut import CutRanges
 from ronde.parallel.unit import Member, Unit, can_be_sharded
 from ronde.parallel.units import by_kind
 from ronde.sync.gradient_parts import Ranges
@@ -211,7 +212,8 @@ class UnitTable:
         return self._add(*map(list, zip(*found, strict=True))) if found else None
 
     def _add(self, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges]) -> Unit:
-        mapped = None if self._home.on_host else map_unit(self._count, tensors, ranges, self._comm)
+        copied = self._home.on_host or any(isinstance(each, CutRanges) for each in ranges)
+        mapped = None if copied else map_unit(self._count, tensors, ranges, self._comm)
         unit: Unit = (
             copy_unit(self._count, tensors, ranges, self._comm, self._home) if mapped is None else mapped
         )

@@ -9,7 +9,6 @@ __all__ = ["BUILT"]
 
 BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
-        "tensor": (1,),
         "pipeline": (1,),
         "context": (1,),
         "expert": (1,),

@@ -104,6 +104,11 @@ def _holds(plan: Plan, ranks: int | None) -> str:
 
 def _kept(plan: Plan) -> str:
     """What each of several ranks keeps."""
+    if plan.mesh.tensor > 1:
+        return (
+            f"each rank keeps 1/{plan.mesh.tensor} of the matrices that are cut, of their gradients and "
+            f"optimizer state, and all else;\n`ronde plan show --script` lists which are cut"
+        )
     match plan.state.placement:
         case "replicated":
             return "each rank keeps everything"

@@ -29,6 +29,8 @@ else:
 __all__ = ["Item", "items_of_source", "items_of_table", "items_of_text", "settle"]
 
 
+# A table of its own, since its keys are patterns.
+_CUTS = "tensor-cuts"
 # What people write between items, and no item has in it.
 _OTHER_MARK = re.compile(r"[\s;]+")
 
@@ -107,6 +109,9 @@ def _items_of_file(path: Path) -> tuple[Item, ...]:
 def _items_of_keys(table: Mapping[str, Any]) -> Iterator[Item]:
     for name, value in table.items():
         if name == "preset":
+            continue
+        if name == _CUTS and isinstance(value, dict):
+            yield Item(name=name, text="+".join(f"{pattern}:{way}" for pattern, way in value.items()))
             continue
         if not isinstance(value, dict):
             yield Item(name=name, text=_text_of(name, value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated
 
+from ronde.plan.cuts import Cuts
 from ronde.plan.key import Integer, Spelled, check_fields
 
 __all__ = ["Mesh"]
@@ -23,6 +24,8 @@ class Mesh:
         pipeline: consecutive stages of layers.
         context: cuts of the sequence.
         expert: groups of experts; cuts the data degree rather than the ranks.
+        cuts: by patterns of parameter names, which of their dimensions `tensor` cuts; None leaves all to what
+            is recognised of a model.
     """
 
     data: Annotated[int | None, Spelled("data", Integer(at_least=1, open_word="auto"))] = None
@@ -30,6 +33,7 @@ class Mesh:
     pipeline: Annotated[int, Spelled("pipeline", _DEGREE)] = 1
     context: Annotated[int, Spelled("context", _DEGREE)] = 1
     expert: Annotated[int, Spelled("expert", _DEGREE)] = 1
+    cuts: Annotated[str | None, Spelled("tensor-cuts", Cuts())] = None
 
     def __post_init__(self) -> None:
         check_fields(self)

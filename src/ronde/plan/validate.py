@@ -9,6 +9,7 @@ from ronde.plan.available import BUILT
 from ronde.plan.axes import KEYS
 from ronde.plan.contradiction import contradiction as _contradiction
 from ronde.plan.contradiction import unused as _unused
+from ronde.plan.mesh_rules import not_built_together
 from ronde.plan.validate_among_ranks import among_ranks
 from ronde.plan.validate_messages import messages, not_combined
 from ronde.plan.values import Values
@@ -53,6 +54,7 @@ def _not_built(plan: Values) -> Iterator[str]:
             words = ", ".join(KEYS[name].write(value) for value in built)
             yield f"{plan.item(name)} is not available in this version; available: {words}"
     yield from not_combined(plan)
+    yield from not_built_together(plan)
 
 
 def _has_tables_on_servers(plan: Values) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from ronde.process.signal_board import SignalBoard
 from ronde.process.signals import COUNTED
 from ronde.trace.lockstep_board import LockstepBoard, board_path
 
-__all__ = ["join_group", "listens_on", "shares_memory", "signal_board"]
+__all__ = ["join_group", "join_some", "listens_on", "shares_memory", "signal_board"]
 
 # The launcher ends a run that stands still after `RankConfig.timeout`, and can say more than the backend.
 _BACKEND_LATER = 60.0
@@ -44,6 +44,25 @@ def join_group(
         config.store, name=name, place=place, device=config.device,
         timeout=timedelta(seconds=config.timeout + _BACKEND_LATER), host=host,
         check=_check(config, name, own_file), silence=min(_SILENCE_S, config.timeout), algorithm=algorithm,
+    )  # fmt: skip
+
+
+def join_some(
+    config: RankConfig, name: str, host: str | None, algorithm: Algorithm, members: Sequence[int]
+) -> Comm:
+    """Meet some of the ranks, this one among them.
+
+    Args:
+        name: groups of other members have other names.
+        members: their ranks, in the order of those in the group.
+    """
+    first = config.rank - config.local_rank
+    here = [rank for rank in members if first <= rank < first + config.local_world_size]
+    place = Place(members.index(config.rank), len(members), here.index(config.rank), len(here))
+    return join(
+        config.store, name=f"{name}/{'-'.join(map(str, members))}", place=place, device=config.device,
+        timeout=timedelta(seconds=config.timeout + _BACKEND_LATER), host=host,
+        silence=min(_SILENCE_S, config.timeout), algorithm=algorithm,
     )  # fmt: skip
 
 

@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader
 
 from ronde.batches.from_processes import FromProcesses
 from ronde.batches.loader import LoaderEdge
+from ronde.cluster.mesh import Axis, MeshOfRanks
 from ronde.comm.agreement import Agreement
 from ronde.comm.process_group import Comm
-from ronde.errors import UsageError
+from ronde.errors import PlanError, UsageError
 from ronde.files import ScriptFiles, paths_of_rank
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import run_id_of
@@ -44,7 +45,7 @@ from ronde.rng.rank_stream import RankStream
 from ronde.runtime import compression, compute, saved_gradients, servers, sparse_weights, tables, take_over
 from ronde.runtime.account import summarize
 from ronde.runtime.backward import Backward
-from ronde.runtime.groups import join_group, listens_on, shares_memory, signal_board
+from ronde.runtime.groups import join_group, join_some, listens_on, shares_memory, signal_board
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.optimizers import Optimizers
 from ronde.runtime.sharding import Sharding
@@ -87,12 +88,15 @@ class Session:
         agreement: what ranks go by where the clock or a seed would take them apart.
         files: mediates files; `session.files.unmediated()` for ronde's own.
         memory: measures this rank's memory; what holds state elsewhere than in tensors is told to it.
+        everybody: all ranks, in the order of the script; `context.comm` are those among whom batches are cut.
         retired: the script distributes its work itself, and ronde keeps out.
     """
 
     def __init__(
         self, config: RankConfig, plan: Plan, tally: Tally | None = None, entropy: Patches | None = None
     ) -> None:
+        if plan.for_ranks(config.world_size).mesh.tensor > 1:
+            _refuse_beside_cuts(config, plan)
         self.config = config
         self.plan = plan
         self.patches = Patches()
@@ -104,11 +108,19 @@ class Session:
         # Two groups: what the script does and what backward does come in orders of their own.
         host = listens_on(config)
         comm = self._join("boundary", host, "auto")
-        reducer_comm = self._join("reducer", host, plan.communication.algorithm)
-        self._groups = [comm, reducer_comm]
+        self._subgroups: list[Comm] = []
+        # Those among whom batches are cut: all ranks, where no model is.
+        rows, reducer_comm = comm, None
+        self._mesh = MeshOfRanks.of(plan.for_ranks(config.world_size).mesh)
+        if self._mesh.degree("data") == config.world_size:
+            reducer_comm = self._join("reducer", host, plan.communication.algorithm)
+        else:
+            rows = self._meet("rows", "data", host)
+            reducer_comm = self._meet("reducer", "data", host)
+        self._groups = list(dict.fromkeys([comm, reducer_comm, rows]))
         # What the state axis keeps in parts decides where gradients go, so it is there before the reducer.
         self.client = servers.connect(config, plan)
-        self._sharding = Sharding(plan, reducer_comm, self.notes.say, self.client)
+        self._sharding = self._shard(reducer_comm, host)
         clock = self.tally.clock
         self.compression = compression.of_plan(plan, reducer_comm)
         self.reducer = Reducer(
@@ -122,7 +134,9 @@ class Session:
         )
         if self.tally.vitals is not None:
             self.reducer.on_first = Watch(self.tally.vitals.finite)
-        self.context = Context(comm=comm, adopt=self.reducer.adopt, clock=clock)
+        self._sharding.average_by(self.reducer)
+        self.everybody = comm
+        self.context = Context(comm=rows, adopt=self.reducer.adopt, clock=clock)
         self._sharding.bind(self.context)
         data, pieces = plan.data, plan.compute.micro_batches
         self.calls = Calls(self.context, self.notes, self.tally, batch_dim=data.batch_dim, pieces=pieces)
@@ -154,6 +168,8 @@ class Session:
             self._stream(),
             self._way(),
             self._sharding.calling,
+            outward=self._sharding.outward,
+            cuts=self._cuts_batches(),
             sampled=plan.compute.recompute != "none",
         )
         self._publishing = self._published()
@@ -164,7 +180,7 @@ class Session:
 
     def _in_step(self) -> bool:
         """Whether the code that runs now is the script's, and run by all ranks together."""
-        alone = self.context.comm.alone  # a debugger's commands are rank 0's own
+        alone = self.everybody.alone  # a debugger's commands are rank 0's own
         reads = self.context.region in (Region.SCRIPT, Region.SAMPLES)
         return not alone and reads and self.files.in_step()
 
@@ -182,7 +198,7 @@ class Session:
         return Publishing(
             self.config,
             self.plan,
-            comm=self.context.comm,
+            comm=self.everybody,
             in_script=self._in_script,
             inside=lambda: self.context.enter(Region.REPLICATED),
             around=self.files.unmediated,
@@ -196,7 +212,7 @@ class Session:
 
         return Checkpoints(
             self.config,
-            comm=self.context.comm,
+            comm=self.everybody,
             in_script=self._in_script,
             files=self.files,
             agreement=self.agreement,
@@ -210,17 +226,45 @@ class Session:
     def _join(self, name: str, host: str | None, algorithm: Algorithm) -> Comm:
         return join_group(self.config, name, host, algorithm, self._paths.is_private)
 
+    def _cuts_batches(self) -> bool:
+        """Whether calls of models are looked at for rows: not where all ranks have one device's."""
+        degree = self._mesh.degree("data")
+        return self.config.world_size == 1 or compute.cuts_batches(self.plan, degree)
+
+    def _meet(self, name: str, axis: Axis, host: str | None) -> Comm:
+        """The ranks that differ from this one along one axis only."""
+        algorithm = self.plan.communication.algorithm if name.endswith("reducer") else "auto"
+        members = self._mesh.members(self.config.rank, axis)
+        group = join_some(self.config, name, host, algorithm, members)
+        self._subgroups.append(group)
+        return group
+
+    def leave_subgroups(self) -> None:
+        """Leave those groups that are not of all ranks."""
+        for group in self._subgroups:
+            group.close()
+
+    def _shard(self, comm: Comm, host: str | None) -> Sharding:
+        """What the mesh and the state axis keep in parts."""
+        if self._mesh.degree("tensor") == 1:
+            return Sharding(self.plan, comm, self.notes.say, self.client)
+        from ronde.runtime.tensor_sharding import TensorSharding
+
+        tensor = self._meet("tensor", "tensor", host)
+        self._groups.append(tensor)
+        return TensorSharding(self.plan, comm, tensor, self.notes.say)
+
     def _stream(self) -> RankStream | None:
         device = torch.device("cuda", 0) if self.config.device == "cuda" else torch.device("cpu")
         if self.plan.data.rng_on(device.type) == "global":
             return None
-        return RankStream(self.config.rank, device, self.notes.say)
+        return RankStream(self._mesh.coordinate(self.config.rank, "data"), device, self.notes.say)
 
     def _way(self) -> Way:
         return compute.way(self.plan, self.memory.computed_again)
 
     def _any_rank(self, answer: bool) -> bool:
-        return self.context.comm.votes([answer]) != [0]
+        return self.everybody.votes([answer]) != [0]
 
     def install(self) -> None:
         """Put the boundary around everything that a script may touch.
@@ -274,7 +318,8 @@ class Session:
         compiled.install(patches, context, say)
         torchscript.install(patches)
         data, unmediated = self.plan.data, self.files.for_itself
-        LoaderEdge(context, rules.table(), data, self.tally, say, unmediated).install(patches)
+        said = say if self._cuts_batches() else lambda note: None
+        LoaderEdge(context, rules.table(), data, self.tally, said, unmediated).install(patches)
         # Under the model edge: what a plan does inside of a model is done on this rank's rows.
         again, draws = self.memory.computed_again, lambda: not self.calls.draws_nothing
         inside = Inside(self._inside_model, self._in_script, say, again, draws)
@@ -293,7 +338,7 @@ class Session:
             self._signals.before_backward,
         )
         backward.install(patches)
-        parameter_order.install(patches, context.comm, context.on_main_thread, self._in_script)
+        parameter_order.install(patches, self.everybody, context.on_main_thread, self._in_script)
         optimizers = Optimizers(context, self.reducer, self._sharding, self.tally, self.memory, self._signals)
         optimizers.install(patches)
         self._install_memory()
@@ -340,7 +385,7 @@ class Session:
         elif isinstance(thing, torch.nn.Module):
             for value in (*thing.parameters(), *thing.buffers()):
                 if not is_lazy(value):
-                    self.context.comm.broadcast(value.data)
+                    self.everybody.broadcast(value.data)
             for parameter in thing.parameters():
                 self.reducer.adopt(parameter)
         elif not isinstance(thing, DataLoader):
@@ -376,7 +421,7 @@ class Session:
         spread = self._sharding.has_spread_rows
         unspread = tables.why_none_is_spread(self.plan, self.config.world_size, spread=spread)
         notes += [unspread] if unspread else []
-        cuts = compute.cuts_batches(self.plan, self.config.world_size)
+        cuts = compute.cuts_batches(self.plan, self._mesh.degree("data"))
         asking = ", ".join(questions_of_script("Tensor")) if cuts else ""
         if asking:
             notes.append(
@@ -412,3 +457,16 @@ class Session:
         self._signals.uninstall()
         for group in self._groups:
             group.close()
+
+
+def _refuse_beside_cuts(config: RankConfig, plan: Plan) -> None:
+    """What a rank is told beside its plan, and does not go with a model that is cut."""
+    if config.checkpoint:
+        raise PlanError(
+            f"{plan.item('tensor')} and --checkpoint {config.checkpoint} do not go together in this version: "
+            f"a checkpoint reads whole gradients; leave one of them out"
+        )
+    if config.publish:
+        raise PlanError(
+            f"{plan.item('tensor')} and --publish do not go together in this version; leave one of them out"
+        )

@@ -28,7 +28,7 @@ from ronde.plan.resident import Resident
 from ronde.runtime.type_questions import questions_of_script
 from ronde.sync.gradient_parts import GradientParts, Ranges
 from ronde.sync.home import HostMemory, OnDevice
-from ronde.sync.reducer import Allocate
+from ronde.sync.reducer import Allocate, Reducer
 from ronde.sync.row_parts import RowParts
 from ronde.tensor.context import Context
 
@@ -88,6 +88,12 @@ class Sharding:
         self.has_spread_rows = False
         self._look_up: RowLookup | None = None
         self._note = note
+
+    def average_by(self, reducer: Reducer) -> None:
+        """Know what averages gradients."""
+
+    #: Makes of a model's output what it is on this rank's rows; None where it is that.
+    outward: Callable[[Any], Any] | None = None
 
     def bind(self, context: Context) -> None:
         """Give what is in parts its ranks."""

@@ -15,7 +15,7 @@ from ronde.plan.resident import Census
 from ronde.sync.home import Home
 from ronde.sync.leaf import Leaf
 
-__all__ = ["GradientParts", "Ranges", "Wait"]
+__all__ = ["GradientParts", "Held", "Ranges", "Wait"]
 
 
 class Wait(Protocol):
@@ -31,7 +31,9 @@ Ranges = tuple["tuple[int, int] | None", ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Held:
+class Held:
+    """A gradient in parts."""
+
     number: int
     leaf: Leaf
     ranges: Ranges
@@ -52,7 +54,7 @@ class GradientParts:
         self, comm: Comm, divide: Callable[[Sequence[torch.Tensor]], list[Ranges | None]], home: Home
     ) -> None:
         self._comm = comm
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, Held] = {}
         # Parts that have come: by its number ranks know the same gradient.
         self._come = 0
         # Tensors whose end is waited for, by id.
@@ -147,7 +149,7 @@ class GradientParts:
         if key not in self._watched:  # once, not in each step: it stays as long as the tensor does
             self._watched.add(key)
             weakref.finalize(tensor, self._gone, key).atexit = False
-        self._held[key] = _Held(self._come, leaf, ranges, part)
+        self._held[key] = Held(self._come, leaf, ranges, part)
 
     def drop(self, tensor: torch.Tensor) -> None:
         """The gradient is no more."""
@@ -211,6 +213,6 @@ class GradientParts:
         self._watched.discard(key)
         self._held.pop(key, None)
 
-    def _of(self, tensor: torch.Tensor) -> _Held | None:
+    def _of(self, tensor: torch.Tensor) -> Held | None:
         held = self._held.get(id(tensor)) if self._held else None
         return held if held is not None and held.leaf.ref() is tensor else None

@@ -90,6 +90,8 @@ class Reducer:
         hooks: the user's own on accumulated gradients.
         memory: knows which gradients lie in buckets.
         on_finish: hears, while it is set, that a backward has computed all gradients; averages come next.
+        on_averaged: hears, while it is set, that all averages are there; the user's hooks come next.
+        apart: whether somebody else sees to a leaf's gradient.
         on_first: is given, while it is set, the leaf whose gradient a backward has accumulated first.
     """
 
@@ -120,6 +122,8 @@ class Reducer:
         self.memory = GradientMemory()
         self.on_finish: Callable[[], object] | None = None
         self.on_first: Callable[[torch.Tensor], object] | None = None
+        self.on_averaged: Callable[[], object] | None = None
+        self.apart: Callable[[torch.Tensor], bool] = lambda tensor: False
         self._first: Callable[[torch.Tensor], object] | None = None
         # Held here, because a session replaces the method for scripts.
         self._register: Any = torch.Tensor.register_post_accumulate_grad_hook
@@ -141,7 +145,7 @@ class Reducer:
                 group.outdated = True
             return
         with DisableTorchFunction():  # a parameter in parts would ask the script's method
-            if not tensor.requires_grad or not tensor.is_leaf or is_lazy(tensor):
+            if not tensor.requires_grad or not tensor.is_leaf or is_lazy(tensor) or self.apart(tensor):
                 return
             group = self._group_of(optimizer)
             leaf = Leaf(tensor)
@@ -149,6 +153,15 @@ class Reducer:
             group.leaves.append(leaf)
             group.outdated = True
             self._register(tensor, functools.partial(self._accumulated, group))
+
+    def let_go(self, tensor: torch.Tensor) -> None:
+        """Somebody else sees to this leaf's gradient from now on; ranks come alike."""
+        known = self._known.get(id(tensor))
+        if known is None or known[0].ref() is not tensor:
+            return
+        leaf, group = self._known.pop(id(tensor))
+        group.leaves = [each for each in group.leaves if each is not leaf]
+        group.outdated = True
 
     def adopt_sparse(self, tensor: torch.Tensor) -> None:
         """Expect sparse gradients of this leaf; called before the first of them, on all ranks alike."""
@@ -264,6 +277,8 @@ class Reducer:
                     bucket.reset()
         if narrow is not None:
             narrow.lose(self._leaves)
+        if self.on_averaged is not None:
+            self.on_averaged()
         self.hooks.run(self._comm)
 
     @torch.no_grad()

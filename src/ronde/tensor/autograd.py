@@ -19,7 +19,7 @@ from ronde.tensor.global_tensor import GlobalTensor, materialize, wrap
 from ronde.tensor.graph import crosses_ranks
 from ronde.trace.step_clock import Part
 
-__all__ = ["install"]
+__all__ = ["ENGINE", "install"]
 
 # By it checkpoints of torch before 2.13 keep arguments; it computes nothing of them.
 _KEEPS_ARGUMENTS: Any = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
@@ -42,7 +42,7 @@ def _install_engine(patches: Patches, context: Context) -> None:
 
     What is computed again in there would read the memory of a parameter in parts, not ask for the whole.
     """
-    plain: Any = getattr(torch.autograd, _ENGINE)
+    plain: Any = getattr(torch.autograd, ENGINE)
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         before = context.clock.enter(Part.MODEL) if context.clock.armed else None
@@ -52,11 +52,11 @@ def _install_engine(patches: Patches, context: Context) -> None:
             context.clock.enter(before)
         return results
 
-    patches.set(torch.autograd, _ENGINE, run_backward)
+    patches.set(torch.autograd, ENGINE, run_backward)
 
 
-# By it `backward` and `grad` begin.
-_ENGINE = "_engine_run_backward"
+ENGINE = "_engine_run_backward"
+"""By it `backward` and `grad` begin."""
 
 # What `torch.autograd.grad` takes behind outputs, inputs and grad_outputs, in its order.
 _OPTIONS = (

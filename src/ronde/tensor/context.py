@@ -66,21 +66,27 @@ class Context:
         gradients_watched: the script may look at gradients in the midst of a backward.
         compares: what the script gives to models and losses may differ between ranks, as it has started
             threads or processes.
+        compared: the operations of the sharded call under way are compared with those of an observed one.
         together: in an observed call, has all ranks do what needs all of them, or none of them.
+        weight: how many times the true one the local gradient of a shard is; see `edges`.
+        averages_leaves: gradients of leaves that enter shards whole become their mean over ranks by `adopt`.
     """
+
+    averages_leaves = True
 
     def __init__(
         self, *, comm: Comm, adopt: Callable[[torch.Tensor], None], clock: StepClock | None = None
     ) -> None:
         self.comm = comm
         self.rank = comm.rank
-        self.world_size = comm.world_size
+        self.world_size = self.weight = comm.world_size
         self.adopt = adopt
         self.clock = clock or StepClock()
         self.standing = _AT_FIRST
         self.loss_is_scaled = False
         self.gradients_watched = False
         self.compares = False
+        self.compared = False
         self.together: Callable[[Callable[[], Any]], Any] | None = None
         self._thread = threading.get_ident()
         self._reader: Callable[[], threading.Thread | None] = lambda: None
@@ -89,7 +95,7 @@ class Context:
     @property
     def gradient_factor(self) -> int:
         """How many times the true one the local gradient of a shard is; see `loss_scale`."""
-        return 1 if self.loss_is_scaled and not self.gradients_watched else self.world_size
+        return 1 if self.loss_is_scaled and not self.gradients_watched else self.weight
 
     @property
     def region(self) -> Region:

@@ -5,6 +5,9 @@ ones; of a shard, the local gradient is W times the true one. Parameter gradient
 what was computed on shards is thereby summed, what was computed in replica is averaged over equal
 copies, under any mixture and any accumulation. All edges are differentiable any number of times.
 
+Where ranks cut a model, not a batch, what is replicated is computed alike by all, and local gradients are
+the true ones: there `Context.weight` is 1 in the place of W, and Leave is the sum.
+
     edge          forward                          backward
     Slice         whole value -> this rank's rows  all-gather, divided by W
     Gather        shard -> whole value             this rank's rows, times W
@@ -78,7 +81,7 @@ class Slice(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
-        return Gather.apply(grad, ctx.context, ctx.layout) / ctx.context.world_size, None, None
+        return Gather.apply(grad, ctx.context, ctx.layout) / ctx.context.weight, None, None
 
 
 class Gather(Function):
@@ -94,7 +97,7 @@ class Gather(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
-        return Slice.apply(grad, ctx.context, ctx.layout) * ctx.context.world_size, None, None
+        return Slice.apply(grad, ctx.context, ctx.layout) * ctx.context.weight, None, None
 
 
 def _sum(context: Context, value: torch.Tensor) -> torch.Tensor:
@@ -122,7 +125,7 @@ class Leave(Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
         ctx.context = context
-        return _sum(context, value) / context.world_size
+        return _sum(context, value) / context.weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -179,7 +182,7 @@ class _Spread(Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
         ctx.context = context
-        return value * context.world_size
+        return value * context.weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

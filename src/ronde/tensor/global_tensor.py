@@ -185,11 +185,11 @@ def _hook_on_rows(value: GlobalTensor, hook: Callable[[Any], Any]) -> Callable[[
     context, layout, rules = value._context, value._layout, value._rules
 
     def on_rows(local: torch.Tensor) -> torch.Tensor | None:
-        changed = hook(wrap(context, local / context.world_size, layout, rules))
+        changed = hook(wrap(context, local / context.weight, layout, rules))
         if changed is None:
             return None
         rows = localize(changed) if isinstance(changed, GlobalTensor) else cut(context, changed, layout)
-        return rows * context.world_size
+        return rows * context.weight
 
     return on_rows
 
@@ -313,7 +313,7 @@ class _Shell(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
-        return Slice.apply(grad, ctx.context, ctx.layout) * ctx.context.world_size, None, None
+        return Slice.apply(grad, ctx.context, ctx.layout) * ctx.context.weight, None, None
 
 
 def _shell(local: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -96,6 +96,7 @@ class Rank:
                 session.uninstall_boundary()
                 if session.client is not None:
                     session.client.close()
+                session.leave_subgroups()
 
 
 def _server_configs(plan: Any, rank: Rank) -> list[Any]:
@@ -155,6 +156,10 @@ def _pooled_session() -> Any:
 
         def _join(self, name: str, host: str | None, algorithm: Any) -> Any:
             return self._pooled[name]
+
+        def _meet(self, name: str, axis: Any, host: str | None) -> Any:
+            # Of this session alone: what another has written to the store under a name stays there.
+            return super()._meet(f"{next(_sessions)}/{name}", axis, host or "127.0.0.1")
 
     return PooledSession
 

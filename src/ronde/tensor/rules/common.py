@@ -37,7 +37,7 @@ def enter(context: Context, value: torch.Tensor) -> torch.Tensor:
     """A replicated value is used whole on shards; its gradient must become the mean over ranks."""
     if not (value.requires_grad and torch.is_grad_enabled()):
         return value
-    if value.is_leaf and not value._backward_hooks:
+    if value.is_leaf and not value._backward_hooks and context.averages_leaves:
         context.adopt(value)
         return value
     return Enter.apply(value, context)

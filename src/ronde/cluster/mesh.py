@@ -1,0 +1,54 @@
+"""The mesh: which ranks meet along which axis.
+
+Ranks are numbered with `tensor` fastest, then `context`, `data` and `pipeline`: those that talk most are
+neighbours, and share a host where one has several ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from ronde.plan.mesh import Mesh
+
+__all__ = ["AXES", "Axis", "MeshOfRanks"]
+
+Axis = Literal["pipeline", "data", "context", "tensor"]
+AXES: tuple[Axis, ...] = ("pipeline", "data", "context", "tensor")
+"""The slowest first."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MeshOfRanks:
+    """Degrees by axis, in the order of `AXES`; their product is the number of ranks."""
+
+    degrees: tuple[int, ...]
+
+    @classmethod
+    def of(cls, mesh: Mesh) -> MeshOfRanks:
+        """Of a plan's degrees, with `data` known."""
+        return cls((mesh.pipeline, mesh.data or 1, mesh.context, mesh.tensor))
+
+    @property
+    def ranks(self) -> int:
+        return math.prod(self.degrees)
+
+    def degree(self, axis: Axis) -> int:
+        return self.degrees[AXES.index(axis)]
+
+    def coordinate(self, rank: int, axis: Axis) -> int:
+        """The place of `rank` along an axis."""
+        place = AXES.index(axis)
+        return rank // math.prod(self.degrees[place + 1 :]) % self.degrees[place]
+
+    def members(self, rank: int, axis: Axis) -> tuple[int, ...]:
+        """The ranks that differ from `rank` along this axis only, in order.
+
+        >>> mesh = MeshOfRanks((1, 2, 1, 2))
+        >>> mesh.members(1, "data"), mesh.members(1, "tensor")
+        ((1, 3), (0, 1))
+        """
+        step = math.prod(self.degrees[AXES.index(axis) + 1 :])
+        first = rank - self.coordinate(rank, axis) * step
+        return tuple(first + number * step for number in range(self.degree(axis)))

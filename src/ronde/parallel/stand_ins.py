@@ -1,0 +1,98 @@
+"""Inside a model, what is cut over a tensor group is a global tensor: its block is at hand, the whole is not.
+
+For the time of a call modules hold these in the place of their parameters. What a model does with a block has
+a rule, or gathers; so a model computes what it computes on one device, whatever it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ronde.errors import UsageError
+from ronde.parallel.local_gradients import Block, LocalGradients
+from ronde.tensor.context import Context
+from ronde.tensor.global_tensor import GlobalTensor, Rule, materialize, wrap
+from ronde.tensor.tree import map_leaves
+
+__all__ = ["StandIns"]
+
+
+class StandIns:
+    """Puts blocks into modules.
+
+    Args:
+        context: of the tensor group.
+        rules: what can be done with blocks.
+        gradients: knows the blocks.
+        own: this rank's elements of a parameter, flat, as they are now; None for one that is whole.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        rules: dict[Any, Rule],
+        gradients: LocalGradients,
+        own: Callable[[torch.Tensor], torch.Tensor | None],
+    ) -> None:
+        self._context = context
+        self._rules = rules
+        self._gradients = gradients
+        self._own = own
+
+    @contextmanager
+    def inside(self, models: Sequence[nn.Module]) -> Iterator[None]:
+        """Inside, modules and those in them hold blocks."""
+        swapped: list[tuple[dict[str, Any], str, Any, str]] = []
+        known: dict[int, GlobalTensor] = {}
+        try:
+            for part in (part for model in models for part in model.modules()):
+                for name, parameter in part._parameters.items():
+                    if parameter is None or isinstance(parameter, GlobalTensor):
+                        continue
+                    stand_in = known.get(id(parameter))
+                    stand_in = self._stand_in(parameter) if stand_in is None else stand_in
+                    if stand_in is not None:
+                        known[id(parameter)] = stand_in
+                        swapped.append((part._parameters, name, parameter, type(part).__name__))
+                        part._parameters[name] = stand_in  # pyright: ignore[reportArgumentType]
+            yield
+        finally:
+            for members, name, parameter, _ in swapped:
+                if isinstance(members.get(name), GlobalTensor):
+                    members[name] = parameter
+        for _, name, parameter, kind in swapped:
+            if known[id(parameter)]._local is None:
+                raise UsageError(
+                    f"the forward of {kind} writes into its parameter {name}, of which tensor=N gives each "
+                    f'rank a block; write {name} = "replicated" into [tensor-cuts] of a plan file to have '
+                    f"it whole"
+                )
+
+    def _stand_in(self, parameter: torch.Tensor) -> GlobalTensor | None:
+        block = self._gradients.block(parameter)
+        if block is None:
+            return None
+        own = self._own(parameter)
+        if own is None or own.data_ptr() != block.leaf.data_ptr():
+            return None
+        leaf = self._gradients.demand(block, gradient=parameter.requires_grad)
+        return wrap(self._context, leaf, block.ranges.cut.layout(block.parameter.shape), self._rules)
+
+    def whole(self, output: Any) -> Any:
+        """What leaves a model is whole on every rank of the group."""
+
+        def gathered(value: Any) -> Any:
+            cut = isinstance(value, GlobalTensor) and value._context is self._context
+            return materialize(value) if cut else value
+
+        return map_leaves(gathered, output)
+
+    def blocks(self, tensors: list[Any]) -> list[tuple[int, Block]]:
+        """Which of some tensors have blocks, by their places."""
+        found = [(place, self._gradients.block(each)) for place, each in enumerate(tensors)]
+        return [(place, block) for place, block in found if block is not None]

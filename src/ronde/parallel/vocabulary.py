@@ -1,0 +1,98 @@
+"""Embeddings whose rows are cut over ranks, and losses of logits that are cut over classes.
+
+Each rank looks up what it has, and the others' is nought there; of a row of logits ranks exchange three
+numbers, not the row (Shoeybi et al. 2019, "Megatron-LM").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ronde.tensor.context import Context
+from ronde.tensor.edges import SumRanks
+from ronde.tensor.global_tensor import GlobalTensor
+from ronde.tensor.rules.common import is_sharded, rewrap
+
+__all__ = ["cross_entropy", "embedding"]
+
+
+def embedding(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """`ids [...]` and `weight [rows, width]`, cut along either.
+
+    Raises:
+        IndexError: on every rank, as on one device, for an id that is none of the rows'.
+    """
+    names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    ids, weight, padding = given["input"], given["weight"], given.get("padding_idx")
+    special = given.get("max_norm") is not None or given.get("scale_grad_by_freq") or given.get("sparse")
+    if not is_sharded(weight) or isinstance(ids, GlobalTensor) or special:
+        return NotImplemented
+    own = weight._local
+    assert own is not None
+    if weight._layout.dim == 1:
+        return rewrap(weight, F.embedding(ids, own, padding), weight._layout.at(-1))
+    rows, start = weight.shape[0], context.rank * own.shape[0]
+    if _any((ids < 0) | (ids >= rows)):
+        raise IndexError("index out of range in self")
+    here = (ids >= start) & (ids < start + own.shape[0])
+    padding = None if padding is None else padding % rows - start
+    mine = padding if padding is not None and 0 <= padding < own.shape[0] else None
+    found = F.embedding(torch.where(here, ids - start, 0), own, mine)
+    return SumRanks.apply(torch.where(here.unsqueeze(-1), found, 0), context)
+
+
+def cross_entropy(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Logits `[rows, classes]`, cut over classes, and `target [rows]` of class numbers."""
+    names = (
+        "input",
+        "target",
+        "weight",
+        "size_average",
+        "ignore_index",
+        "reduce",
+        "reduction",
+        "label_smoothing",
+    )
+    given = dict(zip(names, args, strict=False)) | kwargs
+    logits, target = given["input"], given["target"]
+    plain = all(given.get(name) is None for name in ("weight", "size_average", "reduce"))
+    if not is_sharded(logits) or logits.dim() != 2 or logits._layout.dim != 1 or logits._layout.outer != 1:
+        return NotImplemented
+    if not plain or given.get("label_smoothing") or isinstance(target, GlobalTensor) or target.dim() != 1:
+        return NotImplemented
+    if target.dtype is not torch.int64 or target.shape[0] != logits.shape[0]:
+        return NotImplemented  # torch's own error
+    reduction, ignored = given.get("reduction", "mean"), given.get("ignore_index", -100)
+    own = logits._local
+    assert own is not None
+    counted = target != ignored
+    if _any(counted & ((target < 0) | (target >= logits.shape[1]))):
+        return NotImplemented  # torch's own error
+    losses = _of_rows(context, own, torch.where(counted, target, 0))
+    losses = torch.where(counted, losses, 0)
+    if reduction == "none":
+        return losses
+    return losses.sum() / counted.sum() if reduction == "mean" else losses.sum()
+
+
+def _any(flags: torch.Tensor) -> bool:
+    """Read past whoever looks for values of rows that decide: these end the script, or nothing."""
+    with torch.no_grad(), _disable_current_modes():
+        return bool(flags.any())
+
+
+def _of_rows(context: Context, own: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Of each row the logarithm of the sum of exponentials of all logits, less the target's logit."""
+    largest = context.comm.all_gather(own.detach().amax(1)).amax(0)
+    shifted = own - largest.unsqueeze(1)
+    start = context.rank * own.shape[1]
+    here = (target >= start) & (target < start + own.shape[1])
+    picked = shifted.gather(1, torch.where(here, target - start, 0).unsqueeze(1)).squeeze(1)
+    sums: Any = SumRanks.apply(torch.stack([shifted.exp().sum(1), torch.where(here, picked, 0)]), context)
+    return sums[0].log() - sums[1]

@@ -1,0 +1,48 @@
+"""Which values of other axes go together with a cut model, in this version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ronde.plan.values import Values
+
+__all__ = ["not_built_together"]
+
+# With a degree that cuts the model, by key: the values that are built.
+_WITH_TENSOR: dict[str, tuple[object, ...]] = {
+    "pipeline": (1,),
+    "state": ("replicated",),
+    "sparse": ("replicated",),
+    "offload": ("none",),
+    "compressor": ("none",),
+    "reduction": ("mean",),
+    "update": ("sync",),
+    "precision": ("fp32", "tf32"),
+    "micro-batches": (1,),
+    "recompute": ("none",),
+    "compile": (False,),
+}
+
+
+def not_built_together(plan: Values) -> Iterator[str]:
+    """What is wrong with a plan that cuts the model, each in a sentence with the nearest legal plan."""
+    if plan.mesh.tensor > 1:
+        yield from _among(plan, "tensor", _WITH_TENSOR)
+    if plan.mesh.cuts is not None and plan.mesh.tensor == 1:
+        yield (
+            f"tensor-cuts says what tensor=N cuts, and tensor=1 cuts nothing; nearest legal: tensor=2,"
+            f"{plan.item('tensor-cuts')}"
+        )
+
+
+def _among(plan: Values, degree: str, built: dict[str, tuple[object, ...]]) -> Iterator[str]:
+    for name, values in built.items():
+        if plan.value(name) not in values:
+            yield (
+                f"{plan.item(degree)} with {plan.item(name)} is not available in this version; "
+                f"nearest legal: {plan.item(degree)},{name}={_word(values[0])}"
+            )
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

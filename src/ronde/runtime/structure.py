@@ -1,0 +1,83 @@
+"""What `tensor=N` would cut of a script's models: found by running it up to the first call of a model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ronde.errors import UsageError
+from ronde.parallel.tensor_structure import Placement, placements
+from ronde.patching.patches import Patches
+from ronde.plan import Plan
+from ronde.plan.cuts import cuts_by_pattern
+from ronde.runtime.script import execute
+
+__all__ = ["cuts_of_script", "table"]
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
+
+
+class _Found(BaseException):
+    """The script has called a model, and is not needed any more."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
+def cuts_of_script(script: str, arguments: Sequence[str], plan: Plan) -> tuple[str, list[Placement]]:
+    """The class of the first model with parameters that a script calls, and what becomes of each parameter.
+
+    The script runs in this process, silently, until then.
+
+    Raises:
+        UsageError: when it ends before.
+    """
+    plain: Any = torch.nn.Module.__call__
+
+    def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if next(module.parameters(), None) is None:
+            return plain(module, *args, **kwargs)
+        raise _Found(module)
+
+    patches = Patches()
+    patches.set(torch.nn.Module, "__call__", call)
+    with open(os.devnull, "w") as nowhere:
+        try:
+            with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+                execute(script, list(arguments), module=False)
+        except _Found as found:
+            override = cuts_by_pattern(plan.mesh.cuts)
+            return type(found.model).__name__, placements(found.model, plan.mesh.tensor, override)
+        except SystemExit:
+            pass
+        finally:
+            patches.restore()
+    raise UsageError(
+        f"{script} has called no model with parameters, so there is nothing to list; "
+        f"give it the arguments with which it trains, behind its name"
+    )
+
+
+def table(found: Sequence[Placement]) -> list[str]:
+    """A line for each parameter, those of repeated blocks together (`h.*.mlp.0.weight`)."""
+    lines: dict[tuple[str, str, str], int] = {}
+    for each in found:
+        name = _NUMBER.sub("*", each.name, count=1)
+        cut = each.cut
+        what = "whole" if cut is None else f"dimension {cut.dim}"
+        if cut is not None and cut.fused > 1:
+            what += f" of {cut.fused} matrices"
+        key = name, what, each.why
+        lines[key] = lines.get(key, 0) + 1
+    width = max((len(name) for name, _, _ in lines), default=0)
+    middle = max((len(what) for _, what, _ in lines), default=0)
+    return [
+        f"{name.ljust(width)}  {what.ljust(middle)}  {why}{f', {count} times' if count > 1 else ''}"
+        for (name, what, why), count in lines.items()
+    ]
