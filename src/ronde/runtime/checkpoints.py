@@ -28,7 +28,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ronde.checkpoint.cadence import Cadence
 from ronde.checkpoint.generators import Draws, put_generators
-from ronde.checkpoint.held import held_by_script
+from ronde.checkpoint.held import Held, held_by_script
 from ronde.checkpoint.host_reads import HostReads
 from ronde.checkpoint.journal import Entry, Journal, Mismatch
 from ronde.checkpoint.manifest import Manifest, latest_manifest
@@ -127,6 +127,7 @@ class Checkpoints:
         self._gradients: dict[int, torch.Tensor] = {}
         self._wrapped: set[type] = set()
         self._silence: list[int] = []
+        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._replay_begun = perf_counter()
         agreement.around = self._agreed
 
@@ -342,6 +343,7 @@ class Checkpoints:
         closure = args[0] if args else kwargs.get("closure")
         name = type(optimizer).__name__
         self._steps += 1
+        self._stepped.add(optimizer)
         if self._journal.replaying:
             with self._recalled("step", name) as entry:
                 count, outline = entry.payload
@@ -462,6 +464,7 @@ class Checkpoints:
         begun = perf_counter()
         with self._entry(), self._files.unmediated(), torch.no_grad():
             held = held_by_script(frame)
+            self._check_finds_optimizers(held)
             state = take(held, materialize, self._unchanged, self._copies)
             self._told = self._steps
             if not self._leads:
@@ -490,6 +493,17 @@ class Checkpoints:
                 target=self._write, args=(manifest, state, content), name="ronde-checkpoint", daemon=True
             )
             self._writing.start()
+
+    def _check_finds_optimizers(self, held: Held) -> None:
+        """A checkpoint without what was trained would be resumed in silence."""
+        found = {id(optimizer) for optimizer in held.optimizers.values()}
+        stepped, self._stepped = list(self._stepped), weakref.WeakSet()
+        if stepped and not any(id(optimizer) in found for optimizer in stepped):
+            kind = type(stepped[0]).__name__
+            raise RondeError(
+                f"--checkpoint: {kind}, which has stepped, is in no variable of the script and of the "
+                "objects that its variables lead to; keep it in one, or leave out --checkpoint"
+            )
 
     def _write(self, manifest: Manifest, state: State, content: bytes) -> None:
         assert self._store is not None

@@ -99,9 +99,11 @@ def main() -> int:
 
 def _train(place: Path, asked: Any, kills: int) -> Trained:
     place.mkdir()
+    # A copy: what lies among ronde's own files is not taken for a user's script.
+    script = shutil.copy(_SCRIPT, place)
     command = [sys.executable, "-m", "ronde", "run", "--ranks", str(asked.ranks), "--seed", "1"]
     command += ["--checkpoint", "saved", "--every", asked.every, "--restarts", str(kills + 5)]
-    command += ["--run-dir", "run", str(_SCRIPT), str(asked.steps), str(asked.width)]
+    command += ["--run-dir", "run", str(script), str(asked.steps), str(asked.width)]
     moments, manifests, draw = [], {}, random.Random(asked.seed)
     resumed: list[float] = []
     begun = time.monotonic()
