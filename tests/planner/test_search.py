@@ -133,7 +133,7 @@ def planted(wall: str, kind: int) -> tuple[Cluster, Transformer, str]:
         ideal = dict.fromkeys(
             ("gemm_efficiency", "attention_efficiency", "copy_efficiency", "sustained"), 1.0
         )
-        room = (24 if kind else 15) * 2.0**30
+        room = (24 if kind else 16) * 2.0**30
         cluster = with_device(cluster.resized(8), **ideal, memory=room, gemm_floor=0.0, launch=0.0)
         plan = "ddp" if kind else "zero1"
     return cluster, model, plan
