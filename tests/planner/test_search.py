@@ -129,11 +129,11 @@ def planted(wall: str, kind: int) -> tuple[Cluster, Transformer, str]:
         cluster = dataclasses.replace(cluster, loader=10.0 if kind else 30.0)
     else:
         # Kernels are ideal already, and there is room for activations only where they are computed again.
-        model = dataclasses.replace(SMALL, layers=24, hidden=2048, heads=32, batch=4096, sequence=64)
+        model = dataclasses.replace(SMALL, layers=24, hidden=2048, heads=32, batch=512, sequence=64)
         ideal = dict.fromkeys(
             ("gemm_efficiency", "attention_efficiency", "copy_efficiency", "sustained"), 1.0
         )
-        room = (24 if kind else 14.5) * 2.0**30
+        room = (24 if kind else 16) * 2.0**30
         cluster = with_device(cluster.resized(8), **ideal, memory=room, gemm_floor=0.0, launch=0.0)
         plan = "ddp" if kind else "zero1"
     return cluster, model, plan

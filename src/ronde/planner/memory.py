@@ -147,7 +147,10 @@ def held_by(
     kept = np.choose(candidates.recompute, [whole, selective, inputs])
     again = np.choose(candidates.recompute, [np.zeros_like(whole), whole - selective, whole])
     ends = first * _saved(graph.first, candidates, software, samples) * flight
-    ends = ends + last * _saved(graph.last, candidates, software, samples)
+    # Pieces of one batch give one output: the loss keeps all of it, and gradients are summed apart.
+    pieces = software.pieces_again * (candidates.micro_batches > 1) * (p == 1)
+    whole_batch = np.where(pieces, candidates.micro_batches, 1)
+    ends = ends + last * _saved(graph.last, candidates, software, samples) * whole_batch + pieces * gradients
     activations = kept * layers * flight + np.where(layers > 0, again, 0) + ends
     activations = activations + np.where(candidates.placement >= 3, 0.0, numbers * software.copy)
     largest = np.maximum(graph.block.parameters_cut, graph.last.parameters_cut * last) / t

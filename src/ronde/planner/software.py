@@ -26,6 +26,8 @@ class Software:
             attention's scores only (Megatron-LM).
         bucket: bytes of gradients that travel together.
         overlaps: whether sums of gradients run beside backward.
+        pieces_again: whether micro-batches without a pipeline are computed again in backward, so that the
+            script sees one output and one loss (ronde, decision 60).
     """
 
     precision: Precision
@@ -42,6 +44,7 @@ class Software:
     keeps_results: bool = True
     bucket: float = 25 * 2.0**20
     overlaps: bool = True
+    pieces_again: bool = False
 
 
 def ronde_software(precision: Precision, slots: int, itemsize: int, bucket: float) -> Software:
@@ -61,4 +64,5 @@ def ronde_software(precision: Precision, slots: int, itemsize: int, bucket: floa
         wire_parameter=float(itemsize),
         wire_gradient=float(itemsize),
         bucket=bucket,
+        pieces_again=True,
     )

@@ -77,6 +77,13 @@ def overlapped(compute: Floats, communication: Floats) -> Floats:
     return np.maximum(compute, communication) + (OVERLAP - 1) * np.minimum(compute, communication)
 
 
+def _beside(cluster: Cluster, compute: Floats, communication: Floats) -> Floats:
+    """Seconds of both: processors that sum gradients themselves do one thing at a time."""
+    if cluster.backend == "gloo":
+        return compute + communication
+    return overlapped(compute, communication)
+
+
 def samples_of(graph: CostGraph, candidates: Candidates) -> Floats:
     """Samples of a micro-batch on the rank that has most."""
     ranks = np.ceil(graph.batch / candidates.data)
@@ -125,7 +132,7 @@ def step(
     bubble = _bubble(c, slowest)
     gradients, once = _gradients(cluster, graph, c, software, algorithm, traffic)
     window = each.backward.max(axis=0)
-    hidden = overlapped(window, gradients) - window if software.overlaps else gradients
+    hidden = _beside(cluster, window, gradients) - window if software.overlaps else gradients
     exposed = hidden + once + _straggle(cluster, c)
     optimizer = _optimizer(cluster, graph, c, software)
     seconds = body + bubble + exposed + optimizer
@@ -170,11 +177,14 @@ def _block(
     """Forward, backward and communication of a block; `zero3` gathers beside its compute."""
     forward, backward = block_seconds(cluster.slowest, software, block, shares)
     again = _again(cluster, block, c, software, shares, forward)
+    pieces = software.pieces_again * (c.micro_batches > 1) * (c.pipeline == 1)
+    # All pieces but the last, whose graph is there when backward begins.
+    again = again + pieces * forward * (1 - 1 / c.micro_batches)
     exchange = _exchange(cluster, graph, block, c, software, shares)
-    repeated = np.where(c.recompute == 2, 1, 0)
+    repeated = np.where(c.recompute == 2, 1, 0) + pieces
     gather = _gather(cluster, block, c, software)
-    there = overlapped(forward, gather)
-    back = overlapped(backward + again, 2 * gather)
+    there = _beside(cluster, forward, gather)
+    back = _beside(cluster, backward + again, (2 + pieces) * gather)
     total_forward = there + exchange
     total_backward = back + exchange * (1 + repeated)
     hidden = there - forward + back - backward - again

@@ -1,0 +1,129 @@
+"""Scripts traced without data: what they keep is what they keep with data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ronde.errors import UsageError
+from ronde.planner.traced import graph_of, traced
+from ronde.runtime.costs.trace import trace_script
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+TEN = (
+    *("classifier", "vae", "multitask", "contrastive", "tied"),
+    *("seq2seq", "gpt", "frozen", "two_losses", "resnet_batchnorm"),
+)
+
+SMALL = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(3)), nn.Linear(32, 4))
+model.to("cpu")
+optimizer = torch.optim.Adam(model.parameters())
+data = torch.randn(64, 32)
+data = data[data.sum(1) > -100]
+for x, y in DataLoader(TensorDataset(data, torch.randint(4, (64,))), batch_size=16, shuffle=True):
+    output = model(x)
+    loss = nn.functional.cross_entropy(output, y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if loss.item() > 0 and (output.argmax(1) == y).sum().item() >= 0:
+        print(loss.item())
+    LAST
+"""
+
+
+def written(folder: Path, last: str = "") -> str:
+    path = folder / "train.py"
+    path.write_text(SMALL.replace("LAST", last or "pass"))
+    return str(path)
+
+
+def saved(amounts: dict[str, Any]) -> float:
+    return sum(part["saved_bytes"] for part in [amounts["first"], amounts["last"], *amounts["blocks"]])
+
+
+def test_a_script_is_traced_and_its_amounts_are_right(tmp_path: Path) -> None:
+    graph = traced(written(tmp_path), [])
+    assert (graph.batch, graph.layers, graph.slots, graph.itemsize) == (16, 3, 2, 4)
+    assert graph.parameters == 3 * (32 * 32 + 32) + 32 * 4 + 4
+    assert [(each.rows, each.n, each.k) for each in graph.block.matmuls] == [(1, 32, 32)]
+    assert graph.step_flops == 3 * 16 * 2 * (3 * 32 * 32 + 32 * 4)
+
+
+def test_without_data_as_with_data(tmp_path: Path) -> None:
+    script = written(tmp_path)
+    assert saved(trace_script(script, [])) == saved(trace_script(script, [], real=True)) > 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", TEN)
+def test_ten_scripts_keep_what_is_recorded(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = str(SCRIPTS / f"{name}.py")
+    fake, real = (trace_script(script, [], real=each) for each in (False, True))
+    assert "problem" not in fake
+    assert saved(fake) == saved(real) > 0
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ("output.detach().numpy()", "output.detach().numpy(): it turns a tensor into a NumPy array"),
+        ("output[output[:, 0] > 0]", "the size of a result depends on values"),
+    ],
+)
+def test_what_has_no_data_is_named_with_its_line_and_the_way_out(
+    tmp_path: Path, last: str, said: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        traced(written(tmp_path, last), [])
+    assert f"cannot be traced at train.py:{SMALL[: SMALL.index('LAST')].count(chr(10)) + 1}: {last}" in str(
+        refused.value
+    )
+    assert said in str(refused.value)
+    assert "add --real-step, or give its sizes by --model" in str(refused.value)
+
+
+def test_a_real_step_does_where_data_are_needed(tmp_path: Path) -> None:
+    assert traced(written(tmp_path, "output.detach().numpy()"), [], real=True).layers == 3
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("print(1)\n", "it calls no model that has parameters"),
+        (
+            "import torch\nm = torch.nn.Linear(2, 2)\nm(torch.ones(1, 2)).sum().backward()\n",
+            "no optimizer step",
+        ),
+    ],
+)
+def test_no_model_or_no_step_is_said(tmp_path: Path, script: str, said: str) -> None:
+    path = tmp_path / "nothing.py"
+    path.write_text(script)
+    with pytest.raises(UsageError, match=said):
+        traced(str(path), [])
+
+
+def test_blocks_without_a_model_of_blocks() -> None:
+    part = {
+        **dict.fromkeys(("attention_flops", "moved", "saved", "masks", "saved_bytes", "results", "cut"), 0.0),
+        **dict.fromkeys(("head_size", "kernels", "calls"), 0),
+        "products": [],
+        "parameters": 10.0,
+        "output": 4.0,
+    }
+    amounts = {"first": part, "last": part, "blocks": [], "rows": 4, "tokens": 1, "heads": 0, "slots": 1}
+    graph = graph_of({**amounts, "itemsize": 4}, os.fspath("x.py"))
+    assert (graph.layers, graph.parameters) == (0, 20.0)
