@@ -61,6 +61,11 @@ UNSAID = {
     ),
     "... cores of ..., load ... before; ... requests/s of ... ids for ... s a round, ... rows, versions each "
     "... s, HTTP by ...; milliseconds, seconds of lag": "a line above the table of `ronde bench serving`",
+    "MLP of 5.8 M parameters, global batch ..., on ..., load ... before": (
+        "a line above the table of `ronde bench sync`"
+    ),
+    "... ranks (no power of two)": "a part of another sentence, which is explained",
+    "... averages no parameters among ranks": "an assertion about our own code",
     "POST /v1/lookup HTTP/1.1 Host: localhost Content-Length: ...": "a request of `ronde bench serving`",
     "serves version \\d+ at http://127\\.0\\.0\\.1:(\\d+)": "a pattern",
     "answers the binary protocol at (tcp://127\\.0\\.0\\.1:\\d+)": "a pattern",

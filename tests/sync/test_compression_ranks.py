@@ -240,7 +240,7 @@ def _saved(rank: Rank, plan: str) -> tuple[torch.Tensor, torch.Tensor]:
     return _flat(whole), _flat(again)
 
 
-@pytest.mark.parametrize("plan", ["onebit", "dgc,density=0.1", "powersgd"])
+@pytest.mark.parametrize("plan", ["onebit", "dgc,density=0.1,warm-up=4", "powersgd,warm-up=2"])
 def test_what_is_held_back_is_saved_and_loaded(ranks: Ranks, plan: str) -> None:
     for whole, again in ranks(2, _saved, plan):
         torch.testing.assert_close(again, whole, rtol=0, atol=1e-12)

@@ -67,7 +67,8 @@ class Compression:
         self._warm_up = warm_up or (_ADAM_WARM_UP if travels.compressed == "momentum" else 0)
         self._held = Held()
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._exchanges: list[Exchange] = []
+        # Of optimizers that come yet, how often they had stepped.
+        self._loaded: list[int] = []
         self._gone_bytes = 0
         self._of: weakref.WeakSet[_Source] = weakref.WeakSet()
         # Before a step by optimizer, the momentum of its groups.
@@ -80,9 +81,15 @@ class Compression:
         """A bucket of these leaves of an optimizer; None where they are of a dtype that travels as it is."""
         if leaves[0].dtype not in _DTYPES:
             return None
+        if optimizer is not None:
+            self._know(optimizer)
         source = _Source(self, leaves, None if optimizer is None else weakref.ref(optimizer))
         self._of.add(source)
         return CompressedBucket(leaves, memory, source.next)
+
+    def _know(self, optimizer: Any) -> None:
+        if optimizer not in self._steps:
+            self._steps[optimizer] = self._loaded.pop(0) if self._loaded else 0
 
     def steps_of(self, optimizer: Any) -> int:
         """How often an optimizer has stepped."""
@@ -115,17 +122,20 @@ class Compression:
             optimizer.param_groups, self._momenta.pop(id(optimizer), ()), strict=False
         ):
             group["momentum"] = momentum
-        self._steps[optimizer] = self.steps_of(optimizer) + 1
+        self._know(optimizer)
+        self._steps[optimizer] += 1
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank holds back, and how many steps there were, in the order of optimizers."""
         return {"held": self._held.state_dict(), "steps": list(self._steps.values())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what the same rank's `state_dict` gave; optimizers must be there, in the same order."""
+        """Take over what the same rank's `state_dict` gave; optimizers are made in the same order."""
         self._held.load_state_dict(state["held"])
-        for optimizer, steps in zip(list(self._steps), state["steps"], strict=False):
+        known = list(self._steps)
+        for optimizer, steps in zip(known, state["steps"], strict=False):
             self._steps[optimizer] = steps
+        self._loaded = list(state["steps"][len(known) :])
 
     def account(self) -> str:
         """What a summary says of the bytes: empty before the first message."""

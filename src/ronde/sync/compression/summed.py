@@ -14,11 +14,11 @@ __all__ = ["Summed"]
 
 
 class Summed(Exchange):
-    """g = after * sum over ranks of g_r / before.
+    """g = after * sum over ranks of (g_r / before).
 
-    The mean has before * after' = 1 with after' = before / W; Horovod's `gradient_predivide_factor` f
-    divides by f before the sum and by W / f after it, so that neither a half-precision sum nor its terms
-    leave the range. `op=Sum` has both 1.
+    The mean over W ranks has before = f and after = f / W, with f = 1 or, of Horovod's
+    `gradient_predivide_factor`, one by which neither terms nor sums leave the range of a dtype. The sum
+    (Horovod's `op=Sum`) has 1 and 1.
 
     Args:
         before: each rank's gradient is divided by it.

@@ -15,7 +15,9 @@ def main():
     train = task.pictures(args.data, "train")
     test = task.pictures(args.data, "t10k") if args.test_every else None
     plain = task.model(args.width)
-    model = DistributedDataParallel(plain, gradient_as_bucket_view=True, static_graph=args.hook == "none")
+    # Over Gloo the second all-reduce of PowerSGD starts on a thread of its own: buckets would mix theirs up.
+    bucket_mb = 100 if args.hook == "powersgd" else None
+    model = DistributedDataParallel(plain, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
     if args.hook == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif args.hook == "powersgd":
