@@ -27,7 +27,7 @@ def two(ranks: Ranks) -> Ranks:
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[Ranks]:
-    pool = RankPool(4)
+    pool = RankPool(4, timeout=180)
     yield pool.run
     pool.close()
 
