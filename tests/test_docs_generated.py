@@ -38,15 +38,12 @@ def test_the_plan_s_page_has_every_axis_and_key(generated: ModuleType) -> None:
 
 def test_what_a_table_says_to_run_does_run(generated: ModuleType) -> None:
     assert "| `state` | one of replicated, zero1" in generated.plan_keys("state")
-    assert "| `none` | the default only |" in generated.plan_keys("communication")
+    assert "| `1` | the default only |" in generated.plan_keys("mesh")
     assert "| `auto` | all | draws inside the model" in generated.plan_keys("data")
     lines = generated.presets().splitlines()[2:]
     assert [re.match(r"\| `([\w-]+)`", line)[1] for line in lines] == list(plan.PRESETS)  # pyright: ignore[reportOptionalSubscript]
     ready = [line for line in lines if "**yes**" in line]
-    assert [re.match(r"\| `([\w-]+)`", line)[1] for line in ready] == [  # pyright: ignore[reportOptionalSubscript]
-        *("ddp", "hierarchical", "central", "zero1", "zero2", "zero3"),
-        *("ps", "ps-async", "ps-bounded", "geo", "hybrid"),
-    ]
+    assert ready == lines  # every preset is built
 
 
 def test_the_page_of_commands_has_each_command(generated: ModuleType) -> None:

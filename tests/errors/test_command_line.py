@@ -16,7 +16,7 @@ from ronde.cluster import torch_install
 from ronde.trace import run_directory
 
 KEYS = (
-    "data, tensor, pipeline, context, expert, state, sparse, servers, offload, algorithm, "
+    "data, tensor, pipeline, context, expert, tensor-cuts, state, sparse, servers, offload, algorithm, "
     "compressor, compressed, error-feedback, density, threshold, low-rank, reduction, predivide, bucket-mb, "
     "update, every, adaptive, peers, warm-up, staleness, "
     "optimizer-on, precision, "
@@ -116,8 +116,8 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
             "loading=slice is not a value of loading (did you mean sliced?); write one of auto, sliced, full",
         ),
         (
-            "--plan tensor=2 train.py",
-            "tensor=2 is not available in this version; available: tensor=1",
+            "--plan pipeline=2 train.py",
+            "pipeline=2 is not available in this version; available: pipeline=1",
         ),
         (
             "--plan zero3,offload=all --ranks 2 train.py",
@@ -166,7 +166,10 @@ def test_an_unknown_option(told: Any) -> None:
         ("run --seed", r"option '--seed' requires an argument; see ronde run --help"),
         ("run --seed x train.py", r"invalid value for '--seed': .*; see ronde run --help"),
         ("verify --ranks 0 train.py", r"invalid value for '--ranks': .*; see ronde verify --help"),
-        ("plan show ddp zero1", r"got unexpected extra argument.*zero1.*; see ronde plan show --help"),
+        (
+            "plan show ddp zero1",
+            r"zero1 is for a script, and none is given; add --script SCRIPT, or leave it out",
+        ),
         ("plan shw", r"no such command 'shw'.*; see ronde plan --help"),
         ("rum train.py", r"no such command 'rum'.*; see ronde --help"),
     ],

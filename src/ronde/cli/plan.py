@@ -49,6 +49,10 @@ def show(
     sources = [source for source in (file, items) if source is not None]
     if not sources:
         raise UsageError("no plan given; write one, such as: ronde plan show ddp")
+    if arguments and script is None:
+        raise UsageError(
+            f"{arguments[0]} is for a script, and none is given; add --script SCRIPT, or leave it out"
+        )
     described = expand(*sources)
     if contradictions(described, ranks):
         check(described, ranks)

@@ -29,6 +29,13 @@ PRICED: Mapping[str, str] = {
 """Keys with a cost, and what of it."""
 
 NOT_MODELLED: Mapping[str, str] = {
+    "tensor-cuts": "half of each large matrix is assumed to be cut by columns, half by rows",
+    "density": "a thousandth is assumed",
+    "threshold": "how many elements are above it depends on the gradients; two bits travel for each",
+    "low-rank": "two columns are assumed",
+    "reduction": "an addition for each element, beside its bytes",
+    "predivide": "an addition for each element, beside its bytes",
+    "warm-up": "the first steps are not the rest's",
     "sparse": "how many rows a step touches depends on the data",
     "offload": "the link to host memory is no constant of a cluster file",
     "compressed": "a momentum has the bytes of a gradient",
