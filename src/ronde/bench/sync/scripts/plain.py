@@ -20,7 +20,7 @@ def main():
             torch.nn.functional.cross_entropy(model(inputs), targets).backward()
             optimizer.step()
             clock.step()
-            if args.test_every and clock.done % args.test_every == 0:
+            if test is not None and clock.done % args.test_every == 0:
                 clock.test(model, test)
             if clock.done == args.steps:
                 break
