@@ -133,9 +133,8 @@ def _complain(words: str) -> None:
 
 def _placed(ray: Any, node: str, ranks: int, *, has_gpus: bool, line: str) -> Any:
     """The actor, on that node; one for no ranks takes nothing from anybody."""
-    from ray.util.placement_group import placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
+    placement_group = importlib.import_module("ray.util.placement_group").placement_group
+    strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
     share: dict[str, float] = {"CPU": ranks, "GPU": ranks if has_gpus else 0}
     bundle = {name: count for name, count in share.items() if count}
     group = placement_group([{**bundle, f"node:{node}": 0.001}])
@@ -144,7 +143,7 @@ def _placed(ray: Any, node: str, ranks: int, *, has_gpus: bool, line: str) -> An
         num_cpus=share["CPU"],
         num_gpus=share["GPU"],
         max_concurrency=4,  # each stream, and the end, is waited for
-        scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+        scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, 0),
     )
     return actor.remote(line)
 
