@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,13 @@ def test_a_script_is_traced_and_its_amounts_are_right(tmp_path: Path) -> None:
     assert graph.parameters == 3 * (32 * 32 + 32) + 32 * 4 + 4
     assert [(each.rows, each.n, each.k) for each in graph.block.matmuls] == [(1, 32, 32)]
     assert graph.step_flops == 3 * 16 * 2 * (3 * 32 * 32 + 32 * 4)
+
+
+def test_this_process_goes_on_as_what_it_was(tmp_path: Path) -> None:
+    """Else what it starts by `multiprocessing` would run the script."""
+    before = sys.modules["__main__"], list(sys.argv), list(sys.path)
+    trace_script(written(tmp_path), ["--epochs", "3"])
+    assert (sys.modules["__main__"], sys.argv, sys.path) == before
 
 
 def test_without_data_as_with_data(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import runpy
 import sys
 import types
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ronde.errors import UsageError
 
-__all__ = ["execute"]
+__all__ = ["as_a_guest", "execute"]
 
 
 def execute(script: str, arguments: Sequence[str], *, module: bool) -> None:
@@ -54,6 +55,21 @@ def execute(script: str, arguments: Sequence[str], *, module: bool) -> None:
     sys.path[0:1] = [os.getcwd() if module else os.path.dirname(os.path.abspath(path))]
     sys.modules["__main__"] = main
     exec(code, vars(main))
+
+
+@contextmanager
+def as_a_guest() -> Iterator[None]:
+    """What is executed inside is `__main__` for so long only: this process goes on as what it was.
+
+    Else the next process that it starts by `multiprocessing` would run the script again.
+    """
+    main, arguments, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        sys.argv[:] = arguments
+        sys.path[:] = path
 
 
 def _find_file(script: str) -> tuple[types.CodeType, str, None]:

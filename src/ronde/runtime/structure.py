@@ -15,7 +15,7 @@ from ronde.parallel.tensor_structure import Placement, placements
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.plan.cuts import cuts_by_pattern
-from ronde.runtime.script import execute
+from ronde.runtime.script import as_a_guest, execute
 
 __all__ = ["cuts_of_script", "table"]
 
@@ -49,7 +49,7 @@ def cuts_of_script(script: str, arguments: Sequence[str], plan: Plan) -> tuple[s
     patches.set(torch.nn.Module, "__call__", call)
     with open(os.devnull, "w") as nowhere:
         try:
-            with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            with as_a_guest(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
                 execute(script, list(arguments), module=False)
         except _Found as found:
             override = cuts_by_pattern(plan.mesh.cuts)

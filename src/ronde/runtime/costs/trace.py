@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
 from ronde.runtime.costs.amounts import Part
 from ronde.runtime.costs.counting import Counter
 from ronde.runtime.costs.fakes import faked
-from ronde.runtime.script import execute
+from ronde.runtime.script import as_a_guest, execute
 
 __all__ = ["trace_script"]
 
@@ -43,7 +43,13 @@ def trace_script(script: str, arguments: Sequence[str], *, real: bool = False) -
     steps = _Steps(counter)
     hooks = [register_optimizer_step_pre_hook(steps.before), register_optimizer_step_post_hook(steps.after)]
     try:
-        with _silent(), contextlib.nullcontext() if real else faked(), counter, counter.watching():
+        with (
+            as_a_guest(),
+            _silent(),
+            contextlib.nullcontext() if real else faked(),
+            counter,
+            counter.watching(),
+        ):
             execute(script, arguments, module=False)
     except _Done:
         pass
