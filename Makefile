@@ -81,7 +81,7 @@ ends: $(READY) ## the table of how every script of the tests ends on 2 ranks (te
 	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m ends $(ARGS)
 
 gpu: $(READY) ## the tests that need a CUDA device
-	$(PYTHON) -m pytest -m gpu $(ARGS)
+	$(PYTHON) -m pytest tests/gpu -m gpu $(ARGS)
 
 bench: $(READY) ## data-parallel steps against hand-written DDP
 	$(RONDE) bench dp $(ARGS)

@@ -169,19 +169,6 @@ def test_overhead_can_be_measured() -> None:
     assert [result.workload for result in report.results] == list(overhead.USUAL)
 
 
-@pytest.mark.gpu
-def test_overhead_can_be_measured_on_cuda() -> None:
-    report = overhead.compare(
-        ["host", "tiny", "mlp-512", "start-up"],
-        device="cuda",
-        rounds=1,
-        steps=20,
-        environment=os.environ,
-        progress=lambda *_: None,
-    )
-    assert all(each.samples["ronde"].device != "cpu" for result in report.results for each in result.rounds)
-
-
 @pytest.mark.soak
 def test_a_batch_that_cannot_be_cut_equally_is_refused() -> None:
     with pytest.raises(BenchError, match="a batch of 64 cannot be cut into 3 equal slices"):

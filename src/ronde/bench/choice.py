@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.errors import UsageError
 
-__all__ = ["check_known"]
+__all__ = ["DEVICES", "check_device", "check_known"]
+
+DEVICES = ("cpu", "cuda")
 
 
 def check_known(asked: Sequence[str], known: Collection[str], *, what: str) -> None:
@@ -18,3 +21,17 @@ def check_known(asked: Sequence[str], known: Collection[str], *, what: str) -> N
     for name in asked:
         if name not in known:
             raise UsageError(f"there is no {what} {name!r}; choose among {', '.join(known)}")
+
+
+def check_device(device: str, environment: Mapping[str, str]) -> None:
+    """Refuse a kind of device that there is not, or not here.
+
+    Raises:
+        UsageError: naming those there are, or what is missing.
+    """
+    check_known([device], DEVICES, what="--device")
+    if device == "cuda" and not (torch_has_cuda() and cuda_devices(environment)):
+        raise UsageError(
+            "--device cuda needs a CUDA device and a torch built for it, and one of them is missing here; "
+            "leave it out to measure on the CPU"
+        )

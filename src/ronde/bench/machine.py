@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ronde.cluster.cores import available_cores
+from ronde.cluster.devices import cuda_names
 
 __all__ = ["Machine", "cpu_model"]
 
@@ -20,6 +22,7 @@ class Machine:
     Attributes:
         memory_gib: of the host, which a container's limit may undercut.
         load: processes that ran or wanted to run in the minute before: above zero, others disturb.
+        devices: the CUDA devices that may be used, such as `8 x NVIDIA H200`; empty on a CPU host.
     """
 
     cpu: str
@@ -28,6 +31,7 @@ class Machine:
     load: float
     python: str
     torch: str
+    devices: str = ""
 
     @classmethod
     def here(cls) -> Machine:
@@ -42,7 +46,13 @@ class Machine:
             load=round(os.getloadavg()[0], 2),
             python=platform.python_version(),
             torch=torch,
+            devices=", ".join(f"{n} x {name}" for name, n in Counter(cuda_names(os.environ)).items()),
         )
+
+    @property
+    def processors(self) -> str:
+        """What computed, for a heading."""
+        return f"{self.devices}, {self.cpu}" if self.devices else self.cpu
 
 
 def cpu_model(cpuinfo: Path) -> str:

@@ -6,17 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ronde.bench import data_parallel
-from ronde.bench.choice import check_known
+from ronde.bench.choice import check_device, check_known
 from ronde.bench.contenders import plain, under_ronde
 from ronde.bench.machine import Machine
 from ronde.bench.report import Report
 from ronde.bench.rounds import Round, measure
-from ronde.cluster.devices import cuda_devices, torch_has_cuda
-from ronde.errors import UsageError
 
-__all__ = ["DEVICES", "LANGUAGE_MODELS", "USUAL", "WORKLOADS", "compare"]
+__all__ = ["LANGUAGE_MODELS", "USUAL", "WORKLOADS", "compare"]
 
-DEVICES = ("cpu", "cuda")
 USUAL = ("host", "tiny", "mlp-512", "mlp", "start-up")
 # In bfloat16: a billion parameters are for a CUDA device, the other tries the same script anywhere.
 LANGUAGE_MODELS = ("lm-1b", "lm-tiny")
@@ -43,7 +40,7 @@ def compare(
         BenchError: when a run fails, or the two did not train alike.
     """
     check_known(workloads, WORKLOADS, what="workload")
-    _check_device(device, environment)
+    check_device(device, environment)
     machine = Machine.here()
     results = []
     for name in workloads:
@@ -64,12 +61,3 @@ def compare(
         threads=None,
         results=tuple(results),
     )
-
-
-def _check_device(device: str, environment: Mapping[str, str]) -> None:
-    check_known([device], DEVICES, what="--device")
-    if device == "cuda" and not (torch_has_cuda() and cuda_devices(environment)):
-        raise UsageError(
-            "--device cuda needs a CUDA device and a torch built for it, and one of them is missing here; "
-            "leave it out to measure on the CPU"
-        )

@@ -17,7 +17,7 @@ from ronde.bench.chaos import report as chaos_report
 from ronde.bench.chaos.faults import CASES
 from ronde.bench.chaos.report import ChaosReport
 from ronde.bench.chaos.running import Found, run_case
-from ronde.bench.choice import check_known
+from ronde.bench.choice import DEVICES, check_known
 from ronde.bench.collectives import contender as contenders
 from ronde.bench.collectives import picture as collectives_picture
 from ronde.bench.collectives import table as collectives_table
@@ -126,9 +126,7 @@ def overhead_(
     workloads: Annotated[
         str, typer.Option(metavar="NAMES", help=f"Separated by commas: {', '.join(overhead.WORKLOADS)}.")
     ] = ",".join(overhead.USUAL),
-    device: Annotated[
-        str, typer.Option(metavar="|".join(overhead.DEVICES), help="Where the scripts train.")
-    ] = "cpu",
+    device: Annotated[str, typer.Option(metavar="|".join(DEVICES), help="Where the scripts train.")] = "cpu",
     pairs: Annotated[int, typer.Option(min=1, help=_RUNS)] = 9,
     steps: _Steps = None,
     json: _Json = None,
@@ -329,7 +327,7 @@ def collectives(
 @bench.command("memory")
 def memory_(
     workload: Annotated[
-        str, typer.Option(metavar="NAME", help=f"One of {', '.join(data_parallel.WORKLOADS)}.")
+        str, typer.Option(metavar="NAME", help=f"One of {', '.join(memory_comparison.WORKLOADS)}.")
     ] = "transformer",
     plans: Annotated[
         str,
@@ -340,6 +338,7 @@ def memory_(
         ),
     ] = "",
     ranks: Annotated[int, typer.Option(min=1, help="Ranks under every plan.")] = 2,
+    device: Annotated[str, typer.Option(metavar="|".join(DEVICES), help="Where the script trains.")] = "cpu",
     json: _Json = None,
     plot: _Plot = None,
 ) -> None:
@@ -355,6 +354,7 @@ def memory_(
         workload,
         _names(plans) if plans else memory_comparison.available_plans(),
         ranks=ranks,
+        device=device,
         environment=os.environ,
         progress=_say_memory,
     )

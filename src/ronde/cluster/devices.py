@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from ronde.cluster.torch_install import torch_version_file
 
-__all__ = ["cuda_devices", "device_of_ranks", "torch_has_cuda"]
+__all__ = ["cuda_devices", "cuda_names", "device_of_ranks", "torch_has_cuda"]
 
 
 def cuda_devices(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
@@ -35,6 +36,19 @@ def cuda_devices(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
             break
         chosen.append(name)
     return tuple(chosen)
+
+
+def cuda_names(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What the driver calls the devices that may be used; empty on a CPU host, or where it does not tell."""
+    devices = cuda_devices(environment)
+    if not devices:
+        return ()
+    query = ("nvidia-smi", f"--id={','.join(devices)}", "--query-gpu=name", "--format=csv,noheader")
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in told.stdout.splitlines() if line.strip())
 
 
 def device_of_ranks(environment: Mapping[str, str]) -> str:

@@ -9,13 +9,14 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ronde.bench.choice import check_known
+from ronde.bench.choice import check_device, check_known
 from ronde.bench.contenders import plain_words, shown
-from ronde.bench.data_parallel import WORKLOADS
+from ronde.bench.data_parallel import WORKLOADS as DATA_PARALLEL
 from ronde.bench.machine import Machine
 from ronde.bench.memory.activations import Activations
 from ronde.bench.memory.formula import FORMULAS, Sizes
 from ronde.bench.memory.report import MemoryReport, PlanMemory
+from ronde.bench.overhead import LANGUAGE_MODELS
 from ronde.bench.process_set import Process, run_together
 from ronde.bench.rounds import ROUNDING
 from ronde.bench.sample import parse
@@ -27,9 +28,13 @@ from ronde.trace.memory import Memory
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.summary import read_summary
 
-__all__ = ["activations_of", "available_plans", "compare", "measure_plan", "sizes_of"]
+__all__ = ["WORKLOADS", "activations_of", "available_plans", "compare", "measure_plan", "sizes_of"]
+
+WORKLOADS = (*DATA_PARALLEL, *LANGUAGE_MODELS)
 
 _TIMEOUT = 900.0
+# Of the losses of models in bfloat16, whose numbers have 8 bits.
+_ROUNDING_16 = 0.01
 # So many that the last are measured, when caches have been filled.
 _STEPS = ("--warm-up", "2", "--steps", "2")
 
@@ -44,19 +49,22 @@ def compare(
     plans: Sequence[str],
     *,
     ranks: int,
+    device: str = "cpu",
     environment: Mapping[str, str],
     progress: Callable[[PlanMemory], None],
 ) -> MemoryReport:
     """Train the workload under each plan, one after the other.
 
     Args:
+        device: where the script trains: "cpu" or "cuda".
         progress: hears of each.
 
     Raises:
-        UsageError: for a workload or plan that there is not, or of which there is no formula.
+        UsageError: for a workload, device or plan that there is not, or of which there is no formula.
         BenchError: when a run fails, or two did not train alike.
     """
     check_known([workload], WORKLOADS, what="workload")
+    check_device(device, environment)
     for plan in plans:
         check(expand(plan), ranks, device_of_ranks(environment))
         if expand(plan).state.placement not in FORMULAS:
@@ -65,11 +73,11 @@ def compare(
     machine = Machine.here()
     sizes = sizes_of(workload, environment)
     told = any(expand(plan).compute != Compute() for plan in plans)
-    activations = activations_of(workload, ranks, environment) if told else None
+    activations = activations_of(workload, ranks, environment, device=device) if told else None
     results: list[PlanMemory] = []
     for plan in dict.fromkeys(plans):
-        results.append(measure_plan(workload, plan, ranks=ranks, environment=environment))
-        _check_alike(results[0], results[-1])
+        results.append(measure_plan(workload, plan, ranks=ranks, device=device, environment=environment))
+        _check_alike(results[0], results[-1], _ROUNDING_16 if workload in LANGUAGE_MODELS else ROUNDING)
         progress(results[-1])
     return MemoryReport(
         machine=machine, workload=workload, sizes=sizes, results=tuple(results), activations=activations
@@ -81,9 +89,11 @@ def sizes_of(workload: str, environment: Mapping[str, str]) -> Sizes:
     return Sizes(**_told("sizes", (workload,), environment))
 
 
-def activations_of(workload: str, ranks: int, environment: Mapping[str, str]) -> Activations:
+def activations_of(
+    workload: str, ranks: int, environment: Mapping[str, str], *, device: str = "cpu"
+) -> Activations:
     """What plain torch keeps of the rows of the rank that has most of them, seen in a process of its own."""
-    return Activations(**_told("saved_tensors", (workload, str(ranks)), environment))
+    return Activations(**_told("saved_tensors", (workload, str(ranks), device), environment))
 
 
 def _told(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, int]:
@@ -92,11 +102,13 @@ def _told(module: str, arguments: Sequence[str], environment: Mapping[str, str])
     return json.loads(output)
 
 
-def measure_plan(workload: str, plan: str, *, ranks: int, environment: Mapping[str, str]) -> PlanMemory:
+def measure_plan(
+    workload: str, plan: str, *, ranks: int, device: str = "cpu", environment: Mapping[str, str]
+) -> PlanMemory:
     """One run, and the account that each rank gave of it."""
     options = ("--ranks", str(ranks), "--plan", plan, "--seed", "0")
     start = (sys.executable, "-m", "ronde", "run", *options)
-    words = plain_words(workload, _STEPS)
+    words = plain_words(workload, _STEPS if device == "cpu" else (*_STEPS, "--device", device))
     with tempfile.TemporaryDirectory(prefix="ronde-bench-run-") as folder:
         process = Process(command=(*start, "--run-dir", folder, *words), environment=environment)
         output, wall = run_together([process], timeout=_TIMEOUT)
@@ -113,8 +125,8 @@ def _memory(directory: RunDirectory, rank: int) -> Memory:
     return summary.memory
 
 
-def _check_alike(first: PlanMemory, other: PlanMemory) -> None:
-    if not abs(first.loss - other.loss) <= ROUNDING * max(abs(first.loss), abs(other.loss), 0.1):
+def _check_alike(first: PlanMemory, other: PlanMemory, rounding: float) -> None:
+    if not abs(first.loss - other.loss) <= rounding * max(abs(first.loss), abs(other.loss), 0.1):
         raise BenchError(
             f"the plans did not train alike: the last loss is {first.loss:.6g} under {first.plan} and "
             f"{other.loss:.6g} under {other.plan}; run `ronde verify --plan {shlex.quote(other.plan)}`"

@@ -1,4 +1,4 @@
-"""Prints what plain torch keeps for backward: `python -m ronde.bench.memory.saved_tensors WORKLOAD RANKS`.
+"""Prints what plain torch keeps: `python -m ronde.bench.memory.saved_tensors WORKLOAD RANKS DEVICE`.
 
 Autograd shows every tensor that it saves. So this is another instrument than the one that measures ranks,
 which asks the allocator.
@@ -126,7 +126,7 @@ def saved_by(model: nn.Module, loss: Any, inputs: Tensor, targets: Tensor) -> Ac
         kept = loss(model(inputs), targets)
     narrow = _Saved(model, (inputs, targets))
     with narrow.watching():
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(inputs.device.type, torch.bfloat16):
             output = model(inputs)
         kept = loss(output.float(), targets)
     del kept
@@ -152,14 +152,15 @@ def _joined(saved: _Saved) -> _Storages:
     return joined
 
 
-def main(name: str, ranks: str) -> None:
+def main(name: str, ranks: str, device: str) -> None:
     sys.path.insert(0, str(FOLDER))
     workload = importlib.import_module("catalogue").CATALOGUE[name]
     torch.manual_seed(0)
     rows = -(-workload.batch_size // int(ranks))
     data = workload.data(rows)
     batch = data.draw(rows) if hasattr(data, "draw") else next(iter(DataLoader(data, rows)))
-    activations = saved_by(workload.model(), workload.loss, *batch)
+    inputs, targets = (each.to(device) for each in batch)
+    activations = saved_by(workload.model().to(device), workload.loss, inputs, targets)
     sys.stdout.write(json.dumps(dataclasses.asdict(activations)) + "\n")
 
 

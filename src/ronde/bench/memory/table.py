@@ -22,7 +22,7 @@ _HEADINGS = (
     "ratio",
     "buckets",
     "activations",
-    "process",
+    "peak",
     "rank",
 )
 
@@ -36,8 +36,8 @@ def table(report: MemoryReport) -> str:
     machine, sizes = report.machine, report.sizes
     heading = (
         f"{report.workload}: {sizes.parameters:,} parameters, {sizes.slots} in the optimizer for each; "
-        f"{report.ranks} rank{'s' if report.ranks > 1 else ''} on {machine.cpu}, {machine.cores} cores; "
-        f"torch {machine.torch}"
+        f"{report.ranks} rank{'s' if report.ranks > 1 else ''} on {machine.processors}, "
+        f"{machine.cores} cores; torch {machine.torch}"
     )
     headings: list[str] = list(_HEADINGS)
     if report.activations is not None:
@@ -46,7 +46,8 @@ def table(report: MemoryReport) -> str:
     rows = [tuple(headings), *(_row(report, result) for result in report.results)]
     legend = [
         "a row is the rank with the largest ratio: parameters, gradients and optimizer together over the "
-        "formula, in bytes of unique storages; buckets, activations, the rest of the process come in addition"
+        "formula, in bytes of unique storages; buckets, activations and the rest come in addition; "
+        f"the peak is that of the {report.results[0].ranks[0].where}"
     ]
     for result in report.results:
         legend.append(f"{result.plan}: {FORMULAS[expand(result.plan).state.placement]}")
