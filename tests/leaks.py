@@ -33,7 +33,8 @@ class Snapshot:
     @classmethod
     def take(cls) -> Snapshot:
         return cls(
-            threads=frozenset(threading.enumerate()),
+            # A dummy stands for a thread that another library runs: autograd has one for each CUDA device.
+            threads=frozenset(t for t in threading.enumerate() if not isinstance(t, threading._DummyThread)),
             children=frozenset(descendants()),
             segments=frozenset(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else frozenset(),
             environment=environment(),

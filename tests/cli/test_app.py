@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
+from typing import get_type_hints
 
 import pytest
 import typer
+from typer.models import OptionInfo
 
 from ronde import __version__
 from ronde.cli import main
@@ -140,3 +144,28 @@ def test_the_script_of_run_keeps_its_own_options(monkeypatch: pytest.MonkeyPatch
     command_that(run, monkeypatch, name="run")
     assert exit_code("run", "--ranks", "3", "train.py", "--ranks", "9", "-x", "--help", "--", "-y") == 0
     assert seen == [(3, ["train.py", "--ranks", "9", "-x", "--help", "--", "-y"])]
+
+
+def options_of(command: object, name: str) -> Iterator[tuple[str, str, OptionInfo]]:
+    """Every option: the command's name, the parameter's, and what was said of it."""
+    if isinstance(command, typer.Typer):
+        for each in command.registered_commands:
+            yield from options_of(each.callback, f"{name} {each.name}")
+        return
+    assert callable(command)
+    for parameter, hint in get_type_hints(command, include_extras=True).items():
+        for said in getattr(hint, "__metadata__", ()):
+            if isinstance(said, OptionInfo):
+                yield name, parameter, said
+
+
+def test_an_option_whose_value_has_its_name_says_its_name():
+    """Releases 0.27 of typer take `metavar="PLAN"` of a parameter `plan` for the option `--PLAN`."""
+    seen = 0
+    for command in COMMANDS:
+        function = getattr(importlib.import_module(command.module), command.attribute)
+        for name, parameter, said in options_of(function, command.name):
+            seen += 1
+            # What stands first in an annotation is an option's name, though typer calls it a default.
+            assert said.default is not ... or said.metavar != parameter.upper(), f"ronde {name}: {parameter}"
+    assert seen > 50

@@ -25,7 +25,10 @@ pixels = torch.tensor(load_digits().images / 16.0, dtype=torch.get_default_dtype
 labels = torch.tensor(load_digits().target)
 train_set = torch.utils.data.TensorDataset(pixels[:1400], labels[:1400])
 test_set = torch.utils.data.TensorDataset(pixels[1400:], labels[1400:])
-train_loader = torch.utils.data.DataLoader(train_set, batch_size=args.batch_size, shuffle=True)
+order = torch.Generator(device).manual_seed(args.seed)
+train_loader = torch.utils.data.DataLoader(
+    train_set, batch_size=args.batch_size, shuffle=True, generator=order
+)
 test_loader = torch.utils.data.DataLoader(test_set, batch_size=args.batch_size, shuffle=False)
 
 

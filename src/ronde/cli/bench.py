@@ -83,7 +83,7 @@ def dp(  # noqa: PLR0913 - each is an option
         str, typer.Option(metavar="NAMES", help=f"Peers, separated by commas: {', '.join(PEERS)}.")
     ] = "ddp",
     ranks: Annotated[int, typer.Option(min=1, help="Ranks of every contender.")] = 2,
-    plan: Annotated[str, typer.Option(metavar="PLAN", help="How ronde cuts the work.")] = "ddp",
+    plan: Annotated[str, typer.Option("--plan", metavar="PLAN", help="How ronde cuts the work.")] = "ddp",
     method: Annotated[
         str,
         typer.Option(
@@ -155,7 +155,7 @@ def first_call_(
         str, typer.Option(metavar="NAMES", help=f"Separated by commas: {', '.join(first_calls.WORKLOADS)}.")
     ] = ",".join(first_calls.USUAL),
     ranks: Annotated[int, typer.Option(min=2, help="Ranks.")] = 2,
-    plan: Annotated[str, typer.Option(metavar="PLAN", help="How ronde cuts the work.")] = "ddp",
+    plan: Annotated[str, typer.Option("--plan", metavar="PLAN", help="How ronde cuts the work.")] = "ddp",
     json: _Json = None,
 ) -> None:
     """Measure the first call of a model, which is observed, beside a step of its training.
@@ -280,7 +280,8 @@ def collectives(
         str, typer.Option(metavar="NAMES", help=f"Separated by commas: {', '.join(OPERATIONS)}.")
     ] = ",".join(OPERATIONS),
     sizes: Annotated[
-        str, typer.Option(metavar="SIZES", help="Of the larger of a rank's two tensors: 4KB, 1.5MiB.")
+        str,
+        typer.Option("--sizes", metavar="SIZES", help="Of the larger of a rank's two tensors: 4KB, 1.5MiB."),
     ] = "4KB,256KB,4MB,102MB",
     algorithms: Annotated[
         str,
@@ -332,6 +333,7 @@ def memory_(
     plans: Annotated[
         str,
         typer.Option(
+            "--plans",
             metavar="PLANS",
             help="Presets or single items, as recompute=full, separated by commas.",
             show_default="all places of state",

@@ -27,13 +27,15 @@ def k8s(  # noqa: PLR0913 - one parameter per option
         list[str],
         typer.Argument(metavar="SCRIPT ARGS...", help="What stands behind ronde run; its options behind --."),
     ],
-    image: Annotated[str, typer.Option(metavar="IMAGE", help="With torch, ronde and the script in it.")],
-    name: Annotated[str, typer.Option(metavar="NAME", help="Of the job.")] = "ronde",
+    image: Annotated[
+        str, typer.Option("--image", metavar="IMAGE", help="With torch, ronde and the script in it.")
+    ],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of the job.")] = "ronde",
     pods: Annotated[int, typer.Option(min=1, metavar="N", help="How many pods.")] = 1,
     ranks_per_pod: Annotated[int, typer.Option(min=1, metavar="N", help="How many ranks in each.")] = 1,
     gpus: Annotated[bool, typer.Option("--gpus", help="Each rank has a CUDA device.")] = False,
     kind: Annotated[
-        str, typer.Option(metavar="KIND", help="jobset, or trainjob of Kubeflow's trainer.")
+        str, typer.Option("--kind", metavar="KIND", help="jobset, or trainjob of Kubeflow's trainer.")
     ] = "jobset",
     shm: Annotated[str, typer.Option(metavar="SIZE", help="Of /dev/shm in a pod of a JobSet.")] = "8Gi",
     show: Annotated[

@@ -34,7 +34,9 @@ def show(
     ] = None,
     script: Annotated[
         str | None,
-        typer.Option(metavar="SCRIPT", help="List what tensor=N cuts of this script's first model."),
+        typer.Option(
+            "--script", metavar="SCRIPT", help="List what tensor=N cuts of this script's first model."
+        ),
     ] = None,
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="Of the script, behind --.")

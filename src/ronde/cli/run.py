@@ -90,7 +90,10 @@ def run(  # noqa: PLR0913 - one parameter per option
         str | None, typer.Option(metavar="IP", help="By which the hosts reach this one; else they are asked.")
     ] = None,
     plan: Annotated[
-        str, typer.Option(metavar="PLAN", help="A plan such as ddp,bucket-mb=10, or a TOML file of one.")
+        str,
+        typer.Option(
+            "--plan", metavar="PLAN", help="A plan such as ddp,bucket-mb=10, or a TOML file of one."
+        ),
     ] = "ddp",
     seed: Annotated[
         int | None,

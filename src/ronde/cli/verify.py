@@ -29,7 +29,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
     ] = None,
     ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks on this host.")] = 2,
     steps: Annotated[int, typer.Option(min=1, metavar="K", help="Optimizer steps to compare.")] = 20,
-    plan: Annotated[str, typer.Option(metavar="PLAN", help="As for ronde run.")] = "ddp",
+    plan: Annotated[str, typer.Option("--plan", metavar="PLAN", help="As for ronde run.")] = "ddp",
     precision: Annotated[
         str,
         typer.Option(

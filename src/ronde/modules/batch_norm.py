@@ -143,8 +143,10 @@ def _gradients(
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:  # fmt: skip
     """The gradients of input, weight and bias."""
     if value.numel():
+        # The CPU's kernel reads mean and variance, CUDA's the mean and the inverse deviation behind them.
+        invstd = (variance + ctx.eps).rsqrt_()
         _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward.default(
-            grad, value, None, mean, variance, None, None, False, ctx.eps, [False, True, True]
+            grad, value, None, mean, variance, mean, invstd, False, ctx.eps, [False, True, True]
         )
     else:
         of_weight, of_bias = torch.zeros_like(mean), torch.zeros_like(mean)
