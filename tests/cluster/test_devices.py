@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.cluster.devices import cuda_devices, torch_has_cuda
+from ronde.cluster.devices import cuda_devices, cuda_names, torch_has_cuda
 
 
 def _host(root: Path, *names: str) -> Path:
@@ -39,6 +39,18 @@ def test_devices(
 ) -> None:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert cuda_devices(environment, _host(tmp_path, *nodes)) == devices
+
+
+def test_names_are_the_drivers(tmp_path: Path) -> None:
+    """Of the devices that may be used; without the driver's program there are none, and no error."""
+    host = _host(tmp_path, *NODES)
+    environment = {"CUDA_VISIBLE_DEVICES": "1,0", "PATH": str(tmp_path)}
+    assert cuda_names(environment, host) == ()
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\nfor word; do echo "Device $word"; done\n')
+    program.chmod(0o755)
+    assert cuda_names(environment, host)[0] == "Device --id=1,0"
+    assert cuda_names({**environment, "CUDA_VISIBLE_DEVICES": ""}, host) == ()
 
 
 @pytest.mark.parametrize(

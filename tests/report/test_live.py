@@ -64,7 +64,8 @@ def test_ctrl_c_ends_the_view_and_nothing_else(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(live, "frame", lambda run, width: frames.append(run) or "picture")
     monkeypatch.setattr(live.time, "sleep", interrupted)
     stream = io.StringIO()
-    watch(folder, every=1, once=False, console=Console(file=stream, force_terminal=True))
+    terminal = Console(file=stream, force_terminal=True, _environ={"TERM": "xterm"})
+    watch(folder, every=1, once=False, console=terminal)
     assert frames
     assert "\x1b[?25h" in stream.getvalue()  # the cursor is shown again
 

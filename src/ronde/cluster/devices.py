@@ -38,14 +38,14 @@ def cuda_devices(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
     return tuple(chosen)
 
 
-def cuda_names(environment: Mapping[str, str]) -> tuple[str, ...]:
+def cuda_names(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
     """What the driver calls the devices that may be used; empty on a CPU host, or where it does not tell."""
-    devices = cuda_devices(environment)
+    devices = cuda_devices(environment, root)
     if not devices:
         return ()
     query = ("nvidia-smi", f"--id={','.join(devices)}", "--query-gpu=name", "--format=csv,noheader")
     try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+        told = subprocess.run(query, env=environment, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return ()
     return tuple(line.strip() for line in told.stdout.splitlines() if line.strip())

@@ -143,10 +143,11 @@ def _gradients(
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:  # fmt: skip
     """The gradients of input, weight and bias."""
     if value.numel():
-        # The CPU's kernel reads mean and variance, CUDA's the mean and the inverse deviation behind them.
-        invstd = (variance + ctx.eps).rsqrt_()
+        # The CPU's kernel reads mean and variance, CUDA's the mean and the inverse deviation behind them, and
+        # that one gives no gradient of a weight that there is not.
+        invstd, scale = (variance + ctx.eps).rsqrt_(), torch.ones_like(mean) if weight is None else weight
         _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward.default(
-            grad, value, None, mean, variance, mean, invstd, False, ctx.eps, [False, True, True]
+            grad, value, scale, mean, variance, mean, invstd, False, ctx.eps, [False, True, True]
         )
     else:
         of_weight, of_bias = torch.zeros_like(mean), torch.zeros_like(mean)
@@ -156,8 +157,8 @@ def _gradients(
     fall = (variance + ctx.eps).rsqrt_().neg_()
     if weight is not None:
         fall.mul_(weight)
-    scale, shift = sums.mul_(fall).div_(count).unbind()
-    inner = _scale_and_shift(value, scale, shift, mean, variance, ctx.eps)
+    slope, shift = sums.mul_(fall).div_(count).unbind()
+    inner = _scale_and_shift(value, slope, shift, mean, variance, ctx.eps)
     return inner.addcmul_(grad, _channels(fall, grad), value=-1), of_weight, of_bias
 
 

@@ -15,7 +15,7 @@ from ronde.modules.calls import Calls
 from ronde.modules.candidates import Batch
 from ronde.patching.other_threads import others_run
 from ronde.rng.by_parts import carry_out, takes_functions
-from ronde.rng.draws import Draw, SlicedDraws, draws_from_default
+from ronde.rng.draws import Draw, SlicedDraws, drawn_in_kernels, draws_from_default
 from ronde.rng.rank_stream import RankStream
 from ronde.rowwise.compiled import is_compiled
 from ronde.rowwise.verdict import Verdict
@@ -52,6 +52,11 @@ class ShardedCall:
         return self.calls.context
 
     @property
+    def drawn_in_kernels(self) -> str:
+        """The operation that draws inside of a kernel, so that pieces of this rank's rows draw anew."""
+        return drawn_in_kernels(self.verdict.draws)
+
+    @property
     def cut(self) -> Layout:
         """How the rows of the whole batch are cut over the ranks."""
         return self.context.layout(0, self.batch.rows)
@@ -80,6 +85,8 @@ def drawing(context: Context, stream: RankStream | None, draws: Sequence[Draw], 
         draws: in order; they may be added as they come.
     """
     if cut.count(context.rank) == cut.rows:  # the whole batch, as on one device
+        return nullcontext()
+    if cut.world_size == 1 and stream is not None and drawn_in_kernels(draws):
         return nullcontext()
     if stream is not None and cut.world_size > 1:  # pieces of one device's rows have its draws
         return stream.drawing(draws, cut)

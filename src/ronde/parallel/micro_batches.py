@@ -3,7 +3,8 @@
 The pieces are checkpoints: forward keeps of each its arguments and output only, and backward computes the
 pieces again, last to first, each freed before the next. The last keeps its graph, because backward begins
 there. The loss, and whatever else the script does with the output, sees all rows at once: there is nothing to
-rescale, and any loss is right. The model draws for each piece what one device draws for its rows.
+rescale, and any loss is right. The model draws for each piece what one device draws for its rows; but dropout
+inside of a kernel, as CUDA's attention has it, is drawn for each piece anew where `rng=per-rank` allows it.
 """
 
 from __future__ import annotations
@@ -61,6 +62,12 @@ class MicroBatches:
                 f"leaves something behind, which several pieces would do several times ({call.verdict.keeps})"
             )
             return False
+        if (kernel := call.drawn_in_kernels) and call.stream is None:
+            call.calls.notes.say(
+                f"{type(call.module).__name__} runs in one piece, without {self._asked}: {kernel} draws "
+                "inside of its kernel, and no rows of that can be taken; with rng=per-rank each piece draws anew"
+            )
+            return False
         # Of a single layer nothing is kept but its argument, which would be kept all the same.
         return any(True for _ in call.module.children())
 
@@ -69,8 +76,9 @@ class MicroBatches:
         *before, last = range(cut.world_size)
         outputs: list[tuple[Any, ...]] = []
         for piece in before:
-            # The next one is given its rows of the same draws.
-            same = torch.random.fork_rng(devices, enabled=bool(call.verdict.draws))
+            # The next one is given its rows of the same draws, where rows of them can be taken.
+            cuts = bool(call.verdict.draws) and not call.drawn_in_kernels
+            same = torch.random.fork_rng(devices, enabled=cuts)
             with same, call.drawing(_rows(call, cut, piece)):
                 outputs.append(self._first(call, _values(call, cut, piece)))
         with call.drawing(_rows(call, cut, last)):

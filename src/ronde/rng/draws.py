@@ -24,6 +24,7 @@ __all__ = [
     "SlicedDraws",
     "UnknownDraw",
     "drawn_dims",
+    "drawn_in_kernels",
     "draws_from_default",
     "find_axis",
     "is_drawn_by_others",
@@ -47,6 +48,8 @@ _FILLS = {
 _FACTORIES = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like"}
 # One draw of fixed cost for each entry or row of a tensor of parameters.
 _FROM_TENSORS = {"bernoulli", "normal", "native_dropout", "multinomial"}
+# Their dropout is drawn inside of a kernel, of which no rows can be taken: CUDA's attention.
+_KERNELS = ("_scaled_dot_product_",)
 # Arguments without which nothing is drawn.
 _SWITCHES = {"dropout_p", "train", "training"}
 
@@ -135,6 +138,11 @@ def drawn_dims(name: str, args: Sequence[Any]) -> int:
         UnknownDraw: for an operation whose rows cannot be taken.
     """
     return len(_local_shape(name, args))
+
+
+def drawn_in_kernels(draws: Sequence[Draw]) -> str:
+    """The first operation that draws for rows inside of a kernel; empty where all draws can be cut."""
+    return next((draw.name for draw in draws if draw.name.startswith(_KERNELS)), "")
 
 
 def find_axis(whole: Sequence[int], part: Sequence[int], rows: int, part_rows: int) -> int | None:

@@ -224,8 +224,7 @@ class Checkpoints:
             self._writing.join()
         told = self._trouble and f"nothing was saved: {self._trouble}"
         self._tell(told or f"saved at step {self._steps}, as the run is to end; go on by --resume")
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        _flush_output()
         self._comm.barrier()
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -469,6 +468,7 @@ class Checkpoints:
             self._told = self._steps
             if not self._leads:
                 return
+            _flush_output()  # on the way back what is printed up to here is not printed again
             assert self._store is not None
             assert self._copies is not None
             state["files"], state["sizes"] = self._history.events(), self._history.sizes()
@@ -570,8 +570,7 @@ class Checkpoints:
     def _speak_again(self) -> None:
         if not self._silence:
             return
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        _flush_output()
         for number, kept in zip((1, 2), self._silence):
             os.dup2(kept, number)
             os.close(kept)
@@ -618,3 +617,8 @@ def _random_states() -> Any:
 def _own(value: Any) -> Any:
     """What the script may change without changing the journal."""
     return value.copy() if hasattr(value, "copy") and not isinstance(value, (str, bytes)) else value
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
