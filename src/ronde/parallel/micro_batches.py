@@ -65,7 +65,7 @@ class MicroBatches:
         if (kernel := call.drawn_in_kernels) and call.stream is None:
             call.calls.notes.say(
                 f"{type(call.module).__name__} runs in one piece, without {self._asked}: {kernel} draws "
-                "inside of its kernel, and no rows of that can be taken; with rng=per-rank each piece draws anew"
+                "inside of its kernel, of which no rows can be taken; with rng=per-rank each piece draws anew"
             )
             return False
         # Of a single layer nothing is kept but its argument, which would be kept all the same.
