@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ronde.testing.warm import WarmHost
 from ronde.verify.runs import Job, Start
 
@@ -57,6 +59,7 @@ def on_ranks(host: WarmHost, place: Path, until: int, ranks: int) -> str:
     return (kept / "stdout").read_text()
 
 
+@pytest.mark.soak
 def test_the_number_of_ranks_may_change_at_a_checkpoint(host: WarmHost, tmp_path: Path) -> None:
     for name in ("plain", "ranks"):
         (tmp_path / name).mkdir()

@@ -179,7 +179,7 @@ SAMPLES = {
     "recompute=selective": set(),
     "precision=bf16": {("classifier", 2)},
     "precision=fp16": {("classifier", 2)},
-    "tensor=2": {("transformer", 2), ("gpt", 2), ("tied", 2)},
+    "tensor=2": {("gpt", 2), ("tied", 2)},
     "data=2,tensor=2": {("transformer", 4)},
     "precision=tf32": set(),
     # tests/modules/test_compiled_ranks.py compiles every day.
@@ -199,6 +199,7 @@ IN_SOAK_ONLY = {
     "contrastive": "contrastive_module",
     "ema": "swa",
     "distillation": "multitask",
+    "early_stopping": "classifier",
     "experiment": "preprocessing",
     "frozen": "multitask",
     "hf_tiny": "own_loss",

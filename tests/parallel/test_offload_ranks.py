@@ -35,7 +35,7 @@ PLANS = (
     pytest.param("zero3,offload=optimizer", marks=pytest.mark.soak),
     "zero3,offload=all",
     pytest.param("central,offload=optimizer", marks=pytest.mark.soak),
-    "central,offload=all",
+    pytest.param("central,offload=all", marks=pytest.mark.soak),
 )
 ON_ONE_RANK = (
     "offload=optimizer",

@@ -88,7 +88,9 @@ def test_ten_scripts_keep_what_is_recorded(
     ("last", "said"),
     [
         ("output.detach().numpy()", "output.detach().numpy(): it turns a tensor into a NumPy array"),
-        ("output[output[:, 0] > 0]", "the size of a result depends on values"),
+        pytest.param(
+            *("output[output[:, 0] > 0]", "the size of a result depends on values"), marks=pytest.mark.soak
+        ),
     ],
 )
 def test_what_has_no_data_is_named_with_its_line_and_the_way_out(
@@ -110,7 +112,7 @@ def test_a_real_step_does_where_data_are_needed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("print(1)\n", "it calls no model that has parameters"),
+        pytest.param("print(1)\n", "it calls no model that has parameters", marks=pytest.mark.soak),
         (
             "import torch\nm = torch.nn.Linear(2, 2)\nm(torch.ones(1, 2)).sum().backward()\n",
             "no optimizer step",

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 SCRIPT = """
 import torch
@@ -39,6 +40,7 @@ TYPED = [
 BOUND_S = 100
 
 
+@pytest.mark.soak
 def test_the_terminal_is_the_main_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "ronde", "run", "--ranks", "2", "--run-dir", str(tmp_path / "run")]

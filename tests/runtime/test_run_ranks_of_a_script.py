@@ -322,6 +322,7 @@ print([f"{p.double().sum().item():.5f}" for p in model.parameters()])
 """
 
 
+@pytest.mark.soak
 def test_optimizers_may_be_stepped_in_the_order_of_a_set(tmp_path: Path) -> None:
     plain = subprocess.run(
         [sys.executable, "-c", IN_THE_ORDER_OF_A_SET], capture_output=True, text=True, check=True

@@ -64,6 +64,7 @@ def kill(launcher: int, module: str) -> None:
     os.kill(found[-1], signal.SIGKILL)
 
 
+@pytest.mark.soak
 def test_a_killed_server_changes_nothing(tmp_path: Path) -> None:
     code, expected, _ = run(tmp_path)
     assert code == 0

@@ -48,7 +48,7 @@ def trained(folder: Path, plan: str, ranks: int, *words: str) -> subprocess.Comp
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        pytest.param(plan, words, marks=() if plan in ("twobit", "local-sgd") else pytest.mark.soak)
+        pytest.param(plan, words, marks=() if plan == "local-sgd" else pytest.mark.soak)
         for plan, words in [
             ("ddp", ("10",)),
             ("fp16-allreduce", ("10",)),
