@@ -32,6 +32,7 @@ ELSEWHERE = (
     "bench/memory/formula.py",
     "bench/memory/activations.py",
     "bench/recording.py",
+    "bench/first_step.py",
     "report/chart.py",  # what a page or a terminal shows: docs/seeing.md
     "report/live.py",
     "report/page.py",
