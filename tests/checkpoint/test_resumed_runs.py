@@ -147,11 +147,34 @@ def test_ranks_are_started_again(tmp_path: Path) -> None:
     assert [line.split()[1] for line in out.splitlines()] == list("012345")
 
 
+def test_a_damaged_checkpoint_is_passed_over_and_nothing_is_lost_where_all_are(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    words = ["run", "--ranks", "1", "--seed", "3", "--checkpoint", "saved", "--every", "3"]
+    first = forked.run([*words, "train.py"], directory=tmp_path)
+    assert first.returncode == 0, first.stderr
+    _, newer = sorted((tmp_path / "saved").glob("step-*/manifest.json"))
+    newer.write_text(newer.read_text()[:30])
+    second = forked.run([*words, "--resume", "train.py"], directory=tmp_path)
+    assert second.returncode == 0, second.stderr
+    assert "is damaged" in second.stderr
+    assert "resumed at step" in second.stderr
+    for manifest in (tmp_path / "saved").glob("step-*/manifest.json"):
+        manifest.write_text("{")
+    journal = (tmp_path / "saved" / "journal").read_bytes()
+    for resume in ([], ["--resume"]):
+        refused = forked.run([*words, *resume, "train.py"], directory=tmp_path)
+        assert refused.returncode == 2
+        assert "no checkpoint in saved is whole" in refused.stderr
+    assert (tmp_path / "saved" / "journal").read_bytes() == journal
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--resume"], "--resume needs --checkpoint DIR, where the run was saved"),
         (["--restarts", "3"], "--restarts 3 needs --checkpoint DIR"),
+        (["--every", "3"], "--every 3 needs --checkpoint DIR"),
+        (["--keep", "3"], "--keep 3 needs --checkpoint DIR"),
         (
             ["--checkpoint", "c", "--every", "often"],
             "--every often is neither a number of steps nor a time; try --every 1000 or --every 10m",

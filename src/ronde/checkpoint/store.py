@@ -125,7 +125,7 @@ def newest(folder: Path, tell: Callable[[str], object]) -> tuple[Manifest, State
             tell(
                 f"the checkpoint of step {step} in {folder} is damaged ({error}); the one before it is taken"
             )
-    raise NoCheckpoint(f"no checkpoint in {folder} is whole; begin anew without --resume")
+    raise NoCheckpoint(f"no checkpoint in {folder} is whole; choose another folder to begin anew")
 
 
 def read_checkpoint(place: Path) -> tuple[Manifest, State]:

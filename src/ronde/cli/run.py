@@ -48,6 +48,7 @@ __all__ = ["run"]
 TORCHRUN = ("-m", "torch.distributed.run")  # it reads PET_* by itself
 MOST_SEED = 2**32 - 1  # what numpy takes
 TRACED = "1:100"
+CHECKPOINT_EVERY, CHECKPOINTS_KEPT = "10m", 2
 
 
 def run(  # noqa: PLR0913 - one parameter per option
@@ -166,9 +167,19 @@ def run(  # noqa: PLR0913 - one parameter per option
         typer.Option(metavar="DIR|URL", help="Save the whole run there as it goes on, for --resume."),
     ] = None,
     every: Annotated[
-        str, typer.Option(metavar="N|TIME", help="Steps between checkpoints, or a time: 30s, 10m, 1h.")
-    ] = "10m",
-    keep: Annotated[int, typer.Option(min=1, metavar="K", help="Checkpoints that are kept.")] = 2,
+        str | None,
+        typer.Option(
+            metavar="N|TIME",
+            help="Steps between checkpoints, or a time: 30s, 10m, 1h.",
+            show_default=CHECKPOINT_EVERY,
+        ),
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="K", help="Checkpoints that are kept.", show_default=str(CHECKPOINTS_KEPT)
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint, where there is one.")
     ] = False,
@@ -233,6 +244,9 @@ def run(  # noqa: PLR0913 - one parameter per option
     if restarts and (checkpoint is None or place is not None):
         why = "needs --checkpoint DIR" if checkpoint is None else "is torchrun's: use its --max-restarts"
         raise UsageError(f"--restarts {restarts} {why}")
+    for option, value in (("--every", every), ("--keep", keep)):
+        if value is not None and checkpoint is None:
+            raise UsageError(f"{option} {value} needs --checkpoint DIR")
     elasticity = elastic_of(bounds, remote, hostfile, where, ranks, count, saves=checkpoint is not None)
     saved = _saved(checkpoint, resume=resume, native=native, plan=str(meant))
     directory = _directory(run_dir, place, parent)
@@ -244,7 +258,7 @@ def run(  # noqa: PLR0913 - one parameter per option
         arguments=tuple(arguments or ()),
         module=module,
         plan=str(meant),
-        seed=_seed(seed, place) if saved is None else saved,
+        seed=_seed(seed, place) if saved is None else _seed_of(checkpoint, saved, asked=seed),
         native=native,
         devices=devices,
         threads=threads,
@@ -258,8 +272,8 @@ def run(  # noqa: PLR0913 - one parameter per option
         publish=_publish(publish, native=native),
         trace_steps=_traced(trace, trace_steps, native=native, place=place, far=remote is not None),
         checkpoint=_checkpoint_place(checkpoint),
-        checkpoint_every=read_cadence(every),
-        checkpoint_keep=keep,
+        checkpoint_every=read_cadence(CHECKPOINT_EVERY if every is None else every),
+        checkpoint_keep=CHECKPOINTS_KEPT if keep is None else keep,
         resume=saved is not None,
     )
     if not quiet and (place is None or place.rank == 0):
@@ -452,11 +466,13 @@ def _saved(place: str | None, *, resume: bool, native: bool, plan: str) -> int |
             "of its own (what encoding lost, or its parameters between two averages); take --plan "
             "ddp, or let the script save"
         )
-    from ronde.checkpoint.manifest import latest_manifest
+    from ronde.checkpoint.manifest import checkpoints_in, latest_manifest
     from ronde.checkpoint.mirror import Mirror, is_url
 
     found = Mirror(place).latest() if is_url(place) else latest_manifest(Path(place))
     if found is None:
+        if not is_url(place) and any(checkpoints_in(Path(place))):
+            raise UsageError(f"no checkpoint in {place} is whole; choose another folder to begin anew")
         return None  # the first start, too, may say --resume
     if not resume:
         raise UsageError(
@@ -472,6 +488,15 @@ def _directory(path: Path | None, place: ClusterEnvironment | None, parent: int)
     from ronde.launch.torchrun import shared_run_id
 
     return RunDirectory.join(path, shared_run_id(place, parent), os.environ)
+
+
+def _seed_of(place: str | None, saved: int, *, asked: int | None) -> int:
+    """The seed of a run that is resumed."""
+    if asked not in (None, saved):
+        raise UsageError(
+            f"--seed {asked}: the checkpoint in {place} is of a run with seed {saved}; leave it out"
+        )
+    return saved
 
 
 def _seed(seed: int | None, place: ClusterEnvironment | None) -> int:

@@ -101,10 +101,10 @@ def _head(run: Run) -> Text:
 def _table(run: Run, width: int) -> Table:
     hosts = len({each.steps.host for each in run.ranks}) > 1
     table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    table.add_column("rank", justify="right")
+    table.add_column("rank", justify="right", no_wrap=True, min_width=4)
     if hosts:
         table.add_column("host", overflow="ellipsis", max_width=16)
-    table.add_column("step", justify="right")
+    table.add_column("step", justify="right", no_wrap=True, min_width=5)
     table.add_column("phase", no_wrap=True, overflow="ellipsis", max_width=max(12, width // 4))
     if width >= 72:
         table.add_column("last steps", no_wrap=True)

@@ -31,7 +31,7 @@ from ronde.checkpoint.generators import Draws, put_generators
 from ronde.checkpoint.held import Held, held_by_script
 from ronde.checkpoint.host_reads import HostReads
 from ronde.checkpoint.journal import Entry, Journal, Mismatch
-from ronde.checkpoint.manifest import Manifest, latest_manifest
+from ronde.checkpoint.manifest import Manifest, checkpoints_in
 from ronde.checkpoint.mirror import Mirror, is_url
 from ronde.checkpoint.outline import NoOutline, Outlines, build
 from ronde.checkpoint.schedule import Schedule
@@ -89,9 +89,10 @@ class Checkpoints:
             if config.resume and config.local_rank == 0:
                 self._mirror.fetch(folder)
             comm.barrier()
+        self._silence: list[int] = []
         self._resumed: tuple[Manifest, State] | None = None
         entries: list[Entry] | None = None
-        if config.resume and latest_manifest(folder) is not None:
+        if config.resume and any(checkpoints_in(folder)):
             manifest, state, entries = newest(folder, self._tell)
             self._resumed = manifest, state
             self._history.resume(state["files"])
@@ -126,7 +127,6 @@ class Checkpoints:
         self._known: set[int] = set()
         self._gradients: dict[int, torch.Tensor] = {}
         self._wrapped: set[type] = set()
-        self._silence: list[int] = []
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._replay_begun = perf_counter()
         agreement.around = self._agreed
