@@ -50,10 +50,14 @@ class Unchanged:
 
 
 class HostCopies:
-    """Copies in host memory that is used again: memory that is new costs as much time as the copy."""
+    """Copies in host memory that is used again: memory that is new costs as much time as the copy.
+
+    What lies on a CUDA device goes into pinned memory, one copy behind the other; `settle` waits for them.
+    """
 
     def __init__(self) -> None:
         self._memory: dict[str, torch.Tensor] = {}
+        self._devices: set[torch.device] = set()
 
     @property
     def nbytes(self) -> int:
@@ -63,9 +67,17 @@ class HostCopies:
     def of(self, name: str, value: torch.Tensor) -> torch.Tensor:
         copy = self._memory.get(name)
         if copy is None or copy.shape != value.shape or copy.dtype != value.dtype:
-            copy = torch.empty(value.shape, dtype=value.dtype)
+            copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
             self._memory[name] = copy
-        return copy.copy_(value)
+        if value.is_cuda:
+            self._devices.add(value.device)
+        return copy.copy_(value, non_blocking=value.is_cuda)
+
+    def settle(self) -> None:
+        """Wait for copies under way."""
+        for device in self._devices:
+            torch.cuda.synchronize(device)
+        self._devices.clear()
 
 
 def take(held: Held, whole: Callable[[Any], Any], unchanged: Unchanged, copies: HostCopies | None) -> State:
@@ -93,6 +105,7 @@ def take(held: Held, whole: Callable[[Any], Any], unchanged: Unchanged, copies: 
     extra = {name: module.get_extra_state() for name, module in held.modules.items() if _has_extra(module)}
     if copies is None:
         return {}
+    copies.settle()
     return {
         "models": _models(held),
         "tensors": tensors,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from ronde.rowwise.watch import Watch
 __all__ = ["PARTS", "Parts", "alike", "is_real", "ways"]
 
 PARTS = (0, 1, 2)
+_ATEN = torch.ops.aten
+_RECURRENT = frozenset((_ATEN.lstm.input, _ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn_relu.input))
 # What has no rows is random too, if that costs little, or if it is nothing but zeros so far.
 _SMALL = 1 << 16
 
@@ -48,6 +50,8 @@ class Parts:
             name: self._shown(value, names.index(name) if name in names else -1, part)
             for name, value in op.kwargs.items()
         }
+        if op.func in _RECURRENT:
+            _check_states(args)
         result = op.func(*args, **kwargs)
         written = [args[place] if place < len(args) else kwargs[name] for place, name in op.facts.written]
         return tensors(written) or tensors((result,))
@@ -108,6 +112,15 @@ class Parts:
         real = torch.view_as_real(made) if made.is_complex() else made
         real.uniform_(generator=self._watch.generator(like.device))
         return made
+
+
+def _check_states(args: Sequence[Any]) -> None:
+    """oneDNN's recurrent layers read past a state of fewer rows, where others refuse it."""
+    sequence, state, batch_first = args[0], args[1], args[8]
+    rows = sequence.shape[0 if batch_first else 1]
+    for each in (state,) if isinstance(state, torch.Tensor) else state:
+        if each.shape[1] != rows:
+            raise ValueError(f"a state of {each.shape[1]} rows for a sequence of {rows}")
 
 
 def _is_blank(tensor: torch.Tensor) -> bool:

@@ -55,6 +55,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--width", type=int, default=512, help="of the model; 512 are 0.3 M parameters")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--every", default="20", help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the report to this file")
@@ -65,7 +66,7 @@ def main() -> int:
     killed = _train(folder / "killed", asked, asked.kills)
     alike = _same(folder / "plain" / "end.pt", folder / "killed" / "end.pt")
     imported = _import_seconds()
-    copy = _copy_seconds(plain.manifests[-1].state_bytes)
+    copy = _copy_seconds(plain.manifests[-1].state_bytes, asked.device)
     held_up = [each.held_up for each in plain.manifests[1:]]
     recovery = [after - before for before, after in zip(killed.kills, killed.resumed)]
     report = {
@@ -77,8 +78,8 @@ def main() -> int:
         "bit_equal": alike,
         "seconds": {"left alone": plain.seconds, "killed": killed.seconds},
         "recovery_s": {
-            "median": statistics.median(recovery),
-            "most": max(recovery),
+            "median": statistics.median(recovery) if recovery else None,
+            "most": max(recovery, default=None),
             "import_of_torch": imported,
         },
         "state_bytes": plain.manifests[-1].state_bytes,
@@ -103,7 +104,7 @@ def _train(place: Path, asked: Any, kills: int) -> Trained:
     script = shutil.copy(_SCRIPT, place)
     command = [sys.executable, "-m", "ronde", "run", "--ranks", str(asked.ranks), "--seed", "1"]
     command += ["--checkpoint", "saved", "--every", asked.every, "--restarts", str(kills + 5)]
-    command += ["--run-dir", "run", str(script), str(asked.steps), str(asked.width)]
+    command += ["--run-dir", "run", str(script), str(asked.steps), str(asked.width), asked.device]
     moments, manifests, draw = [], {}, random.Random(asked.seed)
     resumed: list[float] = []
     begun = time.monotonic()
@@ -173,10 +174,14 @@ def _import_seconds() -> float:
     return time.monotonic() - begun
 
 
-def _copy_seconds(nbytes: int) -> float:
-    """Of one copy of so many bytes between memory that was used before, the median of nine."""
+def _copy_seconds(nbytes: int, device: str) -> float:
+    """Of one copy of so many bytes into host memory that was used before, the median of nine.
+
+    From a CUDA device into pinned memory.
+    """
     torch.set_num_threads(1)
-    source, target = torch.ones(nbytes // 4), torch.zeros(nbytes // 4)
+    source = torch.ones(nbytes // 4, device=device)
+    target = torch.zeros(nbytes // 4, pin_memory=source.is_cuda)
     seconds = []
     for _ in range(9):
         begun = time.perf_counter()
