@@ -120,7 +120,7 @@ def _check_states(args: Sequence[Any]) -> None:
     rows = sequence.shape[0 if batch_first else 1]
     for each in (state,) if isinstance(state, torch.Tensor) else state:
         if each.shape[1] != rows:
-            raise ValueError(f"a state of {each.shape[1]} rows for a sequence of {rows}")
+            raise ValueError("rows of a state")
 
 
 def _is_blank(tensor: torch.Tensor) -> bool:
