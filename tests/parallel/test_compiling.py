@@ -16,6 +16,8 @@ from ronde.errors import UsageError
 from ronde.parallel import compiling
 from ronde.parallel.compiling import Compile, require_compiler
 from ronde.patching.patches import Patches
+from ronde.plan import expand
+from ronde.runtime import compute
 from ronde.testing.run_ranks import Rank
 
 
@@ -92,7 +94,7 @@ def _on_ranks(rank: Rank) -> tuple[torch.Tensor, int, dict[str, int]]:
         return graph.forward
 
     plain, model = torch.compile, _model()
-    torch.compile = lambda function: plain(function, backend=counting)
+    torch.compile = lambda function, **_: plain(function, backend=counting)
     try:
         with rank.session("compile=true") as session:
             return _trained(model), traced, dict(session.tally.sharded)
@@ -106,3 +108,16 @@ def test_ranks_run_compiled_models(ranks: Any) -> None:
         torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-14)
         assert traced == 1
         assert sharded == {"Sequential": 3}
+
+
+def test_compiled_dropout_draws_what_plain_dropout_draws() -> None:
+    model, rows = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5)), torch.randn(6, 4)
+    torch.manual_seed(2)
+    expected = model(rows)
+    patches = Patches()
+    compute.install_around(expand("compile=true"), patches, in_script=None, note=print)
+    try:
+        torch.manual_seed(2)
+        torch.testing.assert_close(model(rows), expected)
+    finally:
+        patches.restore()

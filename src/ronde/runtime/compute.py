@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -64,11 +66,18 @@ def install_around(plan: Plan, patches: Patches, *, in_script: Callable[[], bool
     """
     if plan.compute.compile:
         require_compiler(os.environ)
-        Compile(in_script, torch.compile).install(patches)
+        Compile(in_script, _compiler(plan)).install(patches)
     if plan.compute.precision in NARROW:
         Precision(plan.compute.precision, note).install(patches)
     elif plan.compute.precision == "tf32":
         allow_tf32(note)
+
+
+def _compiler(plan: Plan) -> Callable[..., Any]:
+    """Compiled code draws by itself what torch's kernels would draw otherwise, unless it is told not to."""
+    if plan.data.rng == "per-rank":
+        return torch.compile
+    return functools.partial(torch.compile, options={"fallback_random": True})
 
 
 def loss_scaling(
