@@ -110,6 +110,7 @@ def test_ranks_run_compiled_models(ranks: Any) -> None:
         assert sharded == {"Sequential": 3}
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_compiled_dropout_draws_what_plain_dropout_draws() -> None:
     model, rows = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5)), torch.randn(6, 4)
     torch.manual_seed(2)
