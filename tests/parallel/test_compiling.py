@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,7 @@ from ronde.errors import UsageError
 from ronde.parallel import compiling
 from ronde.parallel.compiling import Compile, require_compiler
 from ronde.patching.patches import Patches
-from ronde.plan import expand
-from ronde.runtime import compute
+from ronde.testing.parity import assert_parity
 from ronde.testing.run_ranks import Rank
 
 
@@ -110,15 +110,7 @@ def test_ranks_run_compiled_models(ranks: Any) -> None:
         assert sharded == {"Sequential": 3}
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_compiled_dropout_draws_what_plain_dropout_draws() -> None:
-    model, rows = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5)), torch.randn(6, 4)
-    torch.manual_seed(2)
-    expected = model(rows)
-    patches = Patches()
-    compute.install_around(expand("compile=true"), patches, in_script=None, note=print)
-    try:
-        torch.manual_seed(2)
-        torch.testing.assert_close(model(rows), expected)
-    finally:
-        patches.restore()
+@pytest.mark.soak
+def test_one_rank_draws_dropout_as_plain_torch_does(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "scripts" / "transformer.py"
+    assert_parity(script, ranks=1, place=tmp_path, plan="compile=true", double=False, steps=20)
