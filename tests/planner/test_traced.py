@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ronde.errors import UsageError
 from ronde.planner.traced import graph_of, traced
@@ -70,6 +71,22 @@ def test_this_process_goes_on_as_what_it_was(tmp_path: Path) -> None:
 def test_without_data_as_with_data(tmp_path: Path) -> None:
     script = written(tmp_path)
     assert saved(trace_script(script, [])) == saved(trace_script(script, [], real=True)) > 0
+
+
+@pytest.mark.parametrize("device", ['"cuda" if torch.cuda.is_available() else "cpu"', '"cuda"'])
+def test_a_script_for_a_device_that_is_there_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    text = SMALL.replace('model.to("cpu")', f"device = {device}\nmodel.to(device)")
+    text = text.replace("model(x)", "model(x.pin_memory().cuda())").replace(
+        "(output, y)", "(output, y.to(device))"
+    )
+    text = text.replace("LAST", "torch.zeros(1, device=device); torch.cuda.synchronize()")
+    script = tmp_path / "on_a_device.py"
+    script.write_text(text)
+    assert trace_script(str(script), []) == trace_script(written(tmp_path), [])
+    assert torch.cuda.is_available()
 
 
 @pytest.mark.soak
