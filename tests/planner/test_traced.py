@@ -73,6 +73,35 @@ def test_without_data_as_with_data(tmp_path: Path) -> None:
     assert saved(trace_script(script, [])) == saved(trace_script(script, [], real=True)) > 0
 
 
+BY_NAME = """
+import torch
+from torch import nn
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(50, 8), nn.Linear(8, 2)
+
+    def forward(self, labels, words):
+        return nn.functional.cross_entropy(self.out(self.table(words).mean(1)), labels)
+
+model = Words()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    batch = {"labels": torch.randint(2, (16,)), "words": torch.randint(50, (16, 12))}
+    loss = model(**batch)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_batch_that_is_given_by_name(tmp_path: Path) -> None:
+    script = tmp_path / "by_name.py"
+    script.write_text(BY_NAME)
+    amounts = trace_script(str(script), [])
+    assert (amounts["rows"], amounts["tokens"]) == (16, 12)
+
+
 @pytest.mark.parametrize("device", ['"cuda" if torch.cuda.is_available() else "cpu"', '"cuda"'])
 def test_a_script_for_a_device_that_is_there_or_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
