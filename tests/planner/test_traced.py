@@ -73,6 +73,11 @@ def test_without_data_as_with_data(tmp_path: Path) -> None:
     assert saved(trace_script(script, [])) == saved(trace_script(script, [], real=True)) > 0
 
 
+def test_a_value_is_printed_in_a_form(tmp_path: Path) -> None:
+    printed = 'print(f"{nn.utils.clip_grad_norm_(model.parameters(), 1.0):.3f} {loss}")'
+    assert "problem" not in trace_script(written(tmp_path, printed), [])
+
+
 BY_NAME = """
 import torch
 from torch import nn

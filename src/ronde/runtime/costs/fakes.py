@@ -73,11 +73,17 @@ def faked() -> Iterator[FakeTensorMode]:
             swap(old, new)
 
     patches.set(torch.utils, "swap_tensors", moved)
+    patches.add(FakeTensor, "__format__", _formatted)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             yield mode
     finally:
         patches.restore()
+
+
+def _formatted(tensor: Tensor, spec: str) -> str:
+    """As of a tensor with data: of one value it is this value's."""
+    return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
 
 
 def _uncompiled(model: Any = None, **_: Any) -> Any:
