@@ -88,21 +88,23 @@ class Words(nn.Module):
         self.table, self.out = nn.Embedding(50, 8), nn.Linear(8, 2)
 
     def forward(self, labels, words):
-        return nn.functional.cross_entropy(self.out(self.table(words).mean(1)), labels)
+        loss = nn.functional.cross_entropy(self.out(self.table(words).mean(1)), labels)
+        return OUTPUT
 
 model = Words()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(2):
     batch = {"labels": torch.randint(2, (16,)), "words": torch.randint(50, (16, 12))}
-    loss = model(**batch)
-    loss.backward()
+    output = model(**batch)
+    getattr(output, "loss", output).backward()
     optimizer.step()
 """
 
 
-def test_a_batch_that_is_given_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("output", ["loss", "__import__('types').SimpleNamespace(loss=loss)"])
+def test_a_batch_that_is_given_by_name(tmp_path: Path, output: str) -> None:
     script = tmp_path / "by_name.py"
-    script.write_text(BY_NAME)
+    script.write_text(BY_NAME.replace("OUTPUT", output))
     amounts = trace_script(str(script), [])
     assert (amounts["rows"], amounts["tokens"]) == (16, 12)
 

@@ -185,9 +185,9 @@ class Counter(TorchDispatchMode):
             return
         self._inside -= 1
         tensors = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
-        if module is self.model and tensors:
-            # A loss has no rows: then they are those of the batch.
-            self.rows += self._rows or (int(tensors[0].shape[0]) if tensors[0].dim() else 0)
+        if module is self.model:
+            # What is given may hold no tensor that is seen, or a loss only: rows are first those of the batch.
+            self.rows += self._rows or next((int(each.shape[0]) for each in tensors[:1] if each.dim()), 0)
         if module in self._places and tensors:
             self._places[module].output = float(tensors[0].numel())
             self._now = self.last
@@ -216,6 +216,7 @@ class Counter(TorchDispatchMode):
         self.know(iter(module.buffers()))
 
     def _batch(self, args: Any) -> None:
+        self._rows = 0
         tensors = [each for each in tree_leaves(args) if isinstance(each, Tensor) and each.dim()]
         if not tensors:
             return
