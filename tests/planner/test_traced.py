@@ -78,6 +78,21 @@ def test_a_value_is_printed_in_a_form(tmp_path: Path) -> None:
     assert "problem" not in trace_script(written(tmp_path, printed), [])
 
 
+def test_a_copy_of_a_model_has_no_data_either(tmp_path: Path) -> None:
+    copied = (
+        "average = torch.optim.swa_utils.AveragedModel(nn.Sequential(model, nn.BatchNorm1d(4))); average(x)"
+    )
+    assert saved(trace_script(written(tmp_path, copied), [])) == saved(trace_script(written(tmp_path), []))
+
+
+def test_a_checkpoint_is_left_as_it_is(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "model.pt"
+    checkpoint.write_bytes(b"of a training")
+    script = written(tmp_path, f"torch.save(model.state_dict(), {str(checkpoint)!r})")
+    assert "problem" not in trace_script(script, [])
+    assert checkpoint.read_bytes() == b"of a training"
+
+
 BY_NAME = """
 import torch
 from torch import nn

@@ -186,7 +186,7 @@ class Counter(TorchDispatchMode):
         self._inside -= 1
         tensors = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
         if module is self.model:
-            # What is given may hold no tensor that is seen, or a loss only: rows are first those of the batch.
+            # The output may be an object of its own, or a loss: rows are first those of the batch.
             self.rows += self._rows or next((int(each.shape[0]) for each in tensors[:1] if each.dim()), 0)
         if module in self._places and tensors:
             self._places[module].output = float(tensors[0].numel())
