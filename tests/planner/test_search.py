@@ -8,8 +8,10 @@ import math
 import numpy as np
 import pytest
 
+from ronde.errors import UsageError
 from ronde.plan import expand
 from ronde.plan.axes import KEYS
+from ronde.plan.validate import contradictions
 from ronde.planner.candidates import Candidates, plan_of
 from ronde.planner.cluster import Cluster
 from ronde.planner.cluster_file import read_cluster
@@ -175,10 +177,40 @@ def test_plans_are_ready_to_run_or_said_not_to_be() -> None:
 
 def test_inexact_plans_come_only_when_asked_for() -> None:
     graph, cluster = transformer_graph(SMALL), read_cluster("8xV100-100GbE")
-    plain = search(graph, cluster, expand("precision=fp16"), top=50)
-    asked = search(graph, cluster, expand("precision=fp16"), top=50, allow_inexact=True)
+    plain = search(graph, cluster, expand("precision=fp32"), top=50)
+    asked = search(graph, cluster, expand("precision=fp32"), top=50, allow_inexact=True)
     assert all(choice.exact for choice in plain.choices)
     assert any(not choice.exact for choice in asked.choices)
+    # None of them goes with fp16, and that is said.
+    none = search(graph, cluster, expand("precision=fp16"), top=50, allow_inexact=True)
+    assert "no plan that changes the update goes with what is fixed" in "".join(none.notes)
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ("tensor=3", "tensor=3 and 8 ranks contradict each other; nearest legal: 9 ranks"),
+        ("state=zero2,compressor=int8", "compressor=int8 and state=zero2 contradict each other"),
+        ("micro-batches=128", "no plan with micro-batches=128 gives each of 8 devices a sample"),
+    ],
+)
+def test_what_no_plan_can_have_is_refused(items: str, said: str) -> None:
+    base = expand(f"{items},precision=bf16")
+    keys = [item.partition("=")[0] for item in items.split(",")]
+    with pytest.raises(UsageError, match=said):
+        search(transformer_graph(SMALL), read_cluster("dgx-a100"), base, keys=keys)
+
+
+@pytest.mark.parametrize(
+    "items", ["ps-async", "onebit", "local-sgd", "compile=true", "state=server", "compressor=int8"]
+)
+def test_no_candidate_contradicts_what_is_fixed(items: str) -> None:
+    base = expand(f"{items},precision=bf16")
+    graph, cluster = transformer_graph(SMALL), read_cluster("8xV100-100GbE").resized(2)
+    for choice in search(graph, cluster, base, top=50, allow_inexact=True).choices:
+        plan = expand(choice.plan)
+        assert not contradictions(plan, 2), choice.plan
+        assert "server" not in items or plan.state.placement == "server"
 
 
 def test_fixed_keys_stay() -> None:

@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ronde.errors import PlanError, UsageError
 from ronde.plan import Plan, expand, validate
+from ronde.plan.validate import contradictions
 from ronde.planner.answer import Answer, Choice, NoFit
 from ronde.planner.candidates import Candidates, Point, plan_of
 from ronde.planner.cluster import Cluster
@@ -65,8 +67,14 @@ def search(
         base: values that all candidates have; those of `keys` are fixed, others searched.
         keys: names of keys that the user has given.
         allow_inexact: whether plans that change the update are ranked beside.
+
+    Raises:
+        UsageError: `base` contradicts itself or the number of devices, or leaves no plan.
     """
     devices = cluster.devices
+    wrong = contradictions(base, devices)
+    if wrong:
+        raise PlanError("; ".join(wrong))
     software = ronde_software(base.compute.precision, graph.slots, graph.itemsize, float(base.bucket_bytes))
     setting = Setting(
         cluster=cluster,
@@ -77,6 +85,9 @@ def search(
     )
     fixed = fixed_by(base, keys)
     candidates = enumerate_candidates(graph, devices, fixed, cluster.node_size)
+    candidates = candidates.take(_consistent(candidates, base))
+    if not len(candidates):
+        raise UsageError(_none_legal(graph, devices, base, keys))
     fit, memory = fitting(setting, candidates)
     notes = list(_notes(graph, cluster, base, keys))
     answer = Answer(
@@ -97,9 +108,31 @@ def search(
         return dataclasses.replace(answer, no_fit=_no_fit(setting, candidates, base, fixed))
     choices = _ranked(setting, candidates, fit, memory, base, top)
     if allow_inexact and base.exact:
-        choices += _inexact(setting, fit, memory, base, top)
+        inexact = _inexact(setting, fit, memory, base, top)
+        choices += inexact
+        if not inexact:
+            notes.append(
+                "no plan that changes the update goes with what is fixed, or fits as copies: try "
+                "--plan precision=fp32"
+            )
     choices.sort(key=lambda choice: choice.seconds)
-    return dataclasses.replace(answer, choices=tuple(choices[:top]))
+    return dataclasses.replace(answer, choices=tuple(choices[:top]), notes=tuple(notes))
+
+
+def _consistent(candidates: Candidates, base: Plan) -> NDArray[np.bool_]:
+    """Which do not contradict what the user has fixed: placement, recomputation, whether batches are cut."""
+    numbers = np.array([candidates.placement, candidates.recompute, candidates.micro_batches > 1])
+    kinds, kind_of = np.unique(numbers, axis=1, return_inverse=True)
+    legal = [
+        not contradictions(
+            plan_of(
+                Point(data=1, placement=int(each[0]), recompute=int(each[1]), micro_batches=1 + int(each[2])),
+                base,
+            )
+        )
+        for each in kinds.T
+    ]
+    return np.array(legal, dtype=bool)[kind_of.reshape(-1)]
 
 
 def fitting(setting: Setting, candidates: Candidates) -> tuple[Candidates, Held]:
@@ -227,8 +260,11 @@ def _inexact(setting: Setting, fit: Candidates, memory: Held, base: Plan, top: i
         asked = expand(items)
         plan = dataclasses.replace(base, communication=asked.communication, update=asked.update)
         theirs = dataclasses.replace(setting, traffic=traffic_of(plan))
+        legal = _consistent(some, plan)
+        if not legal.any():
+            continue
         closed = seconds_of(theirs, some)
-        place = int(closed.total.argmin())
+        place = int(np.where(legal, closed.total, np.inf).argmin())
         seconds = float(closed.total[place])
         found.append(_choice(theirs, some, place, closed, held, seconds, plan, seconds, False))
     return sorted(found, key=lambda choice: choice.seconds)[:top]
@@ -237,19 +273,13 @@ def _inexact(setting: Setting, fit: Candidates, memory: Held, base: Plan, top: i
 def _no_fit(setting: Setting, candidates: Candidates, base: Plan, fixed: Fixed) -> NoFit:
     """The plan that misses by least, and the smallest cluster where one fits."""
     available = setting.cluster.memory
-    nearest, allocated = "none is legal", 0.0
-    kinds: dict[str, float] = {}
-    if len(candidates):
-        memory = memory_of(setting, candidates)
-        place = int(memory.total.argmin())
-        nearest = str(plan_of(candidates.point(place), base))
-        kinds = {kind: float(getattr(memory, kind)[place]) for kind in KINDS}
-        allocated = float(memory.total[place])
+    memory = memory_of(setting, candidates)
+    place = int(memory.total.argmin())
     devices, plan = _smallest(setting, base, dataclasses.replace(fixed, data=None))
     return NoFit(
-        nearest=nearest,
-        kinds=kinds,
-        allocated=allocated,
+        nearest=str(plan_of(candidates.point(place), base)),
+        kinds={kind: float(getattr(memory, kind)[place]) for kind in KINDS},
+        allocated=float(memory.total[place]),
         available=available,
         devices=devices,
         with_plan=plan,
@@ -279,6 +309,16 @@ def _smallest(setting: Setting, base: Plan, fixed: Fixed) -> tuple[int, str]:
         if plan is not None:
             return devices, plan
     return high, found
+
+
+def _none_legal(graph: CostGraph, devices: int, base: Plan, keys: Collection[str]) -> str:
+    asked = [base.item(key) for key in keys if base.value(key) is not None]
+    under = f" with {','.join(asked)}" if asked else ""
+    return (
+        f"no plan{under} gives each of {devices} devices a sample of each micro-batch, of a batch of "
+        f"{graph.batch}, and a layer of {graph.layers}; take fewer --devices, a larger --batch, or leave out "
+        "keys of --plan"
+    )
 
 
 def _notes(graph: CostGraph, cluster: Cluster, base: Plan, keys: Collection[str]) -> Iterator[str]:
