@@ -20,6 +20,7 @@ from ronde.planner.enumeration import Fixed, enumerate_candidates
 from ronde.planner.estimate import Setting, memory_of, seconds_of, simulated
 from ronde.planner.link import Link
 from ronde.planner.modelled import NOT_MODELLED, PRICED
+from ronde.planner.report import report
 from ronde.planner.search import fitting, front, search
 from ronde.planner.software import ronde_software
 from ronde.planner.transformer import MODELS, Transformer, transformer_graph
@@ -164,14 +165,32 @@ def test_nothing_fits_names_the_nearest_and_the_smallest_cluster() -> None:
     there = search(graph, read_cluster("dgx-a100").resized(found.devices), BF16)
     assert there.choices
     assert not search(graph, read_cluster("dgx-a100").resized(found.devices - 8), BF16).choices
+    # What is not built is marked, and the smallest cluster is named for what is.
+    assert found.with_missing
+    assert found.runs >= found.devices
+    there = search(graph, read_cluster("dgx-a100").resized(found.runs), BF16)
+    assert any(not choice.missing for choice in there.choices)
+    page = report(answer)
+    assert f"{found.with_plan}  (not in this version)" in page
+    assert f"smallest by a plan of this version: {found.runs}, by {found.with_plan_that_runs}" in page
+
+
+def test_all_that_is_not_built_is_named() -> None:
+    page = report(
+        search(transformer_graph(SMALL), read_cluster("dgx-a100"), expand("precision=fp32"), top=60)
+    )
+    named = " ".join(page.partition("not in this version: ")[2].partition(";")[0].split())
+    for what in ("pipeline=2", "tensor=2 with micro-batches=2", "tensor=2 with state=zero3"):
+        assert what in named.split(", "), page
+    assert named.count("state=") == 1
 
 
 def test_plans_are_ready_to_run_or_said_not_to_be() -> None:
     answer = search(transformer_graph(SMALL), read_cluster("dgx-a100"), BF16)
-    assert any(choice.runs == "" for choice in answer.choices)
+    assert any(not choice.missing for choice in answer.choices)
     for choice in answer.choices:
         assert expand(choice.plan).compute.precision == "bf16"
-        assert (choice.runs == "") == ("tensor" not in choice.plan and "pipeline" not in choice.plan)
+        assert (not choice.missing) == ("tensor" not in choice.plan and "pipeline" not in choice.plan)
         assert choice.low < choice.seconds < choice.high
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ronde.errors import PlanError, UsageError
 from ronde.plan import Plan, expand, validate
+from ronde.plan.available import BUILT
 from ronde.plan.validate import contradictions
 from ronde.planner.answer import Answer, Choice, NoFit
 from ronde.planner.candidates import Candidates, Point, plan_of
@@ -229,7 +230,7 @@ def _choice(  # noqa: PLR0913 - all of one row
         reserved=allocated * cluster.reserved,
         kinds={kind: float(getattr(memory, kind)[place]) for kind in KINDS},
         walls=tuple((wall.name, wall.gain) for wall in walls(setting, point, best)),
-        runs="; ".join(problems),
+        missing=tuple(problems),
         exact=plan.exact,
         parts={name: float(getattr(closed, name)[place]) for name in names},
         tight=allocated * cluster.reserved > cluster.memory,
@@ -275,40 +276,66 @@ def _no_fit(setting: Setting, candidates: Candidates, base: Plan, fixed: Fixed) 
     available = setting.cluster.memory
     memory = memory_of(setting, candidates)
     place = int(memory.total.argmin())
-    devices, plan = _smallest(setting, base, dataclasses.replace(fixed, data=None))
+    nearest = plan_of(candidates.point(place), base)
+    free = dataclasses.replace(fixed, data=None)
+    devices, plan = _smallest(setting, base, free)
+    missing = () if plan is None else tuple(validate(plan, devices))
+    runs, plan_that_runs = _smallest(setting, base, free, runs=True) if missing else (devices, plan)
     return NoFit(
-        nearest=str(plan_of(candidates.point(place), base)),
+        nearest=str(nearest),
         kinds={kind: float(getattr(memory, kind)[place]) for kind in KINDS},
         allocated=float(memory.total[place]),
         available=available,
         devices=devices,
-        with_plan=plan,
+        with_plan="" if plan is None else str(plan),
+        runs=runs,
+        with_plan_that_runs="" if plan_that_runs is None else str(plan_that_runs),
+        nearest_missing=tuple(validate(nearest, setting.cluster.devices)),
+        with_missing=missing,
     )
 
 
-def _smallest(setting: Setting, base: Plan, fixed: Fixed) -> tuple[int, str]:
-    """The smallest number of devices on which a plan fits, in whole nodes, and the quickest such plan."""
-    node = setting.cluster.node_size
+def _smallest(setting: Setting, base: Plan, fixed: Fixed, *, runs: bool = False) -> tuple[int, Plan | None]:
+    """The smallest number of devices on which a plan fits, in whole nodes, and the quickest such plan.
 
-    def best(devices: int) -> str | None:
+    Args:
+        runs: consider only plans that this version can run.
+    """
+    node = setting.cluster.node_size
+    if runs:
+        if validate(base):
+            return 0, None
+        fixed = _built(fixed)
+
+    def best(devices: int) -> Plan | None:
         grown = dataclasses.replace(setting, cluster=setting.cluster.resized(devices))
-        fit, _ = fitting(grown, enumerate_candidates(setting.graph, devices, fixed, node))
+        every = enumerate_candidates(setting.graph, devices, fixed, node)
+        fit, _ = fitting(grown, every.take(_consistent(every, base)))
         if not len(fit):
             return None
-        return str(plan_of(fit.point(int(seconds_of(grown, fit).total.argmin())), base))
+        order = np.argsort(seconds_of(grown, fit).total, kind="stable")
+        plans = (plan_of(fit.point(int(place)), base) for place in (order[:_TRIED] if runs else order[:1]))
+        return next((plan for plan in plans if not runs or not validate(plan, devices)), None)
 
     low, high = setting.cluster.devices, setting.cluster.devices
     found = None
     while found is None:
         low, high = high, high * _GROWTH
         if high > _MOST_DEVICES:
-            return 0, ""
+            return 0, None
         found = best(high)
     for devices in range(-(-(low + 1) // node) * node, high, node):
         plan = best(devices)
         if plan is not None:
             return devices, plan
     return high, found
+
+
+def _built(fixed: Fixed) -> Fixed:
+    """With the degrees of which this version has only one value."""
+    single = {name: values[0] for name, values in BUILT.items() if len(values) == 1}
+    free = {name: value for name, value in single.items() if getattr(fixed, name) is None}
+    return dataclasses.replace(fixed, **free)
 
 
 def _none_legal(graph: CostGraph, devices: int, base: Plan, keys: Collection[str]) -> str:
