@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ronde.errors import UsageError
 from ronde.planner.cluster_file import PRESETS, parse_cluster, preset_text, read_cluster
+from ronde.planner.transformer import read_model
 
 NAMED = {"dgx-a100", "dgx-h100", "a100-40-roce", "8xV100-100GbE", "2xcpu"}
 
@@ -43,11 +45,28 @@ def changed(old: str, new: str) -> str:
         ("fp32 = 19.5", "fp31 = 19.5", "peak-tflops is missing: give a table with fp32"),
         ('operation = "alltoall"', 'operation = "all_to_all"', "(did you mean alltoall?)"),
         ('backend = "nccl"', 'backend = "mpi"', "backend is 'mpi': give nccl or gloo"),
+        ("nics = 8", "nics = 1.5", "network.nics is 1.5: give a whole number"),
         ("nics = 8", 'nics = "8"', "network.nics is '8': give a number"),
     ],
 )
 def test_a_mistake_names_field_value_and_fix(old: str, new: str, said: str) -> None:
     assert said in changed(old, new)
+
+
+def test_what_is_no_table_is_named() -> None:
+    text = "groups = [1]\nnode = 3\nnetwork = 'x'\nmeasured = [4]\nsources = 5"
+    with pytest.raises(UsageError) as refused:
+        parse_cluster(text, "x.toml")
+    for named in ("groups[0] is 1", "node is 3", "network is 'x'", "measured[0] is 4", "sources is 5"):
+        assert f"{named}: give a table" in str(refused.value)
+
+
+@pytest.mark.parametrize("read", [read_cluster, read_model])
+def test_bytes_are_no_toml(read: Callable[[str], object], tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match=r"x\.toml is no TOML"):
+        read(str(file))
 
 
 def test_all_mistakes_are_told_at_once() -> None:

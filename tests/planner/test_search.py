@@ -8,8 +8,10 @@ import math
 import numpy as np
 import pytest
 
+from ronde.errors import UsageError
 from ronde.plan import expand
 from ronde.plan.axes import KEYS
+from ronde.plan.validate import contradictions
 from ronde.planner.candidates import Candidates, plan_of
 from ronde.planner.cluster import Cluster
 from ronde.planner.cluster_file import read_cluster
@@ -18,6 +20,7 @@ from ronde.planner.enumeration import Fixed, enumerate_candidates
 from ronde.planner.estimate import Setting, memory_of, seconds_of, simulated
 from ronde.planner.link import Link
 from ronde.planner.modelled import NOT_MODELLED, PRICED
+from ronde.planner.report import report
 from ronde.planner.search import fitting, front, search
 from ronde.planner.software import ronde_software
 from ronde.planner.transformer import MODELS, Transformer, transformer_graph
@@ -162,23 +165,71 @@ def test_nothing_fits_names_the_nearest_and_the_smallest_cluster() -> None:
     there = search(graph, read_cluster("dgx-a100").resized(found.devices), BF16)
     assert there.choices
     assert not search(graph, read_cluster("dgx-a100").resized(found.devices - 8), BF16).choices
+    # What is not built is marked, and the smallest cluster is named for what is.
+    assert found.with_missing
+    assert found.runs >= found.devices
+    there = search(graph, read_cluster("dgx-a100").resized(found.runs), BF16)
+    assert any(not choice.missing for choice in there.choices)
+    page = report(answer)
+    assert f"{found.with_plan}  (not in this version)" in page
+    assert f"smallest by a plan of this version: {found.runs}, by {found.with_plan_that_runs}" in page
+
+
+def test_all_that_is_not_built_is_named() -> None:
+    page = report(
+        search(transformer_graph(SMALL), read_cluster("dgx-a100"), expand("precision=fp32"), top=60)
+    )
+    named = " ".join(page.partition("not in this version: ")[2].partition(";")[0].split())
+    for what in ("pipeline=2", "tensor=2 with micro-batches=2", "tensor=2 with state=zero3"):
+        assert what in named.split(", "), page
+    assert named.count("state=") == 1
 
 
 def test_plans_are_ready_to_run_or_said_not_to_be() -> None:
     answer = search(transformer_graph(SMALL), read_cluster("dgx-a100"), BF16)
-    assert any(choice.runs == "" for choice in answer.choices)
+    assert any(not choice.missing for choice in answer.choices)
     for choice in answer.choices:
         assert expand(choice.plan).compute.precision == "bf16"
-        assert (choice.runs == "") == ("tensor" not in choice.plan and "pipeline" not in choice.plan)
+        assert (not choice.missing) == ("tensor" not in choice.plan and "pipeline" not in choice.plan)
         assert choice.low < choice.seconds < choice.high
 
 
 def test_inexact_plans_come_only_when_asked_for() -> None:
     graph, cluster = transformer_graph(SMALL), read_cluster("8xV100-100GbE")
-    plain = search(graph, cluster, expand("precision=fp16"), top=50)
-    asked = search(graph, cluster, expand("precision=fp16"), top=50, allow_inexact=True)
+    plain = search(graph, cluster, expand("precision=fp32"), top=50)
+    asked = search(graph, cluster, expand("precision=fp32"), top=50, allow_inexact=True)
     assert all(choice.exact for choice in plain.choices)
     assert any(not choice.exact for choice in asked.choices)
+    # None of them goes with fp16, and that is said.
+    none = search(graph, cluster, expand("precision=fp16"), top=50, allow_inexact=True)
+    assert "no plan that changes the update goes with what is fixed" in "".join(none.notes)
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ("tensor=3", "tensor=3 and 8 ranks contradict each other; nearest legal: 9 ranks"),
+        ("state=zero2,compressor=int8", "compressor=int8 and state=zero2 contradict each other"),
+        ("micro-batches=128", "no plan with micro-batches=128 gives each of 8 devices a sample"),
+    ],
+)
+def test_what_no_plan_can_have_is_refused(items: str, said: str) -> None:
+    base = expand(f"{items},precision=bf16")
+    keys = [item.partition("=")[0] for item in items.split(",")]
+    with pytest.raises(UsageError, match=said):
+        search(transformer_graph(SMALL), read_cluster("dgx-a100"), base, keys=keys)
+
+
+@pytest.mark.parametrize(
+    "items", ["ps-async", "onebit", "local-sgd", "compile=true", "state=server", "compressor=int8"]
+)
+def test_no_candidate_contradicts_what_is_fixed(items: str) -> None:
+    base = expand(f"{items},precision=bf16")
+    graph, cluster = transformer_graph(SMALL), read_cluster("8xV100-100GbE").resized(2)
+    for choice in search(graph, cluster, base, top=50, allow_inexact=True).choices:
+        plan = expand(choice.plan)
+        assert not contradictions(plan, 2), choice.plan
+        assert "server" not in items or plan.state.placement == "server"
 
 
 def test_fixed_keys_stay() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ronde.errors import UsageError
 from ronde.planner.traced import graph_of, traced
@@ -70,6 +71,73 @@ def test_this_process_goes_on_as_what_it_was(tmp_path: Path) -> None:
 def test_without_data_as_with_data(tmp_path: Path) -> None:
     script = written(tmp_path)
     assert saved(trace_script(script, [])) == saved(trace_script(script, [], real=True)) > 0
+
+
+def test_a_value_is_printed_in_a_form(tmp_path: Path) -> None:
+    printed = 'print(f"{nn.utils.clip_grad_norm_(model.parameters(), 1.0):.3f} {loss}")'
+    assert "problem" not in trace_script(written(tmp_path, printed), [])
+
+
+def test_a_copy_of_a_model_has_no_data_either(tmp_path: Path) -> None:
+    copied = (
+        "average = torch.optim.swa_utils.AveragedModel(nn.Sequential(model, nn.BatchNorm1d(4))); average(x)"
+    )
+    assert saved(trace_script(written(tmp_path, copied), [])) == saved(trace_script(written(tmp_path), []))
+
+
+def test_a_checkpoint_is_left_as_it_is(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "model.pt"
+    checkpoint.write_bytes(b"of a training")
+    script = written(tmp_path, f"torch.save(model.state_dict(), {str(checkpoint)!r})")
+    assert "problem" not in trace_script(script, [])
+    assert checkpoint.read_bytes() == b"of a training"
+
+
+BY_NAME = """
+import torch
+from torch import nn
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(50, 8), nn.Linear(8, 2)
+
+    def forward(self, labels, words):
+        loss = nn.functional.cross_entropy(self.out(self.table(words).mean(1)), labels)
+        return OUTPUT
+
+model = Words()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    batch = {"labels": torch.randint(2, (16,)), "words": torch.randint(50, (16, 12))}
+    output = model(**batch)
+    getattr(output, "loss", output).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("output", ["loss", "__import__('types').SimpleNamespace(loss=loss)"])
+def test_a_batch_that_is_given_by_name(tmp_path: Path, output: str) -> None:
+    script = tmp_path / "by_name.py"
+    script.write_text(BY_NAME.replace("OUTPUT", output))
+    amounts = trace_script(str(script), [])
+    assert (amounts["rows"], amounts["tokens"]) == (16, 12)
+
+
+@pytest.mark.parametrize("device", ['"cuda" if torch.cuda.is_available() else "cpu"', '"cuda"'])
+def test_a_script_for_a_device_that_is_there_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    text = SMALL.replace('model.to("cpu")', f"device = {device}\nmodel.to(device)")
+    text = text.replace("model(x)", "model(x.pin_memory().cuda())").replace(
+        "(output, y)", "(output, y.to(device))"
+    )
+    text = text.replace("LAST", "torch.zeros(1, device=device); torch.cuda.synchronize()")
+    script = tmp_path / "on_a_device.py"
+    script.write_text(text)
+    assert trace_script(str(script), []) == trace_script(written(tmp_path), [])
+    assert torch.cuda.is_available()
 
 
 @pytest.mark.soak

@@ -21,7 +21,7 @@ class Choice:
         allocated, reserved: bytes of the worst rank.
         kinds: of `allocated`, bytes by kind.
         walls: name and gain, the largest first.
-        runs: whether this version can run it, and "" or what keeps it from that.
+        missing: what keeps this version from running it; empty if it can.
         exact: whether it keeps the single-device update.
         parts: seconds by what they go to.
         tight: whether what the allocator usually reserves would not fit.
@@ -38,7 +38,7 @@ class Choice:
     reserved: float
     kinds: Mapping[str, float]
     walls: tuple[tuple[str, float], ...]
-    runs: str
+    missing: tuple[str, ...]
     exact: bool
     parts: Mapping[str, float]
     tight: bool
@@ -53,6 +53,9 @@ class NoFit:
         nearest: the plan that misses by least, its bytes by kind, and what a device has.
         devices: how many of the cluster's devices would do; 0 where not even the largest tried would.
         with_plan: the plan that fits there.
+        runs: how many would do for plans that this version can run; 0 as above.
+        with_plan_that_runs: that plan.
+        nearest_missing, with_missing: what keeps this version from running the first two plans.
     """
 
     nearest: str
@@ -61,6 +64,10 @@ class NoFit:
     available: float
     devices: int
     with_plan: str
+    runs: int
+    with_plan_that_runs: str
+    nearest_missing: tuple[str, ...]
+    with_missing: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

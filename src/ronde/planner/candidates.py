@@ -75,9 +75,10 @@ class Candidates:
 
 
 def plan_of(point: Point, base: Plan) -> Plan:
-    """The plan that a candidate spells; what no candidate has is as in `base`."""
+    """The plan that a candidate spells; what no candidate has is as in `base`, parameter servers among it."""
     schedule: Any = SCHEDULES[point.schedule] if point.pipeline > 1 else None
-    placement: Any = PLACEMENTS[point.placement]
+    named: Any = PLACEMENTS[point.placement]
+    placement = named if base.state.placement in PLACEMENTS else base.state.placement
     recompute: Any = RECOMPUTES[point.recompute]
     return dataclasses.replace(
         base,

@@ -31,18 +31,23 @@ THIS_HOST = "this-host"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Field:
-    """A number in the file: its bounds, what a value beyond them likely is, and a default (None: needed)."""
+    """A number in the file: its bounds, what a value beyond them likely is, and a default (None: needed).
+
+    Attributes:
+        whole: whether it is a number of things.
+    """
 
     low: float
     high: float
     small: str = "check the unit"
     large: str = "check the unit"
     default: float | None = None
+    whole: bool = False
 
 
 _GROUP = {
-    "nodes": _Field(low=1, high=1e6),
-    "devices": _Field(low=1, high=1024),
+    "nodes": _Field(low=1, high=1e6, whole=True),
+    "devices": _Field(low=1, high=1024, whole=True),
     "memory-gib": _Field(
         low=0.05, high=2048, small="give GiB", large="if these are MiB, divide by 1024; give GiB"
     ),
@@ -78,7 +83,7 @@ _NETWORK = {
         small="if these are GB/s, multiply by 8; give Gbit/s of one card",
         large="give Gbit/s of one card, and the number of cards as nics",
     ),
-    "nics": _Field(low=1, high=64),
+    "nics": _Field(low=1, high=64, whole=True),
     "alpha-us": _Field(low=0, high=100_000, large="give microseconds"),
     "gamma-ns": _Field(low=0, high=1e6, default=0.0),
     "straggle-ms": _Field(low=0, high=10_000, large="give milliseconds", default=0.0),
@@ -93,7 +98,7 @@ _TOP = {
     "fitted-rows-from": _Field(low=1, high=1e12, default=1.0),
     "fitted-rows-to": _Field(low=1, high=1e12, default=math.inf),
 }
-_MEASURED = {**_NODE, "ranks": _Field(low=2, high=1e6)}
+_MEASURED = {**_NODE, "ranks": _Field(low=2, high=1e6, whole=True)}
 _DTYPES = ("bf16", "fp16", "tf32", "fp32")
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall")
 
@@ -118,11 +123,14 @@ def read_cluster(source: str) -> Cluster:
             )
         return parse_cluster(preset_text(source), source)
     try:
-        return parse_cluster(Path(source).read_text(encoding="utf-8"), source)
+        text = Path(source).read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"cannot read --cluster {source}: {error.strerror}; give a preset or a .toml file"
         ) from None
+    except UnicodeDecodeError as error:
+        raise _no_toml(source, error) from None
+    return parse_cluster(text, source)
 
 
 def parse_cluster(text: str, source: str) -> Cluster:
@@ -130,11 +138,15 @@ def parse_cluster(text: str, source: str) -> Cluster:
     try:
         fields = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{source} is no TOML: {error}; see docs/planner.md for the form") from None
+        raise _no_toml(source, error) from None
     wrong = list(_mistakes(fields))
     if wrong:
         raise UsageError(f"{source}: {'; '.join(wrong)}")
     return _cluster(fields)
+
+
+def _no_toml(source: str, error: ValueError) -> UsageError:
+    return UsageError(f"{source} is no TOML: {error}; see docs/planner.md for the form")
 
 
 def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
@@ -149,6 +161,9 @@ def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
         groups = []
     for place, group in enumerate(groups):
         where = f"groups[{place}]."
+        if not isinstance(group, dict):
+            yield _no_table(f"groups[{place}]", group, "[[groups]]")
+            continue
         yield from _unknown(group, (*_GROUP, "device", "peak-tflops"), where)
         yield from _numbers(group, _GROUP, where)
         yield from _peaks(group, where)
@@ -156,15 +171,28 @@ def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
         if name not in fields:
             yield f"{name} is missing: add [{name}] with {', '.join(table)}"
             continue
+        if not isinstance(fields[name], dict):
+            yield _no_table(name, fields[name], f"[{name}]")
+            continue
         yield from _unknown(fields[name], tuple(table), f"{name}.")
         yield from _numbers(fields[name], table, f"{name}.")
-    for place, row in enumerate(fields.get("measured", [])):
+    if not isinstance(fields.get("sources", {}), dict):
+        yield _no_table("sources", fields["sources"], "[sources]")
+    measured = fields.get("measured", [])
+    for place, row in enumerate(measured if isinstance(measured, list) else [measured]):
+        if not isinstance(row, dict):
+            yield _no_table(f"measured[{place}]", row, "[[measured]]")
+            continue
         yield from _unknown(row, (*_MEASURED, "operation"), f"measured[{place}].")
         yield from _numbers(row, _MEASURED, f"measured[{place}].")
         if row.get("operation") not in _OPERATIONS:
             hint = did_you_mean(str(row.get("operation")), _OPERATIONS)
             known = ", ".join(_OPERATIONS)
             yield f"measured[{place}].operation is {row.get('operation')!r}{hint}: give one of {known}"
+
+
+def _no_table(name: str, value: object, heading: str) -> str:
+    return f"{name} is {value!r}: give a table, under {heading}"
 
 
 def _unknown(fields: Mapping[str, Any], known: tuple[str, ...], where: str) -> Iterator[str]:
@@ -184,6 +212,8 @@ def _numbers(fields: Mapping[str, Any], table: Mapping[str, _Field], where: str)
 def _number(name: str, value: Any, field: _Field) -> Iterator[str]:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         yield f"{name} is {value!r}: give a number"
+    elif field.whole and value != int(value):
+        yield f"{name} is {value:g}: give a whole number"
     elif value < 0:
         yield f"{name} is {value:g}, and cannot be negative: leave out the minus"
     elif value < field.low:

@@ -55,8 +55,8 @@ def enumerate_candidates(graph: CostGraph, devices: int, fixed: Fixed, node: int
     """Every legal combination of degrees, micro-batches, placement, recompute and schedule.
 
     A pipeline has no more stages than layers; tensor parallelism divides heads and lies in whole parts of
-    nodes; context parallelism is a power of two; each rank has a sample at least. Micro-batches are powers of
-    two up to the samples of a rank, and all of them.
+    nodes; context parallelism is a power of two; each rank has a sample at least of each micro-batch.
+    Micro-batches are powers of two up to the samples of a rank, and all of them.
 
     Args:
         node: devices of a node.
@@ -67,7 +67,9 @@ def enumerate_candidates(graph: CostGraph, devices: int, fixed: Fixed, node: int
         if data > graph.batch or (fixed.data is not None and fixed.data != data):
             continue
         samples = -(-graph.batch // data)
-        micros = _only(fixed.micro_batches, _pieces(samples))
+        micros = [each for each in _only(fixed.micro_batches, _pieces(samples)) if each <= samples]
+        if not micros:
+            continue
         states = _only(fixed.placement, range(4) if pipeline == 1 else range(2))
         if data * context == 1:
             states = _only(fixed.placement, [0])

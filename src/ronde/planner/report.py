@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ronde.planner.answer import Answer, Choice, NoFit
 
@@ -11,6 +12,7 @@ __all__ = ["report"]
 
 _WIDTH = 110
 _LEAST_GAIN = 0.005
+_VALUE = re.compile(r"=\S+")
 
 
 def report(answer: Answer) -> str:
@@ -21,7 +23,8 @@ def report(answer: Answer) -> str:
     )
     body = _no_fit(answer.no_fit) if answer.no_fit is not None else _table(answer)
     notes = [
-        textwrap.fill(note, _WIDTH, subsequent_indent="  ") for note in (*answer.notes, *_legend(answer))
+        textwrap.fill(note, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        for note in (*answer.notes, *_legend(answer))
     ]
     return "\n\n".join([textwrap.fill(heading, _WIDTH), body, "\n".join(notes)]).rstrip()
 
@@ -47,7 +50,24 @@ def _table(answer: Answer) -> str:
 
 
 def _marks(choice: Choice) -> str:
-    return ("" if choice.exact else "  (inexact)") + ("  (not in this version)" if choice.runs else "")
+    return ("" if choice.exact else "  (inexact)") + _mark(choice.missing)
+
+
+def _mark(missing: Sequence[str]) -> str:
+    return "  (not in this version)" if missing else ""
+
+
+def _named(missing: Iterable[str]) -> list[str]:
+    """What is not built, by its first example: others of a kind differ by a value."""
+    kinds: dict[str, str] = {}
+    for sentence in missing:
+        what = sentence.partition(" is not available")[0]
+        kinds.setdefault(_VALUE.sub("", what), what)
+    if not kinds:
+        return []
+    return [
+        f"not in this version: {', '.join(kinds.values())}; ronde plan show PLAN names the nearest that is"
+    ]
 
 
 def _wall(walls: Sequence[tuple[str, float]], place: int) -> str:
@@ -57,7 +77,7 @@ def _wall(walls: Sequence[tuple[str, float]], place: int) -> str:
 
 def _legend(answer: Answer) -> list[str]:
     if answer.no_fit is not None:
-        return []
+        return _named((*answer.no_fit.nearest_missing, *answer.no_fit.with_missing))
     lines = [
         "a wall takes that share of the step: with ideal kernels (compute), infinite memory, free links "
         "(communication), no bubble, a free loader (data)"
@@ -66,11 +86,9 @@ def _legend(answer: Answer) -> list[str]:
         lines.append(
             "!: what the allocator usually reserves is more than the device has; it may have to give back"
         )
-    missing = sorted({choice.runs for choice in answer.choices if choice.runs}, key=len)
-    if missing:
-        lines.append(f"not in this version: {missing[0]}")
-        if all(choice.runs for choice in answer.choices):
-            lines.append("none of these runs in this version, nor does any other that fits")
+    lines += _named(sentence for choice in answer.choices for sentence in choice.missing)
+    if all(choice.missing for choice in answer.choices):
+        lines.append("none of these runs in this version, nor does any other that fits")
     return lines
 
 
@@ -78,11 +96,21 @@ def _no_fit(no_fit: NoFit) -> str:
     kinds = ", ".join(f"{kind} {value / 2**30:.2f}" for kind, value in no_fit.kinds.items() if value)
     lines = [
         f"does not fit: a device has {no_fit.available / 2**30:.2f} GiB for it",
-        f"nearest plan: {no_fit.nearest}: {no_fit.allocated / 2**30:.2f} GiB on the worst rank",
+        f"nearest plan: {no_fit.nearest}: {no_fit.allocated / 2**30:.2f} GiB on the worst rank"
+        + _mark(no_fit.nearest_missing),
         f"GiB by kind: {kinds}",
     ]
     if no_fit.devices:
-        lines.append(f"smallest cluster of these devices that does: {no_fit.devices}, by {no_fit.with_plan}")
+        lines.append(
+            f"smallest cluster of these devices that does: {no_fit.devices}, by {no_fit.with_plan}"
+            + _mark(no_fit.with_missing)
+        )
+        if no_fit.with_missing and no_fit.runs:
+            lines.append(
+                f"smallest by a plan of this version: {no_fit.runs}, by {no_fit.with_plan_that_runs}"
+            )
+        elif no_fit.with_missing:
+            lines.append("no plan of this version fits on any number of these devices that was tried")
     else:
         lines.append("no number of these devices that was tried would do; take some with more memory")
     return "\n".join(lines)

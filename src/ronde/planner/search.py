@@ -8,7 +8,10 @@ from collections.abc import Collection, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ronde.errors import PlanError, UsageError
 from ronde.plan import Plan, expand, validate
+from ronde.plan.available import BUILT
+from ronde.plan.validate import contradictions
 from ronde.planner.answer import Answer, Choice, NoFit
 from ronde.planner.candidates import Candidates, Point, plan_of
 from ronde.planner.cluster import Cluster
@@ -65,8 +68,14 @@ def search(
         base: values that all candidates have; those of `keys` are fixed, others searched.
         keys: names of keys that the user has given.
         allow_inexact: whether plans that change the update are ranked beside.
+
+    Raises:
+        UsageError: `base` contradicts itself or the number of devices, or leaves no plan.
     """
     devices = cluster.devices
+    wrong = contradictions(base, devices)
+    if wrong:
+        raise PlanError("; ".join(wrong))
     software = ronde_software(base.compute.precision, graph.slots, graph.itemsize, float(base.bucket_bytes))
     setting = Setting(
         cluster=cluster,
@@ -77,6 +86,9 @@ def search(
     )
     fixed = fixed_by(base, keys)
     candidates = enumerate_candidates(graph, devices, fixed, cluster.node_size)
+    candidates = candidates.take(_consistent(candidates, base))
+    if not len(candidates):
+        raise UsageError(_none_legal(graph, devices, base, keys))
     fit, memory = fitting(setting, candidates)
     notes = list(_notes(graph, cluster, base, keys))
     answer = Answer(
@@ -97,9 +109,31 @@ def search(
         return dataclasses.replace(answer, no_fit=_no_fit(setting, candidates, base, fixed))
     choices = _ranked(setting, candidates, fit, memory, base, top)
     if allow_inexact and base.exact:
-        choices += _inexact(setting, fit, memory, base, top)
+        inexact = _inexact(setting, fit, memory, base, top)
+        choices += inexact
+        if not inexact:
+            notes.append(
+                "no plan that changes the update goes with what is fixed, or fits as copies: try "
+                "--plan precision=fp32"
+            )
     choices.sort(key=lambda choice: choice.seconds)
-    return dataclasses.replace(answer, choices=tuple(choices[:top]))
+    return dataclasses.replace(answer, choices=tuple(choices[:top]), notes=tuple(notes))
+
+
+def _consistent(candidates: Candidates, base: Plan) -> NDArray[np.bool_]:
+    """Which do not contradict what the user has fixed: placement, recomputation, whether batches are cut."""
+    numbers = np.array([candidates.placement, candidates.recompute, candidates.micro_batches > 1])
+    kinds, kind_of = np.unique(numbers, axis=1, return_inverse=True)
+    legal = [
+        not contradictions(
+            plan_of(
+                Point(data=1, placement=int(each[0]), recompute=int(each[1]), micro_batches=1 + int(each[2])),
+                base,
+            )
+        )
+        for each in kinds.T
+    ]
+    return np.array(legal, dtype=bool)[kind_of.reshape(-1)]
 
 
 def fitting(setting: Setting, candidates: Candidates) -> tuple[Candidates, Held]:
@@ -196,7 +230,7 @@ def _choice(  # noqa: PLR0913 - all of one row
         reserved=allocated * cluster.reserved,
         kinds={kind: float(getattr(memory, kind)[place]) for kind in KINDS},
         walls=tuple((wall.name, wall.gain) for wall in walls(setting, point, best)),
-        runs="; ".join(problems),
+        missing=tuple(problems),
         exact=plan.exact,
         parts={name: float(getattr(closed, name)[place]) for name in names},
         tight=allocated * cluster.reserved > cluster.memory,
@@ -227,8 +261,11 @@ def _inexact(setting: Setting, fit: Candidates, memory: Held, base: Plan, top: i
         asked = expand(items)
         plan = dataclasses.replace(base, communication=asked.communication, update=asked.update)
         theirs = dataclasses.replace(setting, traffic=traffic_of(plan))
+        legal = _consistent(some, plan)
+        if not legal.any():
+            continue
         closed = seconds_of(theirs, some)
-        place = int(closed.total.argmin())
+        place = int(np.where(legal, closed.total, np.inf).argmin())
         seconds = float(closed.total[place])
         found.append(_choice(theirs, some, place, closed, held, seconds, plan, seconds, False))
     return sorted(found, key=lambda choice: choice.seconds)[:top]
@@ -237,48 +274,78 @@ def _inexact(setting: Setting, fit: Candidates, memory: Held, base: Plan, top: i
 def _no_fit(setting: Setting, candidates: Candidates, base: Plan, fixed: Fixed) -> NoFit:
     """The plan that misses by least, and the smallest cluster where one fits."""
     available = setting.cluster.memory
-    nearest, allocated = "none is legal", 0.0
-    kinds: dict[str, float] = {}
-    if len(candidates):
-        memory = memory_of(setting, candidates)
-        place = int(memory.total.argmin())
-        nearest = str(plan_of(candidates.point(place), base))
-        kinds = {kind: float(getattr(memory, kind)[place]) for kind in KINDS}
-        allocated = float(memory.total[place])
-    devices, plan = _smallest(setting, base, dataclasses.replace(fixed, data=None))
+    memory = memory_of(setting, candidates)
+    place = int(memory.total.argmin())
+    nearest = plan_of(candidates.point(place), base)
+    free = dataclasses.replace(fixed, data=None)
+    devices, plan = _smallest(setting, base, free)
+    missing = () if plan is None else tuple(validate(plan, devices))
+    runs, plan_that_runs = _smallest(setting, base, free, runs=True) if missing else (devices, plan)
     return NoFit(
-        nearest=nearest,
-        kinds=kinds,
-        allocated=allocated,
+        nearest=str(nearest),
+        kinds={kind: float(getattr(memory, kind)[place]) for kind in KINDS},
+        allocated=float(memory.total[place]),
         available=available,
         devices=devices,
-        with_plan=plan,
+        with_plan="" if plan is None else str(plan),
+        runs=runs,
+        with_plan_that_runs="" if plan_that_runs is None else str(plan_that_runs),
+        nearest_missing=tuple(validate(nearest, setting.cluster.devices)),
+        with_missing=missing,
     )
 
 
-def _smallest(setting: Setting, base: Plan, fixed: Fixed) -> tuple[int, str]:
-    """The smallest number of devices on which a plan fits, in whole nodes, and the quickest such plan."""
-    node = setting.cluster.node_size
+def _smallest(setting: Setting, base: Plan, fixed: Fixed, *, runs: bool = False) -> tuple[int, Plan | None]:
+    """The smallest number of devices on which a plan fits, in whole nodes, and the quickest such plan.
 
-    def best(devices: int) -> str | None:
+    Args:
+        runs: consider only plans that this version can run.
+    """
+    node = setting.cluster.node_size
+    if runs:
+        if validate(base):
+            return 0, None
+        fixed = _built(fixed)
+
+    def best(devices: int) -> Plan | None:
         grown = dataclasses.replace(setting, cluster=setting.cluster.resized(devices))
-        fit, _ = fitting(grown, enumerate_candidates(setting.graph, devices, fixed, node))
+        every = enumerate_candidates(setting.graph, devices, fixed, node)
+        fit, _ = fitting(grown, every.take(_consistent(every, base)))
         if not len(fit):
             return None
-        return str(plan_of(fit.point(int(seconds_of(grown, fit).total.argmin())), base))
+        order = np.argsort(seconds_of(grown, fit).total, kind="stable")
+        plans = (plan_of(fit.point(int(place)), base) for place in (order[:_TRIED] if runs else order[:1]))
+        return next((plan for plan in plans if not runs or not validate(plan, devices)), None)
 
     low, high = setting.cluster.devices, setting.cluster.devices
     found = None
     while found is None:
         low, high = high, high * _GROWTH
         if high > _MOST_DEVICES:
-            return 0, ""
+            return 0, None
         found = best(high)
     for devices in range(-(-(low + 1) // node) * node, high, node):
         plan = best(devices)
         if plan is not None:
             return devices, plan
     return high, found
+
+
+def _built(fixed: Fixed) -> Fixed:
+    """With the degrees of which this version has only one value."""
+    single = {name: values[0] for name, values in BUILT.items() if len(values) == 1}
+    free = {name: value for name, value in single.items() if getattr(fixed, name) is None}
+    return dataclasses.replace(fixed, **free)
+
+
+def _none_legal(graph: CostGraph, devices: int, base: Plan, keys: Collection[str]) -> str:
+    asked = [base.item(key) for key in keys if base.value(key) is not None]
+    under = f" with {','.join(asked)}" if asked else ""
+    return (
+        f"no plan{under} gives each of {devices} devices a sample of each micro-batch, of a batch of "
+        f"{graph.batch}, and a layer of {graph.layers}; take fewer --devices, a larger --batch, or leave out "
+        "keys of --plan"
+    )
 
 
 def _notes(graph: CostGraph, cluster: Cluster, base: Plan, keys: Collection[str]) -> Iterator[str]:

@@ -124,7 +124,8 @@ def read_model(source: str) -> Transformer:
         raise UsageError(
             f"cannot read --model {source}: {error.strerror}; give a name or a .toml file"
         ) from None
-    except tomllib.TOMLDecodeError as error:
+    # Of text that is no TOML, or bytes that are no text.
+    except ValueError as error:
         raise UsageError(f"--model {source} is no TOML: {error}") from None
     wrong = list(_mistakes(fields))
     if wrong:

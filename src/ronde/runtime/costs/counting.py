@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ronde.parallel.blocks import repeated_blocks
+from ronde.patching.patches import Patches
 from ronde.runtime.costs.amounts import Part, Product
 from ronde.runtime.costs.fakes import answer, is_real, really
 
@@ -24,6 +25,7 @@ _ATTENTION = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
 }
 FIRST, LAST = "first", "last"
 
@@ -145,14 +147,25 @@ class Counter(TorchDispatchMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Forward of every module, from the outermost of the first model on."""
-        pre = nn.modules.module.register_module_forward_pre_hook(self._enter)
-        post = nn.modules.module.register_module_forward_hook(self._leave, always_call=True)
+        plain: Any = nn.Module.__call__
+
+        def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            # No hook of all modules is given arguments by name.
+            self._enter(module, (args, kwargs))
+            output = None
+            try:
+                output = plain(module, *args, **kwargs)
+            finally:
+                self._leave(module, output)
+            return output
+
+        patches = Patches()
+        patches.set(nn.Module, "__call__", call)
         try:
             with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda saved: saved):
                 yield
         finally:
-            pre.remove()
-            post.remove()
+            patches.restore()
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if not self.counting or torch._C._current_graph_task_id() != -1:
@@ -167,13 +180,14 @@ class Counter(TorchDispatchMode):
             self._now.calls += 1
             self._attended = False
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, output: Any) -> None:
         if not self.counting or torch._C._current_graph_task_id() != -1:
             return
         self._inside -= 1
         tensors = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
-        if module is self.model and tensors and tensors[0].dim():
-            self.rows += self._rows or int(tensors[0].shape[0])
+        if module is self.model:
+            # The output may be an object of its own, or a loss: rows are first those of the batch.
+            self.rows += self._rows or next((int(each.shape[0]) for each in tensors[:1] if each.dim()), 0)
         if module in self._places and tensors:
             self._places[module].output = float(tensors[0].numel())
             self._now = self.last
@@ -202,13 +216,18 @@ class Counter(TorchDispatchMode):
         self.know(iter(module.buffers()))
 
     def _batch(self, args: Any) -> None:
+        self._rows = 0
         tensors = [each for each in tree_leaves(args) if isinstance(each, Tensor) and each.dim()]
         if not tensors:
             return
         self.know(iter(tensors))
         self._rows = int(tensors[0].shape[0])
-        words = not tensors[0].dtype.is_floating_point and tensors[0].dim() == 2
-        self.tokens = int(tensors[0].shape[1]) if words else 1
+        # Labels or lengths may come first.
+        words = next((each for each in tensors if each.dim() == 2 and not each.dtype.is_floating_point), None)
+        if words is None or tensors[0].dtype.is_floating_point:
+            self.tokens = 1
+        else:
+            self.tokens = int(words.shape[1])
 
 
 def _key(tensor: Tensor) -> int:

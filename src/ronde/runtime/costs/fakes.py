@@ -73,11 +73,35 @@ def faked() -> Iterator[FakeTensorMode]:
             swap(old, new)
 
     patches.set(torch.utils, "swap_tensors", moved)
+    patches.add(FakeTensor, "__format__", _formatted)
+    copied = Tensor.__deepcopy__
+
+    def copy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+        return _copied(tensor, memo) if isinstance(tensor, FakeTensor) else really(copied, (tensor, memo), {})
+
+    patches.set(Tensor, "__deepcopy__", copy)
+    # It would overwrite a checkpoint with nothing.
+    patches.set(torch, "save", lambda *_, **__: None)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             yield mode
     finally:
         patches.restore()
+
+
+def _formatted(tensor: Tensor, spec: str) -> str:
+    """As of a tensor with data: of one value it is this value's."""
+    return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
+
+
+def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    """Another tensor without data: torch copies a storage, and there is none."""
+    if id(tensor) not in memo:
+        new = tensor.detach().clone()
+        is_parameter = isinstance(tensor, nn.Parameter)
+        asked = tensor.requires_grad
+        memo[id(tensor)] = nn.Parameter(new, asked) if is_parameter else new.requires_grad_(asked)
+    return memo[id(tensor)]
 
 
 def _uncompiled(model: Any = None, **_: Any) -> Any:

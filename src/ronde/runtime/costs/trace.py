@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
 from ronde.runtime.costs.amounts import Part
 from ronde.runtime.costs.counting import Counter
 from ronde.runtime.costs.fakes import faked
+from ronde.runtime.costs.processor import on_processor
 from ronde.runtime.script import as_a_guest, execute
 
 __all__ = ["trace_script"]
@@ -46,6 +47,7 @@ def trace_script(script: str, arguments: Sequence[str], *, real: bool = False) -
         with (
             as_a_guest(),
             _silent(),
+            contextlib.nullcontext() if real else on_processor(),
             contextlib.nullcontext() if real else faked(),
             counter,
             counter.watching(),
