@@ -61,10 +61,10 @@ class Manifest:
             ValueError: it is damaged.
         """
         fields = json.loads(text)
-        fields["arguments"] = tuple(fields["arguments"])
         try:
+            fields["arguments"] = tuple(fields["arguments"])
             manifest = cls(**fields)
-        except TypeError as error:
+        except (TypeError, KeyError) as error:
             raise ValueError(str(error)) from None
         if manifest.format != _FORMAT:
             raise ValueError(f"its format is {manifest.format}, and this ronde reads {_FORMAT}")
