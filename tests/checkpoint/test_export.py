@@ -39,13 +39,19 @@ def held_by(**models: torch.nn.Module) -> Held:
     return held
 
 
-def saved(folder: Path, **models: torch.nn.Module) -> None:
+def saved(folder: Path, *, step: int = 12, **models: torch.nn.Module) -> None:
     held = held_by(**models)
     state = take(held, lambda value: value, Unchanged(Held()), HostCopies())
     store = Store(folder, keep=2)
     fields = {"entries": 0, "journal_bytes": 0, "boundary": "call", "seed": 1, "plan": "ddp", "ranks": 2}
-    store.write(Manifest(step=12, script="a.py", **fields), state, b"")  # pyright: ignore[reportArgumentType]
+    store.write(Manifest(step=step, script="a.py", **fields), state, b"")  # pyright: ignore[reportArgumentType]
     store.close()
+
+
+def damage(place: Path) -> None:
+    content = bytearray((place / "state.pt").read_bytes())
+    content[-5] ^= 255
+    (place / "state.pt").write_bytes(content)
 
 
 def code(*arguments: str) -> object:
@@ -68,18 +74,42 @@ def test_models_are_loaded_by_others(tmp_path: Path) -> None:
                 assert torch.equal(found[key], value)
 
 
-def test_what_is_damaged_or_has_no_model_is_named(tmp_path: Path) -> None:
-    saved(tmp_path / "none")
-    place = find_checkpoint(tmp_path / "none")
-    assert place is not None
+def test_no_model(tmp_path: Path) -> None:
+    saved(tmp_path)
     with pytest.raises(UsageError, match="has no model: the script held none in a variable at that step"):
-        export_models(place, tmp_path / "out")
-    content = bytearray((place / "state.pt").read_bytes())
-    content[-5] ^= 255
-    (place / "state.pt").write_bytes(content)
-    with pytest.raises(UsageError, match=r"is no whole checkpoint \(its state is not what was written\)"):
-        export_models(place, tmp_path / "out")
-    assert find_checkpoint(tmp_path) is None
+        export_models(*find_checkpoint(tmp_path, pytest.fail), tmp_path / "out")
+
+
+def test_a_damaged_one_that_is_named(tmp_path: Path) -> None:
+    saved(tmp_path, net=Tied())
+    place = tmp_path / "step-00000012"
+    damage(place)
+    with pytest.raises(
+        UsageError, match=r"is no whole checkpoint \(its state is not what was written\); name another one"
+    ):
+        find_checkpoint(place, pytest.fail)
+    (place / "state.pt").unlink()
+    with pytest.raises(UsageError, match="is no whole checkpoint"):
+        find_checkpoint(place, pytest.fail)
+
+
+def test_the_newest_that_is_whole_is_taken(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path, net=torch.nn.Linear(2, 2))
+    saved(tmp_path, step=24, net=torch.nn.Linear(3, 3))
+    damage(tmp_path / "step-00000024")
+    assert code("export", str(tmp_path)) == 0
+    told = capfd.readouterr().err
+    assert "the checkpoint of step 24" in told
+    assert "damaged (its state is not what was written); the one before it is taken" in told
+    assert "net of step-00000012 as .pt and .safetensors" in told
+    assert torch.load(tmp_path / "export-12/net.pt")["bias"].shape == (2,)
+
+
+def test_none_is_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path, net=Tied())
+    damage(tmp_path / "step-00000012")
+    assert code("export", str(tmp_path)) == 2
+    assert f"no checkpoint in {tmp_path} is whole; name another folder" in capfd.readouterr().err
 
 
 def test_an_option_of_published_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -168,6 +168,30 @@ def test_a_damaged_checkpoint_is_passed_over_and_nothing_is_lost_where_all_are(t
     assert (tmp_path / "saved" / "journal").read_bytes() == journal
 
 
+def test_a_script_that_was_edited_is_said_to_be(tmp_path: Path) -> None:
+    text = """
+        import sys, torch
+        net = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        for step in range(int(sys.argv[1])):
+            optimizer.zero_grad()
+            net(torch.ones(4, 2)).sum().backward()
+            optimizer.step()
+        print(optimizer.param_groups[0]["lr"])
+    """
+    words = ["run", "--ranks", "1", "--checkpoint", "saved", "--every", "2", "--resume", "train.py"]
+    (tmp_path / "train.py").write_text(textwrap.dedent(text))
+    assert "has changed" not in forked.run([*words, "5"], directory=tmp_path).stderr
+    assert "has changed" not in forked.run([*words, "5"], directory=tmp_path).stderr
+    (tmp_path / "train.py").write_text(textwrap.dedent(text).replace("0.5", "0.25"))
+    done = forked.run([*words, "6"], directory=tmp_path)
+    assert done.stdout == "0.25\n", done.stderr
+    assert (
+        "since the checkpoint of step 4 the script has changed: its text and its arguments, which were 5; "
+        "the steps before it are not done again"
+    ) in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -4,43 +4,53 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from ronde.checkpoint.manifest import checkpoints_in
-from ronde.checkpoint.store import read_checkpoint
+from ronde.checkpoint.state import State
+from ronde.checkpoint.store import newest_whole, read_checkpoint
 from ronde.errors import UsageError
 
 __all__ = ["export_models", "find_checkpoint"]
 
 
-def find_checkpoint(path: Path) -> Path | None:
-    """The checkpoint that a path names, or the newest in a folder of them; None where it is neither."""
-    if (path / "manifest.json").is_file() and (path / "state.pt").is_file():
-        return path
-    return next((place for _, place in checkpoints_in(path)), None)
+def find_checkpoint(path: Path, tell: Callable[[str], object]) -> tuple[Path, State]:
+    """The checkpoint that a path names, or the newest in a folder of them that is whole.
+
+    Args:
+        tell: hears of those that are damaged.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if (path / "manifest.json").is_file():
+        try:
+            return path, read_checkpoint(path)[1]
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UsageError(f"{path} is no whole checkpoint ({error}); name another one") from None
+    found = newest_whole(path, tell, lambda place: (place, read_checkpoint(place)[1]))
+    if found is None:
+        raise UsageError(f"no checkpoint in {path} is whole; name another folder")
+    return found
 
 
-def export_models(place: Path, out: Path) -> list[str]:
+def export_models(place: Path, state: State, out: Path) -> list[str]:
     """Write the `state_dict` of each model of a checkpoint to `out`, as NAME.pt and NAME.safetensors.
 
     Returns:
         the names: of the script's variables.
 
     Raises:
-        UsageError: the checkpoint is damaged, or has no model.
+        UsageError: the checkpoint has no model.
         OSError: `out` cannot be written.
     """
-    try:
-        _, state = read_checkpoint(place)
-        tensors = state["tensors"]
-        models = {
-            name: {key: tensors[held] for key, held in keys.items()} for name, keys in state["models"].items()
-        }
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise UsageError(f"{place} is no whole checkpoint ({error}); name another one") from None
-    models = {name: values for name, values in models.items() if values}
+    models = {
+        name: {key: state["tensors"][held] for key, held in keys.items()}
+        for name, keys in state["models"].items()
+        if keys
+    }
     if not models:
         raise UsageError(f"{place} has no model: the script held none in a variable at that step")
     out.mkdir(parents=True, exist_ok=True)

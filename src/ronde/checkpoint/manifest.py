@@ -23,6 +23,7 @@ class Manifest:
         entries, journal_bytes: what of the journal belongs to it.
         boundary: what the script was about to do: `call` a model, or take the `next` batch.
         seed, plan, ranks, script, arguments: of the run.
+        script_digest: SHA-256 of the script's text; "" where it is not known.
         digest: SHA-256 of the state.
         held_up: seconds for which training stood still.
         state_bytes: of all tensors of the state.
@@ -38,6 +39,7 @@ class Manifest:
     ranks: int
     script: str
     arguments: tuple[str, ...] = ()
+    script_digest: str = ""
     digest: str = ""
     held_up: float = 0.0
     state_bytes: int = 0
@@ -61,10 +63,10 @@ class Manifest:
             ValueError: it is damaged.
         """
         fields = json.loads(text)
-        fields["arguments"] = tuple(fields["arguments"])
         try:
+            fields["arguments"] = tuple(fields["arguments"])
             manifest = cls(**fields)
-        except TypeError as error:
+        except (TypeError, KeyError) as error:
             raise ValueError(str(error)) from None
         if manifest.format != _FORMAT:
             raise ValueError(f"its format is {manifest.format}, and this ronde reads {_FORMAT}")

@@ -17,7 +17,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,7 +26,9 @@ from ronde.checkpoint.manifest import Manifest, checkpoints_in
 from ronde.checkpoint.state import State
 from ronde.errors import UsageError
 
-__all__ = ["NoCheckpoint", "Store", "newest", "read_checkpoint"]
+__all__ = ["NoCheckpoint", "Store", "newest", "newest_whole", "read_checkpoint"]
+
+Read = TypeVar("Read")
 
 
 class NoCheckpoint(UsageError):
@@ -113,19 +115,31 @@ def newest(folder: Path, tell: Callable[[str], object]) -> tuple[Manifest, State
     Raises:
         NoCheckpoint: there is none.
     """
+
+    def read(place: Path) -> tuple[Manifest, State, list[Entry]]:
+        manifest, state = read_checkpoint(place)
+        journal = (folder / "journal").read_bytes()[: manifest.journal_bytes]
+        entries = read_entries(journal)
+        if len(entries) != manifest.entries:
+            raise ValueError(f"its journal has {len(entries)} of {manifest.entries} entries")
+        return manifest, state, entries
+
+    found = newest_whole(folder, tell, read)
+    if found is None:
+        raise NoCheckpoint(f"no checkpoint in {folder} is whole; choose another folder to begin anew")
+    return found
+
+
+def newest_whole(folder: Path, tell: Callable[[str], object], read: Callable[[Path], Read]) -> Read | None:
+    """What `read` makes of the newest checkpoint that it can read; of newer ones, `tell` hears why not."""
     for step, place in checkpoints_in(folder):
         try:
-            manifest, state = read_checkpoint(place)
-            journal = (folder / "journal").read_bytes()[: manifest.journal_bytes]
-            entries = read_entries(journal)
-            if len(entries) != manifest.entries:
-                raise ValueError(f"its journal has {len(entries)} of {manifest.entries} entries")
-            return manifest, state, entries
+            return read(place)
         except (OSError, ValueError, JournalError, RuntimeError) as error:
             tell(
                 f"the checkpoint of step {step} in {folder} is damaged ({error}); the one before it is taken"
             )
-    raise NoCheckpoint(f"no checkpoint in {folder} is whole; choose another folder to begin anew")
+    return None
 
 
 def read_checkpoint(place: Path) -> tuple[Manifest, State]:

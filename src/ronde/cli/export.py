@@ -75,11 +75,10 @@ def _export_checkpoint(path: Path, out: Path | None, rows: str, version: int | N
             )
     from ronde.checkpoint.export import export_models, find_checkpoint
 
-    place = find_checkpoint(path)
-    assert place is not None
+    place, state = find_checkpoint(path, say)
     folder = out if out is not None else place.parent / f"export-{int(place.name.removeprefix('step-'))}"
     try:
-        names = export_models(place, folder)
+        names = export_models(place, state, folder)
     except ImportError as error:
         raise UsageError(
             f"ronde export needs a package that is missing ({error}): pip install 'ronde[serve]'"

@@ -34,6 +34,7 @@ from ronde.checkpoint.journal import Entry, Journal, Mismatch
 from ronde.checkpoint.manifest import Manifest, checkpoints_in
 from ronde.checkpoint.mirror import Mirror, is_url
 from ronde.checkpoint.outline import NoOutline, Outlines, build
+from ronde.checkpoint.same_script import changes_since, script_digest
 from ronde.checkpoint.schedule import Schedule
 from ronde.checkpoint.state import HostCopies, State, Unchanged, put_back, take
 from ronde.checkpoint.store import Store, newest
@@ -91,10 +92,12 @@ class Checkpoints:
             comm.barrier()
         self._silence: list[int] = []
         self._resumed: tuple[Manifest, State] | None = None
+        self._digest = script_digest(config.script, module=config.module)
         entries: list[Entry] | None = None
         if config.resume and any(checkpoints_in(folder)):
             manifest, state, entries = newest(folder, self._tell)
             self._resumed = manifest, state
+            self._tell_changes(manifest)
             self._history.resume(state["files"])
         self._journal = Journal(entries)
         comm.barrier()  # all have read before anybody writes
@@ -483,6 +486,7 @@ class Checkpoints:
                 ranks=self._config.world_size,
                 script=self._config.script,
                 arguments=tuple(self._config.arguments),
+                script_digest=self._digest,
             )
             self._draws.settle()
             content = self._journal.fresh()
@@ -554,6 +558,14 @@ class Checkpoints:
         return RondeError(f"--checkpoint cannot record what {name} returns: {reason}; leave out --checkpoint")
 
     # What the user sees.
+
+    def _tell_changes(self, manifest: Manifest) -> None:
+        changes = changes_since(manifest, self._digest, self._config.arguments)
+        if changes:
+            self._tell(
+                f"since the checkpoint of step {manifest.step} the script has changed: "
+                f"{' and '.join(changes)}; the steps before it are not done again"
+            )
 
     def _tell(self, words: str) -> None:
         if self._leads and not self._config.quiet:
