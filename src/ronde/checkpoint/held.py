@@ -96,12 +96,17 @@ def _roots(frame: types.FrameType | None) -> Iterator[tuple[str, Any]]:
                 yield f"{each.f_code.co_name}@{depth}.{name}", value
     for module_name in sorted(sys.modules):
         module = sys.modules[module_name]
-        if isinstance(module, types.ModuleType) and (module_name == "__main__" or is_users_module(module)):
-            if is_library(getattr(module, "__file__", None) or ""):
-                continue
+        if isinstance(module, types.ModuleType) and _is_of_script(module_name, module):
             for name, value in list(vars(module).items()):
                 if not name.startswith("__"):
                     yield f"{module_name}.{name}", value
+
+
+@functools.cache  # of thousands of modules, at every checkpoint
+def _is_of_script(name: str, module: types.ModuleType) -> bool:
+    if is_library(getattr(module, "__file__", None) or ""):
+        return False
+    return name == "__main__" or is_users_module(module)
 
 
 def _in_module(name: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
