@@ -310,6 +310,37 @@ class Comm:
             _copy_back(tensor, sent)
         return tensor
 
+    def send(self, tensor: torch.Tensor, to: int) -> Pending:
+        """Start to send a tensor to one rank, which receives in the order of sending; others need not know.
+
+        The tensor is not to be changed until `wait`, and stays where it is as long.
+        """
+        sent: torch.Tensor | None = as_bytes(tensor.detach().contiguous())
+        self.collectives += 1
+        self.sent_bytes += sent.numel()
+        try:
+            work = self.backend.send(sent, to)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+        def gone() -> None:
+            nonlocal sent
+            sent = None
+
+        return Pending(self, work).then(gone)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        """Put into a contiguous tensor what one rank has sent; return it."""
+        flat = as_bytes(tensor)
+
+        def arrive() -> None:
+            work = self.backend.receive(flat, source)
+            if work is not None:
+                work.wait()
+
+        self.block(arrive)
+        return tensor
+
     def broadcast_object(self, obj: Any, source: int = 0) -> Any:
         """Return rank `source`'s picklable `obj` on every rank."""
         device = self.control_device
