@@ -258,39 +258,20 @@ class _Piece:
 
     @contextmanager
     def _swapped(self, module: nn.Module) -> Iterator[None]:
-        """Inside, units come here when they are called, and other modules have what is tied."""
+        """Inside, units come here when they are called, and modules have what is tied."""
         before: list[tuple[dict[str, Any], Any]] = []
-        parameters: list[tuple[dict[str, Any], str, Any]] = []
-        inside: set[int] = set()
         try:
             for unit in self._stages.units:
-                inside.update(map(id, unit.module.modules()))
                 before.append((unit.module.__dict__, unit.module.__dict__.get("forward", _MISSING)))
                 unit.module.__dict__["forward"] = self._caller(unit, unit.module.forward)
-            for part in module.modules():
-                if id(part) not in inside:
-                    self._put(part, parameters)
-            yield
+            with _holding(module, lambda each: self._tied.get(id(each))):
+                yield
         finally:
             for members, forward in before:
                 if forward is _MISSING:
                     del members["forward"]
                 else:
                     members["forward"] = forward
-            for members, name, parameter in parameters:
-                members[name] = parameter
-
-    def _put(self, part: nn.Module, swapped: list[tuple[dict[str, Any], str, Any]]) -> None:
-        """Have a module hold this rank's leaves, and what is tied."""
-        members: dict[str, Any] = part._parameters
-        for name, parameter in members.items():
-            if parameter is None:
-                continue
-            leaf = self._held.leaf(parameter)
-            stand_in = self._tied.get(id(parameter)) if leaf is None else leaf
-            if stand_in is not None and stand_in.shape == parameter.shape:
-                swapped.append((members, name, parameter))
-                members[name] = stand_in
 
     def _caller(self, unit: StageUnit, forward: Callable[..., Any]) -> Callable[..., Any]:
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -337,12 +318,9 @@ class _Piece:
         self, unit: StageUnit, forward: Callable[..., Any], args: Any, kwargs: Any, values: Sequence[Any]
     ) -> tuple[Any, Output | Problem | None]:
         """This rank's: what it returns, and what the others are told of it."""
-        swapped: list[tuple[dict[str, Any], str, Any]] = []
         draws = DrawsOfUnit() if self._learns else None
         try:
-            for part in unit.module.modules():
-                self._put(part, swapped)
-            with draws or nullcontext():
+            with _holding(unit.module, self._held.leaf), draws or nullcontext():
                 output = forward(*args, **kwargs)
         except UsedElsewhere as used:
             if not self._learns:
@@ -352,9 +330,6 @@ class _Piece:
             if self._learns:
                 self._comm.broadcast_object(Problem(error=f"{type(error).__name__}: {error}"), unit.stage)
             raise
-        finally:
-            for members, name, parameter in swapped:
-                members[name] = parameter
         return output, None if draws is None else Output.of(output, values, draws.drawn)
 
     def _step(self, unit: StageUnit, values: Sequence[Any]) -> Step:
@@ -414,6 +389,28 @@ class _Piece:
 
 
 _MISSING: Any = object()
+
+
+@contextmanager
+def _holding(module: nn.Module, stand_in: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
+    """Inside, a module and those in it hold what stands for their parameters, where something does."""
+    swapped: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for part in module.modules():
+            members: dict[str, Any] = part._parameters
+            for name, parameter in members.items():
+                found = None if parameter is None else stand_in(parameter)
+                # One without elements is another rank's.
+                if found is not None and found.shape == parameter.shape:
+                    swapped.append((members, name, parameter))
+                    members[name] = found
+            if isinstance(part, nn.RNNBase):  # it looks itself whether they are others, and lists them
+                held = part.__dict__
+                swapped += [(held, name, held[name]) for name in ("_flat_weights", "_flat_weight_refs")]
+        yield
+    finally:
+        for members, name, before in swapped:
+            members[name] = before
 
 
 def _name_of(parameter: torch.Tensor, stages: Stages, user: StageUnit) -> str:
