@@ -59,7 +59,7 @@ class Backend(Protocol):
         ...
 
     def send(self, flat: torch.Tensor, to: int) -> Any:
-        """Start to send `flat` [n], of bytes, to one rank, whoever else does what."""
+        """Start to send `flat` [n], of bytes, to one rank; it may be written to at once."""
         ...
 
     def receive(self, flat: torch.Tensor, source: int) -> Any:
@@ -112,7 +112,7 @@ class TorchBackend:
         return _Split(work, out, outs)
 
     def send(self, flat: torch.Tensor, to: int) -> Any:
-        return self._group.send([flat], to, 0)
+        return _Sending(self._group, flat.clone(), to)
 
     def receive(self, flat: torch.Tensor, source: int) -> Any:
         return self._group.recv([flat], source, 0)
@@ -129,6 +129,17 @@ class TorchBackend:
         group, self._group = self._group, None
         if group is not None:
             group.shutdown()
+
+
+class _Sending:
+    """A message under way, which whoever sends it may go on to write to."""
+
+    def __init__(self, group: Any, held: torch.Tensor, to: int) -> None:
+        self._held = held
+        self._work = group.send([held], to, 0)
+
+    def wait(self) -> None:
+        self._work.wait()
 
 
 class _Split:

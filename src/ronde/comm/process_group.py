@@ -311,26 +311,20 @@ class Comm:
         return tensor
 
     def send(self, tensor: torch.Tensor, to: int) -> Pending:
-        """Start to send a tensor to one rank, which receives in the order of sending; others need not know.
+        """Start to send a tensor without gaps to one rank, which receives in the order of sending.
 
-        The tensor is not to be changed until `wait`, and stays where it is as long.
+        It may be written to at once. Until it has gone the result is held.
         """
-        sent: torch.Tensor | None = as_bytes(tensor.detach().contiguous())
+        sent = as_bytes(tensor.detach())
         self.collectives += 1
         self.sent_bytes += sent.numel()
         try:
-            work = self.backend.send(sent, to)
+            return Pending(self, self.backend.send(sent, to))
         except RuntimeError as error:
             raise self._lost(error) from error
 
-        def gone() -> None:
-            nonlocal sent
-            sent = None
-
-        return Pending(self, work).then(gone)
-
     def receive(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
-        """Put into a contiguous tensor what one rank has sent; return it."""
+        """Put into a tensor without gaps what one rank has sent, as it lay there; return it."""
         flat = as_bytes(tensor)
 
         def arrive() -> None:

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-__all__ = ["Absence", "Made", "Shape", "is_absent"]
+__all__ = ["Absence", "Made", "Shape", "is_absent", "packed"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class Shape:
     """What a rank tells of a tensor that it has.
 
     Attributes:
+        stride: of a tensor without gaps whose elements lie in the same order.
         gradient: it requires one.
     """
 
@@ -34,11 +35,12 @@ class Shape:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Shape:
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad)
+        lies = torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride()
+        return cls(tuple(tensor.shape), lies, tensor.dtype, tensor.requires_grad)
 
     def room(self, device: torch.device) -> torch.Tensor:
-        """Memory for its elements, which are undefined, one behind another."""
-        return torch.empty(self.shape, dtype=self.dtype, device=device)
+        """Memory for its elements, which are undefined, in the order in which they lie."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
 
 
 def is_absent(value: Any) -> bool:
@@ -112,3 +114,8 @@ class Absence(TorchFunctionMode):
                 if isinstance(each, torch.Tensor) and not any(each is value for value in values):
                     self._made[id(each)] = each, given
         return made
+
+
+def packed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements in the same order, without gaps and out of the graph; a copy where there are any."""
+    return tensor.detach().contiguous() if tensor.is_contiguous() else tensor.detach().clone()

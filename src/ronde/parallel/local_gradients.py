@@ -93,7 +93,7 @@ class LocalGradients(GradientParts):
 
     def add_block(self, tensor: torch.Tensor, ranges: BlockRanges, part: torch.Tensor) -> Block:
         """A parameter, whose elements on this rank are `part`, flat."""
-        leaf = part.view(*ranges.shape_of_block(tensor.shape, self._comm.rank)).detach()
+        leaf = part.view(list(ranges.shape_of_block(tensor.shape, self._comm.rank))).detach()
         leaf.requires_grad_(tensor.requires_grad)
         self._count += 1
         block = Block(self._count, Leaf(tensor), ranges, leaf)

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.modules.sharded_call import ShardedCall
-from ronde.parallel.absent import Absence, Shape, is_absent
+from ronde.parallel.absent import Absence, Shape, is_absent, packed
 from ronde.parallel.pieces import given_to, joined, rows_of, run_on
 from ronde.parallel.pipeline_edges import Join, Received, Sent, Tie
 from ronde.parallel.pipeline_route import (
@@ -186,9 +186,7 @@ class Pipeline:
         moves = [route.gradients[place] for place in travelling]
         rank = self._comm.rank
         sent = [
-            tensors[place]
-            if source == rank
-            else torch.empty(tensors[place].shape, dtype=tensors[place].dtype, device=device)
+            tensors[place] if source == rank else Shape.of(tensors[place]).room(device)
             for place, source in zip(travelling, sources, strict=True)
         ]
         made: Sequence[torch.Tensor]
@@ -196,8 +194,7 @@ class Pipeline:
             made = Join.apply(self._comm, sources, moves, *sent, token, *trace)
         else:
             made = [
-                self._comm.broadcast(each.detach().contiguous(), source)
-                for each, source in zip(sent, sources, strict=True)
+                self._comm.broadcast(packed(each), source) for each, source in zip(sent, sources, strict=True)
             ]
         found = dict(zip(travelling, made, strict=True))
         count = iter(range(len(tensors)))
@@ -359,7 +356,7 @@ class _Piece:
             if graph:
                 self.trace.append(Sent.apply(self._comm, move.to, self._token, value, under_way))
             else:
-                under_way.append(self._comm.send(value, move.to))
+                under_way.append(self._comm.send(packed(value), move.to))
             return value
         if rank != move.to:
             return value

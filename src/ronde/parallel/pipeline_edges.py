@@ -19,6 +19,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ronde.comm.process_group import Comm
+from ronde.parallel.absent import packed
 
 __all__ = ["Join", "Received", "Sent", "Tie"]
 
@@ -61,15 +62,17 @@ class Sent(_Function):
         ctx: Any, comm: Comm, to: int, token: torch.Tensor, tensor: torch.Tensor, under_way: list[Any]
     ) -> torch.Tensor:
         ctx.comm, ctx.to = comm, to
-        ctx.kind = tensor.shape, tensor.dtype, tensor.device
-        under_way.append(comm.send(tensor, to))
+        sent = packed(tensor)
+        ctx.kind = sent.shape, sent.stride(), sent.dtype, sent.device
+        under_way.append(comm.send(sent, to))
         return token.new_zeros(())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Any) -> Any:
-        shape, dtype, device = ctx.kind
-        gradient = ctx.comm.receive(torch.empty(shape, dtype=dtype, device=device), ctx.to)
+        shape, stride, dtype, device = ctx.kind
+        room = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        gradient = ctx.comm.receive(room, ctx.to)
         return None, None, None, gradient, None
 
 
@@ -81,12 +84,14 @@ class Received(_Function):
         ctx: Any, comm: Comm, source: int, token: torch.Tensor, room: torch.Tensor, under_way: list[Any]
     ) -> torch.Tensor:
         ctx.comm, ctx.source, ctx.under_way = comm, source, under_way
+        ctx.stride = room.stride()
         return comm.receive(room, source)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        ctx.under_way.append(ctx.comm.send(gradient, ctx.source))
+        laid = torch.empty_strided(gradient.shape, ctx.stride, dtype=gradient.dtype, device=gradient.device)
+        ctx.under_way.append(ctx.comm.send(laid.copy_(gradient), ctx.source))
         return None, None, None, None, None
 
 
@@ -106,8 +111,7 @@ class Join(_Function):
         ctx.others = len(tensors) - len(sources)
         made: list[torch.Tensor] = []
         for source, tensor in zip(sources, tensors, strict=False):
-            contiguous = tensor.detach().clone(memory_format=torch.contiguous_format)
-            made.append(comm.broadcast(contiguous, source))
+            made.append(comm.broadcast(tensor.detach().clone(), source))
         fixed = [each for each, moves in zip(made, differentiable, strict=True) if not moves]
         ctx.mark_non_differentiable(*fixed)
         return tuple(made)

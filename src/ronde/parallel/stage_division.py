@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ronde.comm.process_group import Comm
+from ronde.errors import UsageError
 from ronde.parallel.division import Division, owned_by_main
 from ronde.parallel.stages import Stages, cut_into_stages
 from ronde.parallel.units import by_kind
@@ -59,6 +60,7 @@ class StageDivision(Division):
 
     def __call__(self, model: nn.Module) -> list[list[torch.Tensor]]:
         """The parameters that one stage has, those of one module together."""
+        _refuse_sparse(model, self._ranks)
         stages = self._stages[model] = cut_into_stages(model, self._ranks, self.owner)
         units: list[list[torch.Tensor]] = []
         for unit in stages.units:
@@ -102,7 +104,10 @@ class StageDivision(Division):
         """Remember the stage of a parameter that is new; whether one rank alone has it."""
         if self.owner(tensor) is None:
             stage = stages.stage_of(tensor)
-            whole = stage is None or not tensor.numel() or not tensor.is_contiguous()
+            fits = tensor.dim() and tensor.numel() and tensor.is_contiguous()
+            # A hook of the script's is to be called by all ranks.
+            hooked = tensor._backward_hooks or tensor._post_accumulate_grad_hooks
+            whole = stage is None or not fits or bool(hooked)
             self._know(tensor, None if whole else StageRanges(stage or 0, self._ranks, tensor.numel()))
         return self.owner(tensor) != -1
 
@@ -116,3 +121,12 @@ class StageDivision(Division):
 def _numel(ranges: StageRanges) -> int:
     own = ranges[ranges.owner]
     return own[1] if own is not None else 0
+
+
+def _refuse_sparse(model: nn.Module, ranks: int) -> None:
+    for name, part in model.named_modules():
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse:
+            raise UsageError(
+                f"pipeline={ranks} does not carry sparse gradients, which {name or type(part).__name__} has; make "
+                f"it with sparse=False, or take a plan without pipeline"
+            )

@@ -15,7 +15,7 @@ class StageGradients(LocalGradients):
     """Where a stage's rank has a gradient, the others have one without elements: so ranks agree on it."""
 
     def end_backward(self) -> None:
-        super().end_backward()
+        # First: what was whole before is made so again, for which ranks have to agree on what there is.
         rank = self._comm.rank
         owned = [(block, block.ranges) for block in self.blocks if isinstance(block.ranges, StageRanges)]
         has = [ranges.owner == rank and gradient_of(block.leaf) is not None for block, ranges in owned]
@@ -24,6 +24,7 @@ class StageGradients(LocalGradients):
             if count and ranges.owner != rank and gradient_of(block.leaf) is None:
                 with torch.inference_mode(False):
                     give_gradient(block.leaf, block.leaf.new_empty(0))
+        super().end_backward()
 
     def forget(self, tensor: torch.Tensor) -> None:
         """The parameter is whole on every rank from now on, and so is its gradient. All ranks come here."""

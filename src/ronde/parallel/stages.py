@@ -3,7 +3,7 @@
 A *unit* is a module that is not divided: a member of a chain of blocks (`nn.Sequential`, `nn.ModuleList`),
 or a module beside such a chain. Modules that hold chains are *open*: every rank carries their own code out.
 Units in the order of their definition are cut into as many runs as there are stages, so that the largest run
-is the smallest that there can be. A wrong guess of what costs how much, or of the order, is slow and not wrong.
+is the smallest that there can be. A wrong guess of costs, or of the order, is slow and not wrong.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def cut_into_stages(
 def least_maximum(costs: Sequence[float], runs: int) -> list[int]:
     """For each of some costs the number of its run; the largest sum of a run is as small as it can be.
 
-    Every run but the first may be empty. Ties go to later runs, which have less to keep for backward.
+    Runs may be empty. Ties go to later runs.
     """
     count = len(costs)
     ends = [0.0]

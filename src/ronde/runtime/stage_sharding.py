@@ -94,8 +94,8 @@ class StageSharding(BlockSharding):
             if self._is_cut(tensor):
                 raise UsageError(
                     f"a hook was registered on the gradient of a parameter of shape {list(tensor.shape)}, "
-                    f"which under {asked} one rank alone computes; step the optimizer after backward, or take "
-                    f"a plan without pipeline"
+                    f"which under {asked} one rank alone computes; step the optimizer after backward, or "
+                    f"take a plan without pipeline"
                 )
             return plain_hook(tensor, hook)
 
