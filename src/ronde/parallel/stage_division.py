@@ -127,6 +127,6 @@ def _refuse_sparse(model: nn.Module, ranks: int) -> None:
     for name, part in model.named_modules():
         if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse:
             raise UsageError(
-                f"pipeline={ranks} does not carry sparse gradients, which {name or type(part).__name__} has; make "
-                f"it with sparse=False, or take a plan without pipeline"
+                f"pipeline={ranks} does not carry sparse gradients, which {name or type(part).__name__} has; "
+                f"make it with sparse=False, or take a plan without pipeline"
             )

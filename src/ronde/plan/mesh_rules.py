@@ -25,7 +25,7 @@ _WITH_TENSOR: dict[str, tuple[object, ...]] = {
 _WITH_PIPELINE = {
     key: values for key, values in _WITH_TENSOR.items() if key not in ("micro-batches", "pipeline")
 }
-_WITH_PIPELINE |= {"tensor": (1,), "schedule": (None, "gpipe")}
+_WITH_PIPELINE |= {"schedule": ("gpipe", None)}
 
 
 def not_built_together(plan: Values) -> Iterator[str]:
