@@ -123,12 +123,12 @@ CUT = (
 # Of these with less than that nothing divides by two.
 NOTHING_CUT = {"tied": "TiedModel", "maml": "Net"}
 SAID_UNCUT = ("GPT2LMHeadModel runs in parts, not as one piece: one of its arguments is a DynamicCache",)
-# What has several layers, or does with parameters, gradients and random numbers what few others do. Batch norm,
-# checkpoints of the model's own and sparse gradients are refused.
+# What has several layers, or does with parameters, gradients and random numbers what few others do. Refused:
+# batch norm, checkpoints of the model's own, sparse gradients.
 STAGED = (
     "transformer transformer_lm gpt tied hf_tiny hf_trainer classifier clip_and_log mixture lbfgs lstm_lm "
     "char_rnn seq2seq resume past_forward contrastive_module distillation gradient_accumulation outputs "
-    "padded_text compiled"
+    "padded_text"
 ).split()
 # What is slow by itself: two ranks, and those scripts of which each tries something of its own.
 COMPILED = {

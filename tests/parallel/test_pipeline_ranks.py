@@ -179,6 +179,10 @@ def checkpoints() -> None:
     Checkpoints()(torch.randn(6, 4)).sum().backward()
 
 
+def compiled() -> None:
+    torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), backend="eager")(torch.randn(6, 4))
+
+
 def hooks() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model(torch.randn(6, 4)).sum().backward()
@@ -190,23 +194,10 @@ def single() -> None:
     torch.autograd.grad(model(torch.randn(6, 4)).sum(), [model[0].weight])
 
 
-def reads_a_stage() -> None:
-    class Reads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.blocks[0](x)
-            return self.blocks[1](x if bool((x > 100).all()) else -x)
-
-    Reads()(torch.randn(6, 4))
-
-
 def refusals(rank: Rank) -> list[str]:
     said: list[str] = []
     with rank.session("pipeline=2,micro-batches=2"):
-        for case in (normed, checkpoints, hooks, single):
+        for case in (normed, checkpoints, compiled, hooks, single):
             try:
                 case()
             except UsageError as error:
@@ -215,11 +206,14 @@ def refusals(rank: Rank) -> list[str]:
 
 
 def test_what_cannot_be_kept_is_refused_by_name(two: Ranks):
-    for of_norm, of_checkpoint, of_hook, of_single in two(refusals):
+    for of_norm, of_checkpoint, of_compiled, of_hook, of_single in two(refusals):
         assert of_norm.startswith(
             "pipeline=2 cannot give the single-device answer for Normed, which has batch norm"
         )
         assert of_checkpoint.startswith("the model calls blocks.0 in a checkpoint")
+        assert of_compiled.startswith(
+            "pipeline=2 does not cut OptimizedModule, which the script has given to"
+        )
         assert of_hook.startswith("a hook was registered on the gradient of a parameter of shape [4, 4]")
         assert of_single.startswith("gradients of single parameters were asked for (shape [4, 4])")
 

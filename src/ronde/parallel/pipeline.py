@@ -39,6 +39,7 @@ from ronde.parallel.pipeline_route import (
 )
 from ronde.parallel.skipped_draws import DrawsOfUnit, draw_again
 from ronde.parallel.stages import Stages, StageUnit
+from ronde.rowwise.compiled import is_compiled
 from ronde.tensor.layout import Layout
 from ronde.tensor.tree import leaves, map_leaves
 
@@ -116,6 +117,11 @@ class Pipeline:
                 f"{self._asked} cannot give the single-device answer for {name}, which has batch norm: its "
                 f"statistics are those of the whole batch, and change on the rank of its stage only; take a "
                 f"norm that does not mix rows, such as GroupNorm, or a plan without pipeline"
+            )
+        if any(map(is_compiled, call.module.modules())):
+            raise UsageError(
+                f"{self._asked} does not cut {name}, which the script has given to torch.compile: compiled "
+                f"code is one piece; leave torch.compile out of the script, or take a plan without pipeline"
             )
         if call.verdict.keeps:
             raise UsageError(

@@ -14,6 +14,7 @@ from ronde.errors import UsageError
 from ronde.parallel.division import Division, owned_by_main
 from ronde.parallel.stages import Stages, cut_into_stages
 from ronde.parallel.units import by_kind
+from ronde.sync.gradient_hooks import has_hooks
 from ronde.sync.gradient_parts import Ranges
 
 __all__ = ["StageDivision", "StageRanges"]
@@ -106,8 +107,8 @@ class StageDivision(Division):
             stage = stages.stage_of(tensor)
             fits = tensor.dim() and tensor.numel() and tensor.is_contiguous()
             # A hook of the script's is to be called by all ranks.
-            hooked = tensor._backward_hooks or tensor._post_accumulate_grad_hooks
-            whole = stage is None or not fits or bool(hooked)
+            hooked = bool(tensor._backward_hooks) or has_hooks(tensor)
+            whole = stage is None or not fits or hooked
             self._know(tensor, None if whole else StageRanges(stage or 0, self._ranks, tensor.numel()))
         return self.owner(tensor) != -1
 
