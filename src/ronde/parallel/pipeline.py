@@ -404,7 +404,7 @@ def _holding(module: nn.Module, stand_in: Callable[[torch.Tensor], torch.Tensor 
             for name, parameter in members.items():
                 found = None if parameter is None else stand_in(parameter)
                 # One without elements is another rank's.
-                if found is not None and found.shape == parameter.shape:
+                if parameter is not None and found is not None and found.shape == parameter.shape:
                     swapped.append((members, name, parameter))
                     members[name] = found
             if isinstance(part, nn.RNNBase):  # it looks itself whether they are others, and lists them
