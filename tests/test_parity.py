@@ -57,6 +57,8 @@ EXACT_PLANS = (
     "ps,optimizer-on=worker",
     "tensor=2",
     "data=2,tensor=2",
+    "pipeline=2,micro-batches=3",
+    "data=2,pipeline=2,micro-batches=2",
     *COMBINED,
 )
 # These round, and leave float64 as it is: tried in single precision, against one device that rounds alike.
@@ -121,6 +123,13 @@ CUT = (
 # Of these with less than that nothing divides by two.
 NOTHING_CUT = {"tied": "TiedModel", "maml": "Net"}
 SAID_UNCUT = ("GPT2LMHeadModel runs in parts, not as one piece: one of its arguments is a DynamicCache",)
+# What has several layers, or does with parameters, gradients and random numbers what few others do. Refused:
+# batch norm, checkpoints of the model's own, sparse gradients.
+STAGED = (
+    "transformer transformer_lm gpt tied hf_tiny hf_trainer classifier clip_and_log mixture lbfgs lstm_lm "
+    "char_rnn seq2seq resume past_forward contrastive_module distillation gradient_accumulation outputs "
+    "padded_text"
+).split()
 # What is slow by itself: two ranks, and those scripts of which each tries something of its own.
 COMPILED = {
     ("classifier", 2),
@@ -145,6 +154,8 @@ ONLY = {
     # A mesh has as many ranks as its degrees say.
     "tensor=2": {(script, 2) for script in CUT},
     "data=2,tensor=2": {(script, 4) for script in ("transformer", "gpt", "clip_and_log", "hf_tiny")},
+    "pipeline=2,micro-batches=3": {(script, 2) for script in STAGED},
+    "data=2,pipeline=2,micro-batches=2": {(script, 4) for script in ("transformer", "gpt", "hf_tiny")},
 }
 # Of a plan that differs from ddp in one part only, those that try this part; `make soak` runs all.
 SAMPLES = {
@@ -181,6 +192,8 @@ SAMPLES = {
     "precision=fp16": {("classifier", 2)},
     "tensor=2": {("gpt", 2), ("tied", 2)},
     "data=2,tensor=2": {("transformer", 4)},
+    "pipeline=2,micro-batches=3": {("hf_tiny", 2), ("clip_and_log", 2)},
+    "data=2,pipeline=2,micro-batches=2": set(),
     "precision=tf32": set(),
     # tests/modules/test_compiled_ranks.py compiles every day.
     "compile=true": set(),

@@ -74,6 +74,8 @@ AVAILABLE = [
 
 # As above, on so many ranks.
 AVAILABLE_ON = [
+    ("pipeline=2", 2),
+    ("data=2,pipeline=2,micro-batches=4,schedule=gpipe", 4),
     ("tensor=2", 2),
     ("data=2,tensor=2,precision=tf32,algorithm=ring,bucket-mb=4,rng=per-rank,loading=full", 4),
     ("tensor=4,tensor-cuts=*.fc1.weight:0+*.fc2.*:replicated", 8),
@@ -89,6 +91,14 @@ NOT_TOGETHER = [
     ("tensor=2,recompute=full", "recompute=full", "recompute=none"),
     ("tensor=2,compile=true", "compile=true", "compile=false"),
 ]
+NOT_WITH_STAGES = [
+    ("pipeline=2,zero1", "state=zero1", "state=replicated"),
+    ("pipeline=2,hybrid", "sparse=sharded", "sparse=replicated"),
+    ("pipeline=2,precision=bf16", "precision=bf16", "precision=fp32"),
+    ("pipeline=2,recompute=full", "recompute=full", "recompute=none"),
+    ("pipeline=2,compile=true", "compile=true", "compile=false"),
+    ("pipeline=2,schedule=1f1b", "schedule=1f1b", "schedule=gpipe"),
+]
 
 
 @pytest.mark.parametrize(("text", "ranks"), AVAILABLE_ON)
@@ -102,13 +112,19 @@ def test_what_is_not_built_with_a_cut_model_is_refused(text: str, item: str, leg
     assert refused in validate(expand(text))
 
 
+@pytest.mark.parametrize(("text", "item", "legal"), NOT_WITH_STAGES)
+def test_what_is_not_built_with_stages_is_refused(text: str, item: str, legal: str):
+    refused = f"pipeline=2 with {item} is not available in this version; nearest legal: pipeline=2,{legal}"
+    assert refused in validate(expand(text))
+
+
 REFUSED_VALUES = [
     f"{key.name}={word}"
     for key in KEYS.values()
     if isinstance(key.kind, Choice)
     for word in key.kind.words
     if key.name in BUILT and word not in BUILT[key.name]
-] + ["pipeline=2", "context=2", "expert=2"]
+] + ["context=2", "expert=2"]
 
 # Keys that only refine a value which is not built: alone they contradict the default plan.
 CONTRADICTIONS = [
@@ -243,7 +259,17 @@ def test_every_preset_is_built():
 def test_no_value_escapes_refusal():
     """Every value of every key gives an error that names it, but for the keys that are free today."""
     free = {
-        *("data", "tensor", "algorithm", "bucket-mb", "rng", "batch-dim", "loading", "micro-batches"),
+        *(
+            "data",
+            "tensor",
+            "pipeline",
+            "algorithm",
+            "bucket-mb",
+            "rng",
+            "batch-dim",
+            "loading",
+            "micro-batches",
+        ),
         *("compressor", "reduction", "predivide", "update"),
     }
     for key in KEYS.values():

@@ -35,7 +35,7 @@ def show(
     script: Annotated[
         str | None,
         typer.Option(
-            "--script", metavar="SCRIPT", help="List what tensor=N cuts of this script's first model."
+            "--script", metavar="SCRIPT", help="List what a plan cuts of this script's first model."
         ),
     ] = None,
     arguments: Annotated[
@@ -65,15 +65,15 @@ def show(
 
 
 def _list_cuts(script: str, arguments: list[str], described: Plan) -> None:
-    if described.mesh.tensor == 1:
+    if described.mesh.tensor == described.mesh.pipeline == 1:
         raise UsageError(
-            "--script lists what tensor=N cuts, and this plan has tensor=1; give it tensor=2, say"
+            "--script lists what tensor=N or pipeline=N cuts, and this plan has neither; give it one"
         )
-    from ronde.runtime.structure import cuts_of_script, table
+    from ronde.runtime.structure import lines_of_cuts, model_of_script
 
-    model, found = cuts_of_script(script, arguments, described)
-    print(f"\n{model}")
-    print("\n".join(table(found)))
+    model = model_of_script(script, arguments)
+    print(f"\n{type(model).__name__}")
+    print("\n".join(lines_of_cuts(model, described)))
 
 
 def _page(description: Description, *, available: bool) -> str:
@@ -84,6 +84,7 @@ def _page(description: Description, *, available: bool) -> str:
     rows.append(("preset", ", ".join(description.presets) or "none"))
     rows += [(name, "  ".join(items)) for name, items in description.axes]
     rows += [("gradients", description.algorithm), ("holds", description.holds)]
+    rows += [("schedule", description.schedule)] if description.schedule else []
     rows += [("update rule", description.update_rule)]
     rows += [("exact", f"{'yes' if description.exact else 'no'}: {description.exactness}")]
     rows += [("equals", "\n".join(description.equals) or "no system known to us")]

@@ -42,6 +42,12 @@ class Alone:
     def all_to_all(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> None:
         outs[0].copy_(pieces[0])
 
+    def send(self, flat: torch.Tensor, to: int) -> None:
+        """There is nobody to send to."""
+
+    def receive(self, flat: torch.Tensor, source: int) -> None:
+        """Nobody has sent."""
+
     def set_timeout(self, timeout: timedelta) -> None:
         """There is nobody to wait for."""
 

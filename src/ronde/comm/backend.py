@@ -58,6 +58,14 @@ class Backend(Protocol):
         """Send `pieces[r]`, of bytes, to rank r; put what rank r sends into `outs[r]`, which is as long."""
         ...
 
+    def send(self, flat: torch.Tensor, to: int) -> Any:
+        """Start to send `flat` [n], of bytes, to one rank; it may be written to at once."""
+        ...
+
+    def receive(self, flat: torch.Tensor, source: int) -> Any:
+        """Start to receive into `flat` [n], of bytes, what one rank has sent, in the order of sending."""
+        ...
+
     def set_timeout(self, timeout: timedelta) -> None:
         """How long a collective waits for a peer from now on."""
         ...
@@ -103,6 +111,12 @@ class TorchBackend:
         work = self._group.alltoall_base(out, torch.cat(list(pieces)), *sizes)
         return _Split(work, out, outs)
 
+    def send(self, flat: torch.Tensor, to: int) -> Any:
+        return _Sending(self._group, flat.clone(), to)
+
+    def receive(self, flat: torch.Tensor, source: int) -> Any:
+        return self._group.recv([flat], source, 0)
+
     def set_timeout(self, timeout: timedelta) -> None:
         self._group._set_default_timeout(timeout)
 
@@ -115,6 +129,17 @@ class TorchBackend:
         group, self._group = self._group, None
         if group is not None:
             group.shutdown()
+
+
+class _Sending:
+    """A message under way, which whoever sends it may go on to write to."""
+
+    def __init__(self, group: Any, held: torch.Tensor, to: int) -> None:
+        self._held = held
+        self._work = group.send([held], to, 0)
+
+    def wait(self) -> None:
+        self._work.wait()
 
 
 class _Split:
@@ -221,6 +246,15 @@ class SharedMemoryBackend:
     @_as_bytes_travel
     def all_to_all(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> None:
         self.shared.all_to_all(outs, pieces)
+
+    @_as_bytes_travel
+    def send(self, flat: torch.Tensor, to: int) -> None:
+        self.shared.mailbox.send(flat, to)
+
+    @_as_bytes_travel
+    def receive(self, flat: torch.Tensor, source: int) -> None:
+        mailbox = self.shared.mailbox
+        mailbox.wait(mailbox.receive(flat, source))
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.shared.set_timeout(timeout)

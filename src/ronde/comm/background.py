@@ -70,6 +70,12 @@ class BackgroundBackend:
     def all_to_all(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> Any:
         return self._rest.all_to_all(outs, pieces)
 
+    def send(self, flat: torch.Tensor, to: int) -> Any:
+        return self._rest.send(flat, to)
+
+    def receive(self, flat: torch.Tensor, source: int) -> Any:
+        return self._rest.receive(flat, source)
+
     def set_timeout(self, timeout: timedelta) -> None:
         for part in (*self._parts, self._rest):
             part.set_timeout(timeout)

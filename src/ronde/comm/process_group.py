@@ -310,6 +310,31 @@ class Comm:
             _copy_back(tensor, sent)
         return tensor
 
+    def send(self, tensor: torch.Tensor, to: int) -> Pending:
+        """Start to send a tensor without gaps to one rank, which receives in the order of sending.
+
+        It may be written to at once. Until it has gone the result is held.
+        """
+        sent = as_bytes(tensor.detach())
+        self.collectives += 1
+        self.sent_bytes += sent.numel()
+        try:
+            return Pending(self, self.backend.send(sent, to))
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def receive(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        """Put into a tensor without gaps what one rank has sent, as it lay there; return it."""
+        flat = as_bytes(tensor)
+
+        def arrive() -> None:
+            work = self.backend.receive(flat, source)
+            if work is not None:
+                work.wait()
+
+        self.block(arrive)
+        return tensor
+
     def broadcast_object(self, obj: Any, source: int = 0) -> Any:
         """Return rank `source`'s picklable `obj` on every rank."""
         device = self.control_device

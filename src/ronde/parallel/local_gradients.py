@@ -10,17 +10,34 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Protocol, cast
 
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.parallel.tensor_cut import CutRanges
 from ronde.plan.resident import Census
-from ronde.sync.gradient_parts import GradientParts, Held
+from ronde.sync.gradient_parts import GradientParts, Held, Ranges
 from ronde.sync.home import OnDevice
 from ronde.sync.leaf import Leaf, give_gradient, gradient_of
 
-__all__ = ["Block", "LocalGradients"]
+__all__ = ["Block", "BlockRanges", "LocalGradients"]
+
+
+class BlockRanges(Protocol):
+    """Each rank's elements of a parameter, which on a rank are a block: a tensor of a shape of its own."""
+
+    def shape_of_block(self, shape: Sequence[int], rank: int) -> Sequence[int]:
+        """The shape of a rank's block of something of the whole's shape."""
+        ...
+
+    def block(self, whole: torch.Tensor, rank: int) -> torch.Tensor:
+        """A rank's block of something of the whole's shape."""
+        ...
+
+    def complete(self, comm: Comm, part: torch.Tensor, whole: torch.Tensor) -> None:
+        """Fill a contiguous tensor of the whole's shape from all ranks' blocks, of which `part`, flat, is
+        this rank's. All ranks come here."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +53,7 @@ class Block:
 
     number: int
     parameter: Leaf
-    ranges: CutRanges
+    ranges: BlockRanges
     leaf: torch.Tensor
 
 
@@ -74,9 +91,9 @@ class LocalGradients(GradientParts):
         found = self._blocks.get(id(tensor))
         return found if found is not None and found.parameter.ref() is tensor else None
 
-    def add_block(self, tensor: torch.Tensor, ranges: CutRanges, part: torch.Tensor) -> Block:
+    def add_block(self, tensor: torch.Tensor, ranges: BlockRanges, part: torch.Tensor) -> Block:
         """A parameter, whose elements on this rank are `part`, flat."""
-        leaf = part.view(ranges.cut.shape_of_block(tensor.shape)).detach()
+        leaf = part.view(list(ranges.shape_of_block(tensor.shape, self._comm.rank))).detach()
         leaf.requires_grad_(tensor.requires_grad)
         self._count += 1
         block = Block(self._count, Leaf(tensor), ranges, leaf)
@@ -131,7 +148,7 @@ class LocalGradients(GradientParts):
         block = self.block(tensor)
         if block is None or self._of(tensor) is None:
             return whole
-        return block.ranges.cut.block(whole, self._comm.rank).reshape(-1)
+        return block.ranges.block(whole, self._comm.rank).reshape(-1)
 
     def restore(self) -> None:
         """Make all gradients whole. All ranks come here."""
@@ -184,7 +201,7 @@ class LocalGradients(GradientParts):
         if block is None or whole is None:
             return
         give_gradient(tensor, None)
-        own = block.ranges.cut.block(whole, self._comm.rank)
+        own = block.ranges.block(whole, self._comm.rank)
         gradient = gradient_of(block.leaf)
         if gradient is None:
             with torch.inference_mode(False):
@@ -201,17 +218,12 @@ class LocalGradients(GradientParts):
         gradient = None if block is None else gradient_of(block.leaf)
         if block is None or gradient is None:
             return None
-        return Held(block.number, block.parameter, block.ranges, gradient.view(-1))
+        return Held(block.number, block.parameter, cast(Ranges, block.ranges), gradient.view(-1))
 
     def _complete(self, flat: torch.Tensor, ranges: Sequence[object], part: torch.Tensor) -> None:
-        assert isinstance(ranges, CutRanges)
-        gathered = self._comm.all_gather(part)
+        block = next(block for block in self.blocks if block.ranges is ranges)
         # The parameter is contiguous, or it would not have been cut.
-        shape = self._shape_of(ranges, flat)
-        ranges.cut.put_back(gathered.view(-1), flat.view(shape))
-
-    def _shape_of(self, ranges: CutRanges, flat: torch.Tensor) -> torch.Size:
-        return next(block.parameter.shape for block in self.blocks if block.ranges is ranges)
+        block.ranges.complete(self._comm, part, flat.view(block.parameter.shape))
 
     def _forget(self, key: int, block: Block) -> None:
         if self._blocks.get(key) is block:

@@ -9,19 +9,17 @@ inside of a kernel, as CUDA's attention has it, is drawn for each piece anew whe
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ronde.errors import UsageError
-from ronde.modules.sharded_call import ShardedCall, another_form, at_once
+from ronde.modules.sharded_call import ShardedCall, at_once
+from ronde.parallel.pieces import given_to, joined, rows_of, run_on
 from ronde.parallel.replay import Replay
-from ronde.tensor.layout import Layout, Part, laid, memory_order
-from ronde.tensor.output_axis import OutputAxis
-from ronde.tensor.tensor_class import alike, as_plain
-from ronde.tensor.tree import leaves, map_leaves
+from ronde.tensor.layout import Layout
+from ronde.tensor.tree import leaves
 
 __all__ = ["MicroBatches"]
 
@@ -79,78 +77,20 @@ class MicroBatches:
             # The next one is given its rows of the same draws, where rows of them can be taken.
             cuts = bool(call.verdict.draws) and not call.drawn_in_kernels
             same = torch.random.fork_rng(devices, enabled=cuts)
-            with same, call.drawing(_rows(call, cut, piece)):
-                outputs.append(self._first(call, _values(call, cut, piece)))
-        with call.drawing(_rows(call, cut, last)):
-            output = _run(call, _values(call, cut, last))
+            with same, call.drawing(rows_of(call, cut, piece)):
+                outputs.append(self._first(call, given_to(call, cut, piece)))
+        with call.drawing(rows_of(call, cut, last)):
+            output = run_on(call, given_to(call, cut, last))
         outputs.append(tuple(leaves(output)))
-        return _joined(call, output, outputs, cut)
+        return joined(call, output, outputs, cut)
 
     def _first(self, call: ShardedCall, values: list[Any]) -> tuple[Any, ...]:
         """The leaves of the output of a piece before the last."""
 
         def run(*given: Any) -> tuple[Any, ...]:
-            return tuple(leaves(_run(call, given)))
+            return tuple(leaves(run_on(call, given)))
 
         if not torch.is_grad_enabled():
             return run(*values)
         draws = bool(call.verdict.draws)
         return self._replay(call.module, run, values, draws=draws)
-
-
-def _run(call: ShardedCall, values: Sequence[Any]) -> Any:
-    remaining = iter(values)
-    args, kwargs = map_leaves(lambda _: next(remaining), call.given, always=True)
-    return call.run(args, kwargs)
-
-
-def _rows(call: ShardedCall, cut: Layout, piece: int) -> Part:
-    """Which rows of the whole batch are at hand."""
-    whole = call.cut
-    first, _ = whole.bounds(call.context.rank)
-    start, stop = cut.bounds(piece)
-    return Part(whole.dim, whole.rows, whole.world_size, start=first + start, stop=first + stop)
-
-
-def _values(call: ShardedCall, cut: Layout, piece: int) -> list[Any]:
-    """The leaves of the arguments, of a batch those rows that belong to this piece."""
-    known: dict[int, Any] = {}
-    values: list[Any] = []
-    for value, axis in zip(leaves(call.given), call.verdict.inputs, strict=True):
-        if axis is None:
-            values.append(value)
-            continue
-        if id(value) not in known:
-            layout = dataclasses.replace(cut, dim=axis, inner=call.batch.inner)
-            with as_plain(value):
-                rows = layout.take(value, piece)
-                # Other axes than the first have gaps in memory, where the model may ask for a view.
-                rows = rows if axis == 0 else rows.clone()
-            known[id(value)] = alike(rows, value)
-        values.append(known[id(value)])
-    return values
-
-
-def _joined(call: ShardedCall, form: Any, outputs: list[tuple[Any, ...]], cut: Layout) -> Any:
-    """The model's output for all rows; `form` is that for one piece."""
-    expected = call.verdict.outputs
-    if any(len(output) != len(expected) for output in outputs):
-        raise another_form(call.module)
-    columns = zip(*outputs, strict=True)
-    whole = iter([_whole(call, axis, parts, cut) for axis, parts in zip(expected, columns, strict=True)])
-    return map_leaves(lambda _: next(whole), form, always=True)
-
-
-def _whole(call: ShardedCall, axis: OutputAxis, parts: tuple[Any, ...], cut: Layout) -> Any:
-    if axis.dim is None:
-        return parts[-1]  # the same for every piece
-    if any(not isinstance(part, torch.Tensor) or part.dim() != axis.dims for part in parts):
-        raise another_form(call.module)
-    rows = cut.count(cut.world_size - 1)
-    # It lies in memory as a piece of several rows does: what the script draws for it runs through memory.
-    order = axis.order if rows == 1 else memory_order(parts[-1])
-    layout = axis.layout(parts[-1].shape, cut, rows).at(order.index(axis.dim))
-    with as_plain(parts[-1]):
-        whole = layout.assemble([laid(part, order).permute(order) for part in parts])
-        whole = whole.permute([order.index(dim) for dim in range(whole.dim())])
-    return alike(whole, parts[-1])

@@ -70,6 +70,7 @@ class ShardedParameters:
         self._held: list[Unit] = []
         self._reading = False
         self._prefetch = Prefetch()
+        self._on_use: Callable[[torch.Tensor], None] | None = None
 
     @property
     def are_there(self) -> bool:
@@ -139,8 +140,22 @@ class ShardedParameters:
         self._pinned.clear()
         self._pins_new = False
 
+    @contextmanager
+    def watched(self, on_use: Callable[[torch.Tensor], None]) -> Iterator[None]:
+        """Inside, `on_use` is given each parameter in parts that an operation needs, and may raise."""
+        before, self._on_use = self._on_use, on_use
+        try:
+            yield
+        finally:
+            self._on_use = before
+
     def touch(self, values: Iterable[Any]) -> None:
         """Gather the units of parameters among values that an operation needs together."""
+        if self._on_use is not None:
+            values = list(values)
+            for value in values:
+                if self._table.entry(value) is not None:
+                    self._on_use(value)
         units = self._table.units_of(values)
         for unit in units:
             self._unshard(unit, units)
@@ -224,6 +239,12 @@ class ShardedParameters:
             for unit in self._table.units:
                 if unit.let_go():
                     self._table.locate(unit)
+
+    def dissolve(self, tensor: torch.Tensor) -> None:
+        """Make the unit of a parameter whole, until its parameters are cut anew. All ranks come here."""
+        found = self._table.entry(tensor)
+        if found is not None:
+            self._dissolve(found[1])
 
     def release(self) -> None:
         """Make everything whole again, for good. All ranks come here."""

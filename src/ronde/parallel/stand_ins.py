@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from ronde.errors import UsageError
 from ronde.parallel.local_gradients import Block, LocalGradients
+from ronde.parallel.tensor_cut import CutRanges
 from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import GlobalTensor, Rule, materialize, wrap
 from ronde.tensor.tree import map_leaves
@@ -81,7 +82,8 @@ class StandIns:
         if own is None or own.data_ptr() != block.leaf.data_ptr():
             return None
         leaf = self._gradients.demand(block, gradient=parameter.requires_grad)
-        return wrap(self._context, leaf, block.ranges.cut.layout(block.parameter.shape), self._rules)
+        ranges = cast(CutRanges, block.ranges)
+        return wrap(self._context, leaf, ranges.cut.layout(block.parameter.shape), self._rules)
 
     def whole(self, output: Any) -> Any:
         """What leaves a model is whole on every rank of the group."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ronde.comm.process_group import Comm
 from ronde.sync.gradient_parts import Ranges
 from ronde.tensor.layout import Layout
 
@@ -78,3 +79,12 @@ class CutRanges(tuple["tuple[int, int] | None", ...]):
         made = super().__new__(cls, spans)
         made.cut = cut
         return made
+
+    def shape_of_block(self, shape: Sequence[int], rank: int) -> list[int]:
+        return self.cut.shape_of_block(shape)
+
+    def block(self, whole: torch.Tensor, rank: int) -> torch.Tensor:
+        return self.cut.block(whole, rank)
+
+    def complete(self, comm: Comm, part: torch.Tensor, whole: torch.Tensor) -> None:
+        self.cut.put_back(comm.all_gather(part).view(-1), whole)

@@ -9,15 +9,11 @@ import torch
 from torch import nn
 
 from ronde.parallel.division import Division, in_equal_parts
-from ronde.parallel.held_parts import HeldParts
-from ronde.parallel.local_gradients import LocalGradients
-from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.tensor_cut import TensorCut
 from ronde.parallel.tensor_structure import Placement, placements
 from ronde.sync.gradient_parts import Ranges
-from ronde.sync.home import OnDevice
 
-__all__ = ["HeldBlocks", "TensorDivision"]
+__all__ = ["TensorDivision"]
 
 
 class TensorDivision(Division):
@@ -68,18 +64,3 @@ class TensorDivision(Division):
         if key not in self._cuts:
             weakref.finalize(tensor, self._cuts.pop, key, None).atexit = False
         self._cuts[key] = weakref.ref(tensor), cut
-
-
-class HeldBlocks(HeldParts):
-    """What an update of blocks goes by; all other parameters are updated alike on every rank."""
-
-    def __init__(
-        self, division: TensorDivision, gradients: LocalGradients, parameters: ShardedParameters
-    ) -> None:
-        super().__init__(division, OnDevice(), gradients, parameters)
-
-    def divide(self, tensors: Sequence[torch.Tensor]) -> list[Ranges | None]:
-        return [self.division.ranges(each) if self.part(each) is not None else None for each in tensors]
-
-    def fits(self, tensor: torch.Tensor) -> bool:
-        return self.part(tensor) is not None and super().fits(tensor)

@@ -9,7 +9,6 @@ __all__ = ["BUILT"]
 
 BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
-        "pipeline": (1,),
         "context": (1,),
         "expert": (1,),
         "state": ("replicated", "zero1", "zero2", "zero3", "central", "server"),

@@ -13,6 +13,7 @@ from ronde.plan.key import keys_of
 from ronde.plan.mesh import Mesh
 from ronde.plan.plan import Plan, expand
 from ronde.plan.preset import PRESETS, Preset
+from ronde.plan.schedule import drawn
 
 __all__ = ["Description", "describe"]
 
@@ -28,6 +29,7 @@ class Description:
         holds: what a rank keeps from step to step, and what of it moves when.
         axes: for each axis its name and all its items, in order; `data` is a number where the
             number of ranks is known.
+        schedule: the micro-batches of a pipeline, drawn; "" without one.
         update_rule: the equations by which parameters change.
         exact: whether the single-device parameters are kept.
         exactness: a sentence that says why or why not.
@@ -39,6 +41,7 @@ class Description:
     axes: tuple[tuple[str, tuple[str, ...]], ...]
     algorithm: str
     holds: str
+    schedule: str
     update_rule: str
     exact: bool
     exactness: str
@@ -59,6 +62,7 @@ def describe(plan: Plan, ranks: int | None = None) -> Description:
         ),
         algorithm=_algorithm(effective, ranks),
         holds=_holds(effective, ranks),
+        schedule=drawn(effective.mesh.pipeline, effective.compute.micro_batches) if ranks != 1 else "",
         update_rule=f"{_update(effective)}\n{_gradient(effective)}",
         exact=effective.exact,
         exactness=_exactness(effective),
@@ -108,6 +112,11 @@ def _kept(plan: Plan) -> str:
         return (
             f"each rank keeps 1/{plan.mesh.tensor} of the matrices that are cut, of their gradients and "
             f"optimizer state, and all else;\n`ronde plan show --script` lists which are cut"
+        )
+    if plan.mesh.pipeline > 1:
+        return (
+            "each rank keeps the parameters of its stage, their gradients and optimizer state, and what\n"
+            "several stages use; `ronde plan show --script` lists the stages"
         )
     match plan.state.placement:
         case "replicated":
@@ -259,9 +268,9 @@ def _systems(plan: Plan, presets: tuple[Preset, ...]) -> tuple[str, ...]:
 
 def _pipeline_systems(plan: Plan) -> str:
     match plan.compute.schedule:
-        case "gpipe":
+        case "gpipe" | None:
             return "GPipe, torchgpipe"
-        case "1f1b" | None:
+        case "1f1b":
             return "PipeDream-flush, OneFlow stages, Whale"
         case "interleaved":
             return "Megatron-LM interleaved stages"

@@ -22,12 +22,18 @@ _WITH_TENSOR: dict[str, tuple[object, ...]] = {
     "recompute": ("none",),
     "compile": (False,),
 }
+_WITH_PIPELINE = {
+    key: values for key, values in _WITH_TENSOR.items() if key not in ("micro-batches", "pipeline")
+}
+_WITH_PIPELINE |= {"schedule": ("gpipe", None)}
 
 
 def not_built_together(plan: Values) -> Iterator[str]:
     """What is wrong with a plan that cuts the model, each in a sentence with the nearest legal plan."""
     if plan.mesh.tensor > 1:
         yield from _among(plan, "tensor", _WITH_TENSOR)
+    if plan.mesh.pipeline > 1:
+        yield from _among(plan, "pipeline", _WITH_PIPELINE)
     if plan.mesh.cuts is not None and plan.mesh.tensor == 1:
         yield (
             f"tensor-cuts says what tensor=N cuts, and tensor=1 cuts nothing; nearest legal: tensor=2,"

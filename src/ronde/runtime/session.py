@@ -95,8 +95,7 @@ class Session:
     def __init__(
         self, config: RankConfig, plan: Plan, tally: Tally | None = None, entropy: Patches | None = None
     ) -> None:
-        if plan.for_ranks(config.world_size).mesh.tensor > 1:
-            _refuse_beside_cuts(config, plan)
+        _refuse_beside_cuts(config, plan)
         self.config = config
         self.plan = plan
         self.patches = Patches()
@@ -170,7 +169,7 @@ class Session:
             self._sharding.calling,
             outward=self._sharding.outward,
             cuts=self._cuts_batches(),
-            sampled=plan.compute.recompute != "none",
+            sampled=plan.compute.recompute != "none" or self._sharding.way is not None,
         )
         self._publishing = self._published()
         self.checkpoints = self._saved()
@@ -229,7 +228,8 @@ class Session:
     def _cuts_batches(self) -> bool:
         """Whether calls of models are looked at for rows: not where all ranks have one device's."""
         degree = self._mesh.degree("data")
-        return self.config.world_size == 1 or compute.cuts_batches(self.plan, degree)
+        by_itself = self.config.world_size == 1 or self._sharding.way is not None
+        return by_itself or compute.cuts_batches(self.plan, degree)
 
     def _meet(self, name: str, axis: Axis, host: str | None) -> Comm:
         """The ranks that differ from this one along one axis only."""
@@ -246,13 +246,19 @@ class Session:
 
     def _shard(self, comm: Comm, host: str | None) -> Sharding:
         """What the mesh and the state axis keep in parts."""
-        if self._mesh.degree("tensor") == 1:
-            return Sharding(self.plan, comm, self.notes.say, self.client)
-        from ronde.runtime.tensor_sharding import TensorSharding
+        if self._mesh.degree("pipeline") > 1:
+            from ronde.runtime.stage_sharding import StageSharding
 
-        tensor = self._meet("tensor", "tensor", host)
-        self._groups.append(tensor)
-        return TensorSharding(self.plan, comm, tensor, self.notes.say)
+            stages = self._meet("pipeline", "pipeline", host)
+            self._groups.append(stages)
+            return StageSharding(self.plan, comm, stages, self.notes.say)
+        if self._mesh.degree("tensor") > 1:
+            from ronde.runtime.tensor_sharding import TensorSharding
+
+            tensor = self._meet("tensor", "tensor", host)
+            self._groups.append(tensor)
+            return TensorSharding(self.plan, comm, tensor, self.notes.say)
+        return Sharding(self.plan, comm, self.notes.say, self.client)
 
     def _stream(self) -> RankStream | None:
         device = torch.device("cuda", 0) if self.config.device == "cuda" else torch.device("cpu")
@@ -261,7 +267,7 @@ class Session:
         return RankStream(self._mesh.coordinate(self.config.rank, "data"), device, self.notes.say)
 
     def _way(self) -> Way:
-        return compute.way(self.plan, self.memory.computed_again)
+        return self._sharding.way or compute.way(self.plan, self.memory.computed_again)
 
     def _any_rank(self, answer: bool) -> bool:
         return self.everybody.votes([answer]) != [0]
@@ -461,12 +467,16 @@ class Session:
 
 def _refuse_beside_cuts(config: RankConfig, plan: Plan) -> None:
     """What a rank is told beside its plan, and does not go with a model that is cut."""
+    mesh = plan.for_ranks(config.world_size).mesh
+    cuts = next((key for key in ("tensor", "pipeline") if getattr(mesh, key) > 1), None)
+    if cuts is None:
+        return
     if config.checkpoint:
         raise PlanError(
-            f"{plan.item('tensor')} and --checkpoint {config.checkpoint} do not go together in this version: "
+            f"{plan.item(cuts)} and --checkpoint {config.checkpoint} do not go together in this version: "
             f"a checkpoint reads whole gradients; leave one of them out"
         )
     if config.publish:
         raise PlanError(
-            f"{plan.item('tensor')} and --publish do not go together in this version; leave one of them out"
+            f"{plan.item(cuts)} and --publish do not go together in this version; leave one of them out"
         )

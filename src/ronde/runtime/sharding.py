@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ronde.comm.process_group import Comm
+from ronde.modules.sharded_call import Way
 from ronde.parallel import gradients, opaque
 from ronde.parallel.building import Building
 from ronde.parallel.division import Division, in_equal_parts, owned_by_main
@@ -91,6 +92,9 @@ class Sharding:
 
     def average_by(self, reducer: Reducer) -> None:
         """Know what averages gradients."""
+
+    #: Carries calls of models out that are cut into stages; None where none are.
+    way: Way | None = None
 
     #: Makes of a model's output what it is on this rank's rows; None where it is that.
     outward: Callable[[Any], Any] | None = None

@@ -1,4 +1,4 @@
-"""What `tensor=N` would cut of a script's models: found by running it up to the first call of a model."""
+"""What a mesh would cut of a script's models: found by running it up to the first call of a model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from ronde.errors import UsageError
+from ronde.parallel.stages import Stages, cut_into_stages
 from ronde.parallel.tensor_structure import Placement, placements
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.plan.cuts import cuts_by_pattern
 from ronde.runtime.script import as_a_guest, execute
 
-__all__ = ["cuts_of_script", "table"]
+__all__ = ["lines_of_cuts", "model_of_script"]
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
@@ -30,8 +31,8 @@ class _Found(BaseException):
         self.model = model
 
 
-def cuts_of_script(script: str, arguments: Sequence[str], plan: Plan) -> tuple[str, list[Placement]]:
-    """The class of the first model with parameters that a script calls, and what becomes of each parameter.
+def model_of_script(script: str, arguments: Sequence[str]) -> torch.nn.Module:
+    """The first model with parameters that a script calls.
 
     The script runs in this process, silently, until then.
 
@@ -52,8 +53,7 @@ def cuts_of_script(script: str, arguments: Sequence[str], plan: Plan) -> tuple[s
             with as_a_guest(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
                 execute(script, list(arguments), module=False)
         except _Found as found:
-            override = cuts_by_pattern(plan.mesh.cuts)
-            return type(found.model).__name__, placements(found.model, plan.mesh.tensor, override)
+            return found.model
         except SystemExit:
             pass
         finally:
@@ -64,7 +64,31 @@ def cuts_of_script(script: str, arguments: Sequence[str], plan: Plan) -> tuple[s
     )
 
 
-def table(found: Sequence[Placement]) -> list[str]:
+def lines_of_cuts(model: torch.nn.Module, plan: Plan) -> list[str]:
+    """What a plan that cuts models cuts of this one."""
+    if plan.mesh.pipeline > 1:
+        return _stages(cut_into_stages(model, plan.mesh.pipeline), plan.mesh.pipeline)
+    return _table(placements(model, plan.mesh.tensor, cuts_by_pattern(plan.mesh.cuts)))
+
+
+def _stages(found: Stages, count: int) -> list[str]:
+    """A line for each run of modules of a stage, and one for what all ranks have."""
+    total = sum(unit.cost for unit in found.units) or 1.0
+    shared = found.shared
+    alone = [[unit for unit in found.units if unit.stage == stage] for stage in range(count)]
+    lines: list[str] = []
+    for stage, units in enumerate(alone):
+        own = {id(each): each.numel() for unit in units for each in unit.parameters}
+        held = sum(own.values()) - sum(own.get(id(each), 0) for each in shared)
+        share = sum(unit.cost for unit in units) / total
+        names = f"{units[0].name} to {units[-1].name}" if len(units) > 1 else "".join(u.name for u in units)
+        lines.append(f"stage {stage}    {names or 'nothing'}: {held:,} parameters, {share:.0%} of the cost")
+    if shared:
+        lines.append(f"all stages {sum(each.numel() for each in shared):,} parameters, which several use")
+    return lines
+
+
+def _table(found: Sequence[Placement]) -> list[str]:
     """A line for each parameter, those of repeated blocks together (`h.*.mlp.0.weight`)."""
     lines: dict[tuple[str, str, str], int] = {}
     for each in found:

@@ -17,7 +17,7 @@ from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.sync.leaf import Leaf
 
-__all__ = ["GradientHooks"]
+__all__ = ["GradientHooks", "has_hooks"]
 
 _GONE, _NOT_REACHED = -2, -1
 
@@ -37,6 +37,12 @@ class _Later:
             self.owner.reached(self)
         else:
             self.hook(leaf)
+
+
+def has_hooks(leaf: torch.Tensor) -> bool:
+    """Whether the user has put hooks on this leaf's gradient."""
+    found: Any = leaf._post_accumulate_grad_hooks
+    return any(isinstance(hook, _Later) for hook in (found or {}).values())
 
 
 class GradientHooks:

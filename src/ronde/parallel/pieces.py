@@ -1,0 +1,76 @@
+"""A model's call in pieces of a rank's rows: what each is given and draws, and what they make together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ronde.modules.sharded_call import ShardedCall, another_form
+from ronde.tensor.layout import Layout, Part, laid, memory_order
+from ronde.tensor.output_axis import OutputAxis
+from ronde.tensor.tensor_class import alike, as_plain
+from ronde.tensor.tree import leaves, map_leaves
+
+__all__ = ["given_to", "joined", "rows_of", "run_on"]
+
+
+def run_on(call: ShardedCall, values: Sequence[Any]) -> Any:
+    """The call, with these leaves for its arguments."""
+    remaining = iter(values)
+    args, kwargs = map_leaves(lambda _: next(remaining), call.given, always=True)
+    return call.run(args, kwargs)
+
+
+def rows_of(call: ShardedCall, cut: Layout, piece: int) -> Part:
+    """Which rows of the whole batch are at hand."""
+    whole = call.cut
+    first, _ = whole.bounds(call.context.rank)
+    start, stop = cut.bounds(piece)
+    return Part(whole.dim, whole.rows, whole.world_size, start=first + start, stop=first + stop)
+
+
+def given_to(call: ShardedCall, cut: Layout, piece: int) -> list[Any]:
+    """The leaves of the arguments, of a batch those rows that belong to this piece."""
+    known: dict[int, Any] = {}
+    values: list[Any] = []
+    for value, axis in zip(leaves(call.given), call.verdict.inputs, strict=True):
+        if axis is None:
+            values.append(value)
+            continue
+        if id(value) not in known:
+            layout = dataclasses.replace(cut, dim=axis, inner=call.batch.inner)
+            with as_plain(value):
+                rows = layout.take(value, piece)
+                # Other axes than the first have gaps in memory, where the model may ask for a view.
+                rows = rows if axis == 0 else rows.clone()
+            known[id(value)] = alike(rows, value)
+        values.append(known[id(value)])
+    return values
+
+
+def joined(call: ShardedCall, form: Any, outputs: list[tuple[Any, ...]], cut: Layout) -> Any:
+    """The model's output for all rows; `form` is that for one piece."""
+    expected = call.verdict.outputs
+    if any(len(output) != len(expected) for output in outputs):
+        raise another_form(call.module)
+    columns = zip(*outputs, strict=True)
+    whole = iter([_whole(call, axis, parts, cut) for axis, parts in zip(expected, columns, strict=True)])
+    return map_leaves(lambda _: next(whole), form, always=True)
+
+
+def _whole(call: ShardedCall, axis: OutputAxis, parts: tuple[Any, ...], cut: Layout) -> Any:
+    if axis.dim is None:
+        return parts[-1]  # the same for every piece
+    if any(not isinstance(part, torch.Tensor) or part.dim() != axis.dims for part in parts):
+        raise another_form(call.module)
+    rows = cut.count(cut.world_size - 1)
+    # It lies in memory as a piece of several rows does: what the script draws for it runs through memory.
+    order = axis.order if rows == 1 else memory_order(parts[-1])
+    layout = axis.layout(parts[-1].shape, cut, rows).at(order.index(axis.dim))
+    with as_plain(parts[-1]):
+        whole = layout.assemble([laid(part, order).permute(order) for part in parts])
+        whole = whole.permute([order.index(dim) for dim in range(whole.dim())])
+    return alike(whole, parts[-1])

@@ -1,0 +1,123 @@
+"""Where a graph goes over ranks: nodes whose backward sends, or waits for, the gradient of what was sent.
+
+Autograd's engine runs the node that was made last first, so a rank's backward meets its messages in the
+reverse of the order in which its forward had them. All ranks have the order of one forward, so no two wait
+for one another. Micro-batches come back last to first (Huang et al. 2019, "GPipe"), without anything that
+drives them but the script's own backward.
+
+All nodes of a call hang between two: `Tie`, made first, through which the call has its inputs and the
+parameters that all ranks have, and `Join`, made last, which gives its output. So each message that forward
+has sent has its gradient sent back, whatever the loss is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ronde.comm.process_group import Comm
+from ronde.parallel.absent import packed
+
+__all__ = ["Join", "Received", "Sent", "Tie"]
+
+_Function: Any = torch.autograd.Function
+
+
+class Tie(_Function):
+    """A token that leads back here, and tensors that all ranks have; gradients are summed over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, comm: Comm, anchor: torch.Tensor, *tensors: torch.Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.comm = comm
+        ctx.kinds = [(each.shape, each.dtype, each.device) for each in tensors]
+        return anchor.new_zeros(()), *(each.view_as(each) for each in tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Any, *gradients: torch.Tensor | None) -> Any:
+        comm: Comm = ctx.comm
+        counts = comm.votes([each is not None for each in gradients])
+        sums: list[torch.Tensor | None] = []
+        for gradient, count, (shape, dtype, device) in zip(gradients, counts, ctx.kinds, strict=True):
+            if not count:
+                sums.append(None)
+                continue
+            # A buffer of its own: what autograd hands over may be somebody else's too.
+            mine = torch.zeros(shape, dtype=dtype, device=device)
+            if gradient is not None:
+                mine.copy_(gradient)
+            sums.append(comm.all_reduce(mine))
+        return None, None, *sums
+
+
+class Sent(_Function):
+    """Sends a tensor to a rank; gives a scalar, by which the node is found in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, comm: Comm, to: int, token: torch.Tensor, tensor: torch.Tensor, under_way: list[Any]
+    ) -> torch.Tensor:
+        ctx.comm, ctx.to = comm, to
+        sent = packed(tensor)
+        ctx.kind = sent.shape, sent.stride(), sent.dtype, sent.device
+        under_way.append(comm.send(sent, to))
+        return token.new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Any) -> Any:
+        shape, stride, dtype, device = ctx.kind
+        room = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        gradient = ctx.comm.receive(room, ctx.to)
+        return None, None, None, gradient, None
+
+
+class Received(_Function):
+    """A tensor that a rank has sent."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, comm: Comm, source: int, token: torch.Tensor, room: torch.Tensor, under_way: list[Any]
+    ) -> torch.Tensor:
+        ctx.comm, ctx.source, ctx.under_way = comm, source, under_way
+        ctx.stride = room.stride()
+        return comm.receive(room, source)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        laid = torch.empty_strided(gradient.shape, ctx.stride, dtype=gradient.dtype, device=gradient.device)
+        ctx.under_way.append(ctx.comm.send(laid.copy_(gradient), ctx.source))
+        return None, None, None, None, None
+
+
+class Join(_Function):
+    """The output of a call on all ranks: each of its tensors from the rank that has computed it.
+
+    `tensors` are first the output's, with the rank that has each, elsewhere room for it; behind them whatever
+    backward is to come by.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, comm: Comm, sources: Sequence[int], differentiable: Sequence[bool], *tensors: torch.Tensor
+    ) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.own = [source == comm.rank for source in sources]
+        ctx.others = len(tensors) - len(sources)
+        made: list[torch.Tensor] = []
+        for source, tensor in zip(sources, tensors, strict=False):
+            made.append(comm.broadcast(tensor.detach().clone(), source))
+        fixed = [each for each, moves in zip(made, differentiable, strict=True) if not moves]
+        ctx.mark_non_differentiable(*fixed)
+        return tuple(made)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        own = (gradient if mine else None for gradient, mine in zip(gradients, ctx.own, strict=True))
+        return None, None, None, *own, *(None for _ in range(ctx.others))

@@ -1,0 +1,192 @@
+"""The stages of a pipeline: which modules of a model run on which rank, found from the model's structure.
+
+A *unit* is a module that is not divided: a member of a chain of blocks (`nn.Sequential`, `nn.ModuleList`),
+or a module beside such a chain. Modules that hold chains are *open*: every rank carries their own code out.
+Units in the order of their definition are cut into as many runs as there are stages, so that the largest run
+is the smallest that there can be. A wrong guess of costs, or of the order, is slow and not wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+__all__ = ["StageUnit", "Stages", "cut_into_stages"]
+
+_CHAINS = (nn.Sequential, nn.ModuleList)
+# Beside what is multiplied: a look-up or a norm reads its parameters once at most.
+_READ_ONLY = 0.02
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageUnit:
+    """A module that runs on one rank.
+
+    Attributes:
+        name: its name in the model.
+        cost: of its forward, in multiplications for one token; only ratios count.
+        stage: the rank.
+    """
+
+    name: str
+    module: nn.Module
+    cost: float
+    stage: int
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        return list(self.module.parameters())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stages:
+    """How a model is cut.
+
+    Attributes:
+        units: in the order of their definition.
+        open_parameters: those that no unit has.
+    """
+
+    units: tuple[StageUnit, ...]
+    open_parameters: tuple[torch.Tensor, ...]
+
+    def stage_of(self, parameter: torch.Tensor) -> int | None:
+        """The stage that alone uses a parameter; None where there are several, or none."""
+        stages = {unit.stage for unit in self.units if any(each is parameter for each in unit.parameters)}
+        alone = len(stages) == 1 and not any(each is parameter for each in self.open_parameters)
+        return stages.pop() if alone else None
+
+    @property
+    def shared(self) -> list[torch.Tensor]:
+        """The parameters that every rank has, each once."""
+        stages: dict[int, set[int]] = {id(each): {-1, -2} for each in self.open_parameters}
+        tensors = {id(each): each for each in self.open_parameters}
+        for unit in self.units:
+            for each in unit.parameters:
+                stages.setdefault(id(each), set()).add(unit.stage)
+                tensors.setdefault(id(each), each)
+        return [tensors[key] for key, found in stages.items() if len(found) > 1]
+
+    def stands(self, model: nn.Module) -> bool:
+        """Whether the model has the same units still."""
+        known = dict(model.named_modules())
+        return all(known.get(unit.name) is unit.module for unit in self.units)
+
+
+def cut_into_stages(
+    model: nn.Module, stages: int, owner: Callable[[torch.Tensor], int | None] = lambda tensor: None
+) -> Stages:
+    """Cut a model into units, and these into stages.
+
+    Args:
+        owner: the stage of a parameter that is decided, as of another model of which it is a part; -1 for
+            one that every rank has.
+    """
+    units = _units(model, stages)
+    inside = {id(each) for _, module in units for each in module.parameters()}
+    outside = tuple(each for each in model.parameters() if id(each) not in inside)
+    direct = tuple(each for each in _direct(model, units) if id(each) in inside)
+    costs = [_cost(module) for _, module in units]
+    numbers = least_maximum(costs, stages)
+    made: list[StageUnit] = []
+    for (name, module), cost, number in zip(units, costs, numbers, strict=True):
+        decided = {found for each in module.parameters() if (found := owner(each)) is not None} - {-1}
+        stage = min(decided) if decided else number
+        made.append(StageUnit(name, module, cost, stage))
+    return Stages(tuple(made), (*outside, *direct))
+
+
+def least_maximum(costs: Sequence[float], runs: int) -> list[int]:
+    """For each of some costs the number of its run; the largest sum of a run is as small as it can be.
+
+    Runs may be empty. Ties go to later runs.
+    """
+    count = len(costs)
+    ends = [0.0]
+    for cost in costs:
+        ends.append(ends[-1] + cost)
+    best = [[ends[n] for n in range(count + 1)]]
+    cuts: list[list[int]] = [[0] * (count + 1)]
+    for _ in range(1, runs):
+        row, cut = [0.0] * (count + 1), [0] * (count + 1)
+        for n in range(count + 1):
+            row[n], cut[n] = min((max(best[-1][k], ends[n] - ends[k]), k) for k in range(n + 1))
+        best.append(row)
+        cuts.append(cut)
+    numbers = [0] * count
+    n = count
+    for run in range(runs - 1, 0, -1):
+        k = cuts[run][n]
+        numbers[k:n] = [run] * (n - k)
+        n = k
+    return numbers
+
+
+def _units(model: nn.Module, stages: int) -> list[tuple[str, nn.Module]]:
+    """The modules that are not divided, by name, each once."""
+    seen: set[int] = set()
+    opened: set[int] = {id(model)}
+    while True:
+        seen.clear()
+        units = list(_walk("", model, opened, seen))
+        heavy = [(name, module) for name, module in units if next(module.parameters(), None) is not None]
+        divisible = [module for _, module in heavy if _children(module)]
+        if len(heavy) >= stages or not divisible:
+            return units
+        opened.add(id(max(divisible, key=_cost)))
+
+
+def _walk(name: str, module: nn.Module, opened: set[int], seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    children = _children(module)
+    is_chain = type(module) in _CHAINS and children
+    if is_chain or (children and (id(module) in opened or _holds_chain(module))):
+        for key, child in children:
+            path = f"{name}.{key}" if name else key
+            if is_chain and type(child) not in _CHAINS and id(child) not in opened:
+                if id(child) not in seen:
+                    seen.add(id(child))
+                    yield path, child
+            else:
+                yield from _walk(path, child, opened, seen)
+    else:
+        yield name, module
+
+
+def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(name, child) for name, child in module._modules.items() if child is not None]
+
+
+def _holds_chain(module: nn.Module) -> bool:
+    """Whether several blocks with parameters stand behind one another somewhere inside."""
+    return any(
+        type(part) in _CHAINS
+        and sum(next(child.parameters(), None) is not None for child in part.children()) > 1
+        for part in module.modules()
+    )
+
+
+def _direct(model: nn.Module, units: Sequence[tuple[str, nn.Module]]) -> Iterator[torch.Tensor]:
+    """The parameters that open modules have themselves."""
+    inside = {id(part) for _, module in units for part in module.modules()}
+    for part in model.modules():
+        if id(part) not in inside:
+            yield from (each for each in part._parameters.values() if each is not None)
+
+
+def _cost(module: nn.Module) -> float:
+    """Entries of matrices that every token is multiplied with, and a little for all others."""
+    cost = 0.0
+    for part in module.modules():
+        for name, each in part._parameters.items():
+            if each is None:
+                continue
+            looked_up = isinstance(part, (nn.Embedding, nn.EmbeddingBag))
+            multiplied = each.dim() >= 2 and not looked_up and name != "bias"
+            cost += each.numel() * (1.0 if multiplied else _READ_ONLY if not looked_up else 0.0)
+    return cost

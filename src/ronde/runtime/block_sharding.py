@@ -1,0 +1,180 @@
+"""What joins a model of whose parameters ranks of a group have blocks, as the axes of the mesh cut it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ronde.comm.process_group import Comm
+from ronde.errors import UsageError
+from ronde.parallel import gradients, opaque
+from ronde.parallel.building import Building
+from ronde.parallel.division import Division
+from ronde.parallel.held_blocks import HeldBlocks
+from ronde.parallel.local_gradients import BlockRanges, LocalGradients
+from ronde.parallel.saved_parameters import SavedParameters
+from ronde.parallel.sharded_parameters import ShardedParameters
+from ronde.parallel.sharded_update import ShardedUpdate
+from ronde.parallel.unit_table import Find
+from ronde.patching.modes_first import modes_first
+from ronde.patching.patches import Patches
+from ronde.plan import Plan
+from ronde.plan.resident import Resident
+from ronde.runtime.sharding import Sharding
+from ronde.sync.home import OnDevice
+from ronde.sync.reducer import Reducer
+from ronde.tensor.context import Context, Region
+
+__all__ = ["BlockSharding"]
+
+
+class BlockSharding(Sharding):
+    """What is cut on this rank.
+
+    Args:
+        comm: the reducer's group, of the ranks that have the same blocks and other rows.
+        group: of those that have other blocks and the same rows.
+        division: who has which block; finds those of a model as `find`.
+        blocks: of what kind this rank's gradients are.
+        item: the key of the plan that cuts.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        comm: Comm,
+        group: Comm,
+        note: Callable[[str], None],
+        *,
+        division: Division,
+        find: Find,
+        item: str,
+        blocks: type[LocalGradients] = LocalGradients,
+    ) -> None:
+        super().__init__(plan, comm, note)
+        self._rows = comm
+        self._item = item
+        # A group of its own, in which the model's cut values are whole: nothing of the batch is cut there.
+        context = Context(comm=group, adopt=lambda leaf: None)
+        context.weight, context.averages_leaves = 1, False
+        self._group = context
+        self._reducer: Reducer | None = None
+        self._script: Context | None = None
+        self._block_division = division
+        self._blocks = blocks(group, self._adopt, self._mean)
+        parameters = ShardedParameters(context, division, OnDevice(), note, find)
+        self._cut = parameters
+        self._parameters = parameters
+        self._saved = SavedParameters(parameters)
+        self._building = Building(context, self._cut_new)
+        held = HeldBlocks(division, self._blocks, parameters)
+        self._update = ShardedUpdate(context, held, self._has_blocks, note)
+
+    def bind(self, context: Context) -> None:
+        """What is cut has the group's context; this is the script's."""
+        self._script = context
+
+    def average_by(self, reducer: Reducer) -> None:
+        """Blocks are averaged over rows by this one, and whole parameters that are cut are not."""
+        self._reducer = reducer
+        reducer.apart = self._is_cut
+        reducer.on_averaged = self._blocks.end_backward
+
+    @property
+    def residents(self) -> list[Resident]:
+        return [self._blocks, self._cut]
+
+    def install(self, patches: Patches, context: Context) -> None:
+        assert self._update is not None
+        assert self._saved is not None
+        assert self._building is not None
+        self._update.install(patches)
+        gradients.install(patches, self._group, self._blocks, self._cut.lasting)
+        self._building.install(patches)
+        opaque.install(patches, self._cut, self._saved)
+        self._saved.install(patches)
+        self._install_hooks(patches)
+
+    def release(self) -> None:
+        self._blocks.restore()
+        super().release()
+
+    @contextmanager
+    def calling(self, module: torch.nn.Module) -> Iterator[None]:
+        self._cut_new(module)
+        script = self._script
+        if script is not None and (script.region is Region.OBSERVED or script.compared):
+            # Whether its rows are independent is seen of the model as one device computes it.
+            with self._calling_whole(module):
+                yield
+            return
+        self._cut.rest(keep_last=False)  # what the script has written to whole parameters is in blocks then
+        with self._calling_cut(module):
+            yield
+
+    @contextmanager
+    def _calling_whole(self, module: torch.nn.Module) -> Iterator[None]:
+        """Around a call for which every rank gathers the model."""
+        with self._cut.calling(module):
+            yield
+
+    @contextmanager
+    def _calling_cut(self, module: torch.nn.Module) -> Iterator[None]:
+        """Around a call in which every rank has its blocks."""
+        yield
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        self._blocks.begin_backward()
+        with self._cut.backward():
+            yield
+
+    def note_whole_state(self, optimizer: Any) -> None:
+        """The state of a whole parameter is whole; of a block, an optimizer of any kind may keep all."""
+
+    def _cut_new(self, module: torch.nn.Module) -> None:
+        for parameter in self._cut.cut(module):
+            ranges: Any = self._block_division.ranges(parameter)
+            part = self._cut.own(parameter)
+            if ranges is not None and part is not None:
+                self._take_block(parameter, ranges, part)
+
+    def _take_block(self, parameter: torch.Tensor, ranges: BlockRanges, part: torch.Tensor) -> None:
+        block = self._blocks.block(parameter)
+        if block is None or block.leaf.data_ptr() != part.data_ptr():
+            if self._reducer is not None:
+                self._reducer.let_go(parameter)
+            self._blocks.add_block(parameter, ranges, part)
+            self._blocks.take_part(parameter)
+
+    def _adopt(self, leaf: torch.Tensor) -> None:
+        if self._reducer is not None:
+            self._reducer.adopt(leaf)
+
+    def _mean(self, gradient: torch.Tensor) -> torch.Tensor:
+        if self._rows.world_size == 1:
+            return gradient
+        return self._rows.all_reduce(gradient).div_(self._rows.world_size)
+
+    def _is_cut(self, tensor: torch.Tensor) -> bool:
+        return self._blocks.block(tensor) is not None
+
+    def _has_blocks(self, optimizer: Any) -> bool:
+        return any(self._is_cut(tensor) for group in optimizer.param_groups for tensor in group["params"])
+
+    def _install_hooks(self, patches: Patches) -> None:
+        plain: Any = torch.Tensor.register_hook
+
+        def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
+            if self._is_cut(tensor):
+                raise UsageError(
+                    f"a hook was registered on a parameter of shape {list(tensor.shape)}, of whose gradient "
+                    f"{self._plan.item(self._item)} gives each rank a block; register it before the model's "
+                    f"first call, then the parameter stays whole"
+                )
+            return plain(tensor, hook)
+
+        patches.set(torch.Tensor, "register_hook", modes_first(register_hook))

@@ -1,0 +1,130 @@
+"""`pipeline=N`: the one place that joins what cuts a model into stages, each on one rank of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NoReturn
+
+import torch
+
+from ronde.comm.process_group import Comm
+from ronde.errors import UsageError
+from ronde.parallel.pipeline import Pipeline, UsedElsewhere
+from ronde.parallel.stage_division import StageDivision
+from ronde.parallel.stage_gradients import StageGradients
+from ronde.parallel.stages import Stages
+from ronde.patching.modes_first import modes_first
+from ronde.patching.patches import Patches
+from ronde.plan import Plan
+from ronde.runtime.block_sharding import BlockSharding
+from ronde.tensor.context import Context, Region
+
+__all__ = ["StageSharding"]
+
+
+class StageSharding(BlockSharding):
+    """What is cut on this rank.
+
+    Args:
+        comm: the reducer's group, of the ranks that have the same stages and other rows.
+        pipeline: the pipeline group, of those that have other stages and the same rows.
+
+    Attributes:
+        pipeline: carries a model's call out.
+    """
+
+    def __init__(self, plan: Plan, comm: Comm, pipeline: Comm, note: Callable[[str], None]) -> None:
+        division = self._stage_division = StageDivision(pipeline.world_size)
+        super().__init__(
+            plan, comm, pipeline, note,
+            division=division, find=division, item="pipeline", blocks=StageGradients,
+        )  # fmt: skip
+        self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self)
+        self.way = self.pipeline
+
+    def install(self, patches: Patches, context: Context) -> None:
+        super().install(patches, context)
+        self._install_refusals(patches)
+
+    @contextmanager
+    def calling(self, module: torch.nn.Module) -> Iterator[None]:
+        script = self._script
+        if script is not None and script.region is Region.REPLICATED:
+            self._cut_new(module)
+            with self._calling_whole(module):
+                yield
+            return
+        with super().calling(module):
+            yield
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        with super().backward():
+            yield
+        self.pipeline.complete()
+
+    def stages(self, module: torch.nn.Module) -> Stages:
+        return self._stage_division.stages(module)
+
+    def leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        block = self._blocks.block(parameter)
+        if block is None:
+            return None
+        return self._blocks.demand(block, gradient=parameter.requires_grad)
+
+    def watched(self) -> AbstractContextManager[None]:
+        return self._cut.watched(_used_elsewhere)
+
+    def share(self, parameter: torch.Tensor) -> None:
+        assert isinstance(self._blocks, StageGradients)
+        self._blocks.forget(parameter)
+        self._stage_division.share(parameter)
+        self._cut.dissolve(parameter)
+        self._adopt(parameter)
+
+    def _install_refusals(self, patches: Patches) -> None:
+        """What one rank alone would hear of."""
+        plain_hook: Any = torch.Tensor.register_post_accumulate_grad_hook
+        plain_grad: Any = torch.autograd.grad
+        plain_backward: Any = torch.autograd.backward
+        asked = self._plan.item("pipeline")
+
+        def register_post_accumulate_grad_hook(tensor: torch.Tensor, hook: Any) -> Any:
+            if self._is_cut(tensor):
+                raise UsageError(
+                    f"a hook was registered on the gradient of a parameter of shape {list(tensor.shape)}, "
+                    f"which under {asked} one rank alone computes; step the optimizer after backward, or "
+                    f"take a plan without pipeline"
+                )
+            return plain_hook(tensor, hook)
+
+        def refuse(inputs: Any) -> None:
+            given = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+            for each in given if isinstance(given, (list, tuple)) else ():
+                if isinstance(each, torch.Tensor) and self._is_cut(each):
+                    raise UsageError(
+                        f"gradients of single parameters were asked for (shape {list(each.shape)}), which "
+                        f"under {asked} one rank alone computes; use loss.backward(), or a plan without "
+                        f"pipeline"
+                    )
+
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            refuse(inputs)
+            return plain_grad(outputs, inputs, *args, **kwargs)
+
+        def backward(tensors: Any, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
+            refuse(inputs)
+            plain_backward(tensors, *args, inputs=inputs, **kwargs)
+
+        patches.set(
+            torch.Tensor,
+            "register_post_accumulate_grad_hook",
+            modes_first(register_post_accumulate_grad_hook),
+        )
+        patches.set(torch.autograd, "grad", modes_first(grad))
+        patches.set(torch.autograd, "backward", backward)
+
+
+def _used_elsewhere(parameter: torch.Tensor) -> NoReturn:
+    raise UsedElsewhere(parameter)
