@@ -238,6 +238,13 @@ def test_after_a_run() -> None:
     assert (nan.cause, nan.rank) == ("not-finite", 1)
 
 
+def test_a_killed_launcher_is_not_blamed_on_a_rank() -> None:
+    gone = [rank(number, process=process(0, state=""), step=7) for number in range(2)]
+    found = explain(evidence(*gone, reason="asked", launcher_gone=True))
+    assert (found.cause, found.rank) == ("launcher-lost", None)
+    assert found.evidence == ("the ranks had done 7 steps",)
+
+
 def test_thin_evidence_is_unknown() -> None:
     found = explain(evidence(rank(0), rank(1, standing="running", process=process(state="S", cpu=0.1))))
     assert (found.cause, found.rank) == ("unknown", None)

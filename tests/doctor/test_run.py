@@ -14,6 +14,7 @@ from ronde.doctor.run import examine
 from ronde.errors import UsageError
 from ronde.launch.launched import Launched, read_launched
 from ronde.launch.rank_environment import RUN_ID_KEY
+from ronde.trace.events import write_event
 from ronde.trace.evidence import Evidence, Failure, Process, RankEvidence, write_evidence
 
 RUN = "20260101-000000-abcdef"
@@ -61,3 +62,11 @@ def test_a_run_that_ended_well(tmp_path: Path) -> None:
 def test_no_run_directory(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no run directory of ronde run"):
         examine(tmp_path)
+
+
+def test_a_launcher_that_has_left_no_word_was_killed(tmp_path: Path) -> None:
+    launched = Launched(run_id=RUN, launcher=2**22 - 7, pids=(2**22 - 3,), script="train.py", plan="ddp")
+    (tmp_path / "launch.json").write_text(json.dumps(dataclasses.asdict(launched)))
+    assert examine(tmp_path)[1].cause == "launcher-lost"
+    write_event(tmp_path, "end", "exit code 143", exit_code=143)
+    assert examine(tmp_path)[1].cause != "launcher-lost"

@@ -119,3 +119,20 @@ def test_the_launcher_sees_what_the_main_rank_counts(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_has_no_pulse(tmp_path: Path) -> None:
     assert Pulse.create(tmp_path / "missing" / "pulse") is None
+
+
+def test_who_watches_a_resumed_run_hears_the_script_s_own_count() -> None:
+    seen: list[int] = []
+
+    class Watcher:
+        def step(self, steps: int) -> None:
+            seen.append(steps)
+
+    tally = Tally()
+    tally.vitals = Watcher()  # type: ignore[assignment]
+    optimizer = Optimizer()
+    tally.know(optimizer)
+    tally.step(optimizer)
+    tally.go_on_from(40)
+    tally.step(optimizer)
+    assert (seen, tally.steps) == ([1, 40, 41], 2)

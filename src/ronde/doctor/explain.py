@@ -18,6 +18,7 @@ Rule = Callable[[Evidence], Explanation | None]
 
 RULES: tuple[Rule, ...] = (
     # Ends.
+    crashes.launcher_lost,
     paths.shapes_differ,
     paths.paths_differ,
     crashes.memory_of_the_host,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from ronde.errors import UsageError
 from ronde.launch.gathering import Gathering
 from ronde.launch.launched import Launched, read_launched
 from ronde.launch.rank_environment import RUN_ID_KEY
+from ronde.trace.events import read_events
 from ronde.trace.evidence import Evidence, read_evidence
 from ronde.trace.explanation import Explanation, read_explanation
 from ronde.trace.run_directory import RunDirectory
@@ -39,7 +41,17 @@ def examine(path: Path) -> tuple[Evidence, Explanation]:
     everyone = {rank: pids.get(rank, 0) for rank in range(len(launched.pids))}
     gathering = Gathering(directory, everyone, len(everyone))
     evidence = gathering.gather("asked")
+    if not pids and _launcher_is_gone(directory, launched, evidence):
+        evidence = dataclasses.replace(evidence, launcher_gone=True)
     return evidence, explain(evidence)
+
+
+def _launcher_is_gone(directory: RunDirectory, launched: Launched, evidence: Evidence) -> bool:
+    """Whether all ranks have ended before their end, and the launcher has not lived to say so."""
+    if all(rank.summary is not None or rank.standing == "ended" for rank in evidence.ranks):
+        return False
+    told = any(event.kind == "end" for event in read_events(directory.path))
+    return not told and not Path(f"/proc/{launched.launcher}").exists()
 
 
 def _is_of(pid: int, launched: Launched) -> bool:

@@ -38,6 +38,7 @@ from ronde.plan import Plan
 from ronde.trace.events import write_event
 from ronde.trace.pulse import Pulse
 from ronde.trace.summary import read_summary, summary_lines
+from ronde.trace.vitals import look_at, vitals_path
 
 __all__ = ["launch"]
 
@@ -253,6 +254,8 @@ def _finish(job: Job, supervisor: Supervisor, witness: Witness, outputs: Sequenc
         if left and supervisor.interrupted_by is None:
             names = ", ".join(f"{process.name} (process {process.pid})" for process in left)
             lines.append(f"ended what the script had left running: {names}")
+    elif supervisor.ended_by_signal is not None and not job.quiet:
+        lines = [_ended_by(supervisor.ended_by_signal, job)]
     new_line = outputs[0].stderr_in_mid_line
     for text in [*lines, *([words] if words else [])]:
         if job.shown:
@@ -274,7 +277,31 @@ def _say(job: Job, outputs: Sequence[RankOutput], words: str) -> None:
 def _summary(job: Job) -> list[str]:
     """What the ranks wrote down about the run; nothing for a script that did without ronde."""
     found = (read_summary(job.run_directory.summary(rank)) for rank in range(job.ranks))
-    return summary_lines([summary for summary in found if summary is not None])
+    lines = summary_lines([summary for summary in found if summary is not None])
+    return [*lines, *_not_finite(job)]
+
+
+def _not_finite(job: Job) -> list[str]:
+    """That gradients were no numbers at the end, and since when: an exit code of 0 does not tell."""
+    seen = {rank: look_at(vitals_path(job.run_directory.path, rank)) for rank in range(job.ranks)}
+    since = {rank: each.not_finite for rank, each in seen.items() if each is not None and each.not_finite}
+    if not since:
+        return []
+    rank = min(since, key=lambda each: (since[each], each))
+    alike = job.ranks > 1 and list(since.values()).count(since[rank]) == job.ranks
+    where = "on all ranks" if alike else f"first on rank {rank}"
+    return [
+        f"gradients are not finite (NaN or infinite) since step {since[rank]}, {where}; "
+        f"ronde doctor {job.run_directory.path} tells more"
+    ]
+
+
+def _ended_by(number: int, job: Job) -> str:
+    """What a batch system's signal has cost, where no rank has said so."""
+    name = signal.Signals(number).name
+    if job.checkpoint:
+        return f"the run was ended by {name}"
+    return f"the run was ended by {name}; with --checkpoint DIR it would save first"
 
 
 @contextlib.contextmanager

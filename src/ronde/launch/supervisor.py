@@ -134,6 +134,13 @@ class Supervisor:
         failure = self.failure()
         return failure.exit_code if failure is not None else 0
 
+    @property
+    def ended_by_signal(self) -> int | None:
+        """The signal of a batch system or an administrator that has ended the run; not Ctrl-C."""
+        number = self.interrupted_by
+        asked = number in (signal.SIGTERM, signal.SIGHUP)
+        return number if number is not None and asked and self.exit_code() == 128 + number else None
+
     def _interrupted_code(self, number: int) -> int:
         """Rank 0's own code; one that the interruption ended has the shell's code for that."""
         main = next((death for death in self.deaths if death.rank == 0), None)

@@ -61,6 +61,7 @@ class Checkpoints:
         in_script: whether the code that runs is the script's, on its main thread.
         keeps_gradients: the script's parameters have whole gradients on every rank.
         say: hears what the user should know at the end.
+        on_resumed: hears at which step the script has been brought back.
 
     Raises:
         UsageError: there is no checkpoint to resume from, or the folder cannot be written.
@@ -76,7 +77,9 @@ class Checkpoints:
         agreement: Agreement,
         keeps_gradients: bool,
         say: Callable[[str], Any],
+        on_resumed: Callable[[int], object] = lambda step: None,
     ) -> None:
+        self._on_resumed = on_resumed
         self._config, self._comm, self._say = config, comm, say
         self._in_script, self._files = in_script, files
         self._keeps_gradients = keeps_gradients
@@ -218,6 +221,11 @@ class Checkpoints:
         """The run is to end: it saves first, where its next step begins. A second signal does not wait."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not self._begun or self._journal.replaying:
+            self._tell(
+                "ended by SIGTERM before its first step, so nothing was saved"
+                if self._resumed is None
+                else "ended by SIGTERM on its way back to the checkpoint, which stays as it is"
+            )
             os.kill(os.getpid(), signal.SIGTERM)
         self._ending = True
 
@@ -538,6 +546,7 @@ class Checkpoints:
         self._told = self._steps
         self._gradients.clear()
         self._resumed = None
+        self._on_resumed(manifest.step)
         self._tell(
             f"resumed at step {manifest.step}, {perf_counter() - self._replay_begun:.1f} s after the start"
         )

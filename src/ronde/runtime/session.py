@@ -217,6 +217,7 @@ class Session:
             agreement=self.agreement,
             keeps_gradients=self._sharding.gradients is None,
             say=self.notes.say,
+            on_resumed=self.tally.go_on_from,
         )
 
     def _compare(self) -> None:

@@ -141,6 +141,7 @@ class Evidence:
         reason: stall, failure, or asked (by `ronde doctor`).
         time: seconds since 1970.
         said: why the launcher ends the run, where it says so itself.
+        launcher_gone: it has ended without a word, and before its ranks.
     """
 
     run_directory: str
@@ -150,6 +151,7 @@ class Evidence:
     host: Host = Host()
     failure: Failure | None = None
     said: str = ""
+    launcher_gone: bool = False
 
     def rank(self, number: int) -> RankEvidence | None:
         return next((each for each in self.ranks if each.rank == number), None)

@@ -47,7 +47,7 @@ OWN_FILE = re.compile(
     r"rank-\d+(\.attempt-\d+)?\.(log|error\.json|summary\.json|stack|crash|vitals|steps|spans)|\w+\.board"
     r"|store|store\.log|pulse|launch\.json|events\.jsonl"
 )
-_KEPT = re.compile(r"(rank-\d+)\.(log|error\.json)")
+_KEPT = re.compile(r"(rank-\d+)\.(log|error\.json|steps)")
 
 OWN_EVIDENCE = re.compile(r"(stall|failure|explanation)(\.json|-rank-\d+\.(stack|crash)\.txt)")
 

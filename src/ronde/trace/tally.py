@@ -27,7 +27,8 @@ class Tally:
     optimizer steps, the loader's count.
 
     Attributes:
-        steps: steps of all optimizers.
+        steps: steps of all optimizers since this start.
+        before: those that the checkpoint held from which the run goes on; who watches the run hears of both.
         samples: see above.
         data_ns: nanoseconds in which the script waited for a loader's next batch.
         sharded: how often modules of each class were called on shards.
@@ -49,6 +50,7 @@ class Tally:
         "_owed",
         "_rows",
         "_stepped",
+        "before",
         "begun_ns",
         "clock",
         "data_ns",
@@ -62,7 +64,7 @@ class Tally:
 
     def __init__(self, pulse: Pulse | None = None) -> None:
         self.begun_ns = perf_counter_ns()
-        self.steps = 0
+        self.steps = self.before = 0
         self.samples = 0
         self.data_ns = 0
         self.sharded: dict[str, int] = {}
@@ -155,12 +157,18 @@ class Tally:
         if self._first is None:
             self._first = self._last
         if self.pulse is not None:
-            self.pulse.beat(self.steps, self.samples)
+            self.pulse.beat(self.before + self.steps, self.samples)
         if self.vitals is not None:
-            self.vitals.step(self.steps)
+            self.vitals.step(self.before + self.steps)
         self.clock.stepped(self.steps)
         if self.recorder is not None:
-            self.recorder.stepped(self.steps, self.samples)
+            self.recorder.stepped(self.before + self.steps, self.samples)
+
+    def go_on_from(self, steps: int) -> None:
+        """The run has been brought back to behind so many steps."""
+        self.before = steps - self.steps
+        if self.vitals is not None:
+            self.vitals.step(steps)
 
     def step_beside(self) -> None:
         """An optimizer has stepped in a thread of the script's own, on samples that nobody counts."""

@@ -13,6 +13,7 @@ __all__ = [
     "crashed",
     "exited",
     "killed",
+    "launcher_lost",
     "memory_of_the_host",
     "peer_lost",
     "server_lost",
@@ -147,6 +148,20 @@ def server_lost(evidence: Evidence) -> Explanation | None:
         summary=evidence.said.splitlines()[0],
         fix="its log says why it ended",
         told=True,
+    )
+
+
+def launcher_lost(evidence: Evidence) -> Explanation | None:
+    """The launcher was killed, and ranks end with it."""
+    if not evidence.launcher_gone:
+        return None
+    last = max((rank.step for rank in evidence.ranks), default=-1)
+    return Explanation(
+        cause="launcher-lost",
+        rank=None,
+        summary="ronde run itself was killed before its ranks had ended, and they ended with it",
+        evidence=(f"the ranks had done {last} steps",) if last > 0 else (),
+        fix="ask who sends the signal: a batch system's limit, lack of memory, a session that was closed",
     )
 
 
