@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -229,3 +230,43 @@ def exchanged(rank: Rank) -> list[float]:
     for each in sent:
         each.wait()
     return found
+
+
+def of_two_models(collects: bool) -> list[torch.Tensor]:
+    """The first model is garbage when the second trains, and `collects` says whether it has gone by then."""
+    told: list[torch.Tensor] = []
+    gc.collect()
+    gc.disable()
+    try:
+        for unused in (1, 2):
+            torch.manual_seed(unused)
+            model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)).to(D)
+            knot: list[Any] = [model]
+            knot.append(knot)
+            model[unused].bias.requires_grad_(False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(3):
+                loss = model(torch.rand(6, 6, dtype=D)).pow(2).sum()
+                if collects:
+                    gc.collect()
+                optimizer.zero_grad()
+                loss.backward()
+                told += [each.grad.clone() for each in model.parameters() if each.grad is not None]
+                optimizer.step()
+            told += [value.clone() for value in model.state_dict().values()]
+            del model, optimizer, loss, knot
+    finally:
+        gc.enable()
+    return told
+
+
+def garbage(rank: Rank, plan: str) -> list[torch.Tensor]:
+    with rank.session(plan):
+        return of_two_models(rank.rank == 1)
+
+
+@pytest.mark.parametrize("plan", ["pipeline=2", "tensor=2"])
+def test_ranks_collect_garbage_when_they_like(two: Ranks, plan: str):
+    expected = of_two_models(True)
+    for found in two(garbage, plan):
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)

@@ -74,6 +74,8 @@ class LocalGradients(GradientParts):
     ) -> None:
         super().__init__(comm, lambda tensors: [None for _ in tensors], OnDevice())
         self._blocks: dict[int, Block] = {}
+        # By number, those whose parameter may be there on some rank: the same on all ranks.
+        self._numbered: dict[int, Block] = {}
         self._on_new = on_new
         self._mean = mean
         self._whole_before: set[int] = set()
@@ -87,18 +89,30 @@ class LocalGradients(GradientParts):
         """Those whose parameter is there still, in the order of their numbers."""
         return [block for block in list(self._blocks.values()) if block.parameter.ref() is not None]
 
+    def everywhere(self) -> list[Block]:
+        """Those whose parameter is there on every rank, in the order of their numbers; all ranks come here.
+
+        Ranks collect their garbage when they like: `blocks` are not the same on all.
+        """
+        known = list(self._numbered.values())
+        counts = self._comm.votes([block.parameter.ref() is not None for block in known])
+        self._numbered = {block.number: block for block, count in zip(known, counts, strict=True) if count}
+        ranks = self._comm.world_size
+        return [block for block, count in zip(known, counts, strict=True) if count == ranks]
+
     def block(self, tensor: torch.Tensor) -> Block | None:
         found = self._blocks.get(id(tensor))
         return found if found is not None and found.parameter.ref() is tensor else None
 
     def add_block(self, tensor: torch.Tensor, ranges: BlockRanges, part: torch.Tensor) -> Block:
-        """A parameter, whose elements on this rank are `part`, flat."""
+        """A parameter, whose elements on this rank are `part`, flat. All ranks come here."""
+        self._leave(tensor)
         leaf = part.view(list(ranges.shape_of_block(tensor.shape, self._comm.rank))).detach()
         leaf.requires_grad_(tensor.requires_grad)
         self._count += 1
         block = Block(self._count, Leaf(tensor), ranges, leaf)
         key = id(tensor)
-        self._blocks[key] = block
+        self._blocks[key] = self._numbered[block.number] = block
         weakref.finalize(tensor, self._forget, key, block).atexit = False
         if leaf.requires_grad:
             self._hear(block)
@@ -164,7 +178,10 @@ class LocalGradients(GradientParts):
 
     def end_backward(self) -> None:
         """Averages are there: what came to whole parameters, used in replica, is cut too."""
-        for block in self.blocks:
+        self._merge_whole(self.everywhere())
+
+    def _merge_whole(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
             whole = block.parameter.gradient
             if whole is not None:
                 self._merge(block, whole, stays_whole=block.number in self._whole_before)
@@ -224,6 +241,13 @@ class LocalGradients(GradientParts):
         block = next(block for block in self.blocks if block.ranges is ranges)
         # The parameter is contiguous, or it would not have been cut.
         block.ranges.complete(self._comm, part, flat.view(block.parameter.shape))
+
+    def _leave(self, tensor: torch.Tensor) -> None:
+        """A parameter has no block any longer, or another one. All ranks come here."""
+        block = self.block(tensor)
+        if block is not None:
+            self._forget(id(tensor), block)
+            del self._numbered[block.number]
 
     def _forget(self, key: int, block: Block) -> None:
         if self._blocks.get(key) is block:

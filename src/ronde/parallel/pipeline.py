@@ -154,7 +154,7 @@ class Pipeline:
             cuts = bool(call.verdict.draws) and not call.drawn_in_kernels
             same = torch.random.fork_rng(devices, enabled=cuts) if not last else nullcontext()
             given = given_to(call, whole, piece) if whole.world_size > 1 else list(leaves(call.given))
-            route = routes.setdefault(_key(call, given), Route())
+            route = routes.setdefault(_key(call, given), Route(verdict=call.verdict))
             with same, call.drawing(rows_of(call, whole, piece) if whole.world_size > 1 else call.cut):
                 run = _Piece(self, stages, route, token, tied, device)
                 form = run.carry_out(call, given)

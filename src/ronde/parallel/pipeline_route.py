@@ -107,7 +107,9 @@ class Route:
     Attributes:
         between: what goes over ranks before operations of the model's own code, by their places.
         sources: for each leaf of the output that is a tensor the rank that has it; -1 where all compute it.
-        shapes: of these leaves.
+        gradients: which of these leaves have one.
+        learnt: all of it is known.
+        verdict: held, because calls are told apart by which it is.
     """
 
     steps: list[Step] = dataclasses.field(default_factory=list)
@@ -115,6 +117,7 @@ class Route:
     sources: tuple[int, ...] = ()
     gradients: tuple[bool, ...] = ()
     learnt: bool = False
+    verdict: Any = None
 
 
 class Rerouted(Exception):

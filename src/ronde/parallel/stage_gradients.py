@@ -17,18 +17,17 @@ class StageGradients(LocalGradients):
     def end_backward(self) -> None:
         # First: what was whole before is made so again, for which ranks have to agree on what there is.
         rank = self._comm.rank
-        owned = [(block, block.ranges) for block in self.blocks if isinstance(block.ranges, StageRanges)]
+        blocks = self.everywhere()
+        owned = [(block, block.ranges) for block in blocks if isinstance(block.ranges, StageRanges)]
         has = [ranges.owner == rank and gradient_of(block.leaf) is not None for block, ranges in owned]
         counts = self._comm.votes(has)
         for (block, ranges), count in zip(owned, counts, strict=True):
             if count and ranges.owner != rank and gradient_of(block.leaf) is None:
                 with torch.inference_mode(False):
                     give_gradient(block.leaf, block.leaf.new_empty(0))
-        super().end_backward()
+        self._merge_whole(blocks)
 
     def forget(self, tensor: torch.Tensor) -> None:
         """The parameter is whole on every rank from now on, and so is its gradient. All ranks come here."""
-        block = self.block(tensor)
-        if block is not None:
-            self.whole(tensor)
-            self._forget(id(tensor), block)
+        self.whole(tensor)
+        self._leave(tensor)
