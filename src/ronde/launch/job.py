@@ -31,6 +31,7 @@ class Job:
         publish: seconds between versions of the model that are published; 0: none is.
         checkpoint, checkpoint_every, checkpoint_keep, resume: as in `RankConfig`.
         attempt: how often its ranks have been started before.
+        labelled: all ranks' output is passed on, each line behind `[rank]<stdout>:`.
         quiet: nothing is said but errors and that ranks stand still.
         servers: endpoints of parameter servers that somebody else has started.
         server_token: by which they know the run.
@@ -53,6 +54,7 @@ class Job:
     threads: int | None = None
     timeout: float = 1800.0
     shown: bool = True
+    labelled: bool = False
     quiet: bool = False
     servers: tuple[str, ...] = ()
     server_token: str = ""

@@ -116,9 +116,13 @@ def launch(job: Job, explain: Explain | None = None) -> Outcome:
 
 
 def _open_output(job: Job, rank: int, screen: Screen | None) -> RankOutput:
-    shown = job.shown and rank == 0
+    shown = job.shown and (rank == 0 or job.labelled)
     return RankOutput.open(
-        job.run_directory.log(rank), shown=shown, like_user=job.shown, screen=screen if shown else None
+        job.run_directory.log(rank),
+        shown=shown,
+        like_user=job.shown and not job.labelled,
+        screen=screen if shown and not job.labelled else None,
+        label=f"[{rank}]" if job.labelled else "",
     )
 
 

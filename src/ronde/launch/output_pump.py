@@ -15,12 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ronde.launch.bytes_out import write_all
+from ronde.launch.labelled_lines import LabelledLines
 from ronde.launch.screen import Screen
 from ronde.launch.terminal import copy_size, open_pty
 
 __all__ = ["OutputPump", "RankOutput", "fill_standard_descriptors"]
 
 STDOUT, STDERR = 1, 2
+_STREAMS = {STDOUT: "stdout", STDERR: "stderr"}
 CHUNK = 65536
 
 
@@ -40,14 +42,22 @@ class OutputPump:
     """Copies one channel to `log`, and to `sink` if there is one, until all its writers are gone.
 
     `like` is the user's stream whose terminal size the channel follows, `screen` the terminal on which
-    ronde may show a line of its own.
+    ronde may show a line of its own. With a `label`, it stands before each line that is passed on.
     """
 
     def __init__(
-        self, source: int, sink: int | None, log: int, *, like: int, screen: Screen | None = None
+        self,
+        source: int,
+        sink: int | None,
+        log: int,
+        *,
+        like: int,
+        screen: Screen | None = None,
+        label: str = "",
     ) -> None:
         self._source = source
-        self._pass_on = _passing(sink, screen)
+        self._lines = LabelledLines(label, sink) if label and sink is not None else None
+        self._pass_on = self._lines.add if self._lines is not None else _passing(sink, screen)
         self._like = like
         self._log = log
         self._idle = threading.Event()
@@ -93,6 +103,8 @@ class OutputPump:
                 if self._pass_on is not None:
                     self._pass_on(data)
                 self._last = data[-1:]
+        if self._lines is not None:
+            self._lines.end()
         os.close(self._source)
         os.close(self._log)
 
@@ -106,16 +118,19 @@ class RankOutput:
     pumps: tuple[OutputPump, ...]
 
     @classmethod
-    def open(cls, log: Path, *, shown: bool, like_user: bool, screen: Screen | None = None) -> RankOutput:
+    def open(
+        cls, log: Path, *, shown: bool, like_user: bool, screen: Screen | None = None, label: str = ""
+    ) -> RankOutput:
         """Open the log and what leads to it.
 
         `shown`: passed on to this process's stdout and stderr as well; rank 0's is.
         `like_user`: where the user's stream is a terminal, the rank's is one as well. A script may
         ask (progress bars do, `os.get_terminal_size` raises), and all ranks must get one answer.
         Otherwise the rank writes into the log by itself.
+        `label`: what stands before each line that is shown, with the name of its stream.
         """
         log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
-        one_file = os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))
+        one_file = not label and os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))
         ends: list[int] = []
         pumps: list[OutputPump] = []
         for descriptor in (STDOUT, STDERR):
@@ -124,7 +139,10 @@ class RankOutput:
             elif shown or (like_user and os.isatty(descriptor)):
                 ours, theirs = _open_channel(descriptor)
                 sink = descriptor if shown else None
-                pumps.append(OutputPump(ours, sink, os.dup(log_file), like=descriptor, screen=screen))
+                named = f"{label}<{_STREAMS[descriptor]}>:" if label else ""
+                pumps.append(
+                    OutputPump(ours, sink, os.dup(log_file), like=descriptor, screen=screen, label=named)
+                )
                 ends.append(theirs)
             else:
                 ends.append(log_file)

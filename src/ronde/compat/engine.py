@@ -1,0 +1,349 @@
+"""One engine per rank: tensors are submitted by name from any thread, and exchanged by a thread of its own.
+
+caller              submits a request to the coordinator, and goes on
+coordinator         on rank 0: says in what order what is ready is exchanged (`control`, `negotiation`)
+executor            on each rank: carries that out over ronde's collectives, and wakes who waits
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ronde.comm.joining import connect_store, join
+from ronde.comm.process_group import Comm
+from ronde.comm.topology import Place
+from ronde.compat import exchange
+from ronde.compat.control import Coordinator, Link, Lost, connect
+from ronde.compat.negotiation import WORLD, Negotiation, Request, Response
+from ronde.compat.place import JobPlace
+from ronde.errors import PeerLost, RondeError
+
+__all__ = ["Engine", "Entry", "HorovodInternalError", "Options"]
+
+# Of this process: a store is met at once by each number.
+_starts = itertools.count()
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective has failed; what all ranks know of it is in the message."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What a launcher or the environment sets.
+
+    Attributes:
+        fusion_bytes: of all-reduces that are exchanged as one.
+        stalls_after, ends_after: as in `Coordinator`, in seconds.
+    """
+
+    fusion_bytes: int = 64 << 20
+    stalls_after: float = 60.0
+    ends_after: float = 0.0
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Options:
+        """From Horovod's variables."""
+        checked = environment.get("HOROVOD_STALL_CHECK_DISABLE", "0") in ("", "0")
+        return cls(
+            fusion_bytes=int(environment.get("HOROVOD_FUSION_THRESHOLD") or cls().fusion_bytes),
+            stalls_after=float(environment.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or 60) if checked else 0.0,
+            ends_after=float(environment.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0) if checked else 0.0,
+        )
+
+
+class Entry:
+    """A tensor that this rank has submitted.
+
+    Attributes:
+        output: where an in-place result goes, and what a result that has the same shape is made in.
+        result: what `synchronize` returns.
+    """
+
+    __slots__ = ("_done", "error", "finish", "output", "ready", "request", "result")
+
+    def __init__(self, request: Request, output: torch.Tensor | None) -> None:
+        self.request = request
+        self.output = output
+        self.result: Any = None
+        self.error = ""
+        self.finish: Callable[[Any], Any] | None = None
+        self.ready: Any = None
+        if output is not None and output.is_cuda:
+            self.ready = torch.cuda.Event()
+            self.ready.record()
+        self._done = threading.Event()
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    def complete(self, result: Any = None, error: str = "") -> None:
+        self.result, self.error = result, error
+        self._done.set()
+
+    def wait(self) -> Any:
+        """What came of it.
+
+        Raises:
+            HorovodInternalError: it has failed, on all ranks.
+        """
+        self._done.wait()
+        if self.error:
+            raise HorovodInternalError(self.error)
+        if self.finish is not None:
+            self.result, self.finish = self.finish(self.result), None
+        return self.result
+
+
+class Engine:
+    """Made by `init` on all ranks, and ended by `shutdown` on all.
+
+    Args:
+        sets: members of process sets that are there from the beginning.
+
+    Raises:
+        LaunchError: ranks could not meet.
+    """
+
+    def __init__(self, place: JobPlace, options: Options, sets: Sequence[Sequence[int]] = ()) -> None:
+        self.place = place
+        self.options = options
+        self.sets: dict[int, tuple[int, ...]] = {WORLD: tuple(range(place.size))}
+        self.sets |= {number: tuple(members) for number, members in enumerate(sets, 1)}
+        self.listener: Callable[[str, Sequence[str], float, float], None] | None = None
+        self.failure = ""
+        self._lock = threading.Lock()
+        self._pending: dict[tuple[int, str], Entry] = {}
+        self._counts: dict[str, int] = {}
+        self._comms: dict[tuple[int, str], Comm] = {}
+        self._coordinator: Coordinator | None = None
+        self._link: Link | None = None
+        self._number = next(_starts)
+        self._negotiation = Negotiation(place.size, options.fusion_bytes, sets)
+        self._stream: Any = None
+        if place.size > 1:
+            self._meet()
+
+    @property
+    def is_alone(self) -> bool:
+        return self._link is None
+
+    def name_for(self, kind: str, name: str | None) -> str:
+        """The given name, or the next automatic one of this kind."""
+        if name:
+            return f"{kind}.{name}"
+        with self._lock:
+            number = self._counts[kind] = self._counts.get(kind, 0) + 1
+        return f"{kind}.noname.{number}"
+
+    def counts(self) -> dict[str, int]:
+        """Automatic names so far."""
+        return dict(self._counts)
+
+    def submit(self, *entries: Entry) -> None:
+        """Have tensors exchanged; several at once cost one message.
+
+        Raises:
+            HorovodInternalError: nothing can be exchanged any more.
+            ValueError: one of this name is on its way already.
+        """
+        with self._lock:
+            if self.failure:
+                raise HorovodInternalError(self.failure)
+            for entry in entries:
+                key = entry.request.process_set, entry.request.name
+                if key in self._pending:
+                    raise ValueError(
+                        f"a tensor named {entry.request.name!r} is on its way already; wait for it by "
+                        "synchronize(), or give another name"
+                    )
+            for entry in entries:
+                self._pending[entry.request.process_set, entry.request.name] = entry
+        if self._link is None:
+            for entry in entries:
+                self._negotiation.add(0, entry.request)
+            while (response := self._negotiation.take()) is not None:
+                self._carry_out(response)
+            return
+        try:
+            self._link.send(*(entry.request for entry in entries))
+        except Lost:
+            self._fail("rank 0, which coordinates, has ended")
+
+    def shutdown(self) -> None:
+        """Leave, and return when all ranks have; a second call does nothing."""
+        link, self._link = self._link, None
+        if link is not None:
+            with contextlib.suppress(Lost):
+                link.send(Request(name="close", kind="close"))
+            self._executor.join()
+            if self._coordinator is not None:
+                self._coordinator.join()
+            link.close()
+        for comm in self._comms.values():
+            comm.close()
+        self._comms.clear()
+        self._fail("Horovod has been shut down")
+
+    def _meet(self) -> None:
+        place = self.place
+        timeout = timedelta(seconds=place.timeout)
+        store: Any = connect_store(place.store, place.size, timeout)
+        store = dist.PrefixStore(f"compat/{self._number}", store)
+        if place.rank == 0:
+            token = os.urandom(16)
+            host = "127.0.0.1" if place.local_size == place.size else place.address
+            self._coordinator = Coordinator(
+                self._negotiation, place.size, host, token,
+                stalls_after=self.options.stalls_after, ends_after=self.options.ends_after,
+            )  # fmt: skip
+            self._coordinator.start()
+            host, port = self._coordinator.address
+            store.set("coordinator", token + f"{host}:{port}".encode())
+        told: bytes = store.get("coordinator")
+        host, _, port = told[16:].decode().rpartition(":")
+        self._link = connect((host, int(port)), place.rank, told[:16])
+        self._comm(WORLD, "cpu")
+        # With the link at hand: `shutdown` takes it away.
+        self._executor = threading.Thread(
+            target=self._execute, args=(self._link,), name="ronde executor", daemon=True
+        )
+        self._executor.start()
+
+    def _comm(self, number: int, device: str) -> Comm:
+        """The group of a process set; at first use its members come together."""
+        kind = "cuda" if device.startswith("cuda") else "cpu"
+        found = self._comms.get((number, kind))
+        if found is None:
+            place, members = self.place, self.sets[number]
+            first = place.rank - place.local_rank
+            here = [rank for rank in members if first <= rank < first + place.local_size]
+            found = self._comms[number, kind] = join(
+                place.store,
+                name=f"compat/{self._number}/{number}/{kind}",
+                place=Place(members.index(place.rank), len(members), here.index(place.rank), len(here)),
+                device=kind,
+                timeout=timedelta(seconds=place.timeout),
+                host="127.0.0.1" if place.local_size == place.size else place.address,
+                algorithm="auto",
+            )
+        return found
+
+    def _execute(self, link: Link) -> None:
+        """The executor's thread."""
+        try:
+            while True:
+                for response in link.receive():
+                    assert isinstance(response, Response)
+                    if response.kind == "close":
+                        if response.error:
+                            self._fail(response.error)
+                        return
+                    self._carry_out(response)
+                    mine = self._coordinator
+                    if mine is not None:
+                        mine.done()
+        except Lost:
+            self._fail("rank 0, which coordinates, has ended")
+        except PeerLost as lost:
+            self._fail(str(lost))
+
+    def _fail(self, why: str) -> None:
+        with self._lock:
+            self.failure = self.failure or why
+            pending, self._pending = self._pending, {}
+        for entry in pending.values():
+            entry.complete(error=f"{entry.request.name!r} has failed: {why}")
+
+    def _carry_out(self, response: Response) -> None:
+        """Do what a response says, with its tensors, and wake who waits for them."""
+        with self._lock:
+            keys = [(each.process_set, each.name) for each in response.requests]
+            entries = [self._pending.pop(key, None) for key in keys]
+        try:
+            if response.error:
+                raise HorovodInternalError(response.error)
+            with torch.no_grad():
+                results = self._exchange(response, entries)
+        except (PeerLost, RondeError, RuntimeError) as error:
+            ended = isinstance(error, PeerLost)
+            told = str(error) if response.error else f"{keys[0][1]!r} has failed: {error}"
+            for entry in filter(None, entries):
+                entry.complete(error=told)
+            if ended:
+                raise
+            return
+        for entry, result in zip(entries, results, strict=True):
+            if entry is not None:
+                entry.complete(result)
+
+    def _exchange(self, response: Response, entries: Sequence[Entry | None]) -> list[Any]:
+        request = response.requests[0]
+        if response.kind == "join":
+            with self._lock:
+                self._counts = dict(response.counts)
+            return [response.last]
+        if response.kind == "set":
+            return [self._change_sets(request, response.process_set)]
+        if response.kind == "barrier":
+            return [None]
+        device = entries[0].output.device if entries[0] and entries[0].output is not None else request.device
+        comm = self._comm(request.process_set, str(device))
+        given = [
+            entry.output
+            if entry is not None and entry.output is not None
+            else exchange.zeros_for(each.dtype, each.shape, str(device))
+            for entry, each in zip(entries, response.requests, strict=True)
+        ]
+        with self._on_device(comm, entries):
+            return self._exchanged(comm, response, given)
+
+    def _exchanged(self, comm: Comm, response: Response, given: list[torch.Tensor]) -> list[Any]:
+        request, tensor = response.requests[0], given[0]
+        if response.kind == "allreduce":
+            exchange.all_reduce(comm, given, request.operation, request.before, request.after)
+            return list(given)
+        if response.kind == "allgather":
+            return [exchange.all_gather(comm, tensor, response.rows[0])]
+        if response.kind == "broadcast":
+            return [comm.broadcast(tensor, self.sets[request.process_set].index(request.root))]
+        if response.kind == "alltoall":
+            return [exchange.all_to_all(comm, tensor, response.splits)]
+        scaled = request.operation, request.before, request.after
+        return [exchange.reduce_scatter(comm, tensor, *scaled)]
+
+    @contextlib.contextmanager
+    def _on_device(self, comm: Comm, entries: Sequence[Entry | None]) -> Any:
+        """Inside, work on a CUDA device goes on behind what the script has given it before."""
+        if not comm.on_cuda:
+            yield
+            return
+        device: Any = next((each.output.device for each in entries if each and each.output is not None), None)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(self._stream):
+            for entry in filter(None, entries):
+                if entry.ready is not None:
+                    self._stream.wait_event(entry.ready)
+            yield
+        self._stream.synchronize()
+
+    def _change_sets(self, request: Request, number: int) -> int:
+        if request.members:
+            self.sets[number] = request.members
+        else:
+            self.sets.pop(number, None)
+            for key in [key for key in self._comms if key[0] == number]:
+                self._comms.pop(key).close()
+        return number

@@ -1,0 +1,121 @@
+"""What a response of the negotiation does to tensors, over the collectives of one group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ronde.comm.compressors.adasum import adasum
+from ronde.comm.process_group import Comm
+
+__all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter", "rows_of", "zeros_for"]
+
+
+def all_reduce(
+    comm: Comm, tensors: Sequence[torch.Tensor], operation: str, before: float, after: float
+) -> None:
+    """Reduce tensors of one dtype over ranks, in place; several are exchanged as one.
+
+    Args:
+        tensors: without gaps.
+        operation: "sum", "average", "min", "max", "product", or "adasum" of each tensor by itself.
+        before, after: factors of the elements, before and after.
+    """
+    flats = [tensor.view(-1) for tensor in tensors]
+    flat = flats[0] if len(flats) == 1 else torch.cat(flats)
+    _scale(flat, before)
+    if operation in ("sum", "average"):
+        comm.all_reduce(flat)
+        if operation == "average":
+            _divide(flat, comm.world_size)
+    elif flat.numel():
+        gathered = comm.all_gather(flat)
+        flat.copy_(_reduced(gathered, operation, [each.numel() for each in flats]))
+    _scale(flat, after)
+    if len(flats) > 1:
+        torch._foreach_copy_(flats, list(flat.split([each.numel() for each in flats])))
+
+
+def _scale(flat: torch.Tensor, factor: float) -> None:
+    if factor == 1.0:
+        return
+    if flat.is_floating_point() or flat.is_complex():
+        flat.mul_(factor)
+    else:
+        flat.copy_((flat.double() * factor).trunc())
+
+
+def _divide(flat: torch.Tensor, count: int) -> None:
+    """An average; of whole numbers it is cut off towards zero, as Horovod's."""
+    if flat.is_floating_point() or flat.is_complex():
+        flat.div_(count)
+    else:
+        flat.copy_(torch.div(flat, count, rounding_mode="trunc"))
+
+
+def _reduced(gathered: torch.Tensor, operation: str, sizes: Sequence[int]) -> torch.Tensor:
+    """Of the values of all ranks, [ranks, n], the reduced ones, [n]."""
+    if operation == "min":
+        return gathered.amin(0)
+    if operation == "max":
+        return gathered.amax(0)
+    if operation == "product":
+        return gathered.prod(0).to(gathered.dtype)
+    level = list(gathered.unbind(0))
+    while len(level) > 1:  # neighbours first, as Horovod's tree
+        level = [adasum(a, b, sizes) for a, b in zip(level[::2], level[1::2], strict=True)]
+    return level[0]
+
+
+def all_gather(comm: Comm, tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Tensors [rows of a rank, ...] of all ranks, one after the other."""
+    return torch.cat(comm.all_gather_uneven(tensor.contiguous(), rows))
+
+
+def all_to_all(
+    comm: Comm, tensor: torch.Tensor, splits: Sequence[Sequence[int]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of `tensor` go to ranks by this rank's splits.
+
+    Args:
+        splits: of each rank, the rows that it sends to each.
+
+    Returns:
+        the rows that come here, in rank order, and how many come from each rank: int32, [ranks].
+    """
+    mine = comm.rank
+    pieces = list(tensor.contiguous().split(list(splits[mine])))
+    sizes = [each[mine] for each in splits]
+    received = comm.all_to_all([piece.contiguous() for piece in pieces], sizes)
+    return torch.cat(received), torch.tensor(sizes, dtype=torch.int32)
+
+
+def reduce_scatter(
+    comm: Comm, tensor: torch.Tensor, operation: str, before: float, after: float
+) -> torch.Tensor:
+    """The sum or average of `tensor` over ranks, of which this rank has its rows."""
+    tensor = tensor.contiguous()
+    if before != 1.0:
+        tensor = tensor.clone()
+        _scale(tensor.view(-1), before)
+    rows = rows_of(tensor.shape[0], comm.world_size)
+    pieces = [[each.reshape(-1)] for each in tensor.split(rows)]
+    out = tensor.new_empty((rows[comm.rank], *tensor.shape[1:]))
+    comm.reduce_scatter_async(out.view(-1), pieces).wait()
+    if operation == "average":
+        _divide(out.view(-1), comm.world_size)
+    _scale(out.view(-1), after)
+    return out
+
+
+def rows_of(rows: int, ranks: int) -> list[int]:
+    """How many rows of a reduce-scatter each rank has: the first ones have one more."""
+    return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
+
+
+def zeros_for(dtype: str, shape: Sequence[int], device: str) -> torch.Tensor:
+    """What a rank takes part with that has nothing to give."""
+    kind: Any = getattr(torch, dtype)
+    return torch.zeros(tuple(shape), dtype=kind, device=device)

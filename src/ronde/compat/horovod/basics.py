@@ -1,0 +1,326 @@
+"""`init` and `shutdown`, who this rank is, and process sets.
+
+Horovod's interface is functions of a module, so the engine of this process is the module's: one at a time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ronde.compat.engine import Engine, Entry, Options
+from ronde.compat.horovod.timeline import Timeline
+from ronde.compat.negotiation import WORLD, Request
+from ronde.compat.place import JobPlace, read_place
+
+__all__ = [
+    "ProcessSet", "add_process_set", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "engine", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized", "local_rank",
+    "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank",
+    "remove_process_set", "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
+]  # fmt: skip
+
+
+class ProcessSet:
+    """Some ranks that exchange tensors among themselves.
+
+    Args:
+        ranks_or_comm: their numbers.
+
+    Attributes:
+        process_set_id: its number, the same on all ranks; None before it is added, and when it is removed.
+        ranks: sorted.
+    """
+
+    def __init__(self, ranks_or_comm: Sequence[int] | Any) -> None:
+        if not isinstance(ranks_or_comm, Iterable):
+            raise NotImplementedError(
+                f"ProcessSet({ranks_or_comm!r}): communicators are not taken; give the ranks as a list"
+            )
+        self.ranks: list[int] | None = sorted({int(each) for each in ranks_or_comm})
+        self.process_set_id: int | None = None
+
+    def size(self) -> int | None:
+        """How many ranks it has; None while it is not there."""
+        return None if self.process_set_id is None else len(self._members())
+
+    def rank(self) -> int:
+        """This rank's number among its members.
+
+        Raises:
+            ValueError: it is not there, or this rank is no member.
+        """
+        if not self.included():
+            raise ValueError(f"rank {rank()} is no member of {self}")
+        return self._members().index(rank())
+
+    def included(self) -> bool:
+        """Whether this rank is a member."""
+        if self.process_set_id is None:
+            raise ValueError(f"{self} has not been added; give it to init() or add_process_set()")
+        return rank() in self._members()
+
+    def _members(self) -> Sequence[int]:
+        assert self.process_set_id is not None
+        return engine().sets[self.process_set_id]
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+class _Global(ProcessSet):
+    """All ranks; what they are is known after `init`."""
+
+    def __init__(self) -> None:
+        self.process_set_id = WORLD
+        self.ranks = None
+
+    def size(self) -> int | None:
+        return size()
+
+
+global_process_set = _Global()
+
+
+class _State:
+    """What `init` has made."""
+
+    engine: Engine | None = None
+    timeline: Timeline | None = None
+    sets: list[ProcessSet]
+    may_change = False
+
+
+_state = _State()
+_state.sets = []
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Meet the other ranks; a second call does nothing. All ranks come here.
+
+    Args:
+        comm: None, or the numbers of all ranks.
+        process_sets: that are to be there, or "dynamic", so that `add_process_set` may be called.
+
+    Raises:
+        NotImplementedError: `comm` are some of the ranks, or is a communicator.
+        ValueError: two process sets have the same members.
+    """
+    if _state.engine is not None:
+        return
+    place = read_place(os.environ)
+    if comm is not None and not (isinstance(comm, Iterable) and sorted(comm) == list(range(place.size))):
+        raise NotImplementedError(
+            "init(comm=...) of some ranks is not there; call init() on all, and exchange tensors of some by "
+            "process_set=hvd.ProcessSet([...])"
+        )
+    dynamic = process_sets == "dynamic" or os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in (
+        "",
+        "0",
+    )
+    given = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
+    if isinstance(process_sets, str) and not dynamic:
+        raise ValueError(f"init(process_sets={process_sets!r}): give a list of ProcessSet, or 'dynamic'")
+    members = [_checked(each, place) for each in given]
+    known = [tuple(range(place.size))]
+    for each in members:
+        if each in known:
+            raise ValueError(f"there are two process sets of ranks {list(each)}; give each once")
+        known.append(each)
+    _state.engine = Engine(place, Options.of(os.environ), members)
+    _state.may_change = dynamic
+    _state.sets = given
+    for number, each in enumerate(given, 1):
+        each.process_set_id = number
+    global_process_set.ranks = list(range(place.size))
+    if file := os.environ.get("HOROVOD_TIMELINE"):
+        start_timeline(file, os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"))
+
+
+def _checked(process_set: ProcessSet, place: JobPlace) -> tuple[int, ...]:
+    ranks = process_set.ranks or []
+    wrong = [each for each in ranks if not 0 <= each < place.size]
+    if wrong or not ranks:
+        raise ValueError(f"{process_set}: ranks are numbers from 0 to {place.size - 1}")
+    return tuple(ranks)
+
+
+def shutdown() -> None:
+    """Leave the others, when all have come here; `init` may be called again."""
+    current, _state.engine = _state.engine, None
+    stop_timeline()
+    if current is None:
+        return
+    current.shutdown()
+    for each in _state.sets:
+        each.process_set_id = None
+    _state.sets = []
+    global_process_set.ranks = None
+
+
+atexit.register(shutdown)
+
+
+def is_initialized() -> bool:
+    return _state.engine is not None
+
+
+def engine() -> Engine:
+    """This process's.
+
+    Raises:
+        ValueError: `init` has not been called.
+    """
+    if _state.engine is None:
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+    return _state.engine
+
+
+def size() -> int:
+    return engine().place.size
+
+
+def rank() -> int:
+    return engine().place.rank
+
+
+def local_size() -> int:
+    return engine().place.local_size
+
+
+def local_rank() -> int:
+    return engine().place.local_rank
+
+
+def cross_size() -> int:
+    """How many hosts there are."""
+    return engine().place.cross_size
+
+
+def cross_rank() -> int:
+    """This host's number."""
+    return engine().place.cross_rank
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Have one more process set. All ranks come here.
+
+    Raises:
+        ValueError: sets may not change, or one of these members is there.
+    """
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    _check_dynamic()
+    members = _checked(added, engine().place)
+    added.process_set_id = _change("add", members=members)
+    _state.sets.append(added)
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Take a process set away; False where it is that of all ranks or not there. All ranks come here."""
+    _check_dynamic()
+    if process_set.process_set_id in (None, WORLD):
+        return False
+    assert process_set.process_set_id is not None
+    _change("remove", root=process_set.process_set_id)
+    process_set.process_set_id = None
+    _state.sets.remove(process_set)
+    return True
+
+
+def _check_dynamic() -> None:
+    if not _state.may_change:
+        raise ValueError(
+            "process sets may not change; call init(process_sets='dynamic'), or set "
+            "HOROVOD_DYNAMIC_PROCESS_SETS=1"
+        )
+
+
+def _change(what: str, members: tuple[int, ...] = (), root: int = -1) -> int:
+    current = engine()
+    request = Request(name=current.name_for(f"set.{what}", None), kind="set", members=members, root=root)
+    entry = Entry(request, None)
+    current.submit(entry)
+    try:
+        return entry.wait()
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Write what rank 0 exchanges, and when, as a Chrome trace; the file can be read while it grows.
+
+    Args:
+        mark_cycles: there are no cycles; taken, and without effect.
+    """
+    current = engine()
+    stop_timeline()
+    if current.place.rank == 0:
+        _state.timeline = Timeline(file_path)
+        current.listener = _state.timeline.add
+
+
+def stop_timeline() -> None:
+    """Write no more."""
+    timeline, _state.timeline = _state.timeline, None
+    if _state.engine is not None:
+        _state.engine.listener = None
+    if timeline is not None:
+        timeline.close()
+
+
+def mpi_threads_supported() -> bool:
+    """
+    Raises:
+        ValueError: there is no MPI.
+    """
+    raise ValueError("MPI is not built in: ranks exchange tensors by ronde's collectives")
+
+
+def mpi_enabled() -> bool:
+    return False
+
+
+def mpi_built() -> bool:
+    return False
+
+
+def gloo_enabled() -> bool:
+    """True: scripts ask whether they may go without MPI."""
+    return True
+
+
+def gloo_built() -> bool:
+    return True
+
+
+def nccl_built() -> int:
+    """NCCL's version as one number, 0 without it."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0
+    major, minor, patch = torch.cuda.nccl.version()[:3]
+    return major * 10000 + minor * 100 + patch
+
+
+def ddl_built() -> bool:
+    return False
+
+
+def ccl_built() -> bool:
+    return False
+
+
+def cuda_built() -> bool:
+    import torch
+
+    return torch.version.cuda is not None
+
+
+def rocm_built() -> bool:
+    import torch
+
+    return torch.version.hip is not None

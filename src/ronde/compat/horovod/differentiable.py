@@ -1,0 +1,265 @@
+"""Collectives that wait, with a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ronde.compat.horovod import operations as ops
+from ronde.compat.horovod.basics import ProcessSet, global_process_set, rank
+from ronde.compat.horovod.compression import Compression
+from ronde.compat.horovod.operations import Average, Sum, operation_of, synchronize
+
+__all__ = [
+    "allgather", "allreduce", "allreduce_", "alltoall", "broadcast", "broadcast_", "grouped_allgather",
+    "grouped_allreduce", "grouped_allreduce_", "grouped_reducescatter", "reducescatter",
+]  # fmt: skip
+
+
+class _Allreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensors: int, options: dict[str, Any], *given: torch.Tensor) -> Any:
+        ctx.options = options
+        if tensors:
+            return tuple(synchronize(ops.grouped_allreduce_async(given, **options)))
+        return synchronize(ops.allreduce_async(given[0], **options))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        options = {**ctx.options, "name": None}
+        if len(gradients) > 1:
+            return None, None, *synchronize(ops.grouped_allreduce_async(gradients, **options))
+        return None, None, synchronize(ops.allreduce_async(gradients[0], **options))
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """A tensor reduced over ranks, as a new one."""
+    given, context = compression.compress(tensor)
+    options = _options(average, op, name, prescale_factor, postscale_factor, process_set)
+    return compression.decompress(_Allreduce.apply(0, options, given), context)
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Tensors reduced over ranks, when all are there on all ranks."""
+    given = [compression.compress(each) for each in tensors]
+    options = _options(average, op, name, prescale_factor, postscale_factor, process_set)
+    made: Any = _Allreduce.apply(len(given), options, *(each for each, _ in given))
+    pairs = zip(made, given, strict=True)
+    return [compression.decompress(each, context) for each, (_, context) in pairs]
+
+
+def _options(
+    average: bool | None,
+    op: int | None,
+    name: str | None,
+    before: float,
+    after: float,
+    process_set: ProcessSet,
+) -> dict[str, Any]:
+    factors = {"prescale_factor": before, "postscale_factor": after}
+    return {"op": operation_of(average, op), "name": name, "process_set": process_set, **factors}
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduce a tensor over ranks, in place; without a gradient."""
+    options = _options(average, op, name, prescale_factor, postscale_factor, process_set)
+    return synchronize(ops.allreduce_async_(tensor, **options))
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Reduce tensors over ranks, in place; without a gradient."""
+    options = _options(average, op, name, prescale_factor, postscale_factor, process_set)
+    return synchronize(ops.grouped_allreduce_async_(tensors, **options))
+
+
+class _Allgather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *given: torch.Tensor) -> Any:
+        ctx.process_set, ctx.rows = process_set, [each.shape[0] for each in given]
+        if len(given) > 1:
+            return tuple(synchronize(ops.grouped_allgather_async(given, name, process_set)))
+        return synchronize(ops.allgather_async(given[0], name, process_set))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """This rank's rows of the average, as Horovod has it."""
+        process_set, place, found = ctx.process_set, ctx.process_set.rank(), []
+        for gradient, mine in zip(gradients, ctx.rows, strict=True):
+            mean = synchronize(ops.allreduce_async(gradient, op=Average, process_set=process_set))
+            rows = synchronize(ops.allgather_async(torch.tensor([mine]), process_set=process_set)).tolist()
+            start = sum(rows[:place])
+            found.append(mean[start : start + mine])
+        return None, None, *found
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Tensors [rows, ...] of all ranks, one after the other; rows may differ."""
+    return _Allgather.apply(name, process_set, tensor)  # type: ignore[return-value]
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """As `allgather` of several, when all are there on all ranks."""
+    if len(tensors) == 1:
+        return [allgather(tensors[0], name, process_set)]
+    made: Any = _Allgather.apply(name, process_set, *tensors)
+    return list(made)
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        ctx.root, ctx.process_set = root, process_set
+        return synchronize(ops.broadcast_async(tensor, root, name, process_set))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """The average at the root, zero elsewhere, as Horovod has it."""
+        mean = synchronize(ops.allreduce_async(gradient, op=Average, process_set=ctx.process_set))
+        return mean if rank() == ctx.root else torch.zeros_like(mean), None, None, None
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """A rank's tensor, on all."""
+    return _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[return-value]
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Copy a rank's tensor into that of all; without a gradient."""
+    return synchronize(ops.broadcast_async_(tensor, root_rank, name, process_set))
+
+
+class _Alltoall(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet
+    ) -> Any:
+        members = process_set.size() or 1
+        given = [tensor.shape[0] // members] * members if splits is None else splits
+        if splits is None and tensor.shape[0] % members:
+            given = None  # what is submitted says why not
+        received, ctx.received = synchronize(ops.alltoall_async(tensor, given, name, process_set))
+        ctx.process_set = process_set
+        ctx.mark_non_differentiable(ctx.received)
+        return received if splits is None else (received, ctx.received)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> Any:
+        back, _ = synchronize(ops.alltoall_async(gradient, ctx.received, process_set=ctx.process_set))
+        return back, None, None, None
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Rows that come from ranks; with `splits` also how many from each, int32 [members]."""
+    return _Alltoall.apply(tensor, splits, name, process_set)
+
+
+class _Reducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, options: dict[str, Any], *given: torch.Tensor) -> Any:
+        ctx.options = options
+        if len(given) > 1:
+            return tuple(synchronize(ops.grouped_reducescatter_async(given, **options)))
+        return synchronize(ops.reducescatter_async(given[0], **options))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """All rows, of a sum times the number of ranks, as Horovod has it."""
+        process_set = ctx.options["process_set"]
+        times = process_set.size() if ctx.options["op"] == Sum else 1
+        factor = times * ctx.options["prescale_factor"] * ctx.options["postscale_factor"]
+        found = [
+            synchronize(ops.allgather_async(gradient * factor, process_set=process_set))
+            for gradient in gradients
+        ]
+        return None, *found
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """A tensor [rows, ...] reduced over ranks, of which this rank has its rows."""
+    given, context = compression.compress(tensor)
+    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    options = {"op": op, "name": name, "process_set": process_set, **factors}
+    return compression.decompress(_Reducescatter.apply(options, given), context)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """As `reducescatter` of several, when all are there on all ranks."""
+    given = [compression.compress(each) for each in tensors]
+    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    options = {"op": op, "name": name, "process_set": process_set, **factors}
+    made: Any = _Reducescatter.apply(options, *(each for each, _ in given))
+    made = made if isinstance(made, tuple) else (made,)
+    return [compression.decompress(each, context) for each, (_, context) in zip(made, given, strict=True)]

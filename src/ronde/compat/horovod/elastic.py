@@ -1,0 +1,222 @@
+"""`hvd.elastic`: state that is committed, restored after a failure, and brought to all ranks.
+
+The ranks of a job are those that it was started with: nobody joins or is left out while it runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Sized
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from ronde.compat.engine import HorovodInternalError
+from ronde.compat.horovod import basics
+from ronde.compat.horovod.functions import allgather_object, broadcast_object
+
+__all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "run"]
+
+# Failures without a step between them, after which there is no sense in going on.
+_MOST_FAILURES = 3
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Hosts have come or gone; never raised here."""
+
+
+class State:
+    """What a training goes on from. Attributes are the caller's."""
+
+    def __init__(self) -> None:
+        self._reset_callbacks: list[Callable[[], None]] = []
+
+    def register_reset_callbacks(self, callbacks: list[Callable[[], None]]) -> None:
+        """Have these called when ranks have met again."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Nobody joins or leaves."""
+
+    def commit(self) -> None:
+        """Keep the state as it is now."""
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Hosts stay the same."""
+
+    def save(self) -> None:
+        raise NotImplementedError(f"{type(self).__name__} needs save()")
+
+    def restore(self) -> None:
+        raise NotImplementedError(f"{type(self).__name__} needs restore()")
+
+    def sync(self) -> None:
+        raise NotImplementedError(f"{type(self).__name__} needs sync()")
+
+    def reset(self) -> None:
+        """Ranks have met again."""
+
+
+class ObjectState(State):
+    """Attributes that can be pickled."""
+
+    def __init__(
+        self, bcast_object: Any = broadcast_object, get_rank: Any = basics.rank, **kwargs: Any
+    ) -> None:
+        super().__init__()
+        self._broadcast = bcast_object
+        self._saved: dict[str, Any] = kwargs
+        self.__dict__.update(kwargs)
+
+    def save(self) -> None:
+        self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._saved}
+
+    def restore(self) -> None:
+        self.__dict__.update(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        """Have what rank 0 has kept."""
+        if self._saved:
+            self._saved = self._broadcast(self._saved)
+            self.__dict__.update(copy.deepcopy(self._saved))
+
+
+class TorchState(ObjectState):
+    """A model, an optimizer, samplers and attributes that can be pickled.
+
+    Args:
+        kwargs: what has `state_dict` is kept by that, all else as an object.
+    """
+
+    def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
+        given = {"model": model, "optimizer": optimizer, **kwargs}
+        self._loaded = {
+            name: each for name, each in given.items() if each is not None and hasattr(each, "state_dict")
+        }
+        super().__init__(**{name: each for name, each in kwargs.items() if name not in self._loaded})
+        self.__dict__.update(self._loaded)
+        self._kept: dict[str, Any] = {}
+        self.save()
+
+    def save(self) -> None:
+        self._kept = {name: copy.deepcopy(getattr(self, name).state_dict()) for name in self._loaded}
+        super().save()
+
+    def restore(self) -> None:
+        for name, kept in self._kept.items():
+            getattr(self, name).load_state_dict(copy.deepcopy(kept))
+        super().restore()
+
+    def sync(self) -> None:
+        for name in self._loaded:
+            value = getattr(self, name)
+            if isinstance(value, ElasticSampler):
+                value.processed_indices = set().union(*allgather_object(value.processed_indices))
+                value.epoch = broadcast_object(value.epoch)
+                value.reset()
+            else:
+                value.load_state_dict(broadcast_object(value.state_dict()))
+        super().sync()
+        self.save()
+
+    def reset(self) -> None:
+        for name in self._loaded:
+            value = getattr(self, name)
+            if isinstance(value, ElasticSampler):
+                value.reset()
+
+
+class ElasticSampler(Sampler[int]):
+    """Each rank's share of the samples of an epoch that have not been seen."""
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
+        self.epoch = 0
+        self.processed_indices: set[int] = set()
+        self.num_replicas, self.rank = 1, 0
+        self.remaining_indices: list[int] = []
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch, of which nothing has been seen."""
+        self.epoch = epoch
+        self.processed_indices = set()
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """A batch of this rank has been seen."""
+        self.record_indices(set(self.get_indices(batch_idx, batch_size)))
+
+    def record_indices(self, indices: set[int]) -> None:
+        self.processed_indices.update(indices)
+
+    def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
+        start = batch_idx * batch_size
+        return self._own()[start : start + batch_size]
+
+    def reset(self) -> None:
+        """Share what is left among the ranks that there are."""
+        if basics.is_initialized():
+            self.num_replicas, self.rank = basics.size(), basics.rank()
+        left = [each for each in range(len(self.dataset)) if each not in self.processed_indices]
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(left)
+        self.remaining_indices = left
+        self.num_samples = math.ceil(len(left) / self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def _own(self) -> list[int]:
+        """Of equal length on all ranks: some samples are there twice."""
+        if not self.remaining_indices:
+            return []
+        filled = itertools.islice(itertools.cycle(self.remaining_indices), self.total_size)
+        return list(filled)[self.rank : self.total_size : self.num_replicas]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._own())
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "processed_indices": self.processed_indices}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.epoch = state_dict["epoch"]
+        self.processed_indices = state_dict["processed_indices"]
+        self.reset()
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Call `func(state, ...)`; after a failed collective restore the state, meet again, and call it again."""
+
+    @functools.wraps(func)
+    def wrapped(state: State, *args: Any, **kwargs: Any) -> Any:
+        failures, again = 0, False
+        while True:
+            try:
+                if again:
+                    state.on_reset()
+                state.sync()
+                return func(state, *args, **kwargs)
+            except HorovodInternalError:
+                failures += 1
+                if failures > _MOST_FAILURES:
+                    raise
+                state.restore()
+                basics.shutdown()
+                basics.init()
+                again = True
+
+    return wrapped

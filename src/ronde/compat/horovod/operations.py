@@ -1,0 +1,413 @@
+"""Collectives by name: asynchronous ones give a handle, in-place ones end in an underscore."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ronde.compat.engine import Engine, Entry
+from ronde.compat.horovod.basics import ProcessSet, engine, global_process_set
+from ronde.compat.negotiation import Kind, Request
+
+__all__ = [
+    "Adasum", "Average", "Max", "Min", "Product", "Sum",
+    "allgather_async", "allreduce_async", "allreduce_async_", "alltoall_async", "barrier", "broadcast_async",
+    "broadcast_async_", "grouped_allgather_async", "grouped_allreduce_async", "grouped_allreduce_async_",
+    "grouped_reducescatter_async", "join", "operation_of", "poll", "reducescatter_async",
+    "sparse_allreduce_async", "synchronize",
+]  # fmt: skip
+
+Average, Sum, Adasum, Min, Max, Product = range(6)
+_OPERATIONS = ("average", "sum", "adasum", "min", "max", "product")
+
+# What is waited for, by handle: one entry, or several of a group.
+_handles: dict[int, list[Entry] | Entry] = {}
+_numbers = itertools.count(1)
+
+
+def operation_of(average: bool | None, op: int | None) -> int:
+    """`op`, or what the older `average` says.
+
+    Raises:
+        ValueError: both are given, or there is no such operation.
+    """
+    if op is not None and average is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    if op is None:
+        return Sum if average is False else Average
+    if op not in range(len(_OPERATIONS)):
+        raise ValueError(f"op={op!r} is none of Average, Sum, Adasum, Min, Max, Product")
+    return op
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begin to reduce a tensor over ranks; the result is a new one."""
+    output = tensor.detach().clone(memory_format=torch.contiguous_format)
+    chosen = operation_of(average, op)
+    return _reduce([output], [output], name, chosen, prescale_factor, postscale_factor, process_set)
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begin to reduce a tensor over ranks, in place; it may not be written to before `synchronize`."""
+    chosen = operation_of(average, op)
+    outputs = [tensor.detach().contiguous()]
+    return _reduce(outputs, [tensor], name, chosen, prescale_factor, postscale_factor, process_set)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """As `allreduce_async` of several tensors, which are exchanged when all are there on all ranks."""
+    outputs = [each.detach().clone(memory_format=torch.contiguous_format) for each in tensors]
+    chosen = operation_of(average, op)
+    grouped = len(outputs)
+    return _reduce(outputs, outputs, name, chosen, prescale_factor, postscale_factor, process_set, grouped)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """As `grouped_allreduce_async`, in place."""
+    outputs = [each.detach().contiguous() for each in tensors]
+    chosen, kept = operation_of(average, op), list(tensors)
+    grouped = len(outputs)
+    return _reduce(outputs, kept, name, chosen, prescale_factor, postscale_factor, process_set, grouped)
+
+
+def _reduce(
+    outputs: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor],
+    name: str | None,
+    op: int,
+    before: float,
+    after: float,
+    process_set: ProcessSet,
+    grouped: int = 0,
+) -> int:
+    current = _engine_of(process_set)
+    if op == Adasum:
+        _check_adasum(current, process_set)
+    fields = {"operation": _OPERATIONS[op], "before": float(before), "after": float(after)}
+    entries = _entries(current, "allreduce", outputs, name, process_set, grouped, fields)
+    for entry, output, target in zip(entries, outputs, targets, strict=True):
+        if output.data_ptr() != target.data_ptr():
+            entry.finish = _copies_to(target)
+        elif target is not output:
+            entry.finish = _gives(target)
+    return _submitted(current, entries, grouped=bool(grouped))
+
+
+def _copies_to(target: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    def finish(result: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target.copy_(result)
+        return target
+
+    return finish
+
+
+def _gives(target: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    def finish(_: torch.Tensor) -> torch.Tensor:
+        if not target.is_inference():
+            torch.autograd.graph.increment_version(target)
+        return target
+
+    return finish
+
+
+def _check_adasum(current: Engine, process_set: ProcessSet) -> None:
+    if process_set.process_set_id != global_process_set.process_set_id:
+        raise NotImplementedError("op=Adasum is for all ranks; leave out process_set")
+    ranks = current.place.size
+    if ranks & (ranks - 1):
+        raise NotImplementedError(
+            f"op=Adasum adds ranks by pairs, and {ranks} is no power of 2; start 2, 4, 8, ... ranks"
+        )
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Begin to sum or average a sparse tensor (COO) over ranks; call what this returns for the result."""
+    if op not in (Sum, Average):
+        raise NotImplementedError("sparse_allreduce_async takes op=Sum or op=Average")
+    given = tensor.coalesce()
+    indices = allgather_async(given.indices().t().contiguous(), f"{name}.indices", process_set)
+    values = allgather_async(given.values(), f"{name}.values", process_set)
+
+    def finish() -> torch.Tensor:
+        rows, elements = synchronize(indices), synchronize(values)
+        if op == Average:
+            elements = elements / (process_set.size() or 1)
+        shape = tensor.size()
+        return torch.sparse_coo_tensor(rows.t(), elements, shape, check_invariants=False).coalesce()
+
+    return finish
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Begin to gather tensors [rows, ...] of all ranks; rows may differ."""
+    current = _engine_of(process_set)
+    return _submitted(current, _entries(current, "allgather", [_with_rows(tensor)], name, process_set))
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """As `allgather_async` of several, which are exchanged when all are there on all ranks."""
+    current = _engine_of(process_set)
+    given = [_with_rows(each) for each in tensors]
+    entries = _entries(current, "allgather", given, name, process_set, len(given))
+    return _submitted(current, entries, grouped=True)
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begin to copy a rank's tensor to all; the result is a new one. The root is a rank among all."""
+    output = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return _broadcast(output, output, root_rank, name, process_set)
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begin to copy a rank's tensor into that of all."""
+    return _broadcast(tensor.detach().contiguous(), tensor, root_rank, name, process_set)
+
+
+def _broadcast(
+    output: torch.Tensor, target: torch.Tensor, root: int, name: str | None, process_set: ProcessSet
+) -> int:
+    current = _engine_of(process_set)
+    if root not in current.sets[_number(process_set)]:
+        raise ValueError(f"root_rank={root} is no member of {process_set}")
+    entries = _entries(current, "broadcast", [output], name, process_set, fields={"root": int(root)})
+    entries[0].finish = _copies_to(target) if output.data_ptr() != target.data_ptr() else _gives(target)
+    return _submitted(current, entries)
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begin to send rows to ranks; with `splits`, `synchronize` gives the received splits too.
+
+    Args:
+        splits: rows for each member, int32 [members]; None: as many for each.
+
+    Raises:
+        ValueError: they do not add up to the rows.
+    """
+    current, given = _engine_of(process_set), _with_rows(tensor)
+    members = len(current.sets[_number(process_set)])
+    if splits is None:
+        if given.shape[0] % members:
+            raise ValueError(
+                f"alltoall of {given.shape[0]} rows on {members} ranks needs splits: rows for each rank"
+            )
+        rows = [given.shape[0] // members] * members
+    else:
+        if isinstance(splits, torch.Tensor) and splits.dim() != 1:
+            raise ValueError(f"splits are [members], not of shape {list(splits.shape)}")
+        rows = [int(each) for each in splits]
+        if len(rows) != members or min(rows) < 0 or sum(rows) != given.shape[0]:
+            raise ValueError(
+                f"splits {rows} must be {members} numbers that add up to the tensor's {given.shape[0]} rows"
+            )
+    entries = _entries(current, "alltoall", [given], name, process_set, fields={"splits": tuple(rows)})
+    entries[0].finish = None if splits is not None else lambda result: result[0]
+    return _submitted(current, entries)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Begin to reduce a tensor [rows, ...] of which each rank is given some rows."""
+    return _reducescatter([tensor], op, name, process_set, prescale_factor, postscale_factor, 0)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """As `reducescatter_async` of several, which are exchanged when all are there on all ranks."""
+    return _reducescatter(
+        tensors, op, name, process_set, prescale_factor, postscale_factor, len(list(tensors))
+    )
+
+
+def _reducescatter(
+    tensors: Sequence[torch.Tensor],
+    op: int,
+    name: str | None,
+    process_set: ProcessSet,
+    before: float,
+    after: float,
+    grouped: int,
+) -> int:
+    if op not in (Average, Sum):
+        raise NotImplementedError("reducescatter takes op=Average or op=Sum")
+    current = _engine_of(process_set)
+    fields = {"operation": _OPERATIONS[op], "before": float(before), "after": float(after)}
+    given = [_with_rows(each) for each in tensors]
+    entries = _entries(current, "reducescatter", given, name, process_set, grouped, fields)
+    return _submitted(current, entries, grouped=bool(grouped))
+
+
+def join(device: int = -1) -> int:
+    """Say that this rank has no more data: it takes part in the others' allreduce with zeros.
+
+    Args:
+        device: where zeros are made is told by the others; taken, and without effect.
+
+    Returns:
+        the rank that came here last, when all have.
+    """
+    current = engine()
+    request = Request(name="join", kind="join", counts=current.counts())
+    entry = Entry(request, None)
+    current.submit(entry)
+    return entry.wait()
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when all members have come here; what was submitted before may be on its way still."""
+    current = _engine_of(process_set)
+    name = current.name_for("barrier", None)
+    entry = Entry(Request(name=name, kind="barrier", process_set=_number(process_set)), None)
+    current.submit(entry)
+    entry.wait()
+
+
+def poll(handle: int) -> bool:
+    """Whether `synchronize` would return at once."""
+    entries = _handles.get(handle)
+    if entries is None:
+        return True
+    return all(each.is_done for each in (entries if isinstance(entries, list) else [entries]))
+
+
+def synchronize(handle: int) -> Any:
+    """Wait for what a handle stands for, and return it; None for one that was waited for.
+
+    Raises:
+        HorovodInternalError: it has failed, on all ranks.
+    """
+    entries = _handles.pop(handle, None)
+    if entries is None:
+        return None
+    if isinstance(entries, list):
+        return [entry.wait() for entry in entries]
+    return entries.wait()
+
+
+def _number(process_set: ProcessSet) -> int:
+    number = process_set.process_set_id
+    if number is None:
+        raise ValueError(f"{process_set} has not been added; give it to init() or add_process_set()")
+    return number
+
+
+def _engine_of(process_set: ProcessSet) -> Engine:
+    """The engine, where this rank is a member.
+
+    Raises:
+        ValueError: it is none.
+    """
+    current = engine()
+    if current.place.rank not in current.sets.get(_number(process_set), ()):
+        raise ValueError(f"rank {current.place.rank} is no member of {process_set}")
+    return current
+
+
+def _with_rows(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.dim():
+        raise ValueError("a tensor without dimensions has no rows to be exchanged; give it one: tensor[None]")
+    return tensor.detach().contiguous()
+
+
+def _entries(
+    current: Engine,
+    kind: Kind,
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    process_set: ProcessSet,
+    grouped: int = 0,
+    fields: dict[str, Any] | None = None,
+) -> list[Entry]:
+    """A request for each tensor; those of a group have one name with a number behind it."""
+    base = current.name_for(f"grouped_{kind}" if grouped else kind, name)
+    found: list[Entry] = []
+    for place, tensor in enumerate(tensors):
+        request = Request(
+            name=f"{base}.{place}" if grouped else base,
+            kind=kind,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            device=tensor.device.type,
+            shape=tuple(tensor.shape),
+            nbytes=tensor.nbytes,
+            process_set=_number(process_set),
+            group=base if grouped else "",
+            group_size=grouped,
+            **(fields or {}),
+        )
+        found.append(Entry(request, tensor))
+    return found
+
+
+def _submitted(current: Engine, entries: list[Entry], *, grouped: bool = False) -> int:
+    current.submit(*entries)
+    handle = next(_numbers)
+    _handles[handle] = entries if grouped else entries[0]
+    return handle

@@ -1,0 +1,288 @@
+"""`DistributedOptimizer`: gradients are reduced while backward goes on, and waited for by `step`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ronde.compat.horovod import operations as ops
+from ronde.compat.horovod.basics import ProcessSet, global_process_set, size
+from ronde.compat.horovod.compression import Compression
+from ronde.compat.horovod.operations import Adasum, Average, synchronize
+
+__all__ = ["DistributedOptimizer"]
+
+
+class _Reducing:
+    """What is added to the class of an optimizer; its own class comes behind it."""
+
+    def _begin(
+        self,
+        named: Sequence[tuple[str, torch.Tensor]],
+        compression: Any,
+        passes: int,
+        op: int,
+        predivide: float,
+        groups: Any,
+        process_set: ProcessSet,
+        *,
+        sparse_as_dense: bool,
+    ) -> None:
+        self._names = {id(parameter): name for name, parameter in named}
+        self._compression, self._op, self._process_set = compression, op, process_set
+        self.backward_passes_per_step = passes
+        self._predivide, self._sparse_as_dense = predivide, sparse_as_dense
+        self._handles: dict[int, tuple[Any, Any]] = {}
+        self._delay = {id(each): passes for each in self._parameters() if each.requires_grad}
+        self._synchronized, self._should_synchronize = False, True
+        self._group_of = self._grouped(groups)
+        self._come: dict[int, list[torch.Tensor]] = {}
+        self._hooks: list[Any] = []
+        if (process_set.size() or 1) > 1 or size() > 1:
+            for parameter in self._parameters():
+                if parameter.requires_grad:
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(self._accumulated))
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        groups: Any = vars(self)["param_groups"]
+        for group in groups:
+            yield from group["params"]
+
+    def _grouped(self, groups: Any) -> dict[int, tuple[int, int]]:
+        """By parameter, its group and how many are in it."""
+        if not groups:
+            return {}
+        lists: list[list[torch.Tensor]]
+        if isinstance(groups, int):
+            trained = [each for each in self._parameters() if each.requires_grad]
+            count = min(groups, len(trained)) or 1
+            lists = [trained[place::count] for place in range(count)]
+            # Neighbours are ready together.
+            share = -(-len(trained) // count)
+            lists = [trained[start : start + share] for start in range(0, len(trained), share)]
+        else:
+            lists = [list(each) for each in groups]
+        return {id(each): (number, len(members)) for number, members in enumerate(lists) for each in members}
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Reduce gradients after so many backwards from now on."""
+        self.backward_passes_per_step = passes
+        self._delay = dict.fromkeys(self._delay, passes)
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        key = id(parameter)
+        if key in self._handles and self._delay[key] <= 0:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to step(). "
+                "Increase backward_passes_per_step to accumulate gradients locally."
+            )
+        self._delay[key] -= 1
+        if self._delay[key] == 0:
+            self._send(parameter)
+
+    def _send(self, parameter: torch.Tensor) -> None:
+        group = self._group_of.get(id(parameter))
+        if group is None:
+            self._handles[id(parameter)] = self._reduce([parameter])
+            return
+        number, count = group
+        come = self._come.setdefault(number, [])
+        self._handles[id(parameter)] = (None, None)  # on its way with the last of the group
+        come.append(parameter)
+        if len(come) == count:
+            members = sorted(come, key=lambda each: list(self._group_of).index(id(each)))
+            self._come.pop(number)
+            handle = self._reduce(members, f"group.{number}")
+            for each in members:
+                self._handles[id(each)] = (None, None)
+            self._handles[id(members[0])] = handle
+
+    def _reduce(self, parameters: Sequence[torch.Tensor], name: str | None = None) -> tuple[Any, Any]:
+        """Begin to reduce gradients; what to wait for, and what to do then."""
+        before, after = 1.0, 1.0
+        if self._op == Average and self._predivide != 1.0:
+            before, after = 1.0 / self._predivide, self._predivide
+        for each in parameters:
+            if each.grad is None:
+                each.grad = torch.zeros_like(each)
+            if each.grad.is_sparse and self._sparse_as_dense:
+                each.grad = each.grad.to_dense()
+        gradients: list[torch.Tensor] = [each.grad for each in parameters]  # type: ignore[misc]
+        if gradients[0].is_sparse:
+            label = self._names.get(id(parameters[0]), "sparse")
+            done = ops.sparse_allreduce_async(gradients[0], label, self._op, self._process_set)
+            return done, (parameters, None)
+        sent = [self._compression.compress(each) for each in gradients]
+        tensors = [each for each, _ in sent]
+        factors = {"prescale_factor": before, "postscale_factor": after, "process_set": self._process_set}
+        if name is None:
+            label = self._names.get(id(parameters[0]))
+            handle = ops.allreduce_async_(tensors[0], name=label, op=self._op, **factors)
+        else:
+            handle = ops.grouped_allreduce_async_(tensors, name=name, op=self._op, **factors)
+        return handle, (parameters, [context for _, context in sent])
+
+    def synchronize(self) -> None:
+        """Wait for all gradients; those that no backward has made take part as zeros."""
+        if not self._hooks:
+            self._synchronized = True
+            return
+        for parameter in self._parameters():
+            if parameter.requires_grad and id(parameter) not in self._handles:
+                self._send(parameter)
+        for handle, what in list(self._handles.values()):
+            if handle is None:
+                continue
+            parameters, contexts = what
+            found = handle() if callable(handle) else synchronize(handle)
+            results = found if isinstance(found, list) else [found]
+            for place, (parameter, result) in enumerate(zip(parameters, results, strict=True)):
+                if contexts is None:
+                    parameter.grad = result
+                else:
+                    whole = self._compression.decompress(result, contexts[place])
+                    if whole.data_ptr() != parameter.grad.data_ptr():
+                        parameter.grad.copy_(whole)
+        self._handles.clear()
+        self._come.clear()
+        self._delay = dict.fromkeys(self._delay, self.backward_passes_per_step)
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Inside, `step` does not wait for gradients: `synchronize` was called before."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Any = None) -> Any:
+        if self._should_synchronize:
+            if self._synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(). This can cause training slowdown. You may want to consider using "
+                    "optimizer.skip_synchronize() context if you use optimizer.synchronize() in your code.",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        self._synchronized = False
+        plain: Any = super()
+        return plain.step(closure)
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> Any:
+        if self._handles:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+            )
+        plain: Any = super()
+        return plain.zero_grad(*args, **kwargs)
+
+
+class _Adding:
+    """What is added to the class of an optimizer whose updates, not gradients, are added by Adasum."""
+
+    def _begin(self, compression: Any, passes: int) -> None:
+        self._compression, self._passes, self._calls = compression, passes, 0
+
+    def synchronize(self) -> None:
+        """Updates are added by `step`: there is nothing to wait for before."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+        yield
+
+    def step(self, closure: Any = None) -> Any:
+        parameters = [each for group in vars(self)["param_groups"] for each in group["params"]]
+        trained = [each for each in parameters if each.requires_grad]
+        before = [each.detach().clone() for each in trained]
+        plain: Any = super()
+        loss = plain.step(closure)
+        with torch.no_grad():
+            sent = [self._compression.compress(each - old) for each, old in zip(trained, before, strict=True)]
+            handle = ops.grouped_allreduce_async_([each for each, _ in sent], op=Adasum)
+            added = synchronize(handle)
+            for parameter, old, update, (_, context) in zip(trained, before, added, sent, strict=True):
+                parameter.copy_(old + self._compression.decompress(update, context))
+        return loss
+
+
+def DistributedOptimizer(  # noqa: PLR0913 - Horovod's name and arguments
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Any = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """An optimizer of a subclass of the given one's class, with the same groups and state.
+
+    Args:
+        named_parameters: all parameters of the optimizer with their names, by which ranks know them.
+        backward_passes_per_step: backwards whose gradients are added up before they are reduced.
+        gradient_predivide_factor: gradients are divided by it before they are added, and the rest after.
+        groups: how many groups of parameters are reduced together, or lists of these parameters.
+        sparse_as_dense: make sparse gradients dense first.
+
+    Raises:
+        ValueError: names are missing or there twice, or options do not go together.
+    """
+    named = _checked_names(optimizer, named_parameters)
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if num_groups:
+        warnings.warn("num_groups is deprecated; use groups", DeprecationWarning, stacklevel=2)
+        groups = groups or num_groups
+    if groups is not None and not isinstance(groups, int) and not isinstance(groups, (list, tuple)):
+        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor")
+    added = _Adding if op == Adasum else _Reducing
+    kind = type(optimizer)
+    made: Any = object.__new__(type(kind.__name__, (added, kind), {}))
+    made.__dict__.update(optimizer.__dict__)
+    if op == Adasum:
+        if process_set is not global_process_set:
+            raise NotImplementedError("op=Adasum is for all ranks; leave out process_set")
+        made._begin(compression, backward_passes_per_step)
+        return made
+    made._begin(
+        named, compression, backward_passes_per_step, op, gradient_predivide_factor, groups, process_set,
+        sparse_as_dense=sparse_as_dense,
+    )  # fmt: skip
+    return made
+
+
+def _checked_names(optimizer: torch.optim.Optimizer, named: Any) -> list[tuple[str, torch.Tensor]]:
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    if named is None:
+        return [(f"noname.{place}", each) for place, each in enumerate(parameters)]
+    given = list(named)
+    if any(not isinstance(each, tuple) for each in given):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+            "model.named_parameters()."
+        )
+    names = [name for name, _ in given]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise ValueError(
+            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}"
+        )
+    known = {id(each) for _, each in given}
+    missing = sum(id(each) not in known for each in parameters)
+    if missing:
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named. Python object "
+            f"ids: {', '.join(str(id(each)) for each in parameters if id(each) not in known)}"
+        )
+    return given

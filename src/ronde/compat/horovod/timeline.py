@@ -1,0 +1,43 @@
+"""`HOROVOD_TIMELINE`: what rank 0 exchanges, as a Chrome trace that can be read while it grows."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+
+__all__ = ["Timeline"]
+
+
+class Timeline:
+    """A file of events, one for each tensor and exchange.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
+        self._file.write("[\n")
+        self._lock = threading.Lock()
+        self._first: float | None = None
+
+    def add(self, kind: str, names: Sequence[str], begin: float, end: float) -> None:
+        """An exchange of these tensors together, in seconds of one clock."""
+        with self._lock:
+            if self._first is None:
+                self._first = begin
+            for name in names:
+                event = {
+                    "ph": "X", "name": kind.upper(), "cat": kind, "pid": name, "tid": 0,
+                    "ts": (begin - self._first) * 1e6, "dur": (end - begin) * 1e6,
+                    "args": {"together": len(names)},
+                }  # fmt: skip
+                self._file.write(json.dumps(event) + ",\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        """The file is a whole document from now on."""
+        with self._lock:
+            self._file.write('{"ph": "M", "name": "end"}\n]\n')
+            self._file.close()

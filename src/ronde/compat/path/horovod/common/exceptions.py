@@ -1,0 +1,2 @@
+from ronde.compat.engine import HorovodInternalError
+from ronde.compat.horovod.elastic import HostsUpdatedInterrupt

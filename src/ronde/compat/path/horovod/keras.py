@@ -1,0 +1,1 @@
+raise ImportError("horovod.keras: ronde has the PyTorch interface only, horovod.torch")

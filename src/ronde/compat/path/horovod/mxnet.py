@@ -1,0 +1,1 @@
+raise ImportError("horovod.mxnet: ronde has the PyTorch interface only, horovod.torch")

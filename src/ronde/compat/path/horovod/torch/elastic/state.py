@@ -1,0 +1,1 @@
+from ronde.compat.horovod.elastic import TorchState

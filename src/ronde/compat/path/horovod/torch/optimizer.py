@@ -1,0 +1,1 @@
+from ronde.compat.horovod.optimizer import DistributedOptimizer

@@ -1,0 +1,1 @@
+from ronde.compat.horovod.sync_batch_norm import SyncBatchNorm

@@ -1,0 +1,51 @@
+"""A rank of `ronde horovodrun`: finds its place, puts Horovod's names on the path, and becomes the command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from ronde.compat.place import PLACE_KEY, JobPlace
+from ronde.launch.rank_config import RankConfig
+
+__all__ = ["environment_of", "main"]
+
+_PATH = Path(__file__).parent / "path"
+
+
+def main() -> None:
+    """Become `config.script` with its arguments, which is any command."""
+    config = RankConfig.take_from(os.environ)
+    command = (config.script, *config.arguments)
+    environment = {**os.environ, **environment_of(config, os.environ.get("PYTHONPATH", ""))}
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        print(f"ronde: error: cannot start {command[0]!r}: {error.strerror}", file=sys.stderr)
+        sys.exit(127)
+
+
+def environment_of(config: RankConfig, path: str) -> dict[str, str]:
+    """What the command is given beside the environment of the launcher.
+
+    Args:
+        path: `PYTHONPATH` until now.
+    """
+    place = JobPlace(
+        rank=config.rank,
+        size=config.world_size,
+        local_rank=config.local_rank,
+        local_size=config.local_world_size,
+        cross_rank=config.host,
+        cross_size=config.hosts,
+        store=config.store if config.world_size > 1 else "",
+        address=config.address,
+        timeout=config.timeout,
+    )
+    paths = os.pathsep.join(filter(None, (str(_PATH), path)))
+    return {PLACE_KEY: place.to_json(), "PYTHONPATH": paths, **place.variables()}
+
+
+if __name__ == "__main__":
+    main()
