@@ -1,4 +1,4 @@
-"""A rank of `ronde horovodrun`: finds its place, puts Horovod's names on the path, and becomes the command."""
+"""A rank of `ronde horovodrun`: finds its place, puts names on the path, and becomes the command."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def engine() -> Engine:
         ValueError: `init` has not been called.
     """
     if _state.engine is None:
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
+        raise ValueError("Horovod has not been initialized; call hvd.init() first")
     return _state.engine
 
 
@@ -302,7 +302,9 @@ def nccl_built() -> int:
 
     if not torch.cuda.is_available():
         return 0
-    major, minor, patch = torch.cuda.nccl.version()[:3]
+    from torch.cuda import nccl
+
+    major, minor, patch = nccl.version()[:3]
     return major * 10000 + minor * 100 + patch
 
 

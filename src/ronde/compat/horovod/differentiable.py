@@ -20,11 +20,11 @@ __all__ = [
 
 class _Allreduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensors: int, options: dict[str, Any], *given: torch.Tensor) -> Any:
+    def forward(ctx: Any, count: int, options: dict[str, Any], *given: Any) -> Any:
         ctx.options = options
-        if tensors:
+        if count:
             return tuple(synchronize(ops.grouped_allreduce_async(given, **options)))
-        return synchronize(ops.allreduce_async(given[0], **options))
+        return synchronize(ops.allreduce_async(next(iter(given)), **options))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -110,11 +110,11 @@ def grouped_allreduce_(
 
 class _Allgather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *given: torch.Tensor) -> Any:
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *given: Any) -> Any:
         ctx.process_set, ctx.rows = process_set, [each.shape[0] for each in given]
         if len(given) > 1:
             return tuple(synchronize(ops.grouped_allgather_async(given, name, process_set)))
-        return synchronize(ops.allgather_async(given[0], name, process_set))
+        return synchronize(ops.allgather_async(next(iter(given)), name, process_set))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -154,9 +154,9 @@ class _Broadcast(torch.autograd.Function):
         return synchronize(ops.broadcast_async(tensor, root, name, process_set))
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Any) -> Any:
         """The average at the root, zero elsewhere, as Horovod has it."""
-        mean = synchronize(ops.allreduce_async(gradient, op=Average, process_set=ctx.process_set))
+        mean = synchronize(ops.allreduce_async(gradients[0], op=Average, process_set=ctx.process_set))
         return mean if rank() == ctx.root else torch.zeros_like(mean), None, None, None
 
 
@@ -195,8 +195,8 @@ class _Alltoall(torch.autograd.Function):
         return received if splits is None else (received, ctx.received)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> Any:
-        back, _ = synchronize(ops.alltoall_async(gradient, ctx.received, process_set=ctx.process_set))
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        back, _ = synchronize(ops.alltoall_async(gradients[0], ctx.received, process_set=ctx.process_set))
         return back, None, None, None
 
 
@@ -212,11 +212,11 @@ def alltoall(
 
 class _Reducescatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, options: dict[str, Any], *given: torch.Tensor) -> Any:
+    def forward(ctx: Any, options: dict[str, Any], *given: Any) -> Any:
         ctx.options = options
         if len(given) > 1:
             return tuple(synchronize(ops.grouped_reducescatter_async(given, **options)))
-        return synchronize(ops.reducescatter_async(given[0], **options))
+        return synchronize(ops.reducescatter_async(next(iter(given)), **options))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

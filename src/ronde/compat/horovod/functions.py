@@ -28,7 +28,7 @@ def broadcast_parameters(
     if isinstance(params, Mapping):
         named = list(params.items())
     elif isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
-        raise ValueError(f"invalid params of type: {type(params)}")
+        raise ValueError(f"params are a state_dict() or named_parameters(), not {type(params).__name__}")
     else:
         named = [each if isinstance(each, tuple) else (None, each) for each in params]
     handles = [
@@ -57,7 +57,7 @@ def broadcast_optimizer_state(
         ValueError: the optimizer is LBFGS, whose state is of one process.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+        raise ValueError("the state of LBFGS is of one process, and is not broadcast")
     is_root = rank() == root_rank
     given = optimizer.state_dict()
     tensors: list[torch.Tensor] = []

@@ -35,7 +35,7 @@ def operation_of(average: bool | None, op: int | None) -> int:
         ValueError: both are given, or there is no such operation.
     """
     if op is not None and average is not None:
-        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        raise ValueError("op and average say the same; give only op")
     if op is None:
         return Sum if average is False else Average
     if op not in range(len(_OPERATIONS)):

@@ -77,8 +77,8 @@ class _Reducing:
         key = id(parameter)
         if key in self._handles and self._delay[key] <= 0:
             raise AssertionError(
-                "Gradients were computed more than backward_passes_per_step times before call to step(). "
-                "Increase backward_passes_per_step to accumulate gradients locally."
+                f"there were more backwards than backward_passes_per_step={self.backward_passes_per_step} "
+                "before step(); give DistributedOptimizer as many as your loop accumulates"
             )
         self._delay[key] -= 1
         if self._delay[key] == 0:
@@ -165,9 +165,8 @@ class _Reducing:
         if self._should_synchronize:
             if self._synchronized:
                 warnings.warn(
-                    "optimizer.step() called without optimizer.skip_synchronize() context after "
-                    "optimizer.synchronize(). This can cause training slowdown. You may want to consider using "
-                    "optimizer.skip_synchronize() context if you use optimizer.synchronize() in your code.",
+                    "step() reduces the gradients once more after synchronize(); call it inside "
+                    "`with optimizer.skip_synchronize():`",
                     stacklevel=2,
                 )
             self.synchronize()
@@ -178,8 +177,8 @@ class _Reducing:
     def zero_grad(self, *args: Any, **kwargs: Any) -> Any:
         if self._handles:
             raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+                "zero_grad() was called while gradients are being reduced; call it after step() or "
+                "synchronize()"
             )
         plain: Any = super()
         return plain.zero_grad(*args, **kwargs)
@@ -196,7 +195,7 @@ class _Adding:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+        raise AssertionError("under op=Adasum updates are exchanged by step(): there is nothing to skip")
         yield
 
     def step(self, closure: Any = None) -> Any:
@@ -240,12 +239,12 @@ def DistributedOptimizer(  # noqa: PLR0913 - Horovod's name and arguments
     """
     named = _checked_names(optimizer, named_parameters)
     if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
+        raise ValueError("gradient_predivide_factor goes with op=Average only")
     if num_groups:
-        warnings.warn("num_groups is deprecated; use groups", DeprecationWarning, stacklevel=2)
+        warnings.warn("groups=N does what num_groups does", DeprecationWarning, stacklevel=2)
         groups = groups or num_groups
     if groups is not None and not isinstance(groups, int) and not isinstance(groups, (list, tuple)):
-        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor")
+        raise ValueError(f"groups={groups!r}: give a number, or lists of parameters")
     added = _Adding if op == Adasum else _Reducing
     kind = type(optimizer)
     made: Any = object.__new__(type(kind.__name__, (added, kind), {}))
@@ -268,21 +267,16 @@ def _checked_names(optimizer: torch.optim.Optimizer, named: Any) -> list[tuple[s
         return [(f"noname.{place}", each) for place, each in enumerate(parameters)]
     given = list(named)
     if any(not isinstance(each, tuple) for each in given):
-        raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
-            "model.named_parameters()."
-        )
+        raise ValueError("named_parameters are pairs of name and parameter: model.named_parameters()")
     names = [name for name, _ in given]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise ValueError(
-            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}"
-        )
+        raise ValueError(f"named_parameters has a name twice: {', '.join(twice)}")
     known = {id(each) for _, each in given}
-    missing = sum(id(each) not in known for each in parameters)
+    missing = [place for place, each in enumerate(parameters) if id(each) not in known]
     if missing:
         raise ValueError(
-            "named_parameters was specified, but one or more model parameters were not named. Python object "
-            f"ids: {', '.join(str(id(each)) for each in parameters if id(each) not in known)}"
+            f"named_parameters lacks {len(missing)} of the optimizer's parameters, the first of shape "
+            f"{list(parameters[missing[0]].shape)}; give model.named_parameters() of the whole model"
         )
     return given

@@ -12,5 +12,5 @@ def is_iterable(x):
 def split_list(values, parts):
     """Lists of nearly equal length, one behind the other."""
     share, more = divmod(len(values), parts)
-    starts = [place * share + min(place, more) for place in range(parts + 1)]
-    return [values[start:stop] for start, stop in zip(starts, starts[1:])]
+    starts = [place * share + min(place, more) for place in range(parts)]
+    return [values[start : start + share + (place < more)] for place, start in enumerate(starts)]
