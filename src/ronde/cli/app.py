@@ -57,6 +57,13 @@ COMMANDS = (
         runs_script=True,
     ),
     Command(
+        name="horovodrun",
+        module="ronde.cli.horovodrun",
+        attribute="horovodrun",
+        help="Run a script that is written for Horovod.",
+        runs_script=True,
+    ),
+    Command(
         name="verify",
         module="ronde.cli.verify",
         attribute="verify",

@@ -56,6 +56,7 @@ class HostPart:
     extensions: tuple[str, ...] = ()
     threads: int | None = None
     timeout: float = 1800.0
+    labelled: bool = False
     quiet: bool = False
     publish: float = 0.0
     checkpoint: str = ""

@@ -90,7 +90,10 @@ class HostRanks:
                 self._servers.start()
             for config in part.rank_configs(self._directory, temporary):
                 output = RankOutput.open(
-                    self._directory.log(config.rank), shown=config.rank == 0, like_user=False
+                    self._directory.log(config.rank),
+                    shown=config.rank == 0 or part.labelled,
+                    like_user=False,
+                    label=f"[{config.rank}]" if part.labelled else "",
                 )
                 self._outputs.append(output)
                 self._ranks.append(

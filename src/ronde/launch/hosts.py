@@ -306,6 +306,7 @@ class _HostsRun:
                 extensions=self._job.extensions,
                 threads=self._job.threads,
                 timeout=self._job.timeout,
+                labelled=self._job.labelled,
                 quiet=self._job.quiet,
                 publish=self._job.publish,
                 checkpoint=self._job.checkpoint,

@@ -1,0 +1,231 @@
+"""`ronde horovodrun`: start a script that is written for Horovod, by ronde's own launchers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ronde.cli.hosts_options import hosts_of, is_here_alone
+from ronde.cluster.devices import cuda_devices, torch_has_cuda
+from ronde.cluster.host_list import ranks_of_hosts
+from ronde.cluster.linux import check_linux
+from ronde.cluster.torch_install import check_torch
+from ronde.errors import UsageError
+from ronde.launch.announce import say
+from ronde.launch.job import Job
+from ronde.launch.local import launch
+from ronde.launch.where import decide
+from ronde.trace.run_directory import RunDirectory
+
+__all__ = ["horovodrun"]
+
+_WORKER = (sys.executable, "-m", "ronde.compat.worker")
+
+_Value = Annotated[str | None, typer.Option(hidden=True)]
+
+
+def horovodrun(  # noqa: PLR0913 - Horovod's options
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND...", help="The script's command: python train.py.")
+    ] = None,
+    np: Annotated[int | None, typer.Option("-np", "--num-proc", metavar="N", help="Ranks.")] = None,
+    hosts: Annotated[
+        str | None, typer.Option("--hosts", "-H", metavar="HOST:N,...", help="Hosts and their slots.")
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option("--hostfile", "-hostfile", metavar="FILE", help="The same in a file.")
+    ] = None,
+    ssh_port: Annotated[
+        int | None, typer.Option("--ssh-port", "-p", help="Of the hosts' ssh servers.")
+    ] = None,
+    start_timeout: Annotated[
+        int | None, typer.Option(metavar="SECONDS", help="In which ranks must have started.")
+    ] = None,
+    network_interface: Annotated[
+        str | None,
+        typer.Option(
+            "--network-interface",
+            "--network-interfaces",
+            metavar="NAME",
+            help="By which hosts reach one another.",
+        ),
+    ] = None,
+    timeline_filename: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a timeline of collectives.")
+    ] = None,
+    fusion_threshold_mb: Annotated[
+        int | None, typer.Option(min=0, metavar="MB", help="Of small tensors that are reduced as one.")
+    ] = None,
+    output_filename: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep what ranks print there, beside showing it.")
+    ] = None,
+    stall_check_warning_time_seconds: Annotated[
+        int | None, typer.Option(metavar="SECONDS", help="After which a missing rank is told of.")
+    ] = None,
+    stall_check_shutdown_time_seconds: Annotated[
+        int | None, typer.Option(metavar="SECONDS", help="After which that ends the run.")
+    ] = None,
+    no_stall_check: Annotated[bool, typer.Option("--no-stall-check", help="Do not tell.")] = False,
+    config_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Options in YAML, as horovodrun reads them.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say where ranks go.")] = False,
+    check_build: Annotated[
+        bool, typer.Option("--check-build", "-cb", help="Say what is built in, and end.")
+    ] = False,
+    gloo: Annotated[bool, typer.Option("--gloo", hidden=True)] = False,
+    cycle_time_ms: _Value = None,
+    cache_capacity: _Value = None,
+    num_nccl_streams: _Value = None,
+    thread_affinity: _Value = None,
+    autotune: Annotated[bool, typer.Option("--autotune", hidden=True)] = False,
+    autotune_log_file: _Value = None,
+    autotune_warmup_samples: _Value = None,
+    autotune_steps_per_sample: _Value = None,
+    hierarchical_allreduce: Annotated[bool, typer.Option("--hierarchical-allreduce", hidden=True)] = False,
+    hierarchical_allgather: Annotated[bool, typer.Option("--hierarchical-allgather", hidden=True)] = False,
+    disable_cache: Annotated[bool, typer.Option("--disable-cache", hidden=True)] = False,
+    mpi: Annotated[bool, typer.Option("--mpi", hidden=True)] = False,
+    mpi_args: _Value = None,
+    jsrun: Annotated[bool, typer.Option("--jsrun", hidden=True)] = False,
+    min_np: _Value = None,
+    max_np: _Value = None,
+    host_discovery_script: _Value = None,
+) -> None:
+    """Start a script that is written for Horovod on N ranks, as horovodrun does.
+
+    It finds `horovod.torch` in ronde. Nothing of ronde's is active in it: such a script shards its data and
+    scales its learning rate itself. Every line is shown behind `[rank]<stdout>:`.
+    """
+    check_linux()
+    check_torch()
+    if check_build:
+        typer.echo(_BUILD)
+        return
+    _refuse(
+        {"--mpi": mpi, "--mpi-args": mpi_args, "--jsrun": jsrun},
+        "ranks are started by ronde, without MPI; leave it out",
+    )
+    _refuse(
+        {"--min-np": min_np, "--max-np": max_np, "--host-discovery-script": host_discovery_script},
+        "hosts do not come and go in this version; give -np, and -H or --hostfile",
+    )
+    if not command:
+        raise UsageError("no command is given; try ronde horovodrun -np 2 python train.py")
+    told = _read_config(config_file)
+    no_effect = {
+        "--autotune": autotune, "--autotune-log-file": autotune_log_file,
+        "--autotune-warmup-samples": autotune_warmup_samples,
+        "--autotune-steps-per-sample": autotune_steps_per_sample,
+        "--cycle-time-ms": cycle_time_ms, "--cache-capacity": cache_capacity, "--disable-cache": disable_cache,
+        "--hierarchical-allreduce": hierarchical_allreduce, "--hierarchical-allgather": hierarchical_allgather,
+        "--num-nccl-streams": num_nccl_streams, "--thread-affinity": thread_affinity,
+    }  # fmt: skip
+    without = [name for name, value in no_effect.items() if value]
+    if without:
+        say(f"no effect here: {', '.join(without)}")
+    where = decide(hosts, hostfile, {}, devices=0, parent=0)
+    ranks = np if np is not None else told.pop("np", None)
+    if ranks is None and not where.hosts:
+        raise UsageError("-np N is missing: how many ranks; try ronde horovodrun -np 2 python train.py")
+    if ranks is not None and int(ranks) < 1:
+        raise UsageError(f"-np {ranks} is not a number from 1; try -np 2")
+    shares = ranks_of_hosts(where.hosts, None if ranks is None else int(ranks)) if where.hosts else ()
+    count = sum(number for _, number in shares) or int(ranks or 1)
+    if is_here_alone(shares, where, ssh_port):
+        shares = ()
+    variables = {
+        "HOROVOD_TIMELINE": timeline_filename and str(timeline_filename.absolute()),
+        "HOROVOD_FUSION_THRESHOLD": None if fusion_threshold_mb is None else str(fusion_threshold_mb << 20),
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": stall_check_warning_time_seconds,
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": stall_check_shutdown_time_seconds,
+        "HOROVOD_STALL_CHECK_DISABLE": "1" if no_stall_check else None,
+        "GLOO_SOCKET_IFNAME": network_interface,
+    }
+    given = {name: str(value) for name, value in variables.items() if value is not None}
+    environment = {**os.environ, **told, **given}
+    remote = hosts_of(where, shares, ssh_port, None, _forwarded(environment) if shares else [], None)
+    job = Job(
+        ranks=count,
+        run_directory=RunDirectory.create(output_filename, os.environ),
+        environment=environment,
+        script=command[0],
+        arguments=tuple(command[1:]),
+        native=True,
+        labelled=True,
+        quiet=not verbose,
+        devices=cuda_devices(os.environ) if torch_has_cuda() else (),
+        timeout=1800.0 if start_timeout is None else float(start_timeout),
+        worker=_WORKER,
+    )
+    if verbose:
+        say(f"{count} ranks of {' '.join(command)}; {job.run_directory.path}")
+    if remote is None:
+        raise typer.Exit(launch(job).exit_code)
+    from ronde.launch.hosts import launch_on_hosts
+
+    raise typer.Exit(launch_on_hosts(job, hosts=remote).exit_code)
+
+
+_BUILD = """\
+ronde's interface of Horovod 0.28.1
+
+Available Frameworks:
+    [ ] TensorFlow
+    [X] PyTorch
+    [ ] MXNet
+
+Available Controllers:
+    [ ] MPI
+    [X] Gloo
+
+Available Tensor Operations:
+    [ ] DDL
+    [ ] CCL
+    [ ] MPI
+    [X] Gloo"""
+
+
+def _refuse(options: Mapping[str, Any], why: str) -> None:
+    for name, value in options.items():
+        if value:
+            raise UsageError(f"{name}: {why}")
+
+
+def _forwarded(environment: Mapping[str, str]) -> Sequence[str]:
+    """Horovod's variables go to other hosts too."""
+    return [name for name in environment if name.startswith("HOROVOD_")]
+
+
+def _read_config(path: Path | None) -> dict[str, str]:
+    """What horovodrun's file says, of what has a meaning here, as variables; and `np`.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if path is None:
+        return {}
+    try:
+        import yaml
+    except ImportError:
+        raise UsageError("--config-file needs a reader of YAML: pip install pyyaml") from None
+    try:
+        fields = yaml.safe_load(path.read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise UsageError(f"cannot read --config-file {path}: {error}") from None
+    params, timeline, stalls = (fields.get(name) or {} for name in ("params", "timeline", "stall-check"))
+    threshold = params.get("fusion-threshold-mb")
+    found = {
+        "np": fields.get("num-proc"),
+        "HOROVOD_FUSION_THRESHOLD": None if threshold is None else int(threshold) << 20,
+        "HOROVOD_TIMELINE": timeline.get("filename"),
+        "HOROVOD_STALL_CHECK_DISABLE": "1" if stalls.get("enabled") is False else None,
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": stalls.get("warning-time-seconds"),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": stalls.get("shutdown-time-seconds"),
+    }
+    return {name: str(value) for name, value in found.items() if value is not None}
