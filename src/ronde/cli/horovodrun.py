@@ -122,8 +122,9 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         "--autotune": autotune, "--autotune-log-file": autotune_log_file,
         "--autotune-warmup-samples": autotune_warmup_samples,
         "--autotune-steps-per-sample": autotune_steps_per_sample,
-        "--cycle-time-ms": cycle_time_ms, "--cache-capacity": cache_capacity, "--disable-cache": disable_cache,
-        "--hierarchical-allreduce": hierarchical_allreduce, "--hierarchical-allgather": hierarchical_allgather,
+        "--cycle-time-ms": cycle_time_ms, "--cache-capacity": cache_capacity,
+        "--disable-cache": disable_cache, "--hierarchical-allreduce": hierarchical_allreduce,
+        "--hierarchical-allgather": hierarchical_allgather,
         "--num-nccl-streams": num_nccl_streams, "--thread-affinity": thread_affinity,
     }  # fmt: skip
     without = [name for name, value in no_effect.items() if value]

@@ -1,4 +1,4 @@
-"""How requests come to rank 0 and responses to all: one connection from each rank, pickled frames on it.
+"""How requests come to rank 0 and responses to all: one connection from each other rank, frames on it.
 
 A rank whose connection ends is gone, and the others are told at once.
 """
@@ -13,17 +13,18 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ronde.compat.negotiation import Negotiation, Request, Response
-from ronde.errors import LaunchError
+from ronde.errors import LaunchError, PeerLost
 
 __all__ = ["Coordinator", "Link", "Lost", "connect"]
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 16
-# Responses under way: while so many are, what becomes ready is gathered, and exchanged together.
-_UNDER_WAY = 2
+# In place of a length: the number of a message that has gone before.
+_AGAIN = 1 << 31
+_MOST_KNOWN = 1 << 16
 _JOINS_WITHIN_S = 60.0
 
 
@@ -32,12 +33,18 @@ class Lost(Exception):
 
 
 class Link:
-    """One end of a connection; whole objects go out and come in."""
+    """One end of a connection; whole objects go out and come in.
+
+    What has gone before goes as its number: training submits the same names in every step. What comes again
+    is the same object, and not to be changed.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._received = bytearray()
         self._sending = threading.Lock()
+        self._sent: dict[object, int] = {}
+        self._known: list[object] = []
 
     def send(self, *messages: object) -> None:
         """Send each; from any thread.
@@ -45,15 +52,20 @@ class Link:
         Raises:
             Lost: nobody is there.
         """
-        frames = bytearray()
-        for message in messages:
-            data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-            frames += _LENGTH.pack(len(data)) + data
         try:
             with self._sending:
-                self.connection.sendall(frames)
+                self.connection.sendall(b"".join(map(self._frame, messages)))
         except OSError as error:
             raise Lost(str(error)) from None
+
+    def _frame(self, message: object) -> bytes:
+        number = self._sent.get(message)
+        if number is not None:
+            return _LENGTH.pack(_AGAIN | number)
+        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        if len(self._sent) < _MOST_KNOWN:
+            self._sent[message] = len(self._sent)
+        return _LENGTH.pack(len(data)) + data
 
     def receive(self) -> list[object]:
         """Wait for some bytes, and give what has come whole.
@@ -71,11 +83,17 @@ class Link:
         found: list[object] = []
         while len(self._received) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._received)
+            if length & _AGAIN:
+                del self._received[: _LENGTH.size]
+                found.append(self._known[length ^ _AGAIN])
+                continue
             end = _LENGTH.size + length
             if len(self._received) < end:
                 break
-            found.append(pickle.loads(memoryview(self._received)[_LENGTH.size : end]))
+            found.append(pickle.loads(self._received[_LENGTH.size : end]))
             del self._received[:end]
+            if len(self._known) < _MOST_KNOWN:
+                self._known.append(found[-1])
         return found
 
     def close(self) -> None:
@@ -101,9 +119,10 @@ def connect(address: tuple[str, int], rank: int, token: bytes) -> Link:
 
 
 class Coordinator:
-    """Rank 0's thread that negotiates.
+    """Negotiates on rank 0, in a thread of its own or in that of who waits.
 
     Args:
+        carry_out: does on this rank what a response says; one at a time, in the order in which all ranks do.
         token: 16 bytes that each rank says first.
         stalls_after: seconds after which a tensor that some ranks have not submitted is told of; 0: never.
         ends_after: seconds after which that is an error on all ranks; 0: never.
@@ -115,52 +134,66 @@ class Coordinator:
         ranks: int,
         host: str,
         token: bytes,
+        carry_out: Callable[[Response], None],
         *,
         stalls_after: float = 60.0,
         ends_after: float = 0.0,
     ) -> None:
         self._negotiation, self._ranks, self._token = negotiation, ranks, token
+        self._carry_out = carry_out
         self._stalls_after, self._ends_after = stalls_after, ends_after
         self._told: set[str] = set()
         self._server = socket.create_server((host, 0), backlog=ranks)
         self.address: tuple[str, int] = self._server.getsockname()[:2]
         self._links: dict[int, Link] = {}
         self._leaving: set[int] = set()
-        self._under_way = 0
-        self._done, self._wake = socket.socketpair()
+        self._woken, self._wake = socket.socketpair()
+        self._known = threading.Lock()
+        """Around what is known of requests."""
+        self._turn = threading.Lock()
+        """Around a response: from when it is made until this rank has carried it out."""
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="ronde coordinator", daemon=True)
 
     def start(self) -> None:
-        """All ranks are about to connect."""
+        """All other ranks are about to connect; return when they have.
+
+        Raises:
+            LaunchError: one did not.
+        """
+        self._accept()
         self._thread.start()
 
-    def done(self) -> None:
-        """This rank has carried out a response; from any thread."""
-        with contextlib.suppress(OSError):
-            self._wake.send(b"d")
+    def submit(self, requests: Sequence[Request]) -> None:
+        """This rank's own; from any thread."""
+        for request in requests:
+            self._hear(0, request)
+        if self._negotiation.has_ready or requests[0].kind == "close":
+            with contextlib.suppress(OSError):
+                self._wake.send(b"w")
+
+    def help(self) -> None:
+        """Do what is ready in this thread, unless another does."""
+        if self._negotiation.has_ready and self._turn.acquire(blocking=False):
+            try:
+                self._answer()
+            finally:
+                self._turn.release()
 
     def join(self) -> None:
         """Return when all ranks have left."""
         self._thread.join()
 
-    def _run(self) -> None:
-        try:
-            self._accept()
-            with selectors.DefaultSelector() as selector:
-                for rank, link in self._links.items():
-                    selector.register(link.connection, selectors.EVENT_READ, rank)
-                selector.register(self._done, selectors.EVENT_READ, None)
-                self._negotiate(selector)
-        finally:
-            for link in self._links.values():
-                link.close()
-            for each in (self._server, self._done, self._wake):
-                each.close()
-
     def _accept(self) -> None:
         self._server.settimeout(_JOINS_WITHIN_S)
-        while len(self._links) < self._ranks:
-            connection, _ = self._server.accept()
+        while len(self._links) < self._ranks - 1:
+            try:
+                connection, _ = self._server.accept()
+            except TimeoutError:
+                missing = sorted({*range(1, self._ranks)} - {*self._links})
+                raise LaunchError(
+                    f"ranks {missing} have not called init() within {_JOINS_WITHIN_S:.0f} s; all must call it"
+                ) from None
             connection.settimeout(_JOINS_WITHIN_S)
             said = b""
             while len(said) < len(self._token) + _LENGTH.size:
@@ -176,13 +209,26 @@ class Coordinator:
             (rank,) = _LENGTH.unpack(said[len(self._token) :])
             self._links[rank] = Link(connection)
 
+    def _run(self) -> None:
+        try:
+            with selectors.DefaultSelector() as selector:
+                for rank, link in self._links.items():
+                    selector.register(link.connection, selectors.EVENT_READ, rank)
+                selector.register(self._woken, selectors.EVENT_READ, None)
+                self._negotiate(selector)
+        finally:
+            for link in self._links.values():
+                link.close()
+            for each in (self._server, self._woken, self._wake):
+                each.close()
+
     def _negotiate(self, selector: selectors.BaseSelector) -> None:
         patience = min(filter(None, (self._stalls_after, self._ends_after)), default=0.0)
-        while len(self._leaving) < self._ranks:
+        while not self._ended:
             events = selector.select(min(patience, 5.0) or None)
             for key, _ in events:
                 if key.data is None:
-                    self._under_way -= len(self._done.recv(_CHUNK))
+                    self._woken.recv(_CHUNK)
                     continue
                 try:
                     for request in self._links[key.data].receive():
@@ -192,46 +238,63 @@ class Coordinator:
                     selector.unregister(key.fileobj)
                     if key.data not in self._leaving:
                         self._lose(key.data)
-                        return
-            self._answer()
+            with self._turn:
+                self._answer()
             if not events or self._told:
                 self._look_for_stalls()
 
     def _hear(self, rank: int, request: Request) -> None:
-        if request.kind == "close":
-            self._leaving.add(rank)
-            if len(self._leaving) == self._ranks:
-                self._say(Response(kind="close", requests=()), range(self._ranks))
-            elif names := self._negotiation.outstanding_of(rank):
-                self._fail(f"rank {rank} has shut down, while others wait for it to submit {_listed(names)}")
-            return
-        self._negotiation.add(rank, request)
-        if self._leaving and rank not in self._leaving:
-            gone = sorted(self._leaving)
-            self._fail(f"rank {gone[0]} has shut down, and will not submit {request.name!r}")
+        with self._known:
+            if request.kind == "close":
+                self._leaving.add(rank)
+                if len(self._leaving) == self._ranks:
+                    self._end("")
+                elif names := self._negotiation.outstanding_of(rank):
+                    self._end(
+                        f"rank {rank} has shut down, while others wait for it to submit {_listed(names)}"
+                    )
+                return
+            self._negotiation.add(rank, request)
+            if self._leaving and rank not in self._leaving:
+                gone = sorted(self._leaving)
+                self._end(f"rank {gone[0]} has shut down, and will not submit {request.name!r}")
 
     def _answer(self) -> None:
-        while self._under_way < _UNDER_WAY:
-            response = self._negotiation.take()
+        """Have all that is ready carried out, by all who take part in it; inside `_turn`."""
+        while not self._ended:
+            with self._known:
+                response = self._negotiation.take()
+                members = () if response is None else self._negotiation.members_of(response)
             if response is None:
                 return
-            if 0 in (members := self._negotiation.members_of(response)):
-                self._under_way += 1
             self._say(response, members)
+            if 0 in members:
+                try:
+                    self._carry_out(response)
+                except PeerLost as lost:
+                    self._end(str(lost))
 
     def _say(self, response: Response, members: Sequence[int]) -> None:
         for rank in members:
-            with contextlib.suppress(Lost):  # which is heard of by its own connection
-                self._links[rank].send(response)
+            if rank:
+                with contextlib.suppress(Lost):  # which is heard of by its own connection
+                    self._links[rank].send(response)
 
     def _lose(self, rank: int) -> None:
         names = self._negotiation.outstanding_of(rank)
         waited = f", while others wait for it to submit {_listed(names)}" if names else ""
-        self._fail(f"rank {rank} has ended{waited}")
+        self._end(f"rank {rank} has ended{waited}")
 
-    def _fail(self, why: str) -> None:
-        """Nothing can be exchanged any more."""
-        self._say(Response(kind="close", requests=(), error=why), range(self._ranks))
+    def _end(self, why: str) -> None:
+        """Nothing is exchanged any more."""
+        if self._ended:
+            return
+        self._ended = True
+        response = Response(kind="close", requests=(), error=why)
+        self._say(response, range(self._ranks))
+        self._carry_out(response)
+        with contextlib.suppress(OSError):
+            self._wake.send(b"w")
 
     def _look_for_stalls(self) -> None:
         for name, seconds, there, missing in self._negotiation.overdue(self._stalls_after or 1e9):
@@ -249,7 +312,7 @@ class Coordinator:
                 )
         if self._ends_after:
             for name, seconds, there, missing in self._negotiation.overdue(self._ends_after):
-                self._fail(
+                self._end(
                     f"{name!r} was submitted by ranks {list(there)} {seconds:.0f} s ago, and not by ranks "
                     f"{list(missing)}"
                 )

@@ -2,7 +2,8 @@
 
 caller              submits a request to the coordinator, and goes on
 coordinator         on rank 0: says in what order what is ready is exchanged (`control`, `negotiation`)
-executor            on each rank: carries that out over ronde's collectives, and wakes who waits
+executor            on each rank: carries that out over ronde's collectives, and wakes who waits; on rank 0
+                    it is the coordinator's thread, or that of a caller who waits
 """
 
 from __future__ import annotations
@@ -67,10 +68,11 @@ class Entry:
 
     Attributes:
         output: where an in-place result goes, and what a result that has the same shape is made in.
+        help: does in this thread what is ready, where it may.
         result: what `synchronize` returns.
     """
 
-    __slots__ = ("_done", "error", "finish", "output", "ready", "request", "result")
+    __slots__ = ("_done", "error", "finish", "help", "output", "ready", "request", "result")
 
     def __init__(self, request: Request, output: torch.Tensor | None) -> None:
         self.request = request
@@ -78,6 +80,7 @@ class Entry:
         self.result: Any = None
         self.error = ""
         self.finish: Callable[[Any], Any] | None = None
+        self.help: Callable[[], None] | None = None
         self.ready: Any = None
         if output is not None and output.is_cuda:
             self.ready = torch.cuda.Event()
@@ -98,6 +101,8 @@ class Entry:
         Raises:
             HorovodInternalError: it has failed, on all ranks.
         """
+        if not self._done.is_set() and self.help is not None:
+            self.help()
         self._done.wait()
         if self.error:
             raise HorovodInternalError(self.error)
@@ -137,7 +142,7 @@ class Engine:
 
     @property
     def is_alone(self) -> bool:
-        return self._link is None
+        return self.place.size == 1
 
     def name_for(self, kind: str, name: str | None) -> str:
         """The given name, or the next automatic one of this kind."""
@@ -147,9 +152,9 @@ class Engine:
             number = self._counts[kind] = self._counts.get(kind, 0) + 1
         return f"{kind}.noname.{number}"
 
-    def counts(self) -> dict[str, int]:
-        """Automatic names so far."""
-        return dict(self._counts)
+    def counts(self) -> tuple[tuple[str, int], ...]:
+        """Automatic names so far, by kind."""
+        return tuple(self._counts.items())
 
     def submit(self, *entries: Entry) -> None:
         """Have tensors exchanged; several at once cost one message.
@@ -170,13 +175,19 @@ class Engine:
                     )
             for entry in entries:
                 self._pending[entry.request.process_set, entry.request.name] = entry
-        if self._link is None:
+        if self._coordinator is not None:
+            for entry in entries:
+                entry.help = self._coordinator.help
+            self._coordinator.submit([entry.request for entry in entries])
+            return
+        if self.is_alone:
             for entry in entries:
                 self._negotiation.add(0, entry.request)
             while (response := self._negotiation.take()) is not None:
                 self._carry_out(response)
             return
         try:
+            assert self._link is not None
             self._link.send(*(entry.request for entry in entries))
         except Lost:
             self._fail("rank 0, which coordinates, has ended")
@@ -184,12 +195,15 @@ class Engine:
     def shutdown(self) -> None:
         """Leave, and return when all ranks have; a second call does nothing."""
         link, self._link = self._link, None
+        coordinator, self._coordinator = self._coordinator, None
+        leaves = Request(name="close", kind="close")
+        if coordinator is not None:
+            coordinator.submit([leaves])
+            coordinator.join()
         if link is not None:
             with contextlib.suppress(Lost):
-                link.send(Request(name="close", kind="close"))
+                link.send(leaves)
             self._executor.join()
-            if self._coordinator is not None:
-                self._coordinator.join()
             link.close()
         for comm in self._comms.values():
             comm.close()
@@ -204,17 +218,20 @@ class Engine:
         if place.rank == 0:
             token = os.urandom(16)
             host = "127.0.0.1" if place.local_size == place.size else place.address
-            self._coordinator = Coordinator(
-                self._negotiation, place.size, host, token,
+            coordinator = Coordinator(
+                self._negotiation, place.size, host, token, self._told,
                 stalls_after=self.options.stalls_after, ends_after=self.options.ends_after,
             )  # fmt: skip
-            self._coordinator.start()
-            host, port = self._coordinator.address
+            host, port = coordinator.address
             store.set("coordinator", token + f"{host}:{port}".encode())
+            self._comm(WORLD, "cpu")
+            coordinator.start()
+            self._coordinator = coordinator
+            return
         told: bytes = store.get("coordinator")
         host, _, port = told[16:].decode().rpartition(":")
-        self._link = connect((host, int(port)), place.rank, told[:16])
         self._comm(WORLD, "cpu")
+        self._link = connect((host, int(port)), place.rank, told[:16])
         # With the link at hand: `shutdown` takes it away.
         self._executor = threading.Thread(
             target=self._execute, args=(self._link,), name="ronde executor", daemon=True
@@ -241,23 +258,25 @@ class Engine:
         return found
 
     def _execute(self, link: Link) -> None:
-        """The executor's thread."""
+        """The executor's thread, on all ranks but the first."""
         try:
-            while True:
+            while not self.failure:
                 for response in link.receive():
                     assert isinstance(response, Response)
+                    self._told(response)
                     if response.kind == "close":
-                        if response.error:
-                            self._fail(response.error)
                         return
-                    self._carry_out(response)
-                    mine = self._coordinator
-                    if mine is not None:
-                        mine.done()
         except Lost:
             self._fail("rank 0, which coordinates, has ended")
         except PeerLost as lost:
             self._fail(str(lost))
+
+    def _told(self, response: Response) -> None:
+        """What the coordinator has said."""
+        if response.kind != "close":
+            self._carry_out(response)
+        elif response.error:
+            self._fail(response.error)
 
     def _fail(self, why: str) -> None:
         with self._lock:

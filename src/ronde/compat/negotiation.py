@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 __all__ = ["WORLD", "Kind", "Negotiation", "Request", "Response"]
@@ -58,7 +58,7 @@ class Request:
     group: str = ""
     group_size: int = 0
     members: tuple[int, ...] = ()
-    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    counts: tuple[tuple[str, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class Response:
     joined: tuple[int, ...] = ()
     last: int = -1
     process_set: int = WORLD
-    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    counts: tuple[tuple[str, int], ...] = ()
 
 
 @dataclasses.dataclass(slots=True)
@@ -122,7 +122,7 @@ class Negotiation:
         self._last_of[rank] = request.name
         if request.kind == "join":
             self._joined.append(rank)
-            for kind, count in request.counts.items():
+            for kind, count in request.counts:
                 self._counts[kind] = max(self._counts.get(kind, 0), count)
         key = request.process_set, request.name
         waiting = self._waiting.setdefault(key, _Waiting(time.monotonic()))
@@ -132,6 +132,10 @@ class Negotiation:
                 self._look(other)
         else:
             self._look(key)
+
+    @property
+    def has_ready(self) -> bool:
+        return bool(self._complete)
 
     def take(self) -> Response | None:
         """What is to be done next; None while nothing is ready."""
@@ -225,7 +229,7 @@ class Negotiation:
         members = self.sets.get(key[0], ())
         fields: dict[str, Any] = {}
         if request.kind == "join":
-            fields = {"last": self._joined[-1], "counts": dict(self._counts)}
+            fields = {"last": self._joined[-1], "counts": tuple(self._counts.items())}
             self._joined.clear()
         elif request.kind == "set":
             fields = {"process_set": self._change_sets(request)}
@@ -251,6 +255,8 @@ class Negotiation:
         first_rank = min(by_rank)
         first = by_rank[first_rank]
         for rank, other in sorted(by_rank.items()):
+            if other == first:
+                continue
             for what in _to_be_equal(first.kind):
                 if (mine := _said(first, what)) != (theirs := _said(other, what)):
                     return (
