@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ronde.comm.alone import Alone
 from ronde.comm.joining import connect_store, join
 from ronde.comm.process_group import Comm
 from ronde.comm.topology import Place
@@ -72,7 +73,7 @@ class Entry:
         result: what `synchronize` returns.
     """
 
-    __slots__ = ("_done", "error", "finish", "help", "output", "ready", "request", "result")
+    __slots__ = ("_done", "error", "finish", "help", "is_done", "output", "ready", "request", "result")
 
     def __init__(self, request: Request, output: torch.Tensor | None) -> None:
         self.request = request
@@ -85,15 +86,13 @@ class Entry:
         if output is not None and output.is_cuda:
             self.ready = torch.cuda.Event()
             self.ready.record()
-        self._done = threading.Event()
-
-    @property
-    def is_done(self) -> bool:
-        return self._done.is_set()
+        self.is_done = False
+        self._done = threading.Lock()  # held until it is; cheaper than an event
+        self._done.acquire()
 
     def complete(self, result: Any = None, error: str = "") -> None:
-        self.result, self.error = result, error
-        self._done.set()
+        self.result, self.error, self.is_done = result, error, True
+        self._done.release()
 
     def wait(self) -> Any:
         """What came of it.
@@ -101,9 +100,11 @@ class Entry:
         Raises:
             HorovodInternalError: it has failed, on all ranks.
         """
-        if not self._done.is_set() and self.help is not None:
+        if not self.is_done and self.help is not None:
             self.help()
-        self._done.wait()
+        if not self.is_done:
+            with self._done:
+                pass
         if self.error:
             raise HorovodInternalError(self.error)
         if self.finish is not None:
@@ -242,6 +243,9 @@ class Engine:
         """The group of a process set; at first use its members come together."""
         kind = "cuda" if device.startswith("cuda") else "cpu"
         found = self._comms.get((number, kind))
+        if found is None and len(self.sets[number]) == 1:
+            backend = Alone(on_cuda=kind == "cuda")
+            found = self._comms[number, kind] = Comm(backend, rank=0, world_size=1, store=dist.HashStore())
         if found is None:
             place, members = self.place, self.sets[number]
             first = place.rank - place.local_rank
@@ -325,7 +329,9 @@ class Engine:
             else exchange.zeros_for(each.dtype, each.shape, str(device))
             for entry, each in zip(entries, response.requests, strict=True)
         ]
-        with self._on_device(comm, entries):
+        if not comm.on_cuda:
+            return self._exchanged(comm, response, given)
+        with self._on_device(entries):
             return self._exchanged(comm, response, given)
 
     def _exchanged(self, comm: Comm, response: Response, given: list[torch.Tensor]) -> list[Any]:
@@ -343,11 +349,8 @@ class Engine:
         return [exchange.reduce_scatter(comm, tensor, *scaled)]
 
     @contextlib.contextmanager
-    def _on_device(self, comm: Comm, entries: Sequence[Entry | None]) -> Any:
+    def _on_device(self, entries: Sequence[Entry | None]) -> Any:
         """Inside, work on a CUDA device goes on behind what the script has given it before."""
-        if not comm.on_cuda:
-            yield
-            return
         device: Any = next((each.output.device for each in entries if each and each.output is not None), None)
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)

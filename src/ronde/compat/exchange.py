@@ -28,7 +28,7 @@ def all_reduce(
     _scale(flat, before)
     if operation in ("sum", "average"):
         comm.all_reduce(flat)
-        if operation == "average":
+        if operation == "average" and comm.world_size > 1:
             _divide(flat, comm.world_size)
     elif flat.numel():
         gathered = comm.all_gather(flat)

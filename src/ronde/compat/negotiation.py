@@ -157,7 +157,7 @@ class Negotiation:
                 requests.append(other)
                 nbytes += other.nbytes
         self._forget(together)
-        return dataclasses.replace(response, requests=tuple(requests))
+        return response if len(requests) == 1 else dataclasses.replace(response, requests=tuple(requests))
 
     def members_of(self, response: Response) -> tuple[int, ...]:
         """Whom a response is for."""

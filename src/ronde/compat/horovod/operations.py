@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -388,22 +389,41 @@ def _entries(
 ) -> list[Entry]:
     """A request for each tensor; those of a group have one name with a number behind it."""
     base = current.name_for(f"grouped_{kind}" if grouped else kind, name)
-    found: list[Entry] = []
+    group = base if grouped else ""
+    given = tuple(fields.items()) if fields else ()
+    number, found = _number(process_set), list[Entry]()
     for place, tensor in enumerate(tensors):
-        request = Request(
-            name=f"{base}.{place}" if grouped else base,
-            kind=kind,
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            device=tensor.device.type,
-            shape=tuple(tensor.shape),
-            nbytes=tensor.nbytes,
-            process_set=_number(process_set),
-            group=base if grouped else "",
-            group_size=grouped,
-            **(fields or {}),
-        )
-        found.append(Entry(request, tensor))
+        label = f"{base}.{place}" if grouped else base
+        told = label, kind, tensor.dtype, tensor.device.type, tensor.shape, number, group, grouped
+        found.append(Entry(_request(*told, given), tensor))
     return found
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _request(  # noqa: PLR0913 - what a request is made of
+    name: str,
+    kind: Kind,
+    dtype: torch.dtype,
+    device: str,
+    shape: torch.Size,
+    process_set: int,
+    group: str,
+    group_size: int,
+    fields: tuple[tuple[str, Any], ...],
+) -> Request:
+    """The same object for the same tensor: training submits it in every step."""
+    return Request(
+        name=name,
+        kind=kind,
+        dtype=str(dtype).removeprefix("torch."),
+        device=device,
+        shape=tuple(shape),
+        nbytes=shape.numel() * dtype.itemsize,
+        process_set=process_set,
+        group=group,
+        group_size=group_size,
+        **dict(fields),
+    )
 
 
 def _submitted(current: Engine, entries: list[Entry], *, grouped: bool = False) -> int:
