@@ -255,9 +255,9 @@ class Coordinator:
                     )
                 return
             self._negotiation.add(rank, request)
-            if self._leaving and rank not in self._leaving:
-                gone = sorted(self._leaving)
-                self._end(f"rank {gone[0]} has shut down, and will not submit {request.name!r}")
+            gone = self._leaving.intersection(self._negotiation.sets.get(request.process_set, ()))
+            if gone:
+                self._end(f"rank {min(gone)} has shut down, and will not submit {request.name!r}")
 
     def _answer(self) -> None:
         """Have all that is ready carried out, by all who take part in it; inside `_turn`."""

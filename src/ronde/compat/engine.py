@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -117,6 +118,11 @@ class Engine:
 
     Args:
         sets: members of process sets that are there from the beginning.
+
+    Attributes:
+        sets: members of each, by its number.
+        listener: hears of each exchange: its kind, its tensors' names, and seconds of begin and end.
+        failure: why nothing is exchanged any more; "" while something is.
 
     Raises:
         LaunchError: ranks could not meet.
@@ -297,8 +303,12 @@ class Engine:
         try:
             if response.error:
                 raise HorovodInternalError(response.error)
+            begun = time.perf_counter()
             with torch.no_grad():
                 results = self._exchange(response, entries)
+            if self.listener is not None:
+                names = [each.name for each in response.requests]
+                self.listener(response.kind, names, begun, time.perf_counter())
         except (PeerLost, RondeError, RuntimeError) as error:
             ended = isinstance(error, PeerLost)
             told = str(error) if response.error else f"{keys[0][1]!r} has failed: {error}"

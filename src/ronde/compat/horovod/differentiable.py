@@ -111,7 +111,7 @@ def grouped_allreduce_(
 class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *given: Any) -> Any:
-        ctx.process_set, ctx.rows = process_set, [each.shape[0] for each in given]
+        ctx.process_set, ctx.rows = process_set, [each.shape[:1].numel() for each in given]
         if len(given) > 1:
             return tuple(synchronize(ops.grouped_allgather_async(given, name, process_set)))
         return synchronize(ops.allgather_async(next(iter(given)), name, process_set))

@@ -1,0 +1,142 @@
+"""`ronde horovodrun` starts real scripts, and what `horovod.torch` offers is complete."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ronde.compat
+from ronde.cli.app import main
+from ronde.compat.place import read_place
+from ronde.errors import LaunchError
+
+NAMES = """
+init shutdown is_initialized size rank local_size local_rank cross_size cross_rank mpi_threads_supported
+mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built start_timeline
+stop_timeline Average Sum Adasum Min Max Product ProcessSet global_process_set add_process_set remove_process_set
+allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async grouped_allreduce_
+grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather
+grouped_allgather_async broadcast broadcast_async broadcast_ broadcast_async_ alltoall alltoall_async
+reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async poll synchronize join barrier
+broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object Compression DistributedOptimizer
+SyncBatchNorm HorovodInternalError elastic
+""".split()
+ON_PATH = Path(ronde.compat.__file__).parent / "path"
+
+SCRIPT = """
+import json, os, sys
+import torch
+import horovod.torch as hvd
+from horovod.torch.mpi_ops import Average, allreduce_async
+import horovod
+
+hvd.init()
+assert horovod.__version__ == "0.28.1+ronde"
+assert hvd.rank() == int(os.environ["HOROVOD_RANK"])
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4) * hvd.rank()).sum().backward()
+    optimizer.step()
+total = sum(each.sum().item() for each in model.parameters())
+assert hvd.allgather_object(total) == [total] * hvd.size()
+print(json.dumps(sys.argv[1:]), hvd.size(), file=sys.stderr if hvd.rank() else sys.stdout)
+"""
+KILLED = """
+import os, signal, time
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+hvd.allreduce(torch.ones(2), name="first")
+if hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+begun = time.monotonic()
+try:
+    hvd.allreduce(torch.ones(2), name="second")
+except hvd.HorovodInternalError as error:
+    print("told:", error, flush=True)
+    print("soon:", time.monotonic() - begun < 1, flush=True)
+"""
+
+
+def run(tmp_path: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "train.py").write_text(script)
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    command = [sys.executable, "-m", "ronde", "horovodrun", *words]
+    return subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_script_is_run_as_it_is(tmp_path: Path) -> None:
+    timeline = tmp_path / "t.json"
+    words = ("-np", "2", "--cycle-time-ms", "3", "--timeline-filename", str(timeline))
+    done = run(tmp_path, SCRIPT, *words, sys.executable, "train.py", "--lr", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == '[0]<stdout>:["--lr", "1"] 2\n'
+    assert '[1]<stderr>:["--lr", "1"] 2\n' in done.stderr
+    assert "ronde: no effect here: --cycle-time-ms\n" in done.stderr
+    events = ast.literal_eval(timeline.read_text())
+    assert any(event.get("pid") == "allreduce.weight" for event in events)
+
+
+def test_a_killed_rank_is_told_to_the_others(tmp_path: Path) -> None:
+    done = run(tmp_path, KILLED, "-np", "2", sys.executable, "train.py")
+    assert done.returncode != 0
+    assert "[0]<stdout>:told: 'allreduce.second' has failed: rank 1 has ended" in done.stdout
+    assert "[0]<stdout>:soon: True" in done.stdout
+
+
+def test_all_names_are_there() -> None:
+    code = "import horovod.torch as hvd; print(*[name for name in dir(hvd) if not name.startswith('_')])"
+    paths = os.pathsep.join((str(ON_PATH), os.environ.get("PYTHONPATH", "")))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    assert len(NAMES) == 67
+    assert set(NAMES) - set(said) == set()
+
+
+def test_another_framework_is_refused() -> None:
+    told = (ON_PATH / "horovod" / "tensorflow.py").read_text()
+    with pytest.raises(ImportError, match="PyTorch interface only"):
+        exec(told, {})
+
+
+def test_plain_python_does_not_see_it() -> None:
+    code = "import importlib.util as u, ronde; assert u.find_spec('horovod') is None"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_another_launcher_is_refused() -> None:
+    assert read_place({}).size == 1
+    with pytest.raises(LaunchError, match="torchrun has started 2 ranks"):
+        read_place({"RANK": "0", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["-np", "0", "python", "x.py"], "-np 0 is not a number from 1"),
+        (["-np", "2"], "no command is given"),
+        (["python", "x.py"], "-np N is missing"),
+        (["-np", "2", "--jsrun", "python", "x.py"], "--jsrun: ranks are started by ronde"),
+        (["-np", "2", "--min-np", "1", "python", "x.py"], "--min-np: hosts do not come and go"),
+        (["-np", "3", "-H", "localhost:2", "python", "x.py"], "more than the 2 slots of localhost:2"),
+    ],
+)
+def test_mistakes_cost_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["horovodrun", *words])
+    assert end.value.code == 2
+    assert told in capsys.readouterr().err
