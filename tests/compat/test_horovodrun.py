@@ -16,15 +16,16 @@ from ronde.compat.place import read_place
 from ronde.errors import LaunchError
 
 NAMES = """
-init shutdown is_initialized size rank local_size local_rank cross_size cross_rank mpi_threads_supported
-mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built start_timeline
-stop_timeline Average Sum Adasum Min Max Product ProcessSet global_process_set add_process_set remove_process_set
-allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async grouped_allreduce_
+init shutdown is_initialized size rank local_size local_rank cross_size cross_rank
+mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built
+cuda_built rocm_built start_timeline stop_timeline Average Sum Adasum Min Max Product ProcessSet
+global_process_set add_process_set remove_process_set allreduce allreduce_async allreduce_
+allreduce_async_ grouped_allreduce grouped_allreduce_async grouped_allreduce_
 grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather
-grouped_allgather_async broadcast broadcast_async broadcast_ broadcast_async_ alltoall alltoall_async
-reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async poll synchronize join barrier
-broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object Compression DistributedOptimizer
-SyncBatchNorm HorovodInternalError elastic
+grouped_allgather_async broadcast broadcast_async broadcast_ broadcast_async_ alltoall
+alltoall_async reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async
+poll synchronize join barrier broadcast_parameters broadcast_optimizer_state broadcast_object
+allgather_object Compression DistributedOptimizer SyncBatchNorm HorovodInternalError elastic
 """.split()
 ON_PATH = Path(ronde.compat.__file__).parent / "path"
 
