@@ -31,6 +31,7 @@ ELSEWHERE = (
     "bench/memory/table.py",
     "bench/memory/formula.py",
     "bench/memory/activations.py",
+    "bench/parallel/report.py",
     "bench/recording.py",
     "bench/first_step.py",
     "report/chart.py",  # what a page or a terminal shows: docs/seeing.md

@@ -191,8 +191,8 @@ SAMPLES = {
     "precision=bf16": {("classifier", 2)},
     "precision=fp16": {("classifier", 2)},
     "tensor=2": {("gpt", 2), ("tied", 2)},
-    "data=2,tensor=2": {("transformer", 4)},
-    "pipeline=2,micro-batches=3": {("hf_tiny", 2), ("clip_and_log", 2)},
+    "data=2,tensor=2": set(),
+    "pipeline=2,micro-batches=3": {("clip_and_log", 2)},
     "data=2,pipeline=2,micro-batches=2": set(),
     "precision=tf32": set(),
     # tests/modules/test_compiled_ranks.py compiles every day.

@@ -1,4 +1,4 @@
-"""A model whose state is 1.6 times one rank's limit of memory trains where it lies in parts, not else."""
+"""A model of 1.6 times one rank's limit of memory trains where it lies in parts, not else."""
 
 from __future__ import annotations
 
@@ -9,25 +9,36 @@ from pathlib import Path
 
 import pytest
 
-from parallel import memory_limit
-from parallel.large_model import PARAMETERS
+from parallel import large_model, large_transformer, memory_limit
 
-SCRIPT = Path(__file__).with_name("large_model.py")
-STATE = 16 * PARAMETERS
-LIMIT = int(STATE / 1.6)
+# By script the bytes that one device needs, without what code and buffers take: fp32 with Adam.
+NEEDS = {
+    "large_model.py": 16 * large_model.PARAMETERS,
+    "large_transformer.py": 16 * large_transformer.PARAMETERS + large_transformer.ACTIVATIONS,
+}
+PLANS = {
+    "large_model.py": ("zero3",),
+    "large_transformer.py": ("tensor=2", "pipeline=2,micro-batches=4"),
+}
+
+
+@pytest.fixture(params=NEEDS)
+def script(request: pytest.FixtureRequest) -> Path:
+    return Path(__file__).with_name(request.param)
 
 
 @pytest.fixture(params=["control group", "RLIMIT_DATA"])
-def given(request: pytest.FixtureRequest) -> Iterator[memory_limit.Limits]:
-    with memory_limit.limits(2, LIMIT, by_groups=request.param == "control group") as made:
+def given(script: Path, request: pytest.FixtureRequest) -> Iterator[memory_limit.Limits]:
+    limit = int(NEEDS[script.name] / 1.6)
+    with memory_limit.limits(2, limit, by_groups=request.param == "control group") as made:
         if made.kind != request.param:
             pytest.skip("needs the right to make a control group with a limit of memory")
         yield made
 
 
 @pytest.mark.soak
-def test_whole_state_is_too_much(given: memory_limit.Limits, tmp_path: Path) -> None:
-    run = memory_limit.run(SCRIPT, plan="ddp", given=given, place=tmp_path)
+def test_the_whole_is_too_much(script: Path, given: memory_limit.Limits, tmp_path: Path) -> None:
+    run = memory_limit.run(script, plan="ddp", given=given, place=tmp_path)
     assert run.returncode != 0
     if given.groups:
         assert given.struck(0) or given.struck(1)
@@ -37,11 +48,16 @@ def test_whole_state_is_too_much(given: memory_limit.Limits, tmp_path: Path) -> 
 
 
 @pytest.mark.soak
-def test_in_parts_it_trains_to_the_numbers_of_one_device(given: memory_limit.Limits, tmp_path: Path) -> None:
-    run = memory_limit.run(SCRIPT, plan="zero3", given=given, place=tmp_path)
-    assert run.returncode == 0, run.stderr
-    assert not any(given.struck(rank) for rank in (0, 1))
-    alone = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=600, check=True)
+def test_in_parts_it_trains_to_the_numbers_of_one_device(
+    script: Path, given: memory_limit.Limits, tmp_path: Path
+) -> None:
+    alone = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600, check=True)
     expected = [float(line) for line in alone.stdout.split()]
-    assert [float(line) for line in run.stdout.split()] == pytest.approx(expected, rel=1e-5)
     assert len(set(expected)) == len(expected) == 4
+    for place, plan in enumerate(PLANS[script.name]):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        run = memory_limit.run(script, plan=plan, given=given, place=folder)
+        assert run.returncode == 0, (plan, run.stderr)
+        assert not any(given.struck(rank) for rank in (0, 1)), plan
+        assert [float(line) for line in run.stdout.split()] == pytest.approx(expected, rel=1e-5), plan

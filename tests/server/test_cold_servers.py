@@ -183,7 +183,9 @@ def on_ranks(rank: Rank, plan: str, directory: str) -> Any:
         return train({"cold": ronde.table.OnDisk(20, directory)})
 
 
-@pytest.mark.parametrize("plan", ["hybrid,servers=2", "hybrid", pytest.param("ddp", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "plan", ["hybrid,servers=2", *(pytest.param(each, marks=pytest.mark.soak) for each in ("hybrid", "ddp"))]
+)
 def test_ranks_train_with_rows_on_disk_as_one_device_without(
     plan: str, ranks: Callable[..., list[Any]], tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from ronde.bench import first_call, planner, servers, tables
 from ronde.bench.chaos import report as chaos
 from ronde.bench.collectives import report as collectives
 from ronde.bench.memory import report as memory
+from ronde.bench.parallel import report as parallel
 from ronde.bench.report import Report
 from ronde.bench.serving import report as serving
 from ronde.bench.sync import report as sync
@@ -26,6 +27,7 @@ AnyReport: TypeAlias = (
     | chaos.ChaosReport
     | planner.PlannerReport
     | sync.SyncReport
+    | parallel.ParallelReport
 )
 
 _KINDS = {
@@ -38,6 +40,7 @@ _KINDS = {
     chaos.KIND: chaos.ChaosReport,
     planner.KIND: planner.PlannerReport,
     sync.KIND: sync.SyncReport,
+    parallel.KIND: parallel.ParallelReport,
 }
 
 

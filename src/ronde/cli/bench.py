@@ -35,6 +35,10 @@ from ronde.bench.memory import picture as memory_picture
 from ronde.bench.memory import table as memory_table
 from ronde.bench.memory.report import MemoryReport, PlanMemory
 from ronde.bench.method import METHODS
+from ronde.bench.parallel import measure as meshes
+from ronde.bench.parallel import picture as parallel_picture
+from ronde.bench.parallel import report as parallel_report
+from ronde.bench.parallel.report import ParallelReport
 from ronde.bench.peers import PEERS, choose
 from ronde.bench.picture import check_drawable, save
 from ronde.bench.planner import PlannerFigure, PlannerReport
@@ -188,7 +192,7 @@ def tables_(
     """
     check_linux()
     _check_writable(json=json)
-    report = tables.measure(ids=ids, dims=_widths(dims), rounds=rounds, progress=_say_table)
+    report = tables.measure(ids=ids, dims=_numbers("--dims", dims), rounds=rounds, progress=_say_table)
     _tell(report, json=json)
 
 
@@ -363,6 +367,51 @@ def memory_(
     _tell(report, json=json, plot=plot)
 
 
+@bench.command("parallel")
+def parallel_(  # noqa: PLR0913 - its options
+    workload: Annotated[
+        str, typer.Option(metavar="NAME", help=f"One of {', '.join(meshes.WORKLOADS)}.")
+    ] = "transformer-512",
+    plans: Annotated[
+        str,
+        typer.Option(
+            "--plans",
+            metavar="PLANS",
+            help="Separated by semicolons.",
+            show_default="all meshes",
+        ),
+    ] = "",
+    micro_batches: Annotated[
+        str, typer.Option(metavar="LIST", help="Of a pipeline, separated by commas.")
+    ] = "4,8",
+    ranks: Annotated[int, typer.Option(min=2, help="Ranks of every plan, with one thread each.")] = 4,
+    scale: Annotated[int, typer.Option(min=1, help="How many of the workload's batches make one.")] = 1,
+    pairs: Annotated[int, typer.Option(min=1, help=_RUNS)] = 3,
+    steps: _Steps = None,
+    json: _Json = None,
+    plot: _Plot = None,
+) -> None:
+    """Train a model under each mesh of so many ranks, and in one process.
+
+    Prints the time of a step, as a part of one process's and of the ideal (an equal share, and a pipeline's
+    bubble), the most memory and bytes of a rank, and how long it waits. The picture is the timeline of a
+    step.
+    """
+    check_linux()
+    _check_writable(json=json, plot=plot)
+    report = meshes.measure(
+        workload,
+        plans.split(";") if plans else meshes.meshes(ranks, _numbers("--micro-batches", micro_batches)),
+        ranks=ranks,
+        rounds=pairs,
+        scale=scale,
+        steps=steps,
+        environment=os.environ,
+        progress=_say_mesh,
+    )
+    _tell(report, json=json, plot=plot)
+
+
 @bench.command("chaos")
 def chaos_(
     cases: Annotated[
@@ -489,14 +538,19 @@ def _without_picture(of_what: str, plot: Path) -> None:
     raise UsageError(f"a report of {of_what} has no picture; leave out --plot {plot}")
 
 
-def _widths(text: str) -> list[int]:
+def _numbers(option: str, text: str) -> list[int]:
     try:
-        widths = [int(each) for each in _names(text)]
+        numbers = [int(each) for each in _names(text)]
     except ValueError:
-        widths = []
-    if not widths or min(widths) < 1:
-        raise UsageError(f"--dims {text}: whole numbers above 0 are needed, separated by commas")
-    return widths
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise UsageError(f"{option} {text}: whole numbers above 0 are needed, separated by commas")
+    return numbers
+
+
+def _say_mesh(name: str, number: int, seconds: float) -> None:
+    """One line on stderr for each run."""
+    print(f"ronde: round {number}: {name}: {seconds * 1e3:.0f} ms/step", file=sys.stderr, flush=True)
 
 
 def _say_first_call(result: FirstCall) -> None:
@@ -547,6 +601,8 @@ def _tell(
             draw, shown = partial(collectives_picture.save, report), collectives_table.table(report)
         case MemoryReport():
             draw, shown = partial(memory_picture.save, report), memory_table.table(report)
+        case ParallelReport():
+            draw, shown = partial(parallel_picture.save, report), parallel_report.table(report)
         case Report():
             draw, shown = partial(save, report), table(report)
     if plot is not None:

@@ -7,10 +7,11 @@ from language_model import LM_1B, LM_TINY
 from mlp import MLP, MLP_20K, MLP_512
 from resnet18 import RESNET18_BN, RESNET18_GN
 from swin import SWIN_T
-from transformer import TRANSFORMER
+from transformer import TRANSFORMER, TRANSFORMER_512
 
 CATALOGUE = {
     "transformer": TRANSFORMER,
+    "transformer-512": TRANSFORMER_512,
     "gpt": GPT_SMALL,
     "gpt-12": GPT_12,
     "swin-t": SWIN_T,

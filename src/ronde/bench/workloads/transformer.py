@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import torch
@@ -43,4 +44,8 @@ TRANSFORMER = Workload(
     data=sequences,
     model=Transformer,
     optimizer=partial(torch.optim.AdamW, lr=3e-4),
+)
+# Eight layers of 512, whose products are worth cutting.
+TRANSFORMER_512 = dataclasses.replace(
+    TRANSFORMER, model=partial(Transformer, width=512, layers=8, heads=8), steps=6, warm_up=2
 )

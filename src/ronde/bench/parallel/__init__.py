@@ -1,0 +1,1 @@
+"""`ronde bench parallel`: a model under each mesh of a few ranks."""

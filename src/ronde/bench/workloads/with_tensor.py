@@ -1,0 +1,100 @@
+"""The twin of `plain.py` under tensor parallelism by hand: torch's parallelize_module on DTensor.
+
+The cuts are those of Megatron and of `tensor=N`: attention by heads, feed-forward in pairs, the vocabulary of
+embedding and head. The group is ronde's shared memory, as under `tensor=N`, so that what is compared is the
+rest. Every rank has the whole batch.
+"""
+
+import torch
+import torch.distributed as dist
+from command_line import arguments
+from gpt import GPT
+from plain import batches
+from stopwatch import Stopwatch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.parallel.style import ParallelStyle
+
+from ronde.comm.torch_group import registered
+
+
+class ByHeads(nn.Module):
+    """A block's attention with a matrix for each of queries, keys and values, which can be cut by heads."""
+
+    def __init__(self, block, ranks):
+        super().__init__()
+        width = block.out.in_features
+        self.heads = block.heads // ranks
+        self.norm_1, self.norm_2, self.feed_forward = block.norm_1, block.norm_2, block.feed_forward
+        self.out = block.out
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        with torch.no_grad():
+            for place, part in enumerate((self.q, self.k, self.v)):
+                part.weight.copy_(block.qkv.weight[place * width : (place + 1) * width])
+                part.bias.copy_(block.qkv.bias[place * width : (place + 1) * width])
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        normed = self.norm_1(x)
+        q, k, v = (
+            part(normed).view(batch, length, self.heads, -1).transpose(1, 2)
+            for part in (self.q, self.k, self.v)
+        )
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, -1))
+        return x + self.feed_forward(self.norm_2(x))
+
+
+def cut(model, mesh):
+    assert isinstance(model, GPT)
+    model.blocks = nn.Sequential(*(ByHeads(block, mesh.size()) for block in model.blocks))
+    plan: dict[str, ParallelStyle] = {"tokens": RowwiseParallel(input_layouts=Replicate())}
+    plan["head"] = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+    for place in range(len(model.blocks)):
+        for name in ("q", "k", "v", "feed_forward.0"):
+            plan[f"blocks.{place}.{name}"] = ColwiseParallel()
+        for name in ("out", "feed_forward.2"):
+            plan[f"blocks.{place}.{name}"] = RowwiseParallel()
+    parallelize_module(model, mesh, plan)
+    model.head.weight = model.tokens.weight  # tied, both cut by the vocabulary
+    return model
+
+
+def main():
+    with registered() as backend:
+        dist.init_process_group(backend)
+        ranks = dist.get_world_size()
+        args = arguments(ranks=ranks)
+        workload = args.workload
+        torch.manual_seed(0)
+        data = workload.data(args.samples)
+        model = cut(workload.model(), init_device_mesh("cpu", (ranks,)))
+        optimizer = workload.optimizer(model.parameters())
+        stopwatch = Stopwatch(
+            args.warm_up,
+            speaks=dist.get_rank() == 0,
+            mean=lambda loss: (loss.full_tensor() if isinstance(loss, DTensor) else loss).item(),
+            log_every=None,
+            reads_loss=False,
+            trajectory=args.trajectory,
+        )
+        for inputs, targets in batches(data, args):
+            with loss_parallel():
+                loss = workload.loss(model(inputs), targets)
+                optimizer.zero_grad()
+                loss.backward()
+            optimizer.step()
+            stopwatch.step(loss)
+        stopwatch.report(args.name, args.batch_size)
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
