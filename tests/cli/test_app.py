@@ -37,6 +37,7 @@ def command_that(function: object, monkeypatch: pytest.MonkeyPatch, name: str = 
 def test_the_commands_are_these():
     known = [
         "run",
+        "horovodrun",
         "verify",
         "top",
         "report",
