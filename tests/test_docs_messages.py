@@ -15,10 +15,6 @@ SUMMED = "how gradients are summed and why, in a line that is explained"
 COUNTED = "a word by which refused messages are counted"
 LIKELY = "the end of another sentence, which is explained"
 UNSAID = {
-    "ronde's interface of Horovod 0.28.1 Available Frameworks: [ ] TensorFlow [X] PyTorch [ ] MXNet Available "
-    "Controllers: [ ] MPI [X] Gloo Available Tensor Operations: [ ] DDL [ ] CCL [ ] MPI [X] Gloo": (
-        "what --check-build prints"
-    ),
     "if these are MiB, divide by 1024; give GiB": LIKELY,
     "if these are TB/s, multiply by 1000": LIKELY,
     "a share is at most about 1; divide per cent by 100": LIKELY,

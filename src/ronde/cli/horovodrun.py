@@ -105,7 +105,7 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
     check_linux()
     check_torch()
     if check_build:
-        typer.echo(_BUILD)
+        typer.echo("\n".join(_BUILD))
         return
     _refuse(
         {"--mpi": mpi, "--mpi-args": mpi_args, "--jsrun": jsrun},
@@ -173,23 +173,13 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
     raise typer.Exit(launch_on_hosts(job, hosts=remote).exit_code)
 
 
-_BUILD = """\
-ronde's interface of Horovod 0.28.1
-
-Available Frameworks:
-    [ ] TensorFlow
-    [X] PyTorch
-    [ ] MXNet
-
-Available Controllers:
-    [ ] MPI
-    [X] Gloo
-
-Available Tensor Operations:
-    [ ] DDL
-    [ ] CCL
-    [ ] MPI
-    [X] Gloo"""
+# In the form of horovodrun's, which scripts search.
+_BUILD = (
+    "Horovod v0.28.1:", "",
+    "Available Frameworks:", "    [ ] TensorFlow", "    [X] PyTorch", "    [ ] MXNet", "",
+    "Available Controllers:", "    [ ] MPI", "    [X] Gloo", "",
+    "Available Tensor Operations:", "    [ ] DDL", "    [ ] CCL", "    [ ] MPI", "    [X] Gloo",
+)  # fmt: skip
 
 
 def _refuse(options: Mapping[str, Any], why: str) -> None:

@@ -282,8 +282,10 @@ class Coordinator:
 
     def _lose(self, rank: int) -> None:
         names = self._negotiation.outstanding_of(rank)
-        waited = f", while others wait for it to submit {_listed(names)}" if names else ""
-        self._end(f"rank {rank} has ended{waited}")
+        if names:
+            self._end(f"rank {rank} has ended, while others wait for it to submit {_listed(names)}")
+        else:
+            self._end(f"rank {rank} has ended")
 
     def _end(self, why: str) -> None:
         """Nothing is exchanged any more."""

@@ -24,10 +24,10 @@ class _Allreduce(torch.autograd.Function):
         ctx.options = options
         if count:
             return tuple(synchronize(ops.grouped_allreduce_async(given, **options)))
-        return synchronize(ops.allreduce_async(list(given)[0], **options))
+        return synchronize(ops.allreduce_async(next(iter(given)), **options))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Any) -> Any:
         options = {**ctx.options, "name": None}
         if len(gradients) > 1:
             return None, None, *synchronize(ops.grouped_allreduce_async(gradients, **options))
@@ -114,7 +114,7 @@ class _Allgather(torch.autograd.Function):
         ctx.process_set, ctx.rows = process_set, [each.shape[:1].numel() for each in given]
         if len(given) > 1:
             return tuple(synchronize(ops.grouped_allgather_async(given, name, process_set)))
-        return synchronize(ops.allgather_async(list(given)[0], name, process_set))
+        return synchronize(ops.allgather_async(next(iter(given)), name, process_set))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -216,7 +216,7 @@ class _Reducescatter(torch.autograd.Function):
         ctx.options = options
         if len(given) > 1:
             return tuple(synchronize(ops.grouped_reducescatter_async(given, **options)))
-        return synchronize(ops.reducescatter_async(list(given)[0], **options))
+        return synchronize(ops.reducescatter_async(next(iter(given)), **options))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

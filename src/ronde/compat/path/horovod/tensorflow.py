@@ -1,1 +1,3 @@
-raise ImportError("horovod.tensorflow: ronde has the PyTorch interface only, horovod.torch")
+from horovod._torch_only import refuse
+
+refuse(__name__)
