@@ -31,7 +31,8 @@ class _Allreduce(torch.autograd.Function):
         options = {**ctx.options, "name": None}
         if len(gradients) > 1:
             return None, None, *synchronize(ops.grouped_allreduce_async(gradients, **options))
-        return None, None, synchronize(ops.allreduce_async(gradients[0], **options))
+        (gradient,) = gradients
+        return None, None, synchronize(ops.allreduce_async(gradient, **options))
 
 
 def allreduce(
