@@ -21,7 +21,7 @@ __all__ = [
 class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, count: int, options: dict[str, Any], *given: Any) -> Any:
-        ctx.options = options
+        ctx.options, ctx.several = options, bool(count)
         if count:
             return tuple(synchronize(ops.grouped_allreduce_async(given, **options)))
         return synchronize(ops.allreduce_async(next(iter(given)), **options))
@@ -29,10 +29,9 @@ class _Allreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         options = {**ctx.options, "name": None}
-        if len(gradients) > 1:
+        if ctx.several:
             return None, None, *synchronize(ops.grouped_allreduce_async(gradients, **options))
-        (gradient,) = gradients
-        return None, None, synchronize(ops.allreduce_async(gradient, **options))
+        return None, None, synchronize(ops.allreduce_async(gradients[0], **options))
 
 
 def allreduce(
