@@ -38,6 +38,7 @@ def test_the_commands_are_these():
     known = [
         "run",
         "horovodrun",
+        "bpslaunch",
         "verify",
         "top",
         "report",

@@ -64,6 +64,13 @@ COMMANDS = (
         runs_script=True,
     ),
     Command(
+        name="bpslaunch",
+        module="ronde.cli.bpslaunch",
+        attribute="bpslaunch",
+        help="Run a script that is written for BytePS.",
+        runs_script=True,
+    ),
+    Command(
         name="verify",
         module="ronde.cli.verify",
         attribute="verify",

@@ -18,6 +18,7 @@ _OTHERS = (
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("mpirun", "PMI_RANK", "PMI_SIZE"),
     ("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("bpslaunch", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE"),
 )
 
 
@@ -48,13 +49,15 @@ class JobPlace:
         return json.dumps(dataclasses.asdict(self))
 
     def variables(self) -> dict[str, str]:
-        """What Horovod sets for a script."""
+        """What Horovod and BytePS set for a script."""
         told = {
             "RANK": self.rank, "SIZE": self.size,
             "LOCAL_RANK": self.local_rank, "LOCAL_SIZE": self.local_size,
             "CROSS_RANK": self.cross_rank, "CROSS_SIZE": self.cross_size,
         }  # fmt: skip
-        return {f"HOROVOD_{name}": str(value) for name, value in told.items()}
+        local = {"BYTEPS_LOCAL_RANK": self.local_rank, "BYTEPS_LOCAL_SIZE": self.local_size}
+        horovod = {f"HOROVOD_{name}": value for name, value in told.items()}
+        return {name: str(value) for name, value in {**horovod, **local}.items()}
 
 
 def read_place(environment: Mapping[str, str]) -> JobPlace:

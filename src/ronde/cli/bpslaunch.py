@@ -1,0 +1,68 @@
+"""`ronde bpslaunch`: start a script that is written for BytePS, by ronde's own launcher."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from ronde.cluster.devices import cuda_devices, torch_has_cuda
+from ronde.cluster.linux import check_linux
+from ronde.cluster.torch_install import check_torch
+from ronde.errors import UsageError
+from ronde.launch.announce import say
+from ronde.launch.job import Job
+from ronde.launch.local import launch
+from ronde.trace.run_directory import RunDirectory
+
+__all__ = ["bpslaunch"]
+
+_WORKER = (sys.executable, "-m", "ronde.compat.worker")
+
+
+def bpslaunch(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND...", help="The script's command: python train.py.")
+    ] = None,
+) -> None:
+    """Start a script that is written for BytePS on a rank for each entry of NVIDIA_VISIBLE_DEVICES.
+
+    It finds `byteps.torch` in ronde. Nothing of ronde's is active in it. Servers and a scheduler are not
+    needed: with DMLC_ROLE of these the command ends at once.
+    """
+    check_linux()
+    check_torch()
+    role = os.environ.get("DMLC_ROLE", "worker")
+    if role in ("server", "scheduler"):
+        say(f"a {role} is not needed: ranks exchange gradients among themselves")
+        return
+    if not command:
+        raise UsageError("no command is given; try ronde bpslaunch python train.py")
+    if os.environ.get("DMLC_NUM_WORKER", "1") not in ("", "1"):
+        raise UsageError(
+            f"DMLC_NUM_WORKER={os.environ['DMLC_NUM_WORKER']}: several hosts are started at once, by ronde "
+            "horovodrun -H HOST:N,... python SCRIPT, which has BytePS's names too"
+        )
+    if os.environ.get("BYTEPS_ENABLE_ASYNC", "0") not in ("", "0"):
+        raise UsageError(
+            "BYTEPS_ENABLE_ASYNC=1 is not in this version; take BytePS out of the script, and use ronde run "
+            "--plan ps-async"
+        )
+    devices = cuda_devices(os.environ) if torch_has_cuda() else ()
+    listed = [each for each in os.environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",") if each.strip()]
+    ranks = len(listed) if listed and listed != ["all"] else max(1, len(devices))
+    job = Job(
+        ranks=ranks,
+        run_directory=RunDirectory.create(None, os.environ),
+        environment=os.environ,
+        script=command[0],
+        arguments=tuple(command[1:]),
+        native=True,
+        labelled=True,
+        quiet=True,
+        devices=devices,
+        worker=_WORKER,
+    )
+    raise typer.Exit(launch(job).exit_code)

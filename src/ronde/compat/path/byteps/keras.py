@@ -1,0 +1,1 @@
+raise ImportError(f"{__name__}: ronde has the PyTorch interface only, byteps.torch")

@@ -1,0 +1,1 @@
+from ronde.compat.horovod.compression import Compression

@@ -1,0 +1,1 @@
+from ronde.compat.byteps.cross_barrier import CrossBarrier

@@ -1,0 +1,1 @@
+from ronde.compat.byteps.data_parallel import DistributedDataParallel
