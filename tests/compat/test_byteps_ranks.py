@@ -109,12 +109,12 @@ def test_a_rank_for_each_device(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:1.0 2", "[1]<stdout>:1.0 2"]
 
 
-def test_servers_are_not_needed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_servers_are_not_needed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("DMLC_ROLE", "server")
     with pytest.raises(SystemExit) as end:
         main(["bpslaunch"])
     assert end.value.code in (None, 0)
-    assert "a server is not needed" in capsys.readouterr().err
+    assert "a server is not needed" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["DMLC_NUM_WORKER", "BYTEPS_ENABLE_ASYNC"])

@@ -145,10 +145,12 @@ def mistakes() -> None:
     first = ops.allreduce_async(torch.ones(1), name=f"only {rank}")
     with pytest.raises(ValueError, match="is on its way already"):
         ops.allreduce_async(torch.ones(1), name=f"only {rank}")
-    for other in range(ranks):
-        if other != rank:
-            ops.allreduce_async(torch.ones(1), name=f"only {other}")
-    synchronize(first)
+    ops.barrier()  # until here nobody else has submitted it
+    theirs = [
+        ops.allreduce_async(torch.ones(1), name=f"only {other}") for other in range(ranks) if other != rank
+    ]
+    for handle in (first, *theirs):
+        synchronize(handle)
     assert calls.allreduce(torch.ones(1), op=Sum).item() == ranks
 
 

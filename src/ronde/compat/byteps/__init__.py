@@ -1,1 +1,1 @@
-"""What `byteps.torch` 0.2 offers, over the same engine as Horovod's interface; names and semantics are BytePS's."""
+"""What `byteps.torch` 0.2 offers, over the engine of Horovod's interface; names are BytePS's."""

@@ -41,8 +41,8 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
     basics.init()
     if num_workers * basics.local_size() != basics.size() and num_workers != basics.size():
         raise NotImplementedError(
-            f"resume(num_workers={num_workers}): ranks are those that the job was started with, and there are "
-            f"{basics.size()}"
+            f"resume(num_workers={num_workers}): ranks are those that the job was started with, and there "
+            f"are {basics.size()}"
         )
 
 

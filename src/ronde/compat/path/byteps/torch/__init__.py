@@ -7,10 +7,12 @@ from ronde.compat.byteps.operations import (
     push_pull,
     push_pull_async,
     push_pull_async_inplace,
-    push_pull_async_inplace as byteps_push_pull,
     push_pull_inplace,
     resume,
     suspend,
+)
+from ronde.compat.byteps.operations import (
+    push_pull_async_inplace as byteps_push_pull,
 )
 from ronde.compat.horovod.basics import local_rank, local_size, rank, shutdown, size
 from ronde.compat.horovod.compression import Compression
