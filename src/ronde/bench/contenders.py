@@ -82,6 +82,10 @@ def with_peer(
     They are given what torchrun would give them, without its agent, whose watching would cost them time.
     """
     command = (sys.executable, str(FOLDER / peer.script), workload, *arguments)
+    if peer.by_horovodrun:
+        words = (sys.executable, "-m", "ronde", "horovodrun", "-np", str(ranks), *command)
+        process = Process(command=words, environment={**environment, "OMP_NUM_THREADS": str(threads)})
+        return Contender(name=peer.name, command=shown(words), run=partial(_measure, [process]))
 
     def run() -> Sample:
         port = _free_port()
@@ -113,7 +117,7 @@ def shown(command: Sequence[str]) -> str:
 
 def _measure(processes: Sequence[Process]) -> Sample:
     output, wall = run_together(processes, timeout=_TIMEOUT)
-    return parse(output, wall_seconds=wall)
+    return parse(output.replace("[0]<stdout>:", ""), wall_seconds=wall)
 
 
 def _rank_variables(rank: int, ranks: int, port: int, threads: int) -> dict[str, str]:

@@ -21,12 +21,14 @@ class Peer:
         name: as `--against` takes it; the script is `with_NAME.py`.
         title: as a table names it.
         distribution, module: what is installed, and what is imported.
+        by_horovodrun: `ronde horovodrun` starts the script, which finds Horovod's names in ronde.
     """
 
     name: str
     title: str
     distribution: str
     module: str
+    by_horovodrun: bool = False
 
     @property
     def script(self) -> str:
@@ -42,6 +44,9 @@ PEERS = {
     for peer in (
         Peer(name="ddp", title="DDP", distribution="torch", module="torch"),
         Peer(name="zero", title="ZeroRedundancyOptimizer", distribution="torch", module="torch"),
+        Peer(
+            name="horovod", title="Horovod script", distribution="torch", module="torch", by_horovodrun=True
+        ),
         Peer(name="fsdp2", title="FSDP2", distribution="torch", module="torch"),
         Peer(name="accelerate", title="Accelerate", distribution="accelerate", module="accelerate"),
         Peer(name="fabric", title="Fabric", distribution="lightning-fabric", module="lightning_fabric"),
