@@ -270,3 +270,27 @@ def test_ranks_collect_garbage_when_they_like(two: Ranks, plan: str):
     expected = of_two_models(True)
     for found in two(garbage, plan):
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+def llama() -> nn.Module:
+    transformers: Any = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "vocab_size": 20}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads, pad_token_id=0))
+
+
+def gpt2() -> nn.Module:
+    transformers: Any = pytest.importorskip("transformers")
+    sizes = {"n_embd": 16, "n_layer": 3, "n_head": 4, "vocab_size": 20, "n_positions": 32}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+
+
+def of_labels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=ids, labels=ids).loss
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", [llama, gpt2])
+@pytest.mark.parametrize("plan", ["pipeline=2,micro-batches=3", "tensor=2"])
+def test_hugging_face_models(two: Ranks, plan: str, kind: Callable[[], nn.Module]):
+    compare(two, plan, trained, kind, of_labels)
