@@ -144,6 +144,11 @@ class Engine:
         self._number = next(_starts)
         self._negotiation = Negotiation(place.size, options.fusion_bytes, sets)
         self._stream: Any = None
+        # A store in a file removes it when as many have left as there are ranks: it is held until the end,
+        # and another start has another file.
+        by_file = place.store.startswith("file://")
+        self._address = f"{place.store}.{self._number}" if by_file else place.store
+        self._store: Any = None
         if place.size > 1:
             self._meet()
 
@@ -215,13 +220,14 @@ class Engine:
         for comm in self._comms.values():
             comm.close()
         self._comms.clear()
+        self._store = None
         self._fail("Horovod has been shut down")
 
     def _meet(self) -> None:
         place = self.place
         timeout = timedelta(seconds=place.timeout)
-        store: Any = connect_store(place.store, place.size, timeout)
-        store = dist.PrefixStore(f"compat/{self._number}", store)
+        store: Any = connect_store(self._address, place.size, timeout)
+        store = self._store = dist.PrefixStore(f"compat/{self._number}", store)
         if place.rank == 0:
             token = os.urandom(16)
             host = "127.0.0.1" if place.local_size == place.size else place.address
@@ -257,7 +263,7 @@ class Engine:
             first = place.rank - place.local_rank
             here = [rank for rank in members if first <= rank < first + place.local_size]
             found = self._comms[number, kind] = join(
-                place.store,
+                self._address,
                 name=f"compat/{self._number}/{number}/{kind}",
                 place=Place(members.index(place.rank), len(members), here.index(place.rank), len(here)),
                 device=kind,

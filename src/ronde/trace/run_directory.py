@@ -45,7 +45,7 @@ LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun|joined)-[0-9a-f]{6,}")
 OWN_FILE = re.compile(
     r"rank-\d+(\.attempt-\d+)?\.(log|error\.json|summary\.json|stack|crash|vitals|steps|spans)|\w+\.board"
-    r"|store|store\.log|pulse|launch\.json|events\.jsonl"
+    r"|store(\.\d+)?|store\.log|pulse|launch\.json|events\.jsonl"
 )
 _KEPT = re.compile(r"(rank-\d+)\.(log|error\.json|steps)")
 
