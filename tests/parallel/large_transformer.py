@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-WIDTH, HEADS, BLOCKS, BATCH, LENGTH = 512, 8, 24, 8, 64
+WIDTH, HEADS, BLOCKS, BATCH, LENGTH = 512, 8, 24, 4, 64
 PARAMETERS = BLOCKS * (12 * WIDTH * WIDTH + 13 * WIDTH)
 # By block and token: both norms with their inputs, queries, keys and values, what attention gives, and the
 # hidden layer with its activation.
