@@ -24,8 +24,8 @@ def run(*words: str) -> int:
             "there is no workload 'alexnet'; choose among transformer, gpt, resnet18-gn",
         ),
         (
-            ("--against", "ddp,horovod"),
-            "there is no peer 'horovod'; choose among ddp, zero, fsdp2, accelerate, fabric",
+            ("--against", "ddp,byteps"),
+            "there is no peer 'byteps'; choose among ddp, zero, horovod, fsdp2, accelerate, fabric",
         ),
         (("--method", "mlperf"), "there is no method 'mlperf'; choose among global, dlperf"),
         (("--method", "dlperf", "--steps", "3"), "--method dlperf times 100 steps; leave out --steps 3"),
