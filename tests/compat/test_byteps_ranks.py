@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from compat.horovod_ranks import started
 from compat.test_horovod_ranks import loss_of, model_of, one_device
 from ronde.cli.app import main
 from ronde.compat.byteps import operations as bps
@@ -23,7 +21,6 @@ from ronde.compat.byteps.data_parallel import DistributedDataParallel
 from ronde.compat.horovod import basics
 from ronde.compat.horovod.functions import broadcast_parameters
 from ronde.compat.horovod.operations import synchronize
-from ronde.testing.run_ranks import RankPool
 
 On = Callable[..., list[Any]]
 SCRIPT = """
@@ -35,13 +32,6 @@ bps.init()
 print(bps.push_pull(torch.tensor([float(bps.rank())]), average=False, name="x").item(), bps.local_size())
 bps.shutdown()
 """
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[On]:
-    pool = RankPool(2, timeout=60)
-    yield functools.partial(pool.run, started)
-    pool.close()
 
 
 def exchanges() -> None:

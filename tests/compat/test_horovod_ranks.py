@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,20 +30,6 @@ from ronde.testing.run_ranks import RankPool
 
 D = torch.float64
 On = Callable[..., list[Any]]
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[On]:
-    pool = RankPool(3, timeout=60)
-    yield functools.partial(pool.run, started)
-    pool.close()
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[On]:
-    pool = RankPool(2, timeout=60)
-    yield functools.partial(pool.run, started)
-    pool.close()
 
 
 def reductions() -> None:

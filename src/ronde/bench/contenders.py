@@ -85,7 +85,9 @@ def with_peer(
     if peer.by_horovodrun:
         words = (sys.executable, "-m", "ronde", "horovodrun", "-np", str(ranks), *command)
         process = Process(command=words, environment={**environment, "OMP_NUM_THREADS": str(threads)})
-        return Contender(name=peer.name, command=shown(words), run=partial(_measure, [process]))
+        return Contender(
+            name=peer.name, command=shown(words), run=partial(_measure, [process], label="[0]<stdout>:")
+        )
 
     def run() -> Sample:
         port = _free_port()
@@ -115,9 +117,10 @@ def shown(command: Sequence[str]) -> str:
     return shlex.join(short.get(word, word.replace(str(FOLDER), "workloads")) for word in command)
 
 
-def _measure(processes: Sequence[Process]) -> Sample:
+def _measure(processes: Sequence[Process], label: str = "") -> Sample:
+    """One run, whose lines come behind `label`."""
     output, wall = run_together(processes, timeout=_TIMEOUT)
-    return parse(output.replace("[0]<stdout>:", ""), wall_seconds=wall)
+    return parse(output.replace(label, ""), wall_seconds=wall)
 
 
 def _rank_variables(rank: int, ranks: int, port: int, threads: int) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.cluster.linux import check_linux
 from ronde.cluster.torch_install import check_torch
+from ronde.compat.worker import WORKER
 from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.launch.job import Job
@@ -18,8 +18,6 @@ from ronde.launch.local import launch
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["bpslaunch"]
-
-_WORKER = (sys.executable, "-m", "ronde.compat.worker")
 
 
 def bpslaunch(
@@ -63,6 +61,6 @@ def bpslaunch(
         labelled=True,
         quiet=True,
         devices=devices,
-        worker=_WORKER,
+        worker=WORKER,
     )
     raise typer.Exit(launch(job).exit_code)

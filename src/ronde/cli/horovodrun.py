@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.cluster.host_list import ranks_of_hosts
 from ronde.cluster.linux import check_linux
 from ronde.cluster.torch_install import check_torch
+from ronde.compat.worker import WORKER
 from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.launch.job import Job
@@ -23,8 +23,6 @@ from ronde.launch.where import decide
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["horovodrun"]
-
-_WORKER = (sys.executable, "-m", "ronde.compat.worker")
 
 _Value = Annotated[str | None, typer.Option(hidden=True)]
 
@@ -162,7 +160,7 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         quiet=not verbose,
         devices=cuda_devices(os.environ) if torch_has_cuda() else (),
         timeout=1800.0 if start_timeout is None else float(start_timeout),
-        worker=_WORKER,
+        worker=WORKER,
     )
     if verbose:
         say(f"{count} ranks of {' '.join(command)}; {job.run_directory.path}")

@@ -1,7 +1,7 @@
 """One engine per rank: tensors are submitted by name from any thread, and exchanged by a thread of its own.
 
 caller              submits a request to the coordinator, and goes on
-coordinator         on rank 0: says in what order what is ready is exchanged (`control`, `negotiation`)
+coordinator         on rank 0: says in what order what is ready is exchanged (`coordinator`, `negotiation`)
 executor            on each rank: carries that out over ronde's collectives, and wakes who waits; on rank 0
                     it is the coordinator's thread, or that of a caller who waits
 """
@@ -25,8 +25,8 @@ from ronde.comm.alone import Alone
 from ronde.comm.joining import connect_store, join
 from ronde.comm.process_group import Comm
 from ronde.comm.topology import Place
-from ronde.compat import exchange
-from ronde.compat.control import Coordinator, Link, Lost, connect
+from ronde.compat import collectives
+from ronde.compat.coordinator import Coordinator, Link, Lost, connect
 from ronde.compat.negotiation import WORLD, Negotiation, Request, Response
 from ronde.compat.place import JobPlace
 from ronde.errors import PeerLost, RondeError
@@ -342,7 +342,7 @@ class Engine:
         given = [
             entry.output
             if entry is not None and entry.output is not None
-            else exchange.zeros_for(each.dtype, each.shape, str(device))
+            else collectives.zeros_for(each.dtype, each.shape, str(device))
             for entry, each in zip(entries, response.requests, strict=True)
         ]
         if not comm.on_cuda:
@@ -353,16 +353,16 @@ class Engine:
     def _exchanged(self, comm: Comm, response: Response, given: list[torch.Tensor]) -> list[Any]:
         request, tensor = response.requests[0], given[0]
         if response.kind == "allreduce":
-            exchange.all_reduce(comm, given, request.operation, request.before, request.after)
+            collectives.all_reduce(comm, given, request.operation, request.before, request.after)
             return list(given)
         if response.kind == "allgather":
-            return [exchange.all_gather(comm, tensor, response.rows[0])]
+            return [collectives.all_gather(comm, tensor, response.rows[0])]
         if response.kind == "broadcast":
             return [comm.broadcast(tensor, self.sets[request.process_set].index(request.root))]
         if response.kind == "alltoall":
-            return [exchange.all_to_all(comm, tensor, response.splits)]
+            return [collectives.all_to_all(comm, tensor, response.splits)]
         scaled = request.operation, request.before, request.after
-        return [exchange.reduce_scatter(comm, tensor, *scaled)]
+        return [collectives.reduce_scatter(comm, tensor, *scaled)]
 
     @contextlib.contextmanager
     def _on_device(self, entries: Sequence[Entry | None]) -> Any:

@@ -9,7 +9,9 @@ from pathlib import Path
 from ronde.compat.place import PLACE_KEY, JobPlace
 from ronde.launch.rank_config import RankConfig
 
-__all__ = ["environment_of", "main"]
+__all__ = ["WORKER", "environment_of", "main"]
+
+WORKER = (sys.executable, "-m", "ronde.compat.worker")
 
 _PATH = Path(__file__).parent / "path"
 

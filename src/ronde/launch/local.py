@@ -38,7 +38,7 @@ from ronde.plan import Plan
 from ronde.trace.events import write_event
 from ronde.trace.pulse import Pulse
 from ronde.trace.summary import read_summary, summary_lines
-from ronde.trace.vitals import look_at, vitals_path
+from ronde.trace.vitals import first_not_finite, look_at, vitals_path
 
 __all__ = ["launch"]
 
@@ -288,14 +288,13 @@ def _summary(job: Job) -> list[str]:
 def _not_finite(job: Job) -> list[str]:
     """That gradients were no numbers at the end, and since when: an exit code of 0 does not tell."""
     seen = {rank: look_at(vitals_path(job.run_directory.path, rank)) for rank in range(job.ranks)}
-    since = {rank: each.not_finite for rank, each in seen.items() if each is not None and each.not_finite}
-    if not since:
+    first = first_not_finite({rank: 0 if each is None else each.not_finite for rank, each in seen.items()})
+    if first is None:
         return []
-    rank = min(since, key=lambda each: (since[each], each))
-    alike = job.ranks > 1 and list(since.values()).count(since[rank]) == job.ranks
-    where = "on all ranks" if alike else f"first on rank {rank}"
+    rank, step, everywhere = first
+    where = "on all ranks" if everywhere else f"first on rank {rank}"
     return [
-        f"gradients are not finite (NaN or infinite) since step {since[rank]}, {where}; "
+        f"gradients are not finite (NaN or infinite) since step {step}, {where}; "
         f"ronde doctor {job.run_directory.path} tells more"
     ]
 

@@ -166,11 +166,10 @@ class LocalGradients(GradientParts):
 
     def restore(self) -> None:
         """Make all gradients whole. All ranks come here."""
-        here = {
-            block.number: tensor for block in self.blocks if (tensor := block.parameter.ref()) is not None
-        }
-        for number in sorted(set.intersection(*self._comm.all_gather_object(set(here)))):
-            self.whole(here[number])
+        for block in self.everywhere():
+            tensor = block.parameter.tensor
+            assert tensor is not None
+            self.whole(tensor)
 
     def begin_backward(self) -> None:
         """Remember which gradients are whole."""

@@ -10,10 +10,11 @@ import dataclasses
 import mmap
 import os
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic_ns  # bound here: the module's own is replaced for scripts
 
-__all__ = ["Seen", "Vitals", "look_at", "vitals_path"]
+__all__ = ["Seen", "Vitals", "first_not_finite", "look_at", "vitals_path"]
 
 _PID, _THREAD, _BEAT, _STEP, _ANSWERS, _NOT_FINITE, _THREADS = range(7)
 _COUNT = 8
@@ -98,3 +99,19 @@ def look_at(path: Path) -> Seen | None:
         not_finite=numbers[_NOT_FINITE],
         threads=numbers[_THREADS],
     )
+
+
+def first_not_finite(since: Mapping[int, int]) -> tuple[int, int, bool] | None:
+    """Where gradients that are not finite come from; None where all are.
+
+    Args:
+        since: of each rank the step, 0 where its gradients are finite.
+
+    Returns:
+        the rank that was first, its step, and whether that was the step of all of several ranks.
+    """
+    steps = {rank: step for rank, step in since.items() if step}
+    if not steps:
+        return None
+    rank = min(steps, key=lambda each: (steps[each], each))
+    return rank, steps[rank], list(since.values()).count(steps[rank]) == len(since) > 1

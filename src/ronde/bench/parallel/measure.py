@@ -7,11 +7,11 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ronde.bench.choice import check_known
-from ronde.bench.contenders import plain, plain_words, with_peer
+from ronde.bench.contenders import plain, plain_words, under_ronde, with_peer
 from ronde.bench.data_parallel import WORKLOADS as DATA_PARALLEL
 from ronde.bench.machine import Machine
 from ronde.bench.memory.comparison import sizes_of
@@ -26,7 +26,7 @@ from ronde.bench.parallel.report import (
 from ronde.bench.peers import Peer
 from ronde.bench.process_set import Process, run_together
 from ronde.bench.rounds import check_same_training, orders
-from ronde.bench.sample import Sample, parse
+from ronde.bench.sample import Sample
 from ronde.cluster.devices import device_of_ranks
 from ronde.errors import BenchError, PlanError
 from ronde.plan import check, expand
@@ -103,11 +103,11 @@ def measure(
     contenders: dict[str, Callable[[], Sample]] = {
         ONE_PROCESS: plain(workload, arguments, environment=alone).run
     }
+    share: dict[str, Any] = {"ranks": ranks, "threads": 1, "environment": environment}
     if workload in _TENSOR_BY_HAND:
-        peer = partial(with_peer, ranks=ranks, threads=1, environment=environment)
-        contenders[BY_HAND] = peer(_BY_HAND, workload, arguments).run
+        contenders[BY_HAND] = with_peer(_BY_HAND, workload, arguments, **share).run
     for plan in runs:
-        contenders[plan] = partial(_under_ronde, workload, arguments, plan, ranks, environment)
+        contenders[plan] = under_ronde(workload, arguments, plan=plan, **share).run
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     first: Sample | None = None
     for number, order in enumerate(orders(list(contenders), rounds), 1):
@@ -140,31 +140,17 @@ def measure(
     )
 
 
-def _command(folder: str, plan: str, ranks: int, traced: Sequence[str] = ()) -> tuple[str, ...]:
-    options = ("--ranks", str(ranks), "--plan", plan, "--seed", "0", "--threads", "1", "--run-dir", folder)
-    return (sys.executable, "-m", "ronde", "run", *options, *traced)
-
-
-def _under_ronde(
-    workload: str, arguments: Sequence[str], plan: str, ranks: int, environment: Mapping[str, str]
-) -> Sample:
-    with tempfile.TemporaryDirectory(prefix="ronde-bench-run-") as folder:
-        command = (*_command(folder, plan, ranks), *plain_words(workload, arguments))
-        output, wall = run_together([Process(command=command, environment=environment)], timeout=_TIMEOUT)
-    return parse(output, wall_seconds=wall)
-
-
 def _figures(
     workload: str, arguments: Sequence[str], plan: str, ranks: int, environment: Mapping[str, str]
 ) -> tuple[RankFigures, ...]:
     """One run more, of few steps, in which each rank is looked at, and what it did in the last but one."""
     few = [*arguments, "--warm-up", "3", "--steps", "3"]
     with tempfile.TemporaryDirectory(prefix="ronde-bench-run-") as folder:
-        trace = Path(folder) / "trace.json"
-        traced = ("--trace", str(trace), "--trace-steps", "5:5")
-        command = (*_command(str(Path(folder) / "run"), plan, ranks, traced), *plain_words(workload, few))
+        trace, directory = Path(folder) / "trace.json", RunDirectory(path=Path(folder) / "run", run_id="")
+        start = (sys.executable, "-m", "ronde", "run", "--ranks", str(ranks), "--plan", plan, "--seed", "0")
+        options = ("--threads", "1", "--run-dir", str(directory.path), "--trace", str(trace))
+        command = (*start, *options, "--trace-steps", "5:5", *plain_words(workload, few))
         run_together([Process(command=command, environment=environment)], timeout=_TIMEOUT)
-        directory = RunDirectory(path=Path(folder) / "run", run_id="")
         timelines = timelines_of(json.loads(trace.read_text())["traceEvents"], ranks)
         return tuple(_figures_of(directory, rank, timelines[rank]) for rank in range(ranks))
 

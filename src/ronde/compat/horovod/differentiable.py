@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,16 +21,16 @@ __all__ = [
 
 class _Allreduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, count: int, options: dict[str, Any], *given: Any) -> Any:
-        ctx.options, ctx.several = options, bool(count)
-        if count:
+    def forward(ctx: Any, grouped: bool, options: dict[str, Any], *given: Any) -> Any:
+        ctx.options, ctx.grouped = options, grouped
+        if grouped:
             return tuple(synchronize(ops.grouped_allreduce_async(given, **options)))
         return synchronize(ops.allreduce_async(next(iter(given)), **options))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         options = {**ctx.options, "name": None}
-        if ctx.several:
+        if ctx.grouped:
             return None, None, *synchronize(ops.grouped_allreduce_async(gradients, **options))
         return None, None, synchronize(ops.allreduce_async(gradients[0], **options))
 
@@ -45,9 +46,8 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """A tensor reduced over ranks, as a new one."""
-    given, context = compression.compress(tensor)
-    options = _options(average, op, name, prescale_factor, postscale_factor, process_set)
-    return compression.decompress(_Allreduce.apply(0, options, given), context)
+    options = _options(operation_of(average, op), name, prescale_factor, postscale_factor, process_set)
+    return _compressed(compression, [tensor], partial(_Allreduce.apply, False, options))[0]
 
 
 def grouped_allreduce(
@@ -61,23 +61,25 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Tensors reduced over ranks, when all are there on all ranks."""
-    given = [compression.compress(each) for each in tensors]
-    options = _options(average, op, name, prescale_factor, postscale_factor, process_set)
-    made: Any = _Allreduce.apply(len(given), options, *(each for each, _ in given))
-    pairs = zip(made, given, strict=True)
-    return [compression.decompress(each, context) for each, (_, context) in pairs]
+    options = _options(operation_of(average, op), name, prescale_factor, postscale_factor, process_set)
+    return _compressed(compression, tensors, partial(_Allreduce.apply, True, options))
 
 
 def _options(
-    average: bool | None,
-    op: int | None,
-    name: str | None,
-    before: float,
-    after: float,
-    process_set: ProcessSet,
+    op: int, name: str | None, before: float, after: float, process_set: ProcessSet
 ) -> dict[str, Any]:
     factors = {"prescale_factor": before, "postscale_factor": after}
-    return {"op": operation_of(average, op), "name": name, "process_set": process_set, **factors}
+    return {"op": op, "name": name, "process_set": process_set, **factors}
+
+
+def _compressed(
+    compression: Any, tensors: Sequence[torch.Tensor], exchange: Callable[..., Any]
+) -> list[torch.Tensor]:
+    """What `exchange` makes of tensors, which go compressed."""
+    given = [compression.compress(each) for each in tensors]
+    made = exchange(*(each for each, _ in given))
+    made = made if isinstance(made, tuple) else (made,)
+    return [compression.decompress(each, context) for each, (_, context) in zip(made, given, strict=True)]
 
 
 def allreduce_(
@@ -90,7 +92,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Reduce a tensor over ranks, in place; without a gradient."""
-    options = _options(average, op, name, prescale_factor, postscale_factor, process_set)
+    options = _options(operation_of(average, op), name, prescale_factor, postscale_factor, process_set)
     return synchronize(ops.allreduce_async_(tensor, **options))
 
 
@@ -104,7 +106,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Reduce tensors over ranks, in place; without a gradient."""
-    options = _options(average, op, name, prescale_factor, postscale_factor, process_set)
+    options = _options(operation_of(average, op), name, prescale_factor, postscale_factor, process_set)
     return synchronize(ops.grouped_allreduce_async_(tensors, **options))
 
 
@@ -241,10 +243,8 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """A tensor [rows, ...] reduced over ranks, of which this rank has its rows."""
-    given, context = compression.compress(tensor)
-    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-    options = {"op": op, "name": name, "process_set": process_set, **factors}
-    return compression.decompress(_Reducescatter.apply(options, given), context)
+    options = _options(op, name, prescale_factor, postscale_factor, process_set)
+    return _compressed(compression, [tensor], partial(_Reducescatter.apply, options))[0]
 
 
 def grouped_reducescatter(
@@ -257,9 +257,5 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """As `reducescatter` of several, when all are there on all ranks."""
-    given = [compression.compress(each) for each in tensors]
-    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-    options = {"op": op, "name": name, "process_set": process_set, **factors}
-    made: Any = _Reducescatter.apply(options, *(each for each, _ in given))
-    made = made if isinstance(made, tuple) else (made,)
-    return [compression.decompress(each, context) for each, (_, context) in zip(made, given, strict=True)]
+    options = _options(op, name, prescale_factor, postscale_factor, process_set)
+    return _compressed(compression, tensors, partial(_Reducescatter.apply, options))

@@ -21,7 +21,7 @@ from ronde.compat.horovod.functions import allgather_object, broadcast_object
 
 __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "run"]
 
-# Failures without a step between them, after which there is no sense in going on.
+# Of one call, after which it is given up.
 _MOST_FAILURES = 3
 
 

@@ -54,9 +54,8 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Begin to reduce a tensor over ranks; the result is a new one."""
-    output = tensor.detach().clone(memory_format=torch.contiguous_format)
-    chosen = operation_of(average, op)
-    return _reduce([output], [output], name, chosen, prescale_factor, postscale_factor, process_set)
+    options = operation_of(average, op), prescale_factor, postscale_factor, process_set
+    return _reduce([tensor], name, *options, in_place=False, grouped=False)
 
 
 def allreduce_async_(
@@ -69,9 +68,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Begin to reduce a tensor over ranks, in place; it may not be written to before `synchronize`."""
-    chosen = operation_of(average, op)
-    outputs = [tensor.detach().contiguous()]
-    return _reduce(outputs, [tensor], name, chosen, prescale_factor, postscale_factor, process_set)
+    options = operation_of(average, op), prescale_factor, postscale_factor, process_set
+    return _reduce([tensor], name, *options, in_place=True, grouped=False)
 
 
 def grouped_allreduce_async(
@@ -84,10 +82,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As `allreduce_async` of several tensors, which are exchanged when all are there on all ranks."""
-    outputs = [each.detach().clone(memory_format=torch.contiguous_format) for each in tensors]
-    chosen = operation_of(average, op)
-    grouped = len(outputs)
-    return _reduce(outputs, outputs, name, chosen, prescale_factor, postscale_factor, process_set, grouped)
+    options = operation_of(average, op), prescale_factor, postscale_factor, process_set
+    return _reduce(tensors, name, *options, in_place=False, grouped=True)
 
 
 def grouped_allreduce_async_(
@@ -100,47 +96,47 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As `grouped_allreduce_async`, in place."""
-    outputs = [each.detach().contiguous() for each in tensors]
-    chosen, kept = operation_of(average, op), list(tensors)
-    grouped = len(outputs)
-    return _reduce(outputs, kept, name, chosen, prescale_factor, postscale_factor, process_set, grouped)
+    options = operation_of(average, op), prescale_factor, postscale_factor, process_set
+    return _reduce(tensors, name, *options, in_place=True, grouped=True)
 
 
 def _reduce(
-    outputs: Sequence[torch.Tensor],
-    targets: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor],
     name: str | None,
     op: int,
     before: float,
     after: float,
     process_set: ProcessSet,
-    grouped: int = 0,
+    *,
+    in_place: bool,
+    grouped: bool,
 ) -> int:
     current = _engine_of(process_set)
     if op == Adasum:
         _check_adasum(current, process_set)
+    outputs = [each.detach().contiguous() if in_place else _copy(each) for each in tensors]
     fields = {"operation": _OPERATIONS[op], "before": float(before), "after": float(after)}
-    entries = _entries(current, "allreduce", outputs, name, process_set, grouped, fields)
-    for entry, output, target in zip(entries, outputs, targets, strict=True):
-        if output.data_ptr() != target.data_ptr():
-            entry.finish = _copies_to(target)
-        elif target is not output:
-            entry.finish = _gives(target)
-    return _submitted(current, entries, grouped=bool(grouped))
+    entries = _entries(current, "allreduce", outputs, name, process_set, grouped=grouped, fields=fields)
+    if in_place:
+        for entry, output, target in zip(entries, outputs, tensors, strict=True):
+            entry.finish = _into(target, output)
+    return _submitted(current, entries, grouped=grouped)
 
 
-def _copies_to(target: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Without gaps, and without a gradient."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _into(target: torch.Tensor, output: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What is left to do when `output`, which may lie in the memory of `target`, has been exchanged."""
+    lies_there = output.data_ptr() == target.data_ptr()
+
     def finish(result: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            target.copy_(result)
-        return target
-
-    return finish
-
-
-def _gives(target: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    def finish(_: torch.Tensor) -> torch.Tensor:
-        if not target.is_inference():
+        if not lies_there:
+            with torch.no_grad():
+                target.copy_(result)
+        elif not target.is_inference():
             torch.autograd.graph.increment_version(target)
         return target
 
@@ -191,7 +187,7 @@ def grouped_allgather_async(
     """As `allgather_async` of several, which are exchanged when all are there on all ranks."""
     current = _engine_of(process_set)
     given = [_with_rows(each) for each in tensors]
-    entries = _entries(current, "allgather", given, name, process_set, len(given))
+    entries = _entries(current, "allgather", given, name, process_set, grouped=True)
     return _submitted(current, entries, grouped=True)
 
 
@@ -202,7 +198,7 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Begin to copy a rank's tensor to all; the result is a new one. The root is a rank among all."""
-    output = tensor.detach().clone(memory_format=torch.contiguous_format)
+    output = _copy(tensor)
     return _broadcast(output, output, root_rank, name, process_set)
 
 
@@ -223,7 +219,7 @@ def _broadcast(
     if root not in current.sets[_number(process_set)]:
         raise ValueError(f"root_rank={root} is no member of {process_set}")
     entries = _entries(current, "broadcast", [output], name, process_set, fields={"root": int(root)})
-    entries[0].finish = _copies_to(target) if output.data_ptr() != target.data_ptr() else _gives(target)
+    entries[0].finish = _into(target, output)
     return _submitted(current, entries)
 
 
@@ -271,7 +267,8 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Begin to reduce a tensor [rows, ...] of which each rank is given some rows."""
-    return _reducescatter([tensor], op, name, process_set, prescale_factor, postscale_factor, 0)
+    factors = prescale_factor, postscale_factor
+    return _reducescatter([tensor], op, name, process_set, *factors, grouped=False)
 
 
 def grouped_reducescatter_async(
@@ -283,9 +280,8 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """As `reducescatter_async` of several, which are exchanged when all are there on all ranks."""
-    return _reducescatter(
-        tensors, op, name, process_set, prescale_factor, postscale_factor, len(list(tensors))
-    )
+    factors = prescale_factor, postscale_factor
+    return _reducescatter(tensors, op, name, process_set, *factors, grouped=True)
 
 
 def _reducescatter(
@@ -295,15 +291,16 @@ def _reducescatter(
     process_set: ProcessSet,
     before: float,
     after: float,
-    grouped: int,
+    *,
+    grouped: bool,
 ) -> int:
     if op not in (Average, Sum):
         raise NotImplementedError("reducescatter takes op=Average or op=Sum")
     current = _engine_of(process_set)
     fields = {"operation": _OPERATIONS[op], "before": float(before), "after": float(after)}
     given = [_with_rows(each) for each in tensors]
-    entries = _entries(current, "reducescatter", given, name, process_set, grouped, fields)
-    return _submitted(current, entries, grouped=bool(grouped))
+    entries = _entries(current, "reducescatter", given, name, process_set, grouped=grouped, fields=fields)
+    return _submitted(current, entries, grouped=grouped)
 
 
 def join(device: int = -1) -> int:
@@ -384,17 +381,18 @@ def _entries(
     tensors: Sequence[torch.Tensor],
     name: str | None,
     process_set: ProcessSet,
-    grouped: int = 0,
+    *,
+    grouped: bool = False,
     fields: dict[str, Any] | None = None,
 ) -> list[Entry]:
     """A request for each tensor; those of a group have one name with a number behind it."""
     base = current.name_for(f"grouped_{kind}" if grouped else kind, name)
-    group = base if grouped else ""
+    group, size = (base, len(tensors)) if grouped else ("", 0)
     given = tuple(fields.items()) if fields else ()
     number, found = _number(process_set), list[Entry]()
     for place, tensor in enumerate(tensors):
         label = f"{base}.{place}" if grouped else base
-        told = label, kind, tensor.dtype, tensor.device.type, tensor.shape, number, group, grouped
+        told = label, kind, tensor.dtype, tensor.device.type, tensor.shape, number, group, size
         found.append(Entry(_request(*told, given), tensor))
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -39,8 +40,9 @@ class _Reducing:
         self._handles: dict[int, tuple[Any, Any]] = {}
         self._delay = {id(each): passes for each in self._parameters() if each.requires_grad}
         self._synchronized, self._should_synchronize = False, True
-        self._group_of = self._grouped(groups)
-        self._come: dict[int, list[torch.Tensor]] = {}
+        self._groups = self._divided(groups)
+        self._group_of = {id(each): number for number, group in enumerate(self._groups) for each in group}
+        self._come: Counter[int] = Counter()
         self._hooks: list[Any] = []
         if (process_set.size() or 1) > 1 or size() > 1:
             for parameter in self._parameters():
@@ -52,21 +54,15 @@ class _Reducing:
         for group in groups:
             yield from group["params"]
 
-    def _grouped(self, groups: Any) -> dict[int, tuple[int, int]]:
-        """By parameter, its group and how many are in it."""
+    def _divided(self, groups: Any) -> list[list[torch.Tensor]]:
+        """The parameters of each group; neighbours are ready together."""
         if not groups:
-            return {}
-        lists: list[list[torch.Tensor]]
-        if isinstance(groups, int):
-            trained = [each for each in self._parameters() if each.requires_grad]
-            count = min(groups, len(trained)) or 1
-            lists = [trained[place::count] for place in range(count)]
-            # Neighbours are ready together.
-            share = -(-len(trained) // count)
-            lists = [trained[start : start + share] for start in range(0, len(trained), share)]
-        else:
-            lists = [list(each) for each in groups]
-        return {id(each): (number, len(members)) for number, members in enumerate(lists) for each in members}
+            return []
+        if not isinstance(groups, int):
+            return [list(each) for each in groups]
+        trained = [each for each in self._parameters() if each.requires_grad]
+        share = -(-len(trained) // (min(groups, len(trained)) or 1))
+        return [trained[start : start + share] for start in range(0, len(trained), share)]
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Reduce gradients after so many backwards from now on."""
@@ -85,21 +81,14 @@ class _Reducing:
             self._send(parameter)
 
     def _send(self, parameter: torch.Tensor) -> None:
-        group = self._group_of.get(id(parameter))
-        if group is None:
+        number = self._group_of.get(id(parameter))
+        if number is None:
             self._handles[id(parameter)] = self._reduce([parameter])
             return
-        number, count = group
-        come = self._come.setdefault(number, [])
         self._handles[id(parameter)] = (None, None)  # on its way with the last of the group
-        come.append(parameter)
-        if len(come) == count:
-            members = sorted(come, key=lambda each: list(self._group_of).index(id(each)))
-            self._come.pop(number)
-            handle = self._reduce(members, f"group.{number}")
-            for each in members:
-                self._handles[id(each)] = (None, None)
-            self._handles[id(members[0])] = handle
+        self._come[number] += 1
+        if self._come[number] == len(self._groups[number]):
+            self._handles[id(parameter)] = self._reduce(self._groups[number], f"group.{number}")
 
     def _reduce(self, parameters: Sequence[torch.Tensor], name: str | None = None) -> tuple[Any, Any]:
         """Begin to reduce gradients; what to wait for, and what to do then."""
@@ -187,8 +176,8 @@ class _Reducing:
 class _Adding:
     """What is added to the class of an optimizer whose updates, not gradients, are added by Adasum."""
 
-    def _begin(self, compression: Any, passes: int) -> None:
-        self._compression, self._passes, self._calls = compression, passes, 0
+    def _begin(self, compression: Any) -> None:
+        self._compression = compression
 
     def synchronize(self) -> None:
         """Updates are added by `step`: there is nothing to wait for before."""
@@ -234,6 +223,9 @@ def DistributedOptimizer(  # noqa: PLR0913 - Horovod's name and arguments
         groups: how many groups of parameters are reduced together, or lists of these parameters.
         sparse_as_dense: make sparse gradients dense first.
 
+    With op=Adasum whole updates are exchanged by `step`, all as one group and after whatever backwards there
+    were: there is nothing for `backward_passes_per_step`, `groups` and `sparse_as_dense` to do.
+
     Raises:
         ValueError: names are missing or there twice, or options do not go together.
     """
@@ -252,7 +244,7 @@ def DistributedOptimizer(  # noqa: PLR0913 - Horovod's name and arguments
     if op == Adasum:
         if process_set is not global_process_set:
             raise NotImplementedError("op=Adasum is for all ranks; leave out process_set")
-        made._begin(compression, backward_passes_per_step)
+        made._begin(compression)
         return made
     made._begin(
         named, compression, backward_passes_per_step, op, gradient_predivide_factor, groups, process_set,

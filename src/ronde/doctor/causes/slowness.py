@@ -9,6 +9,7 @@ from statistics import median
 from ronde.doctor.stacks import inside, main_frames
 from ronde.trace.evidence import Evidence, RankEvidence
 from ronde.trace.explanation import Explanation
+from ronde.trace.vitals import first_not_finite
 
 __all__ = [
     "files_run_out",
@@ -33,18 +34,18 @@ _WAITS_MORE = 0.15
 
 def not_finite(evidence: Evidence) -> Explanation | None:
     """Gradients of a rank's own rows were not finite, before they were added to others'."""
-    found = [rank for rank in evidence.ranks if rank.not_finite]
-    if not found or evidence.failure is not None:
+    first = first_not_finite({rank.rank: rank.not_finite for rank in evidence.ranks})
+    if first is None or evidence.failure is not None:
         return None
-    first = min(found, key=lambda rank: rank.not_finite)
-    alike = [rank.rank for rank in found if rank.not_finite == first.not_finite]
-    everywhere = len(alike) == len(evidence.ranks) > 1
+    number, step, everywhere = first
     return Explanation(
         cause="not-finite",
-        rank=None if everywhere else first.rank,
-        summary=f"gradients are not finite (NaN or infinite) since step {first.not_finite}"
-        + (", on all ranks at once" if everywhere else f", first on rank {first.rank}"),
-        evidence=tuple(f"rank {rank.rank}: since step {rank.not_finite}" for rank in found),
+        rank=None if everywhere else number,
+        summary=f"gradients are not finite (NaN or infinite) since step {step}"
+        + (", on all ranks at once" if everywhere else f", first on rank {number}"),
+        evidence=tuple(
+            f"rank {rank.rank}: since step {rank.not_finite}" for rank in evidence.ranks if rank.not_finite
+        ),
         fix="look at what that rank's rows of the batch hold in that step"
         if not everywhere
         else "the parameters are not finite already: a smaller learning rate, clipping, or fp32",

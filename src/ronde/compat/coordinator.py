@@ -40,6 +40,8 @@ class Link:
     """
 
     def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection = connection
         self._received = bytearray()
         self._sending = threading.Lock()
@@ -112,8 +114,6 @@ def connect(address: tuple[str, int], rank: int, token: bytes) -> Link:
         connection = socket.create_connection(address, timeout=_JOINS_WITHIN_S)
     except OSError as error:
         raise LaunchError(f"rank {rank} cannot reach rank 0 at {address[0]}:{address[1]}: {error}") from None
-    connection.settimeout(None)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(token + _LENGTH.pack(rank))
     return Link(connection)
 
@@ -204,8 +204,6 @@ class Coordinator:
             if not hmac.compare_digest(said[: len(self._token)], self._token):
                 connection.close()
                 continue
-            connection.settimeout(None)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             (rank,) = _LENGTH.unpack(said[len(self._token) :])
             self._links[rank] = Link(connection)
 

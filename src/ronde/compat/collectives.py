@@ -9,8 +9,9 @@ import torch
 
 from ronde.comm.compressors.adasum import adasum
 from ronde.comm.process_group import Comm
+from ronde.comm.reductions import REDUCTIONS, reduce_into
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter", "rows_of", "zeros_for"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter", "zeros_for"]
 
 
 def all_reduce(
@@ -31,8 +32,11 @@ def all_reduce(
         if operation == "average" and comm.world_size > 1:
             _divide(flat, comm.world_size)
     elif flat.numel():
-        gathered = comm.all_gather(flat)
-        flat.copy_(_reduced(gathered, operation, [each.numel() for each in flats]))
+        gathered = list(comm.all_gather(flat).unbind(0))
+        if operation == "adasum":
+            flat.copy_(_adasum(gathered, [each.numel() for each in flats]))
+        else:
+            reduce_into(flat, gathered, REDUCTIONS[operation])
     _scale(flat, after)
     if len(flats) > 1:
         torch._foreach_copy_(flats, list(flat.split([each.numel() for each in flats])))
@@ -55,16 +59,9 @@ def _divide(flat: torch.Tensor, count: int) -> None:
         flat.copy_(torch.div(flat, count, rounding_mode="trunc"))
 
 
-def _reduced(gathered: torch.Tensor, operation: str, sizes: Sequence[int]) -> torch.Tensor:
-    """Of the values of all ranks, [ranks, n], the reduced ones, [n]."""
-    if operation == "min":
-        return gathered.amin(0)
-    if operation == "max":
-        return gathered.amax(0)
-    if operation == "product":
-        return gathered.prod(0).to(gathered.dtype)
-    level = list(gathered.unbind(0))
-    while len(level) > 1:  # neighbours first, as Horovod's tree
+def _adasum(level: list[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
+    """Of all ranks' values, [n] each, the sum by pairs: neighbours first, as Horovod's tree."""
+    while len(level) > 1:
         level = [adasum(a, b, sizes) for a, b in zip(level[::2], level[1::2], strict=True)]
     return level[0]
 
@@ -95,24 +92,18 @@ def all_to_all(
 def reduce_scatter(
     comm: Comm, tensor: torch.Tensor, operation: str, before: float, after: float
 ) -> torch.Tensor:
-    """The sum or average of `tensor` over ranks, of which this rank has its rows."""
+    """The sum or average of `tensor` over ranks, of which this rank has its rows: the first have one more."""
     tensor = tensor.contiguous()
     if before != 1.0:
         tensor = tensor.clone()
         _scale(tensor.view(-1), before)
-    rows = rows_of(tensor.shape[0], comm.world_size)
-    pieces = [[each.reshape(-1)] for each in tensor.split(rows)]
-    out = tensor.new_empty((rows[comm.rank], *tensor.shape[1:]))
-    comm.reduce_scatter_async(out.view(-1), pieces).wait()
+    pieces = tensor.tensor_split(comm.world_size)
+    out = torch.empty_like(pieces[comm.rank])
+    comm.reduce_scatter_async(out.view(-1), [[each.reshape(-1)] for each in pieces]).wait()
     if operation == "average":
         _divide(out.view(-1), comm.world_size)
     _scale(out.view(-1), after)
     return out
-
-
-def rows_of(rows: int, ranks: int) -> list[int]:
-    """How many rows of a reduce-scatter each rank has: the first ones have one more."""
-    return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
 
 
 def zeros_for(dtype: str, shape: Sequence[int], device: str) -> torch.Tensor:
