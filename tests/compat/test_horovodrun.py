@@ -12,6 +12,7 @@ import pytest
 
 import ronde.compat
 from ronde.cli.app import main
+from ronde.cli.horovodrun import _forwarded
 from ronde.compat.place import read_place
 from ronde.errors import LaunchError
 
@@ -69,6 +70,27 @@ except hvd.HorovodInternalError as error:
     print("soon:", time.monotonic() - begun < 1, flush=True)
 """
 
+ABSENT = """
+import signal
+import os
+import horovod.torch as hvd
+
+if os.environ["HOROVOD_RANK"] == "1":
+    signal.pause()
+hvd.init()
+"""
+# Rank 1 comes three seconds late to a collective: that is no start.
+SLOW = """
+import time
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+if hvd.rank() == 1:
+    time.sleep(3)
+print(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
+"""
+
 
 def run(tmp_path: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "train.py").write_text(script)
@@ -96,6 +118,22 @@ def test_a_killed_rank_is_told_to_the_others(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "[0]<stdout>:told: 'allreduce.second' has failed: rank 1 has ended" in done.stdout
     assert "[0]<stdout>:soon: True" in done.stdout
+
+
+def test_a_rank_that_does_not_come_is_named_in_time(tmp_path: Path) -> None:
+    done = run(tmp_path, ABSENT, "-np", "2", "--start-timeout", "2", sys.executable, "train.py")
+    assert done.returncode != 0
+    assert "ranks [1] have not called init() within 2 s; all must call it" in done.stderr
+
+
+def test_a_slow_collective_is_no_late_start(tmp_path: Path) -> None:
+    done = run(tmp_path, SLOW, "-np", "2", "--start-timeout", "2", sys.executable, "train.py")
+    assert (done.returncode, done.stdout.count("2.0")) == (0, 2), done.stderr
+
+
+def test_other_hosts_are_told_what_options_say() -> None:
+    told = _forwarded({"HOROVOD_TIMELINE": "t", "GLOO_SOCKET_IFNAME": "eth1", "HOME": "/root"})
+    assert told == ["HOROVOD_TIMELINE", "GLOO_SOCKET_IFNAME"]
 
 
 def test_all_names_are_there() -> None:

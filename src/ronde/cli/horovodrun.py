@@ -42,7 +42,7 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         int | None, typer.Option("--ssh-port", "-p", help="Of the hosts' ssh servers.")
     ] = None,
     start_timeout: Annotated[
-        int | None, typer.Option(metavar="SECONDS", help="In which ranks must have started.")
+        int | None, typer.Option(min=1, metavar="SECONDS", help="In which all ranks must have called init().")
     ] = None,
     network_interface: Annotated[
         str | None,
@@ -144,6 +144,7 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         "HOROVOD_STALL_CHECK_TIME_SECONDS": stall_check_warning_time_seconds,
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": stall_check_shutdown_time_seconds,
         "HOROVOD_STALL_CHECK_DISABLE": "1" if no_stall_check else None,
+        "HOROVOD_START_TIMEOUT": start_timeout,
         "GLOO_SOCKET_IFNAME": network_interface,
     }
     given = {name: str(value) for name, value in variables.items() if value is not None}
@@ -159,7 +160,6 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         labelled=True,
         quiet=not verbose,
         devices=cuda_devices(os.environ) if torch_has_cuda() else (),
-        timeout=1800.0 if start_timeout is None else float(start_timeout),
         worker=WORKER,
     )
     if verbose:
@@ -187,8 +187,8 @@ def _refuse(options: Mapping[str, Any], why: str) -> None:
 
 
 def _forwarded(environment: Mapping[str, str]) -> Sequence[str]:
-    """Horovod's variables go to other hosts too."""
-    return [name for name in environment if name.startswith("HOROVOD_")]
+    """Horovod's variables go to other hosts too, and by what interface they meet."""
+    return [name for name in environment if name.startswith("HOROVOD_") or name == "GLOO_SOCKET_IFNAME"]
 
 
 def _read_config(path: Path | None) -> dict[str, str]:

@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from ronde.compat.negotiation import Negotiation, Request, Response
@@ -25,7 +26,6 @@ _CHUNK = 1 << 16
 # In place of a length: the number of a message that has gone before.
 _AGAIN = 1 << 31
 _MOST_KNOWN = 1 << 16
-_JOINS_WITHIN_S = 60.0
 
 
 class Lost(Exception):
@@ -104,14 +104,14 @@ class Link:
         self.connection.close()
 
 
-def connect(address: tuple[str, int], rank: int, token: bytes) -> Link:
-    """This rank's connection to the coordinator.
+def connect(address: tuple[str, int], rank: int, token: bytes, *, starts_within: float) -> Link:
+    """This rank's connection to the coordinator, `starts_within` seconds.
 
     Raises:
         LaunchError: nobody answers there.
     """
     try:
-        connection = socket.create_connection(address, timeout=_JOINS_WITHIN_S)
+        connection = socket.create_connection(address, timeout=starts_within)
     except OSError as error:
         raise LaunchError(f"rank {rank} cannot reach rank 0 at {address[0]}:{address[1]}: {error}") from None
     connection.sendall(token + _LENGTH.pack(rank))
@@ -124,6 +124,7 @@ class Coordinator:
     Args:
         carry_out: does on this rank what a response says; one at a time, in the order in which all ranks do.
         token: 16 bytes that each rank says first.
+        starts_within: seconds in which all ranks must have connected.
         stalls_after: seconds after which a tensor that some ranks have not submitted is told of; 0: never.
         ends_after: seconds after which that is an error on all ranks; 0: never.
     """
@@ -136,11 +137,13 @@ class Coordinator:
         token: bytes,
         carry_out: Callable[[Response], None],
         *,
+        starts_within: float = 60.0,
         stalls_after: float = 60.0,
         ends_after: float = 0.0,
     ) -> None:
         self._negotiation, self._ranks, self._token = negotiation, ranks, token
         self._carry_out = carry_out
+        self._starts_within = starts_within
         self._stalls_after, self._ends_after = stalls_after, ends_after
         self._told: set[str] = set()
         self._server = socket.create_server((host, 0), backlog=ranks)
@@ -185,22 +188,19 @@ class Coordinator:
         self._thread.join()
 
     def _accept(self) -> None:
-        self._server.settimeout(_JOINS_WITHIN_S)
+        until = time.monotonic() + self._starts_within
         while len(self._links) < self._ranks - 1:
             try:
+                self._server.settimeout(max(until - time.monotonic(), 0.001))
                 connection, _ = self._server.accept()
+                connection.settimeout(max(until - time.monotonic(), 0.001))
+                said = _read(connection, len(self._token) + _LENGTH.size)
             except TimeoutError:
                 missing = sorted({*range(1, self._ranks)} - {*self._links})
                 raise LaunchError(
-                    f"ranks {missing} have not called init() within {_JOINS_WITHIN_S:.0f} s; all must call it"
+                    f"ranks {missing} have not called init() within {self._starts_within:.0f} s; all must "
+                    "call it"
                 ) from None
-            connection.settimeout(_JOINS_WITHIN_S)
-            said = b""
-            while len(said) < len(self._token) + _LENGTH.size:
-                part = connection.recv(len(self._token) + _LENGTH.size - len(said))
-                if not part:
-                    break
-                said += part
             if not hmac.compare_digest(said[: len(self._token)], self._token):
                 connection.close()
                 continue
@@ -317,6 +317,14 @@ class Coordinator:
                     f"{list(missing)}"
                 )
                 return
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    """So many bytes, or fewer where the connection ends."""
+    said = b""
+    while len(said) < size and (part := connection.recv(size - len(said))):
+        said += part
+    return said
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:

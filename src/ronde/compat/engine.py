@@ -29,7 +29,7 @@ from ronde.compat import collectives
 from ronde.compat.coordinator import Coordinator, Link, Lost, connect
 from ronde.compat.negotiation import WORLD, Negotiation, Request, Response
 from ronde.compat.place import JobPlace
-from ronde.errors import PeerLost, RondeError
+from ronde.errors import LaunchError, PeerLost, RondeError
 
 __all__ = ["Engine", "Entry", "HorovodInternalError", "Options"]
 
@@ -47,10 +47,11 @@ class Options:
 
     Attributes:
         fusion_bytes: of all-reduces that are exchanged as one.
-        stalls_after, ends_after: as in `Coordinator`, in seconds.
+        starts_within, stalls_after, ends_after: as in `Coordinator`, in seconds.
     """
 
     fusion_bytes: int = 64 << 20
+    starts_within: float = 1800.0
     stalls_after: float = 60.0
     ends_after: float = 0.0
 
@@ -60,6 +61,7 @@ class Options:
         checked = environment.get("HOROVOD_STALL_CHECK_DISABLE", "0") in ("", "0")
         return cls(
             fusion_bytes=int(environment.get("HOROVOD_FUSION_THRESHOLD") or cls().fusion_bytes),
+            starts_within=float(environment.get("HOROVOD_START_TIMEOUT") or cls().starts_within),
             stalls_after=float(environment.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or 60) if checked else 0.0,
             ends_after=float(environment.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0) if checked else 0.0,
         )
@@ -224,27 +226,29 @@ class Engine:
         self._fail("Horovod has been shut down")
 
     def _meet(self) -> None:
-        place = self.place
-        timeout = timedelta(seconds=place.timeout)
-        store: Any = connect_store(self._address, place.size, timeout)
+        place, within = self.place, self.options.starts_within
+        store: Any = connect_store(self._address, place.size, timedelta(seconds=within))
         store = self._store = dist.PrefixStore(f"compat/{self._number}", store)
         if place.rank == 0:
             token = os.urandom(16)
             host = "127.0.0.1" if place.local_size == place.size else place.address
             coordinator = Coordinator(
-                self._negotiation, place.size, host, token, self._told,
+                self._negotiation, place.size, host, token, self._told, starts_within=within,
                 stalls_after=self.options.stalls_after, ends_after=self.options.ends_after,
             )  # fmt: skip
             host, port = coordinator.address
             store.set("coordinator", token + f"{host}:{port}".encode())
-            self._comm(WORLD, "cpu")
             coordinator.start()
+            self._comm(WORLD, "cpu")
             self._coordinator = coordinator
             return
-        told: bytes = store.get("coordinator")
+        try:
+            told: bytes = store.get("coordinator")
+        except dist.DistStoreError:
+            raise LaunchError(f"rank 0 has not called init() within {within:.0f} s; all must call it") from None
         host, _, port = told[16:].decode().rpartition(":")
+        self._link = connect((host, int(port)), place.rank, told[:16], starts_within=within)
         self._comm(WORLD, "cpu")
-        self._link = connect((host, int(port)), place.rank, told[:16])
         # With the link at hand: `shutdown` takes it away.
         self._executor = threading.Thread(
             target=self._execute, args=(self._link,), name="ronde executor", daemon=True
