@@ -245,7 +245,9 @@ class Engine:
         try:
             told: bytes = store.get("coordinator")
         except dist.DistStoreError:
-            raise LaunchError(f"rank 0 has not called init() within {within:.0f} s; all must call it") from None
+            raise LaunchError(
+                f"rank 0 has not called init() within {within:.0f} s; all must call it"
+            ) from None
         host, _, port = told[16:].decode().rpartition(":")
         self._link = connect((host, int(port)), place.rank, told[:16], starts_within=within)
         self._comm(WORLD, "cpu")
