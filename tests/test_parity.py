@@ -59,6 +59,8 @@ EXACT_PLANS = (
     "data=2,tensor=2",
     "pipeline=2,micro-batches=3",
     "data=2,pipeline=2,micro-batches=2",
+    "data=2,tensor=2,zero1",
+    "data=2,pipeline=2,zero1,micro-batches=2",
     *COMBINED,
 )
 # These round, and leave float64 as it is: tried in single precision, against one device that rounds alike.
@@ -156,6 +158,10 @@ ONLY = {
     "data=2,tensor=2": {(script, 4) for script in ("transformer", "gpt", "clip_and_log", "hf_tiny")},
     "pipeline=2,micro-batches=3": {(script, 2) for script in STAGED},
     "data=2,pipeline=2,micro-batches=2": {(script, 4) for script in ("transformer", "gpt", "hf_tiny")},
+    "data=2,tensor=2,zero1": {(script, 4) for script in ("transformer", "gpt", "clip_and_log", "resume")},
+    "data=2,pipeline=2,zero1,micro-batches=2": {
+        (script, 4) for script in ("transformer", "gpt", "clip_and_log", "resume")
+    },
 }
 # Of a plan that differs from ddp in one part only, those that try this part; `make soak` runs all.
 SAMPLES = {
@@ -194,6 +200,8 @@ SAMPLES = {
     "data=2,tensor=2": set(),
     "pipeline=2,micro-batches=3": {("clip_and_log", 2)},
     "data=2,pipeline=2,micro-batches=2": set(),
+    "data=2,tensor=2,zero1": set(),
+    "data=2,pipeline=2,zero1,micro-batches=2": set(),
     "precision=tf32": set(),
     # tests/modules/test_compiled_ranks.py compiles every day.
     "compile=true": set(),
@@ -378,7 +386,7 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
         if script == "compiled":
             said += (f"Net was given to torch.compile, into which {recompute} does not reach",)
     steps_elsewhere = plan.startswith("ps") and "optimizer-on=worker" not in plan
-    in_parts = plan.startswith(("zero", "central")) or steps_elsewhere
+    in_parts = plan.startswith(("zero", "central", "data=2,pipeline=2,zero1")) or steps_elsewhere
     if "tensor=2" in plan and script in HOLDS_STATE:
         said += (f"the state of {HOLDS_STATE[script]} was whole on every rank for some steps",)
     if in_parts and script in OWN_UPDATE:

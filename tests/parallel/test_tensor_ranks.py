@@ -132,6 +132,29 @@ def test_a_rank_keeps_its_part_only(two: Ranks):
         assert whole == 4 * biases[1]  # between uses the others have no elements
 
 
+def elements_of_state(rank: Rank, plan: str) -> int:
+    """Of momentum on this rank."""
+    with rank.session(plan):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(2):
+            model(torch.randn(8, 64)).sum().backward()
+            optimizer.step()
+        local = vars(optimizer)["state"].local
+        return sum(entry["momentum_buffer"].numel() for entry in local.values())
+
+
+@pytest.mark.parametrize("plan", ["data=2,tensor=2", "data=2,pipeline=2"])
+def test_ranks_with_the_same_blocks_share_an_optimizers_state(four: Ranks, plan: str):
+    matrices, biases = 2 * 64 * 256, 256 + 64
+    without, with_zero1 = (sum(four(elements_of_state, each)) for each in (plan, f"{plan},zero1"))
+    # The second bias is whole on every rank of a tensor group.
+    again = 64 if "tensor" in plan else 0
+    assert without == 2 * (matrices + biases + again)
+    assert with_zero1 == matrices + biases + again
+
+
 class Writes(nn.Module):
     def __init__(self) -> None:
         super().__init__()

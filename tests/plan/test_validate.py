@@ -78,12 +78,14 @@ AVAILABLE_ON = [
     ("data=2,pipeline=2,micro-batches=4,schedule=gpipe", 4),
     ("tensor=2", 2),
     ("data=2,tensor=2,precision=tf32,algorithm=ring,bucket-mb=4,rng=per-rank,loading=full", 4),
+    ("data=2,tensor=2,zero1", 4),
+    ("data=2,pipeline=2,zero1,micro-batches=4", 4),
     ("tensor=4,tensor-cuts=*.fc1.weight:0+*.fc2.*:replicated", 8),
 ]
 
 # What is built by itself, and not with a cut model.
 NOT_TOGETHER = [
-    ("tensor=2,zero1", "state=zero1", "state=replicated"),
+    ("tensor=2,zero2", "state=zero2", "state=replicated"),
     ("tensor=2,zero3,offload=all", "offload=all", "offload=none"),
     ("tensor=2,hybrid", "sparse=sharded", "sparse=replicated"),
     ("tensor=2,precision=bf16", "precision=bf16", "precision=fp32"),
@@ -92,7 +94,7 @@ NOT_TOGETHER = [
     ("tensor=2,compile=true", "compile=true", "compile=false"),
 ]
 NOT_WITH_STAGES = [
-    ("pipeline=2,zero1", "state=zero1", "state=replicated"),
+    ("pipeline=2,zero2", "state=zero2", "state=replicated"),
     ("pipeline=2,hybrid", "sparse=sharded", "sparse=replicated"),
     ("pipeline=2,precision=bf16", "precision=bf16", "precision=fp32"),
     ("pipeline=2,recompute=full", "recompute=full", "recompute=none"),

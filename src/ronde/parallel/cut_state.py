@@ -149,7 +149,7 @@ class CutState(StateInParts):
         """Whether all pieces can still be cut as they were."""
         pieces = self.pieces.values()
         with DisableTorchFunction():
-            if not all(piece.stands and self._held.fits(piece.tensor) for piece in pieces):
+            if not all(piece.stands and self._held.stands(piece.tensor) for piece in pieces):
                 return False
             moved = any(piece.moved(self._held.part(piece.tensor)) for piece in pieces)
             return not moved or not self._entwined_with([])

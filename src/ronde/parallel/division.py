@@ -14,7 +14,7 @@ from ronde.parallel.flat import is_dense
 from ronde.parallel.units import by_kind
 from ronde.sync.gradient_parts import Ranges
 
-__all__ = ["ALIGNMENT", "Division", "in_equal_parts", "owned_by_main"]
+__all__ = ["ALIGNMENT", "Division", "can_be_cut", "in_equal_parts", "owned_by_main"]
 
 Split = Callable[[Sequence[int], int], list[Ranges]]
 
@@ -60,7 +60,7 @@ class Division:
             each tensor's ranges; None for what cannot be cut anywhere.
         """
         with DisableTorchFunction():
-            new = [each for each in tensors if self.ranges(each) is None and _can_be_cut(each)]
+            new = [each for each in tensors if self.ranges(each) is None and can_be_cut(each)]
             for members in by_kind(new):
                 for tensor, ranges in zip(members, self.split(members), strict=True):
                     key = id(tensor)
@@ -110,7 +110,7 @@ def _within(run: tuple[int, int], begin: int, end: int) -> tuple[int, int] | Non
     return (first - begin, last - begin) if first < last else None
 
 
-def _can_be_cut(tensor: torch.Tensor) -> bool:
+def can_be_cut(tensor: torch.Tensor) -> bool:
     """One without dimensions is not worth it, and its state could not be told from a count of steps."""
     if not isinstance(tensor, (torch.Tensor, torch.nn.Parameter)) or tensor.is_complex():
         return False

@@ -56,16 +56,26 @@ class HeldParts:
         gradient = tensor.grad
         return gradient is None or (gradient.layout is torch.strided and gradient.dtype is tensor.dtype)
 
+    def stands(self, tensor: torch.Tensor) -> bool:
+        """Whether one that has been divided fits as it was divided."""
+        return self.fits(tensor)
+
     def agree(self, tensor: torch.Tensor, ranges: Ranges) -> None:
         """Make a gradient whole that was cut otherwise than its parameter. All ranks come here."""
         if self.gradients is not None:
             self.gradients.agree(tensor, ranges)
 
-    def whole_gradient(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The gradient, where this rank has all of it."""
+    def gradient_beside(self, tensor: torch.Tensor, own: tuple[int, int]) -> list[torch.Tensor]:
+        """What this rank has of the gradient beside its own elements."""
         if self.gradients is not None and tensor in self.gradients:
-            return None
-        return tensor.grad
+            return []
+        gradient = tensor.grad
+        if gradient is None:
+            return []
+        elements = flat_like(gradient, tensor)
+        if elements.data_ptr() != gradient.data_ptr():
+            return [gradient]  # `own_gradient` gives a copy
+        return [elements[: own[0]], elements[own[1] :]]
 
     def own_gradient(self, tensor: torch.Tensor, own: tuple[int, int]) -> torch.Tensor:
         """This rank's elements of the gradient that a parameter has."""

@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from ronde.errors import UsageError
 from ronde.parallel.cut_state import CutState, Piece, StateInParts
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
-from ronde.parallel.flat import flat_like
 from ronde.parallel.held_parts import HeldParts
 from ronde.parallel.holders import state_is_held
 from ronde.parallel.hooked_step import replace_step
@@ -210,16 +209,8 @@ def _unscale_others(optimizer: Any, pieces: Sequence[Piece], held: HeldParts, ra
     divisor = torch.where(optimizer.found_inf > 0, torch.ones_like(scale), scale)
     with DisableTorchFunction():
         for piece in pieces:
-            gradient = held.whole_gradient(piece.tensor)
-            if gradient is None:
-                continue
-            elements = flat_like(gradient, piece.tensor)
-            start, stop = piece.ranges[rank] or (0, 0)
-            if elements.data_ptr() != gradient.data_ptr():
-                gradient.div_(divisor)  # what the step was given was a copy
-            else:
-                elements[:start].div_(divisor)
-                elements[stop:].div_(divisor)
+            for each in held.gradient_beside(piece.tensor, piece.ranges[rank] or (0, 0)):
+                each.div_(divisor)
 
 
 def _swapped(parameters: Sequence[torch.Tensor], state: CutState) -> Iterator[torch.Tensor]:

@@ -11,7 +11,7 @@ __all__ = ["not_built_together"]
 # With a degree that cuts the model, by key: the values that are built.
 _WITH_TENSOR: dict[str, tuple[object, ...]] = {
     "pipeline": (1,),
-    "state": ("replicated",),
+    "state": ("replicated", "zero1"),
     "sparse": ("replicated",),
     "offload": ("none",),
     "compressor": ("none",),

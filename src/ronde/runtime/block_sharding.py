@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.parallel import gradients, opaque
+from ronde.parallel.block_parts import BlockParts
 from ronde.parallel.building import Building
 from ronde.parallel.division import Division
 from ronde.parallel.held_blocks import HeldBlocks
@@ -28,15 +30,30 @@ from ronde.sync.home import OnDevice
 from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Context, Region
 
-__all__ = ["BlockSharding"]
+__all__ = ["BlockRanks", "BlockSharding"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BlockRanks:
+    """Who has which blocks.
+
+    Attributes:
+        rows: the reducer's group, of the ranks that have the same blocks and other rows.
+        group: of those that have other blocks and the same rows.
+        everybody: all ranks.
+        places: of each of these, its place in the groups that are like `group` and like `rows`.
+    """
+
+    rows: Comm
+    group: Comm
+    everybody: Comm
+    places: Sequence[tuple[int, int]]
 
 
 class BlockSharding(Sharding):
     """What is cut on this rank.
 
     Args:
-        comm: the reducer's group, of the ranks that have the same blocks and other rows.
-        group: of those that have other blocks and the same rows.
         division: who has which block; finds those of a model as `find`.
         blocks: of what kind this rank's gradients are.
         item: the key of the plan that cuts.
@@ -45,8 +62,7 @@ class BlockSharding(Sharding):
     def __init__(
         self,
         plan: Plan,
-        comm: Comm,
-        group: Comm,
+        ranks: BlockRanks,
         note: Callable[[str], None],
         *,
         division: Division,
@@ -54,8 +70,8 @@ class BlockSharding(Sharding):
         item: str,
         blocks: type[LocalGradients] = LocalGradients,
     ) -> None:
-        super().__init__(plan, comm, note)
-        self._rows = comm
+        super().__init__(plan, ranks.rows, note)
+        self._rows, group = ranks.rows, ranks.group
         self._item = item
         # A group of its own, in which the model's cut values are whole: nothing of the batch is cut there.
         context = Context(comm=group, adopt=lambda leaf: None)
@@ -70,8 +86,14 @@ class BlockSharding(Sharding):
         self._parameters = parameters
         self._saved = SavedParameters(parameters)
         self._building = Building(context, self._cut_new)
-        held = HeldBlocks(division, self._blocks, parameters)
-        self._update = ShardedUpdate(context, held, self._has_blocks, note)
+        if self._state.cuts_optimizer:
+            parts = BlockParts(division, ranks.places, ranks.rows, ranks.everybody.rank)
+            held = HeldBlocks(division, self._blocks, parameters, parts)
+            among = Context(comm=ranks.everybody, adopt=lambda leaf: None)
+            self._update = ShardedUpdate(among, held, self._takes, note)
+        else:
+            held = HeldBlocks(division, self._blocks, parameters)
+            self._update = ShardedUpdate(context, held, self._has_blocks, note)
 
     def bind(self, context: Context) -> None:
         """What is cut has the group's context; this is the script's."""
@@ -161,6 +183,9 @@ class BlockSharding(Sharding):
 
     def _is_cut(self, tensor: torch.Tensor) -> bool:
         return self._blocks.block(tensor) is not None
+
+    def _takes(self, optimizer: Any) -> bool:
+        return self._has_blocks(optimizer) or super()._takes(optimizer)
 
     def _has_blocks(self, optimizer: Any) -> bool:
         return any(self._is_cut(tensor) for group in optimizer.param_groups for tensor in group["params"])

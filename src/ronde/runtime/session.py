@@ -64,6 +64,7 @@ from ronde.trace.tally import Tally
 from ronde.trace.temporary_folder import TemporaryFolders
 
 if TYPE_CHECKING:
+    from ronde.runtime.block_sharding import BlockRanks
     from ronde.runtime.checkpoints import Checkpoints
     from ronde.runtime.publishing import Publishing
 
@@ -106,7 +107,7 @@ class Session:
         self._paths = paths_of_rank(config.run_dir)
         # Two groups: what the script does and what backward does come in orders of their own.
         host = listens_on(config)
-        comm = self._join("boundary", host, "auto")
+        comm = self.everybody = self._join("boundary", host, "auto")
         self._subgroups: list[Comm] = []
         # Those among whom batches are cut: all ranks, where no model is.
         rows, reducer_comm = comm, None
@@ -134,7 +135,6 @@ class Session:
         if self.tally.vitals is not None:
             self.reducer.on_first = Watch(self.tally.vitals.finite)
         self._sharding.average_by(self.reducer)
-        self.everybody = comm
         self.context = Context(comm=rows, adopt=self.reducer.adopt, clock=clock)
         self._sharding.bind(self.context)
         data, pieces = plan.data, plan.compute.micro_batches
@@ -250,16 +250,20 @@ class Session:
         if self._mesh.degree("pipeline") > 1:
             from ronde.runtime.stage_sharding import StageSharding
 
-            stages = self._meet("pipeline", "pipeline", host)
-            self._groups.append(stages)
-            return StageSharding(self.plan, comm, stages, self.notes.say)
+            return StageSharding(self.plan, self._block_ranks("pipeline", comm, host), self.notes.say)
         if self._mesh.degree("tensor") > 1:
             from ronde.runtime.tensor_sharding import TensorSharding
 
-            tensor = self._meet("tensor", "tensor", host)
-            self._groups.append(tensor)
-            return TensorSharding(self.plan, comm, tensor, self.notes.say)
+            return TensorSharding(self.plan, self._block_ranks("tensor", comm, host), self.notes.say)
         return Sharding(self.plan, comm, self.notes.say, self.client)
+
+    def _block_ranks(self, axis: Axis, rows: Comm, host: str | None) -> BlockRanks:
+        from ronde.runtime.block_sharding import BlockRanks
+
+        mesh, group = self._mesh, self._meet(axis, axis, host)
+        self._groups.append(group)
+        places = [(mesh.coordinate(rank, axis), mesh.coordinate(rank, "data")) for rank in range(mesh.ranks)]
+        return BlockRanks(rows=rows, group=group, everybody=self.everybody, places=places)
 
     def _stream(self) -> RankStream | None:
         device = torch.device("cuda", 0) if self.config.device == "cuda" else torch.device("cpu")

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.parallel.pipeline import Pipeline, UsedElsewhere
 from ronde.parallel.stage_division import StageDivision
@@ -17,7 +16,7 @@ from ronde.parallel.stages import Stages
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
-from ronde.runtime.block_sharding import BlockSharding
+from ronde.runtime.block_sharding import BlockRanks, BlockSharding
 from ronde.tensor.context import Context, Region
 
 __all__ = ["StageSharding"]
@@ -27,20 +26,19 @@ class StageSharding(BlockSharding):
     """What is cut on this rank.
 
     Args:
-        comm: the reducer's group, of the ranks that have the same stages and other rows.
-        pipeline: the pipeline group, of those that have other stages and the same rows.
+        ranks: `group` is the pipeline group.
 
     Attributes:
         pipeline: carries a model's call out.
     """
 
-    def __init__(self, plan: Plan, comm: Comm, pipeline: Comm, note: Callable[[str], None]) -> None:
-        division = self._stage_division = StageDivision(pipeline.world_size)
+    def __init__(self, plan: Plan, ranks: BlockRanks, note: Callable[[str], None]) -> None:
+        division = self._stage_division = StageDivision(ranks.group.world_size)
         super().__init__(
-            plan, comm, pipeline, note,
+            plan, ranks, note,
             division=division, find=division, item="pipeline", blocks=StageGradients,
         )  # fmt: skip
-        self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self)
+        self.pipeline = Pipeline(ranks.group, plan.compute.micro_batches, self)
         self.way = self.pipeline
 
     def install(self, patches: Patches, context: Context) -> None:

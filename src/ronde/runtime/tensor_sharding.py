@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ronde.comm.process_group import Comm
 from ronde.parallel.stand_ins import StandIns
 from ronde.parallel.tensor_cut import CutRanges
 from ronde.parallel.tensor_division import TensorDivision
@@ -20,7 +19,7 @@ from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.plan.cuts import cuts_by_pattern
-from ronde.runtime.block_sharding import BlockSharding
+from ronde.runtime.block_sharding import BlockRanks, BlockSharding
 from ronde.tensor.autograd import ENGINE
 from ronde.tensor.context import Context
 from ronde.tensor.edges import Gather
@@ -32,13 +31,12 @@ class TensorSharding(BlockSharding):
     """What is cut on this rank.
 
     Args:
-        comm: the reducer's group, of the ranks that have the same blocks and other rows.
-        tensor: the tensor group, of those that have other blocks and the same rows.
+        ranks: `group` is the tensor group.
     """
 
-    def __init__(self, plan: Plan, comm: Comm, tensor: Comm, note: Callable[[str], None]) -> None:
-        division = TensorDivision(tensor.world_size, cuts_by_pattern(plan.mesh.cuts), self._tell)
-        super().__init__(plan, comm, tensor, note, division=division, find=division, item="tensor")
+    def __init__(self, plan: Plan, ranks: BlockRanks, note: Callable[[str], None]) -> None:
+        division = TensorDivision(ranks.group.world_size, cuts_by_pattern(plan.mesh.cuts), self._tell)
+        super().__init__(plan, ranks, note, division=division, find=division, item="tensor")
         self._uncut: dict[str, None] = {}
         self._asking = False
         # Models that have been called with a graph.
