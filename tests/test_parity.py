@@ -59,6 +59,7 @@ EXACT_PLANS = (
     "data=2,tensor=2",
     "pipeline=2,micro-batches=3",
     "data=2,pipeline=2,micro-batches=2",
+    "tensor=2,pipeline=2,micro-batches=2",
     "data=2,tensor=2,zero1",
     "data=2,pipeline=2,zero1,micro-batches=2",
     *COMBINED,
@@ -158,6 +159,9 @@ ONLY = {
     "data=2,tensor=2": {(script, 4) for script in ("transformer", "gpt", "clip_and_log", "hf_tiny")},
     "pipeline=2,micro-batches=3": {(script, 2) for script in STAGED},
     "data=2,pipeline=2,micro-batches=2": {(script, 4) for script in ("transformer", "gpt", "hf_tiny")},
+    "tensor=2,pipeline=2,micro-batches=2": {
+        (script, 4) for script in ("transformer", "gpt", "tied", "clip_and_log", "hf_tiny", "resume")
+    },
     "data=2,tensor=2,zero1": {(script, 4) for script in ("transformer", "gpt", "clip_and_log", "resume")},
     "data=2,pipeline=2,zero1,micro-batches=2": {
         (script, 4) for script in ("transformer", "gpt", "clip_and_log", "resume")
@@ -200,6 +204,7 @@ SAMPLES = {
     "data=2,tensor=2": set(),
     "pipeline=2,micro-batches=3": {("clip_and_log", 2)},
     "data=2,pipeline=2,micro-batches=2": set(),
+    "tensor=2,pipeline=2,micro-batches=2": set(),
     "data=2,tensor=2,zero1": set(),
     "data=2,pipeline=2,zero1,micro-batches=2": set(),
     "precision=tf32": set(),
@@ -439,7 +444,7 @@ def cases() -> Iterator[object]:
                 continue
             for types in ("as-is",) if plan in NARROW_PLANS else ("double", "as-is"):
                 alone = (1,) if plan in ON_ONE_RANK_TOO else ()
-                mesh = (4,) if plan.startswith("data=") else ()
+                mesh = (4,) if plan.startswith(("data=", "tensor=2,pipeline=2")) else ()
                 for ranks in (*alone, *mesh, *((2, 3, 5) if types == "double" else (2, 3))):
                     quick = ranks == (3 if script.stem in ON_THREE_RANKS else 2)
                     if types == "as-is":

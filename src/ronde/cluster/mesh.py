@@ -42,13 +42,16 @@ class MeshOfRanks:
         place = AXES.index(axis)
         return rank // math.prod(self.degrees[place + 1 :]) % self.degrees[place]
 
-    def members(self, rank: int, axis: Axis) -> tuple[int, ...]:
-        """The ranks that differ from `rank` along this axis only, in order.
+    def members(self, rank: int, *axes: Axis) -> tuple[int, ...]:
+        """The ranks that differ from `rank` along these axes only, in order.
 
         >>> mesh = MeshOfRanks((1, 2, 1, 2))
-        >>> mesh.members(1, "data"), mesh.members(1, "tensor")
-        ((1, 3), (0, 1))
+        >>> mesh.members(1, "data"), mesh.members(1, "tensor"), mesh.members(1, "data", "tensor")
+        ((1, 3), (0, 1), (0, 1, 2, 3))
         """
-        step = math.prod(self.degrees[AXES.index(axis) + 1 :])
-        first = rank - self.coordinate(rank, axis) * step
-        return tuple(first + number * step for number in range(self.degree(axis)))
+        others: list[Axis] = [axis for axis in AXES if axis not in axes]
+        return tuple(
+            each
+            for each in range(self.ranks)
+            if all(self.coordinate(each, axis) == self.coordinate(rank, axis) for axis in others)
+        )

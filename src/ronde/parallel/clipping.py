@@ -39,7 +39,7 @@ def clip_parts(
         return None
     (dtype, device), *_ = kinds
     largest = math.isinf(order)
-    local = _measure(own, order, dtype, device)
+    local = _measure(parts.counted(tensors), order, dtype, device)
     if largest:
         local = comm.all_gather(local).amax(0)
         total = torch.maximum(local, _measure(whole, order, dtype, device))

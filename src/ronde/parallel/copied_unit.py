@@ -93,11 +93,12 @@ class CopiedMember(Member):
 class CutMember(CopiedMember):
     """One of which each rank has a block: its elements travel in the order of the cut."""
 
-    __slots__ = ("_staged",)
+    __slots__ = ("_rank", "_staged")
 
     _spans: CutRanges
 
     def __init__(self, tensor: torch.Tensor, ranges: Ranges, rank: int) -> None:
+        self._rank = rank
         self._staged: torch.Tensor | None = None
         super().__init__(tensor, ranges, rank)
 
@@ -110,9 +111,7 @@ class CutMember(CopiedMember):
         """This rank's elements in the whole: a copy, but where they are being put together."""
         if self._staged is not None:
             return self._staged[slice(*self.own)]
-        cut = self._spans.cut
-        rank = self._spans.index(self.own)
-        return cut.block(self._base.view(self._shape), rank).reshape(-1)
+        return self._spans.block(self._base.view(self._shape), self._rank).reshape(-1)
 
     def _bytes_in_whole(self) -> list[torch.Tensor | None]:
         return []

@@ -65,6 +65,10 @@ class Held(Protocol):
         """What stands for a parameter of this rank's stage; None for one that every rank has."""
         ...
 
+    def whole(self, output: Any) -> Any:
+        """What a module of this rank's stage returns, on every rank that runs it."""
+        ...
+
     def watched(self) -> Any:
         """Inside, whoever uses a parameter of another stage meets `UsedElsewhere`."""
         ...
@@ -324,7 +328,7 @@ class _Piece:
         draws = DrawsOfUnit() if self._learns else None
         try:
             with _holding(unit.module, self._held.leaf), draws or nullcontext():
-                output = forward(*args, **kwargs)
+                output = self._held.whole(forward(*args, **kwargs))
         except UsedElsewhere as used:
             if not self._learns:
                 raise

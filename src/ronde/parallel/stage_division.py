@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
+from typing import Protocol, cast
 
 import torch
 from torch import nn
@@ -17,52 +18,74 @@ from ronde.parallel.units import by_kind
 from ronde.sync.gradient_hooks import has_hooks
 from ronde.sync.gradient_parts import Ranges
 
-__all__ = ["StageDivision", "StageRanges"]
+__all__ = ["OfStage", "StageDivision", "StageRanges"]
 
 
 class StageRanges(tuple["tuple[int, int] | None", ...]):
-    """`Ranges` of a parameter that one rank has, and the others have nothing of.
+    """`Ranges` of a parameter that the ranks of one stage have, and the others have nothing of.
+
+    Args:
+        owner: that stage, of `stages`.
+        copies: ranks of a stage, each of which has all elements.
 
     Attributes:
-        owner: that rank.
+        owner, copies: as given.
+        numel: elements of the parameter.
     """
 
     owner: int
+    copies: int
+    numel: int
 
-    def __new__(cls, owner: int, ranks: int, numel: int) -> StageRanges:
-        made = super().__new__(cls, ((0, numel) if rank == owner else None for rank in range(ranks)))
-        made.owner = owner
+    def __new__(cls, owner: int, stages: int, numel: int, copies: int = 1) -> StageRanges:
+        ranks = range(stages * copies)
+        made = super().__new__(cls, ((0, numel) if rank // copies == owner else None for rank in ranks))
+        made.owner, made.copies, made.numel = owner, copies, numel
         return made
 
     def shape_of_block(self, shape: Sequence[int], rank: int) -> Sequence[int]:
-        return shape if rank == self.owner else (0,)
+        return shape if self[rank] is not None else (0,)
 
     def block(self, whole: torch.Tensor, rank: int) -> torch.Tensor:
-        return whole if rank == self.owner else whole.new_empty(0)
+        return whole if self[rank] is not None else whole.new_empty(0)
 
     def complete(self, comm: Comm, part: torch.Tensor, whole: torch.Tensor) -> None:
-        if comm.rank == self.owner:
+        if self[comm.rank] is not None:
             whole.view(-1).copy_(part)
-        comm.broadcast(whole, self.owner)
+        comm.broadcast(whole, self.owner * self.copies)
+
+
+class OfStage(Protocol):
+    """`Ranges` of a parameter that one stage has."""
+
+    @property
+    def owner(self) -> int:
+        """That stage."""
+        ...
+
+    @property
+    def numel(self) -> int:
+        """Elements of the whole."""
+        ...
 
 
 class StageDivision(Division):
     """Remembers, by parameter, its stage.
 
     Args:
-        ranks: of the pipeline group, one for each stage.
+        stages: of the pipeline.
     """
 
-    def __init__(self, ranks: int) -> None:
-        super().__init__(ranks, owned_by_main)
-        self._ranks = ranks
-        self._owners: dict[int, tuple[weakref.ref[torch.Tensor], StageRanges | None]] = {}
+    def __init__(self, stages: int) -> None:
+        super().__init__(stages, owned_by_main)
+        self._count = stages
+        self._owners: dict[int, tuple[weakref.ref[torch.Tensor], OfStage | None]] = {}
         self._stages: weakref.WeakKeyDictionary[nn.Module, Stages] = weakref.WeakKeyDictionary()
 
     def __call__(self, model: nn.Module) -> list[list[torch.Tensor]]:
         """The parameters that one stage has, those of one module together."""
-        _refuse_sparse(model, self._ranks)
-        stages = self._stages[model] = cut_into_stages(model, self._ranks, self.owner)
+        _refuse_sparse(model, self._count)
+        stages = self._stages[model] = cut_into_stages(model, self._count, self.owner)
         units: list[list[torch.Tensor]] = []
         for unit in stages.units:
             mine = [each for each in unit.parameters if self._decide(each, stages)]
@@ -75,7 +98,7 @@ class StageDivision(Division):
         """How a model is cut that has been cut before, or consists of what has been."""
         found = self._stages.get(model)
         if found is None or not found.stands(model):
-            found = self._stages[model] = cut_into_stages(model, self._ranks, self.owner)
+            found = self._stages[model] = cut_into_stages(model, self._count, self.owner)
         return found
 
     def owner(self, tensor: torch.Tensor) -> int | None:
@@ -97,9 +120,9 @@ class StageDivision(Division):
         ref, ranges = self._owners.get(id(tensor), (None, None))
         if ref is None or ranges is None or ref() is not tensor:
             return None
-        if math.prod(tensor.shape) != _numel(ranges) or not tensor.is_contiguous():
+        if math.prod(tensor.shape) != ranges.numel or not tensor.is_contiguous():
             return None
-        return ranges
+        return cast(Ranges, ranges)
 
     def _decide(self, tensor: torch.Tensor, stages: Stages) -> bool:
         """Remember the stage of a parameter that is new; whether one rank alone has it."""
@@ -109,19 +132,18 @@ class StageDivision(Division):
             # A hook of the script's is to be called by all ranks.
             hooked = bool(tensor._backward_hooks) or has_hooks(tensor)
             whole = stage is None or not fits or hooked
-            self._know(tensor, None if whole else StageRanges(stage or 0, self._ranks, tensor.numel()))
+            self._know(tensor, None if whole else self._of_stage(tensor, stage or 0))
         return self.owner(tensor) != -1
 
-    def _know(self, tensor: torch.Tensor, ranges: StageRanges | None) -> None:
+    def _of_stage(self, tensor: torch.Tensor, stage: int) -> OfStage:
+        """Who has which elements of a parameter of a stage."""
+        return StageRanges(stage, self._count, tensor.numel())
+
+    def _know(self, tensor: torch.Tensor, ranges: OfStage | None) -> None:
         key = id(tensor)
         if key not in self._owners:
             weakref.finalize(tensor, self._owners.pop, key, None).atexit = False
         self._owners[key] = weakref.ref(tensor), ranges
-
-
-def _numel(ranges: StageRanges) -> int:
-    own = ranges[ranges.owner]
-    return own[1] if own is not None else 0
 
 
 def _refuse_sparse(model: nn.Module, ranks: int) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from ronde.parallel.local_gradients import LocalGradients
-from ronde.parallel.stage_division import StageRanges
+from ronde.sync.gradient_parts import Ranges
 from ronde.sync.leaf import give_gradient, gradient_of
 
 __all__ = ["StageGradients"]
@@ -18,11 +20,12 @@ class StageGradients(LocalGradients):
         # First: what was whole before is made so again, for which ranks have to agree on what there is.
         rank = self._comm.rank
         blocks = self.everywhere()
-        owned = [(block, block.ranges) for block in blocks if isinstance(block.ranges, StageRanges)]
-        has = [ranges.owner == rank and gradient_of(block.leaf) is not None for block, ranges in owned]
-        counts = self._comm.votes(has)
-        for (block, ranges), count in zip(owned, counts, strict=True):
-            if count and ranges.owner != rank and gradient_of(block.leaf) is None:
+        owns = [cast(Ranges, block.ranges)[rank] is not None for block in blocks]
+        counts = self._comm.votes(
+            [own and gradient_of(block.leaf) is not None for own, block in zip(owns, blocks, strict=True)]
+        )
+        for block, own, count in zip(blocks, owns, counts, strict=True):
+            if count and not own and gradient_of(block.leaf) is None:
                 with torch.inference_mode(False):
                     give_gradient(block.leaf, block.leaf.new_empty(0))
         self._merge_whole(blocks)

@@ -56,7 +56,7 @@ class StandIns:
                     if parameter is None or isinstance(parameter, GlobalTensor):
                         continue
                     stand_in = known.get(id(parameter))
-                    stand_in = self._stand_in(parameter) if stand_in is None else stand_in
+                    stand_in = self.of(parameter) if stand_in is None else stand_in
                     if stand_in is not None:
                         known[id(parameter)] = stand_in
                         swapped.append((part._parameters, name, parameter, type(part).__name__))
@@ -74,7 +74,8 @@ class StandIns:
                     f"it whole"
                 )
 
-    def _stand_in(self, parameter: torch.Tensor) -> GlobalTensor | None:
+    def of(self, parameter: torch.Tensor) -> GlobalTensor | None:
+        """What stands for a parameter of which this rank has a block; None for another."""
         block = self._gradients.block(parameter)
         if block is None:
             return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -75,7 +76,7 @@ class CutRanges(tuple["tuple[int, int] | None", ...]):
 
     cut: TensorCut
 
-    def __new__(cls, cut: TensorCut, spans: Ranges) -> CutRanges:
+    def __new__(cls, cut: TensorCut, spans: Ranges) -> Any:
         made = super().__new__(cls, spans)
         made.cut = cut
         return made

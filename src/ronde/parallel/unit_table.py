@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -212,7 +213,7 @@ class UnitTable:
         return self._add(*map(list, zip(*found, strict=True))) if found else None
 
     def _add(self, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges]) -> Unit:
-        copied = self._home.on_host or any(isinstance(each, CutRanges) for each in ranges)
+        copied = self._home.on_host or any(isinstance(each, CutRanges) or _overlap(each) for each in ranges)
         mapped = None if copied else map_unit(self._count, tensors, ranges, self._comm)
         unit: Unit = (
             copy_unit(self._count, tensors, ranges, self._comm, self._home) if mapped is None else mapped
@@ -222,6 +223,12 @@ class UnitTable:
         for member, tensor in unit.parameters:
             self._of[id(tensor)] = self._by_storage[member.cdata] = member, unit
         return unit
+
+
+def _overlap(ranges: Ranges) -> bool:
+    """Whether several ranks have a copy each of an element."""
+    spans = sorted(span for span in ranges if span is not None)
+    return any(second[0] < first[1] for first, second in pairwise(spans))
 
 
 def _has_elements(tensor: torch.Tensor) -> bool:

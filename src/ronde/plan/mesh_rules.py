@@ -10,7 +10,6 @@ __all__ = ["not_built_together"]
 
 # With a degree that cuts the model, by key: the values that are built.
 _WITH_TENSOR: dict[str, tuple[object, ...]] = {
-    "pipeline": (1,),
     "state": ("replicated", "zero1"),
     "sparse": ("replicated",),
     "offload": ("none",),
@@ -22,18 +21,16 @@ _WITH_TENSOR: dict[str, tuple[object, ...]] = {
     "recompute": ("none",),
     "compile": (False,),
 }
-_WITH_PIPELINE = {
-    key: values for key, values in _WITH_TENSOR.items() if key not in ("micro-batches", "pipeline")
-}
+_WITH_PIPELINE = {key: values for key, values in _WITH_TENSOR.items() if key != "micro-batches"}
 _WITH_PIPELINE |= {"schedule": ("gpipe", None)}
 
 
 def not_built_together(plan: Values) -> Iterator[str]:
     """What is wrong with a plan that cuts the model, each in a sentence with the nearest legal plan."""
-    if plan.mesh.tensor > 1:
-        yield from _among(plan, "tensor", _WITH_TENSOR)
     if plan.mesh.pipeline > 1:
         yield from _among(plan, "pipeline", _WITH_PIPELINE)
+    elif plan.mesh.tensor > 1:
+        yield from _among(plan, "tensor", _WITH_TENSOR)
     if plan.mesh.cuts is not None and plan.mesh.tensor == 1:
         yield (
             f"tensor-cuts says what tensor=N cuts, and tensor=1 cuts nothing; nearest legal: tensor=2,"

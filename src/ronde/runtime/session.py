@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,10 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 
+# Axes along which ranks have other blocks of models, and the same rows.
+_CUT_MODELS: tuple[Axis, ...] = ("pipeline", "tensor")
+
+
 class Session:
     """Everything that stands between the script and this rank.
 
@@ -115,8 +120,8 @@ class Session:
         if self._mesh.degree("data") == config.world_size:
             reducer_comm = self._join("reducer", host, plan.communication.algorithm)
         else:
-            rows = self._meet("rows", "data", host)
-            reducer_comm = self._meet("reducer", "data", host)
+            rows = self._meet("rows", host, "data")
+            reducer_comm = self._meet("reducer", host, "data")
         self._groups = list(dict.fromkeys([comm, reducer_comm, rows]))
         # What the state axis keeps in parts decides where gradients go, so it is there before the reducer.
         self.client = servers.connect(config, plan)
@@ -232,10 +237,10 @@ class Session:
         by_itself = self.config.world_size == 1 or self._sharding.way is not None
         return by_itself or compute.cuts_batches(self.plan, degree)
 
-    def _meet(self, name: str, axis: Axis, host: str | None) -> Comm:
-        """The ranks that differ from this one along one axis only."""
+    def _meet(self, name: str, host: str | None, *axes: Axis) -> Comm:
+        """The ranks that differ from this one along these axes only."""
         algorithm = self.plan.communication.algorithm if name.endswith("reducer") else "auto"
-        members = self._mesh.members(self.config.rank, axis)
+        members = self._mesh.members(self.config.rank, *axes)
         group = join_some(self.config, name, host, algorithm, members)
         self._subgroups.append(group)
         return group
@@ -247,22 +252,37 @@ class Session:
 
     def _shard(self, comm: Comm, host: str | None) -> Sharding:
         """What the mesh and the state axis keep in parts."""
-        if self._mesh.degree("pipeline") > 1:
-            from ronde.runtime.stage_sharding import StageSharding
+        axes: list[Axis] = [axis for axis in _CUT_MODELS if self._mesh.degree(axis) > 1]
+        if not axes:
+            return Sharding(self.plan, comm, self.notes.say, self.client)
+        by_axis: dict[Axis, Comm] = {axis: self._meet(axis, host, axis) for axis in axes}
+        group = next(iter(by_axis.values())) if len(axes) == 1 else self._meet("blocks", host, *axes)
+        self._groups += dict.fromkeys([*by_axis.values(), group])
+        return self._shard_models(by_axis, self._block_ranks(axes, comm, group))
 
-            return StageSharding(self.plan, self._block_ranks("pipeline", comm, host), self.notes.say)
-        if self._mesh.degree("tensor") > 1:
+    def _shard_models(self, by_axis: Mapping[Axis, Comm], ranks: BlockRanks) -> Sharding:
+        """What the mesh cuts of models, whose groups along its axes are given."""
+        plan, say = self.plan, self.notes.say
+        if "pipeline" not in by_axis:
             from ronde.runtime.tensor_sharding import TensorSharding
 
-            return TensorSharding(self.plan, self._block_ranks("tensor", comm, host), self.notes.say)
-        return Sharding(self.plan, comm, self.notes.say, self.client)
+            return TensorSharding(plan, ranks, say)
+        if "tensor" not in by_axis:
+            from ronde.runtime.stage_sharding import StageSharding
 
-    def _block_ranks(self, axis: Axis, rows: Comm, host: str | None) -> BlockRanks:
+            return StageSharding(plan, ranks, say, by_axis["pipeline"])
+        from ronde.runtime.cut_stage_sharding import CutStageSharding
+
+        return CutStageSharding(plan, ranks, say, by_axis["pipeline"], by_axis["tensor"])
+
+    def _block_ranks(self, axes: Sequence[Axis], rows: Comm, group: Comm) -> BlockRanks:
         from ronde.runtime.block_sharding import BlockRanks
 
-        mesh, group = self._mesh, self._meet(axis, axis, host)
-        self._groups.append(group)
-        places = [(mesh.coordinate(rank, axis), mesh.coordinate(rank, "data")) for rank in range(mesh.ranks)]
+        mesh = self._mesh
+        places = [
+            (mesh.members(rank, *axes).index(rank), mesh.coordinate(rank, "data"))
+            for rank in range(mesh.ranks)
+        ]
         return BlockRanks(rows=rows, group=group, everybody=self.everybody, places=places)
 
     def _stream(self) -> RankStream | None:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.parallel.pipeline import Pipeline, UsedElsewhere
 from ronde.parallel.stage_division import StageDivision
@@ -26,19 +27,27 @@ class StageSharding(BlockSharding):
     """What is cut on this rank.
 
     Args:
-        ranks: `group` is the pipeline group.
+        pipeline: the pipeline group, of a rank of each stage.
+        division: who has which block; by default a stage is one rank's.
 
     Attributes:
         pipeline: carries a model's call out.
     """
 
-    def __init__(self, plan: Plan, ranks: BlockRanks, note: Callable[[str], None]) -> None:
-        division = self._stage_division = StageDivision(ranks.group.world_size)
+    def __init__(
+        self,
+        plan: Plan,
+        ranks: BlockRanks,
+        note: Callable[[str], None],
+        pipeline: Comm,
+        division: StageDivision | None = None,
+    ) -> None:
+        division = self._stage_division = division or StageDivision(pipeline.world_size)
         super().__init__(
             plan, ranks, note,
             division=division, find=division, item="pipeline", blocks=StageGradients,
         )  # fmt: skip
-        self.pipeline = Pipeline(ranks.group, plan.compute.micro_batches, self)
+        self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self)
         self.way = self.pipeline
 
     def install(self, patches: Patches, context: Context) -> None:
@@ -70,6 +79,9 @@ class StageSharding(BlockSharding):
         if block is None:
             return None
         return self._blocks.demand(block, gradient=parameter.requires_grad)
+
+    def whole(self, output: Any) -> Any:
+        return output
 
     def watched(self) -> AbstractContextManager[None]:
         return self._cut.watched(_used_elsewhere)

@@ -66,9 +66,12 @@ def model_of_script(script: str, arguments: Sequence[str]) -> torch.nn.Module:
 
 def lines_of_cuts(model: torch.nn.Module, plan: Plan) -> list[str]:
     """What a plan that cuts models cuts of this one."""
-    if plan.mesh.pipeline > 1:
-        return _stages(cut_into_stages(model, plan.mesh.pipeline), plan.mesh.pipeline)
-    return _table(placements(model, plan.mesh.tensor, cuts_by_pattern(plan.mesh.cuts)))
+    stages, lines = plan.mesh.pipeline, list[str]()
+    if stages > 1:
+        lines += _stages(cut_into_stages(model, stages), stages)
+    if plan.mesh.tensor > 1:
+        lines += _table(placements(model, plan.mesh.tensor, cuts_by_pattern(plan.mesh.cuts)))
+    return lines
 
 
 def _stages(found: Stages, count: int) -> list[str]:

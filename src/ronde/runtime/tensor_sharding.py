@@ -14,12 +14,12 @@ from ronde.parallel.stand_ins import StandIns
 from ronde.parallel.tensor_cut import CutRanges
 from ronde.parallel.tensor_division import TensorDivision
 from ronde.parallel.tensor_rules import tensor_rules
-from ronde.parallel.tensor_structure import Placement
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.plan.cuts import cuts_by_pattern
 from ronde.runtime.block_sharding import BlockRanks, BlockSharding
+from ronde.runtime.uncut_models import UncutModels
 from ronde.tensor.autograd import ENGINE
 from ronde.tensor.context import Context
 from ronde.tensor.edges import Gather
@@ -35,9 +35,9 @@ class TensorSharding(BlockSharding):
     """
 
     def __init__(self, plan: Plan, ranks: BlockRanks, note: Callable[[str], None]) -> None:
-        division = TensorDivision(ranks.group.world_size, cuts_by_pattern(plan.mesh.cuts), self._tell)
+        self._uncut = UncutModels(plan.item("tensor"))
+        division = TensorDivision(ranks.group.world_size, cuts_by_pattern(plan.mesh.cuts), self._uncut.tell)
         super().__init__(plan, ranks, note, division=division, find=division, item="tensor")
-        self._uncut: dict[str, None] = {}
         self._asking = False
         # Models that have been called with a graph.
         self._called: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -62,16 +62,7 @@ class TensorSharding(BlockSharding):
             yield
 
     def notes(self) -> list[str]:
-        if self._cut.are_there or not self._uncut:
-            return super().notes()
-        return [
-            f"{self._plan.item('tensor')} cuts nothing of {', '.join(self._uncut)}: every rank of a group "
-            f"computes all of it, right but no faster; `ronde plan show --script` lists why"
-        ]
-
-    def _tell(self, model: torch.nn.Module, found: list[Placement]) -> None:
-        if found and not any(each.cut is not None for each in found):
-            self._uncut.setdefault(type(model).__name__)
+        return [*super().notes(), *self._uncut.notes()]
 
     def _install_gradients(self, patches: Patches, context: Context) -> None:
         """`torch.autograd.grad` and `backward(inputs=...)` of a parameter reach its block too."""

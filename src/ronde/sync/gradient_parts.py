@@ -209,6 +209,11 @@ class GradientParts:
         found = [self.part(tensor) for tensor in tensors]
         return [part for part in found if part is not None]
 
+    def counted(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """As `parts`, less those of which an earlier rank has a copy: ranks together have each once."""
+        held = [each for tensor in tensors if (each := self._of(tensor)) is not None]
+        return [each.part for each in held if each.ranges.index(each.ranges[self.owner]) == self.owner]
+
     def _gone(self, key: int) -> None:
         self._watched.discard(key)
         self._held.pop(key, None)

@@ -1,0 +1,40 @@
+"""Models of which `tensor=N` has found nothing to cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from ronde.parallel.tensor_structure import Placement
+
+__all__ = ["UncutModels"]
+
+
+class UncutModels:
+    """Hears of each model that is cut for the first time.
+
+    Args:
+        item: of the plan, which cuts.
+    """
+
+    def __init__(self, item: str) -> None:
+        self._item = item
+        self._found: dict[str, None] = {}
+        self._some_are_cut = False
+
+    def tell(self, model: nn.Module, found: Sequence[Placement]) -> None:
+        """A model is cut so."""
+        if any(each.cut is not None for each in found):
+            self._some_are_cut = True
+        elif found:
+            self._found.setdefault(type(model).__name__)
+
+    def notes(self) -> list[str]:
+        """What the user should know at the end."""
+        if self._some_are_cut or not self._found:
+            return []
+        return [
+            f"{self._item} cuts nothing of {', '.join(self._found)}: every rank of a group computes all of "
+            f"it, right but no faster; `ronde plan show --script` lists why"
+        ]
