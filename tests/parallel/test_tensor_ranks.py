@@ -39,6 +39,10 @@ def test_a_cut_model_trains_as_on_one_device_on_four_ranks(four: Ranks, name: st
     compare(four, plan, train, name)
 
 
+def test_a_model_is_cut_into_stages_and_these_over_tensor_groups(four: Ranks):
+    compare(four, "tensor=2,pipeline=2,micro-batches=2", train, "decoder")
+
+
 def uses() -> list[torch.Tensor]:
     """What scripts do with parameters and gradients, one after the other."""
     torch.manual_seed(1)

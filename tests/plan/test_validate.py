@@ -79,6 +79,7 @@ AVAILABLE_ON = [
     ("tensor=2", 2),
     ("data=2,tensor=2,precision=tf32,algorithm=ring,bucket-mb=4,rng=per-rank,loading=full", 4),
     ("data=2,tensor=2,zero1", 4),
+    ("tensor=2,pipeline=2,zero1,micro-batches=2", 8),
     ("data=2,pipeline=2,zero1,micro-batches=4", 4),
     ("tensor=4,tensor-cuts=*.fc1.weight:0+*.fc2.*:replicated", 8),
 ]

@@ -48,12 +48,14 @@ class Block:
         number: in the order in which blocks were made, the same on all ranks.
         parameter: the whole one, of which this rank has a block.
         ranges: each rank's elements.
-        leaf: this rank's block, in the memory of its elements.
+        part: this rank's elements, flat.
+        leaf: this rank's block, in their memory.
     """
 
     number: int
     parameter: Leaf
     ranges: BlockRanges
+    part: torch.Tensor
     leaf: torch.Tensor
 
 
@@ -110,7 +112,7 @@ class LocalGradients(GradientParts):
         leaf = part.view(list(ranges.shape_of_block(tensor.shape, self._comm.rank))).detach()
         leaf.requires_grad_(tensor.requires_grad)
         self._count += 1
-        block = Block(self._count, Leaf(tensor), ranges, leaf)
+        block = Block(self._count, Leaf(tensor), ranges, part, leaf)
         key = id(tensor)
         self._blocks[key] = self._numbered[block.number] = block
         weakref.finalize(tensor, self._forget, key, block).atexit = False

@@ -73,8 +73,8 @@ class Held(Protocol):
         """Inside, whoever uses a parameter of another stage meets `UsedElsewhere`."""
         ...
 
-    def share(self, parameter: torch.Tensor) -> None:
-        """Have a parameter on every rank from now on. All ranks come here."""
+    def share(self, parameter: torch.Tensor, module: nn.Module) -> None:
+        """Have a parameter of a model on every rank from now on. All ranks come here."""
         ...
 
 
@@ -105,7 +105,7 @@ class Pipeline:
                 torch.set_rng_state(state)
                 self.complete()
                 if isinstance(found, UsedElsewhere):
-                    self._held.share(found.parameter)
+                    self._held.share(found.parameter, call.module)
                     self._routes.pop(call.module, None)
 
     def complete(self) -> None:

@@ -166,7 +166,8 @@ class BlockSharding(Sharding):
 
     def _take_block(self, parameter: torch.Tensor, ranges: BlockRanges, part: torch.Tensor) -> None:
         block = self._blocks.block(parameter)
-        if block is None or block.leaf.data_ptr() != part.data_ptr():
+        # By the object, which is another one on all ranks: some have no elements, and no address.
+        if block is None or block.part is not part:
             if self._reducer is not None:
                 self._reducer.let_go(parameter)
             self._blocks.add_block(parameter, ranges, part)

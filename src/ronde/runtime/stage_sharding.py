@@ -86,12 +86,14 @@ class StageSharding(BlockSharding):
     def watched(self) -> AbstractContextManager[None]:
         return self._cut.watched(_used_elsewhere)
 
-    def share(self, parameter: torch.Tensor) -> None:
+    def share(self, parameter: torch.Tensor, module: torch.nn.Module) -> None:
         assert isinstance(self._blocks, StageGradients)
         self._blocks.forget(parameter)
         self._stage_division.share(parameter)
         self._cut.dissolve(parameter)
         self._adopt(parameter)
+        self._cut_new(module)  # those that were in one unit with it
+        self._cut.rest(keep_last=False)
 
     def _install_refusals(self, patches: Patches) -> None:
         """What one rank alone would hear of."""
