@@ -43,7 +43,11 @@ from ronde.tensor.graph import leaves_behind, now
 from ronde.tensor.tree import Opaque, leaves, map_leaves
 from ronde.trace.step_clock import Part
 
-__all__ = ["ModelEdge"]
+__all__ = ["ModelEdge", "Spread"]
+
+Spread = Callable[[torch.nn.Module, Any, Any, Callable[[], Any]], Any]
+"""Given a module, its arguments, and what carries the call out for the whole batch: an output of rows, or
+`NotImplemented`."""
 
 
 class ModelEdge:
@@ -57,6 +61,9 @@ class ModelEdge:
         outward: what is to be done with the output of such a call.
         cuts: batches are cut; else every rank computes all rows of its model.
         sampled: the plan saves memory inside models, so their rows are not observed all at once.
+
+    Attributes:
+        spread: carries out calls of modules that ranks compute together, where the script runs; may be set.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class ModelEdge:
         self._way = way
         self._calling = calling
         self._outwards = outward
+        self.spread: Spread | None = None
         self._cuts = cuts
         self._stream = stream
         self._crossing = Crossing(calls.context, rules, calls.notes.say)
@@ -166,7 +174,22 @@ class ModelEdge:
         except Opaque as opaque:
             with self._explanations.opaque(module, str(opaque)):
                 return _body(plain, module)(*args, **kwargs)
-        return self._taken_apart(plain, module, args, kwargs, values)
+        if self.spread is None:
+            return self._taken_apart(plain, module, args, kwargs, values)
+        return self._spread_out(plain, module, args, kwargs, values)
+
+    def _spread_out(
+        self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, values: list[Any]
+    ) -> Any:
+        assert self.spread is not None
+        whole = functools.partial(self._taken_apart, plain, module, args, kwargs, values)
+        output = self.spread(module, args, kwargs, whole)
+        if output is NotImplemented:
+            return whole()
+        if torch.is_grad_enabled():
+            self._crossing.adopt(module)
+        self._calls.tally.cut(type(uncompiled(module)).__name__)
+        return output
 
     def _taken_apart(
         self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, values: list[Any]

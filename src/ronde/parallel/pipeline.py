@@ -25,6 +25,7 @@ from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.modules.sharded_call import ShardedCall
 from ronde.parallel.absent import Absence, Shape, is_absent, packed
+from ronde.parallel.holding import holding
 from ronde.parallel.pieces import given_to, joined, rows_of, run_on
 from ronde.parallel.pipeline_edges import Join, Received, Sent, Tie
 from ronde.parallel.pipeline_route import (
@@ -271,7 +272,7 @@ class _Piece:
             for unit in self._stages.units:
                 before.append((unit.module.__dict__, unit.module.__dict__.get("forward", _MISSING)))
                 unit.module.__dict__["forward"] = self._caller(unit, unit.module.forward)
-            with _holding(module, lambda each: self._tied.get(id(each))):
+            with holding(module, lambda each: self._tied.get(id(each))):
                 yield
         finally:
             for members, forward in before:
@@ -327,7 +328,7 @@ class _Piece:
         """This rank's: what it returns, and what the others are told of it."""
         draws = DrawsOfUnit() if self._learns else None
         try:
-            with _holding(unit.module, self._held.leaf), draws or nullcontext():
+            with holding(unit.module, self._own_leaf), draws or nullcontext():
                 output = self._held.whole(forward(*args, **kwargs))
         except UsedElsewhere as used:
             if not self._learns:
@@ -338,6 +339,11 @@ class _Piece:
                 self._comm.broadcast_object(Problem(error=f"{type(error).__name__}: {error}"), unit.stage)
             raise
         return output, None if draws is None else Output.of(output, values, draws.drawn)
+
+    def _own_leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        leaf = self._held.leaf(parameter)
+        # One without elements is another rank's.
+        return leaf if leaf is not None and leaf.shape == parameter.shape else None
 
     def _step(self, unit: StageUnit, values: Sequence[Any]) -> Step:
         if self._next >= len(self._route.steps):
@@ -396,28 +402,6 @@ class _Piece:
 
 
 _MISSING: Any = object()
-
-
-@contextmanager
-def _holding(module: nn.Module, stand_in: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
-    """Inside, a module and those in it hold what stands for their parameters, where something does."""
-    swapped: list[tuple[dict[str, Any], str, Any]] = []
-    try:
-        for part in module.modules():
-            members: dict[str, Any] = part._parameters
-            for name, parameter in members.items():
-                found = None if parameter is None else stand_in(parameter)
-                # One without elements is another rank's.
-                if parameter is not None and found is not None and found.shape == parameter.shape:
-                    swapped.append((members, name, parameter))
-                    members[name] = found
-            if isinstance(part, nn.RNNBase):  # it looks itself whether they are others, and lists them
-                held = part.__dict__
-                swapped += [(held, name, held[name]) for name in ("_flat_weights", "_flat_weight_refs")]
-        yield
-    finally:
-        for members, name, before in swapped:
-            members[name] = before
 
 
 def _name_of(parameter: torch.Tensor, stages: Stages, user: StageUnit) -> str:

@@ -10,7 +10,6 @@ __all__ = ["BUILT"]
 BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "context": (1,),
-        "expert": (1,),
         "state": ("replicated", "zero1", "zero2", "zero3", "central", "server"),
         "sparse": ("replicated", "sharded"),
         "offload": ("none", "optimizer", "all"),

@@ -23,14 +23,28 @@ _WITH_TENSOR: dict[str, tuple[object, ...]] = {
 }
 _WITH_PIPELINE = {key: values for key, values in _WITH_TENSOR.items() if key != "micro-batches"}
 _WITH_PIPELINE |= {"schedule": ("gpipe", None)}
+_WITH_EXPERT: dict[str, tuple[object, ...]] = {
+    "tensor": (1,),
+    "pipeline": (1,),
+    **{key: values for key, values in _WITH_TENSOR.items() if key != "state"},
+    "state": ("replicated",),
+}
 
 
-def not_built_together(plan: Values) -> Iterator[str]:
+def not_built_together(plan: Values, world_size: int | None) -> Iterator[str]:
     """What is wrong with a plan that cuts the model, each in a sentence with the nearest legal plan."""
     if plan.mesh.pipeline > 1:
         yield from _among(plan, "pipeline", _WITH_PIPELINE)
     elif plan.mesh.tensor > 1:
         yield from _among(plan, "tensor", _WITH_TENSOR)
+    if plan.mesh.expert > 1:
+        yield from _among(plan, "expert", _WITH_EXPERT)
+        data = plan.mesh.data or world_size
+        if data is not None and data > 1 and data != plan.mesh.expert:
+            yield (
+                f"{plan.item('expert')} with data={data} is not available in this version, which spreads "
+                f"experts over all ranks; nearest legal: data={data},expert={data}"
+            )
     if plan.mesh.cuts is not None and plan.mesh.tensor == 1:
         yield (
             f"tensor-cuts says what tensor=N cuts, and tensor=1 cuts nothing; nearest legal: tensor=2,"

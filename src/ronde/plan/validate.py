@@ -26,7 +26,7 @@ def validate(plan: Values, world_size: int | None = None, device: str | None = N
     `world_size` is the number of ranks, `device` where they compute ("cpu", "cuda"), as far as that is
     known. One rank switches the mesh off, so no degree is compared with it.
     """
-    return [*_not_built(plan), *contradictions(plan, world_size, device)]
+    return [*_not_built(plan, world_size), *contradictions(plan, world_size, device)]
 
 
 def contradictions(plan: Values, world_size: int | None = None, device: str | None = None) -> list[str]:
@@ -48,13 +48,13 @@ def check(plan: Values, world_size: int | None = None, device: str | None = None
         raise PlanError("; ".join(errors))
 
 
-def _not_built(plan: Values) -> Iterator[str]:
+def _not_built(plan: Values, world_size: int | None) -> Iterator[str]:
     for name, built in BUILT.items():
         if plan.value(name) not in built:
             words = ", ".join(KEYS[name].write(value) for value in built)
             yield f"{plan.item(name)} is not available in this version; available: {words}"
     yield from not_combined(plan)
-    yield from not_built_together(plan)
+    yield from not_built_together(plan, world_size)
 
 
 def _has_tables_on_servers(plan: Values) -> bool:

@@ -176,6 +176,7 @@ class Session:
             cuts=self._cuts_batches(),
             sampled=plan.compute.recompute != "none" or self._sharding.way is not None,
         )
+        self._edge.spread = self._sharding.spread
         self._publishing = self._published()
         self.checkpoints = self._saved()
         self._waited_before = self._waited_ns()
@@ -252,6 +253,12 @@ class Session:
 
     def _shard(self, comm: Comm, host: str | None) -> Sharding:
         """What the mesh and the state axis keep in parts."""
+        if self.plan.mesh.expert > 1:
+            from ronde.runtime.expert_sharding import ExpertSharding
+
+            experts = self._meet("expert", host, "data")
+            self._groups.append(experts)
+            return ExpertSharding(self.plan, self._block_ranks(["data"], comm, experts), self.notes.say)
         axes: list[Axis] = [axis for axis in _CUT_MODELS if self._mesh.degree(axis) > 1]
         if not axes:
             return Sharding(self.plan, comm, self.notes.say, self.client)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ronde.comm.process_group import Comm
+from ronde.modules.model_edge import Spread
 from ronde.modules.sharded_call import Way
 from ronde.parallel import gradients, opaque
 from ronde.parallel.building import Building
@@ -95,6 +96,9 @@ class Sharding:
 
     #: Carries calls of models out that are cut into stages; None where none are.
     way: Way | None = None
+
+    #: Carries out calls of modules that ranks compute together, within a model that runs in parts.
+    spread: Spread | None = None
 
     #: Makes of a model's output what it is on this rank's rows; None where it is that.
     outward: Callable[[Any], Any] | None = None

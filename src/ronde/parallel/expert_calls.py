@@ -1,0 +1,219 @@
+"""How a mixture is called where each rank has its own tokens, and some of the experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ronde.comm.process_group import Comm
+from ronde.errors import UsageError
+from ronde.parallel.expert_exchange import Exchange, linked
+from ronde.parallel.expert_structure import Mixture
+from ronde.parallel.holding import holding
+from ronde.tensor.tree import leaves, map_leaves
+
+__all__ = ["Cannot", "Outputs", "call_fused", "call_listed", "noting"]
+
+Leaf = Callable[[torch.Tensor], "torch.Tensor | None"]
+"""What stands for a parameter of an expert of this rank."""
+
+
+class Cannot(Exception):
+    """A mixture is not called in a way that can be spread; why, in a few words."""
+
+
+class Outputs:
+    """What experts of one mixture return: as many rows as they are given, of this shape and dtype."""
+
+    def __init__(self) -> None:
+        self.given: torch.Tensor | None = None
+        self.made: torch.Tensor | None = None
+
+    def note(self, given: Any, made: Any) -> None:
+        """An expert was called."""
+        if (
+            isinstance(given, torch.Tensor)
+            and isinstance(made, torch.Tensor)
+            and given.shape[:1] == made.shape[:1]
+        ):
+            self.given, self.made = given.detach()[:0], made.detach()[:0]
+
+
+def call_fused(
+    mixture: Mixture, comm: Comm, leaf: Leaf, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """One module has all experts' parameters: its forward runs on all ranks' tokens with this rank's experts.
+
+    Args:
+        args, kwargs: tokens [T, D], choices [T, K] and weights [T, K] of this rank.
+
+    Returns:
+        [T, D]
+
+    Raises:
+        Cannot: these are no such arguments.
+    """
+    values = [*args, *kwargs.values()]
+    if len(values) != 3 or not all(isinstance(each, torch.Tensor) for each in values):
+        raise Cannot("it is not given tokens, choices and weights")
+    tokens, choices, weights = values
+    shapes_fit = tokens.dim() == 2 and choices.dim() == 2 and choices.shape == weights.shape
+    if not shapes_fit or len(tokens) != len(choices) or choices.is_floating_point():
+        raise Cannot("it is not given tokens, choices and weights")
+    chosen = choices.reshape(-1)
+    order = chosen.argsort(stable=True)
+    of_token = order // choices.shape[1]
+    counts = chosen.bincount(minlength=mixture.count).tolist()
+    exchange = Exchange(comm, counts, [count > 0 for count in counts])
+    rows = exchange.there(tokens[of_token])
+    importance = exchange.there(weights.reshape(-1)[order])
+    here = mixture.count // comm.world_size
+    numbers = torch.tensor([list(range(here))] * comm.world_size, device=rows.device).reshape(-1)
+    experts = numbers.repeat_interleave(torch.tensor(exchange.here, device=rows.device).reshape(-1))
+    with holding(mixture.module, leaf), _counting(mixture.module, here):
+        if len(rows):
+            made = mixture.module.forward(rows, experts[:, None], importance[:, None])
+        else:
+            made = linked(rows.new_zeros(rows.shape), rows)
+        used = list(mixture.module.parameters())
+    made = _reaching(made, used)
+    answered = exchange.back(made, importance)
+    output = tokens.new_zeros(tokens.shape).index_add(0, of_token, answered.to(tokens.dtype))
+    return linked(output, answered)
+
+
+def call_listed(
+    mixture: Mixture, comm: Comm, leaf: Leaf, outputs: Outputs, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Experts are modules of their own, which the forward of the mixture calls on tokens of its choice.
+
+    Its forward runs twice: first experts only take what they are given, and give nothing; then they give what
+    their ranks have made of it. So what an expert is given may not depend on what another gives.
+
+    Raises:
+        Cannot: an expert is given something else than tokens.
+    """
+    state = torch.get_rng_state()
+    rehearsed: list[tuple[int, torch.Tensor]] = []
+    with _answering(mixture, lambda number, given: _nothing(rehearsed, outputs, number, given)):
+        mixture.module.forward(*args, **kwargs)
+    torch.set_rng_state(state)
+    numbers = range(mixture.count)
+    by_expert = [[each for number, each in rehearsed if number == expert] for expert in numbers]
+    counts = [sum(map(len, each)) for each in by_expert]
+    exchange = Exchange(comm, counts, [bool(each) for each in by_expert])
+    assert outputs.given is not None
+    assert outputs.made is not None
+    empty = outputs.given.to(rehearsed[0][1].dtype) if rehearsed else outputs.given
+    rows = exchange.there(torch.cat([empty, *(part for each in by_expert for part in each)]))
+    made = _made_here(mixture, comm, leaf, exchange, rows, outputs.made)
+    answered = exchange.back(made, rows)
+    parts = answered.split([len(part) for each in by_expert for part in each])
+    places = sorted(range(len(rehearsed)), key=lambda place: rehearsed[place][0])
+    answers = dict(zip(places, parts, strict=True))
+    count = iter(range(len(rehearsed)))
+
+    def answer(number: int, given: torch.Tensor) -> torch.Tensor:
+        place = next(count, -1)
+        if place < 0 or rehearsed[place][0] != number or rehearsed[place][1].shape != given.shape:
+            raise UsageError(
+                f"{type(mixture.module).__name__} gives its experts other tokens when these answer: under "
+                f"expert={comm.world_size} what an expert is given cannot depend on another's answer; take a "
+                f"plan without expert"
+            )
+        return answers[place]
+
+    with _answering(mixture, answer):
+        output = mixture.module.forward(*args, **kwargs)
+    first = next((each for each in leaves(output) if isinstance(each, torch.Tensor)), None)
+    return map_leaves(lambda each: linked(each, answered) if each is first else each, output)
+
+
+@contextmanager
+def noting(mixture: Mixture, outputs: Outputs) -> Iterator[None]:
+    """Inside, it is noted what experts return."""
+    plain = [expert.forward for expert in mixture.experts]
+
+    def answer(number: int, given: Any) -> Any:
+        made = plain[number](given)
+        outputs.note(given, made)
+        return made
+
+    with _answering(mixture, answer):
+        yield
+
+
+def _nothing(
+    rehearsed: list[tuple[int, torch.Tensor]], outputs: Outputs, number: int, given: torch.Tensor
+) -> torch.Tensor:
+    assert outputs.made is not None
+    rehearsed.append((number, given))
+    return given.new_zeros((len(given), *outputs.made.shape[1:]), dtype=outputs.made.dtype)
+
+
+def _made_here(
+    mixture: Mixture, comm: Comm, leaf: Leaf, exchange: Exchange, rows: torch.Tensor, empty: torch.Tensor
+) -> torch.Tensor:
+    """What this rank's experts make of all ranks' rows, those of rank 0 first."""
+    each = mixture.count // comm.world_size
+    sizes = [size for row in exchange.here for size in row]
+    parts = rows.split(sizes)
+    made: list[torch.Tensor] = [empty] * len(parts)
+    for place in range(each):
+        if not exchange.asked[place]:
+            continue
+        expert = mixture.experts[comm.rank * each + place]
+        mine = parts[place::each]
+        with holding(expert, leaf):
+            answer = expert(torch.cat(mine))
+        made[place::each] = answer.split([len(part) for part in mine])
+    return torch.cat(made)
+
+
+@contextmanager
+def _answering(mixture: Mixture, answer: Callable[[int, Any], Any]) -> Iterator[None]:
+    """Inside, experts that are called give `answer`."""
+
+    def caller(number: int) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor) or not args[0].dim():
+                raise Cannot("its experts are given more than tokens")
+            return answer(number, args[0])
+
+        return forward
+
+    known = [expert.__dict__ for expert in mixture.experts]
+    before = [members.get("forward") for members in known]
+    for number, members in enumerate(known):
+        members["forward"] = caller(number)
+    try:
+        yield
+    finally:
+        for members, forward in zip(known, before, strict=True):
+            if forward is None:
+                del members["forward"]
+            else:
+                members["forward"] = forward
+
+
+@contextmanager
+def _counting(module: nn.Module, count: int) -> Iterator[None]:
+    members: Any = module.__dict__
+    before = members["num_experts"]
+    members["num_experts"] = count
+    try:
+        yield
+    finally:
+        members["num_experts"] = before
+
+
+def _reaching(made: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Where this rank's experts had no tokens, their gradients are zero as on one device, and not none."""
+    if len(made) or not torch.is_grad_enabled():
+        return made
+    trained = [each.flatten()[:1] for each in parameters if each.requires_grad]
+    return made + sum(each.sum() for each in trained) * 0 if trained else made

@@ -1,0 +1,111 @@
+"""Tokens go to the ranks that have their experts, and what these make of them comes back: all-to-all.
+
+Every rank takes part in every exchange, forward and backward, with no tokens if it has none. (Lepikhin et al.
+2020, "GShard"; no token is dropped here, and none is padded.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ronde.comm.process_group import Comm
+from ronde.tensor.context import Context
+
+__all__ = ["Exchange", "linked", "true_gradient"]
+
+_Function: Any = torch.autograd.Function
+
+
+class _AllToAll(_Function):
+    """Rows for each rank, those for rank 0 first, become the rows of each rank."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, comm: Comm, rows: torch.Tensor, link: torch.Tensor, sent: list[int], come: list[int]
+    ) -> torch.Tensor:
+        ctx.comm, ctx.sent, ctx.come = comm, sent, come
+        return _exchanged(comm, rows, sent, come)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return None, _exchanged(ctx.comm, gradient, ctx.come, ctx.sent), None, None, None
+
+
+class _Linked(_Function):
+    """A tensor itself; backward comes by what others made, even where nothing of it was used."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        ctx.count = len(others)
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, *(None for _ in range(ctx.count))
+
+
+class _TrueGradient(_Function):
+    """A block of parameters, used for the tokens of all ranks: the gradient of these is whole."""
+
+    @staticmethod
+    def forward(ctx: Any, context: Context, leaf: torch.Tensor) -> torch.Tensor:
+        ctx.context = context
+        return leaf.view_as(leaf)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return None, gradient / ctx.context.gradient_factor
+
+
+def true_gradient(context: Context, leaf: torch.Tensor) -> torch.Tensor:
+    """What stands for a leaf whose gradient is to be one device's: gradients of rows are W times that."""
+    return _TrueGradient.apply(context, leaf) if leaf.requires_grad and torch.is_grad_enabled() else leaf
+
+
+def linked(tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    """The tensor, by which backward comes to what made others too."""
+    return _Linked.apply(tensor, *others) if torch.is_grad_enabled() else tensor
+
+
+class Exchange:
+    """One call's. All ranks come here.
+
+    Args:
+        counts: this rank's tokens for each expert; experts lie on ranks in their order, equally many on each.
+
+    Attributes:
+        here: for each rank its tokens for each of this rank's experts.
+        asked: for each expert of this rank, whether any rank has asked for it, with tokens or without.
+    """
+
+    def __init__(self, comm: Comm, counts: Sequence[int], called: Sequence[bool]) -> None:
+        self._comm = comm
+        each = len(counts) // comm.world_size
+        told = torch.tensor([counts, called], device=comm.control_device)
+        known = comm.all_gather(told)
+        own = slice(comm.rank * each, (comm.rank + 1) * each)
+        self.here: list[list[int]] = known[:, 0, own].tolist()
+        self.asked: list[bool] = known[:, 1, own].bool().any(0).tolist()
+        self._sent = [sum(counts[rank * each : (rank + 1) * each]) for rank in range(comm.world_size)]
+        self._come = [sum(row) for row in self.here]
+
+    def there(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows in the order of their experts become those of all ranks for this rank's experts."""
+        anchor = torch.zeros((), requires_grad=torch.is_grad_enabled())
+        return _AllToAll.apply(self._comm, rows, anchor, self._sent, self._come)
+
+    def back(self, rows: torch.Tensor, link: torch.Tensor) -> torch.Tensor:
+        """The reverse; backward comes by what made `link`."""
+        return _AllToAll.apply(self._comm, rows, link, self._come, self._sent)
+
+
+def _exchanged(comm: Comm, rows: torch.Tensor, sent: list[int], come: list[int]) -> torch.Tensor:
+    pieces = [piece.contiguous() for piece in rows.detach().split(sent)]
+    return torch.cat(comm.all_to_all(pieces, come))

@@ -1,0 +1,98 @@
+"""Mixtures of experts in a model: which modules route tokens to experts, and which rank has which expert.
+
+Two forms are known: a list of equal modules beside a router, of which the parent's forward calls some on the
+tokens that it has chosen for them; and one module whose parameters are those of all experts, one behind
+another, which is given tokens, choices and weights, as Hugging Face writes Mixtral, Qwen and their like.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import torch
+from torch import nn
+
+__all__ = ["Mixture", "mixtures"]
+
+_FUSED_ARGUMENTS = 3
+_ROUTERS = ("gate", "router", "gating", "route", "wg")
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Mixture:
+    """A module that is given tokens, and gives each to some of its experts.
+
+    Attributes:
+        name: in its model.
+        experts: modules, one for each; none where one module has the parameters of all.
+        count: of experts.
+        parameters: those of experts, each with its expert; -1 where its first dimension counts experts.
+    """
+
+    name: str
+    module: nn.Module
+    experts: tuple[nn.Module, ...]
+    count: int
+    parameters: tuple[tuple[torch.Tensor, int], ...]
+
+    @property
+    def is_fused(self) -> bool:
+        return not self.experts
+
+
+def mixtures(model: nn.Module, ranks: int) -> list[Mixture]:
+    """Those of which `ranks` can have equally many experts each."""
+    found: list[Mixture] = []
+    inside: set[int] = set()
+    for name, module in model.named_modules():
+        if id(module) in inside:
+            continue
+        mixture = _listed(name, module) or _fused(name, module)
+        if mixture is not None and mixture.count % ranks == 0:
+            found.append(mixture)
+            inside |= {id(part) for part in module.modules()}
+    return found
+
+
+def _listed(name: str, module: nn.Module) -> Mixture | None:
+    for key, child in module.named_children():
+        if not isinstance(child, nn.ModuleList) or len(child) < 2 or not _has_router(module, key, len(child)):
+            continue
+        experts = tuple(child)
+        if len({_kind(each) for each in experts}) > 1 or any(
+            True for each in experts for _ in each.buffers()
+        ):
+            continue
+        pairs = tuple((each, place) for place, expert in enumerate(experts) for each in expert.parameters())
+        if pairs and len({id(each) for each, _ in pairs}) == len(pairs):
+            return Mixture(name, module, experts, len(experts), pairs)
+    return None
+
+
+def _has_router(module: nn.Module, key: str, count: int) -> bool:
+    """Whether the members of a list are chosen from, and not called one after another."""
+    if "expert" in key:
+        return True
+    return any(
+        name in _ROUTERS and any(each.shape[0] == count for each in child.parameters() if each.dim())
+        for name, child in module.named_children()
+    )
+
+
+def _kind(expert: nn.Module) -> tuple[object, ...]:
+    return type(expert), *((name, each.shape, each.dtype) for name, each in expert.named_parameters())
+
+
+def _fused(name: str, module: nn.Module) -> Mixture | None:
+    count = getattr(module, "num_experts", None)
+    own = [each for each in module._parameters.values() if each is not None]
+    if not isinstance(count, int) or count < 2 or len(own) != len(list(module.parameters())):
+        return None
+    if not any(each.dim() >= 3 for each in own) or any(
+        not each.dim() or each.shape[0] != count for each in own
+    ):
+        return None
+    if len(inspect.signature(module.forward).parameters) != _FUSED_ARGUMENTS:
+        return None
+    return Mixture(name, module, (), count, tuple((each, -1) for each in own))

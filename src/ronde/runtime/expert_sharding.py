@@ -1,0 +1,170 @@
+"""`expert=N`: the one place that joins what spreads the experts of a model's mixtures over ranks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from ronde.parallel.expert_calls import Cannot, Outputs, call_fused, call_listed, noting
+from ronde.parallel.expert_division import ExpertDivision
+from ronde.parallel.expert_exchange import true_gradient
+from ronde.parallel.expert_structure import Mixture
+from ronde.parallel.stage_gradients import StageGradients
+from ronde.plan import Plan
+from ronde.runtime.block_sharding import BlockRanks, BlockSharding
+from ronde.tensor.context import Region
+from ronde.tensor.global_tensor import GlobalTensor, localize
+from ronde.tensor.rules.common import is_sharded, local_operand, rewrap
+from ronde.tensor.tree import leaves, map_leaves
+
+__all__ = ["ExpertSharding"]
+
+# How far an answer may lie from that of one device, as a part of its largest entry, by its dtype.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
+_OF_HALVES = 0.05
+
+
+class ExpertSharding(BlockSharding):
+    """What is spread on this rank.
+
+    Args:
+        ranks: `group` are those over which experts are spread, each with its own rows.
+    """
+
+    def __init__(self, plan: Plan, ranks: BlockRanks, note: Callable[[str], None]) -> None:
+        division = self._experts = ExpertDivision(ranks.group.world_size)
+        super().__init__(
+            plan, ranks, note, division=division, find=division, item="expert", blocks=StageGradients
+        )
+        self.spread = self._spread_out
+        # By module: why its experts are not spread, after all; "" where they are.
+        self._tried: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._outputs: weakref.WeakKeyDictionary[torch.nn.Module, Outputs] = weakref.WeakKeyDictionary()
+
+    @contextmanager
+    def calling(self, module: torch.nn.Module) -> Iterator[None]:
+        """A model that is one piece, or a part of one, has all of its experts."""
+        self._cut_new(module)
+        with self._calling_whole(module):
+            yield
+
+    def _spread_out(self, module: torch.nn.Module, args: Any, kwargs: Any, whole: Callable[[], Any]) -> Any:
+        mixture = self._experts.mixture(module)
+        if mixture is None or not any(map(is_sharded, leaves((args, kwargs)))):
+            return NotImplemented
+        why = self._tried.get(module)
+        if why is None:
+            return self._try(mixture, args, kwargs, whole)
+        return NotImplemented if why else self._carry_out(mixture, args, kwargs)
+
+    def notes(self) -> list[str]:
+        said = super().notes()
+        item = self._plan.item("expert")
+        for module, why in list(self._tried.items()):
+            if why:
+                said.append(f"{item} does not spread the experts of {type(module).__name__}: {why}")
+        if not self._tried and self._experts.without:
+            names = ", ".join(self._experts.without)
+            said.append(f"{item} spreads nothing of {names}: no mixture of experts was found in it")
+        return list(dict.fromkeys(said))
+
+    def _adopt(self, leaf: torch.Tensor) -> None:
+        """An expert's gradient is that of all ranks' tokens when it is made."""
+
+    def _try(self, mixture: Mixture, args: Any, kwargs: Any, whole: Callable[[], Any]) -> Any:
+        """The first call, as one device does it; what ranks make of their own tokens is compared."""
+        outputs = self._outputs[mixture.module] = Outputs()
+        why = ""
+        try:
+            with nullcontext() if mixture.is_fused else noting(mixture, outputs):
+                expected = whole()
+        except Cannot as cannot:
+            why, expected = str(cannot), whole()
+        if not why and not mixture.is_fused and outputs.made is None:
+            why = "its experts were not called, or do not return a row for each token"
+        if not why:
+            why = self._compare(mixture, args, kwargs, expected)
+        told = [each for each in self._group.comm.all_gather_object(why) if each]
+        self._tried[mixture.module] = told[0] if told else ""
+        return expected
+
+    def _compare(self, mixture: Mixture, args: Any, kwargs: Any, expected: Any) -> str:
+        module = mixture.module
+        with torch.no_grad():
+            buffers = [(each, each.clone()) for each in module.buffers()]
+            state = torch.get_rng_state()
+            try:
+                found = self._carry_out(mixture, args, kwargs)
+            except Cannot as cannot:
+                return str(cannot)
+            finally:
+                drawn = not torch.equal(state, torch.get_rng_state())
+                torch.set_rng_state(state)
+                changed = any(not torch.equal(each, before) for each, before in buffers)
+                for each, before in buffers:
+                    each.copy_(before)
+            if drawn:
+                return "it draws random numbers"
+            if changed:
+                return "its calls change its buffers"
+            return (
+                "" if _alike(list(leaves(found)), list(leaves(expected))) else "its rows are not independent"
+            )
+
+    def _carry_out(self, mixture: Mixture, args: Any, kwargs: Any) -> Any:
+        script = self._script
+        assert script is not None
+        shards = [each for each in leaves((args, kwargs)) if is_sharded(each)]
+        first: GlobalTensor = shards[0]
+        layout = first._layout
+        from_end = layout.at(layout.dim - first.dim())
+
+        def local(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if isinstance(value, GlobalTensor) or value.dim() != first.dim():
+                return localize(value) if isinstance(value, GlobalTensor) else value
+            return local_operand(script, value, from_end)
+
+        args, kwargs = map_leaves(local, (args, kwargs))
+        self._cut.rest(keep_last=False)
+        comm = self._group.comm
+        with script.enter(Region.SHARDED, layout.rows):
+            if mixture.is_fused:
+                output = call_fused(mixture, comm, self._leaf, args, kwargs)
+            else:
+                outputs = self._outputs[mixture.module]
+                output = call_listed(mixture, comm, self._leaf, outputs, args, kwargs)
+        return map_leaves(lambda each: rewrap(first, each, layout), output)
+
+    def _leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        block = self._blocks.block(parameter)
+        if block is None or not block.leaf.numel():
+            return None
+        assert self._script is not None
+        return true_gradient(self._script, self._blocks.demand(block, gradient=parameter.requires_grad))
+
+
+def _alike(found: list[Any], expected: list[Any]) -> bool:
+    if len(found) != len(expected):
+        return False
+    for one, other in zip(found, expected, strict=True):
+        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+            if one is not other and one != other:
+                return False
+            continue
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        if not one.is_floating_point():
+            if not torch.equal(one, other):
+                return False
+            continue
+        allowed = _TOLERANCE.get(one.dtype, _OF_HALVES)
+        distance, size = (one - other).abs().max(), other.abs().max()
+        if not bool(distance <= allowed * size):
+            return False
+    return True
