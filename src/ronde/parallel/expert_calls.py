@@ -97,11 +97,9 @@ def call_listed(
     Raises:
         Cannot: an expert is given something else than tokens.
     """
-    state = torch.get_rng_state()
     rehearsed: list[tuple[int, torch.Tensor]] = []
     with _answering(mixture, lambda number, given: _nothing(rehearsed, outputs, number, given)):
         mixture.module.forward(*args, **kwargs)
-    torch.set_rng_state(state)
     numbers = range(mixture.count)
     by_expert = [[each for number, each in rehearsed if number == expert] for expert in numbers]
     counts = [sum(map(len, each)) for each in by_expert]

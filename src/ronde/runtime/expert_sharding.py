@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ronde.errors import UsageError
 from ronde.parallel.expert_calls import Cannot, Outputs, call_fused, call_listed, noting
 from ronde.parallel.expert_division import ExpertDivision
 from ronde.parallel.expert_exchange import true_gradient
@@ -41,8 +42,9 @@ class ExpertSharding(BlockSharding):
             plan, ranks, note, division=division, find=division, item="expert", blocks=StageGradients
         )
         self.spread = self._spread_out
-        # By module: why its experts are not spread, after all; "" where they are.
-        self._tried: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        # By module, for training and evaluation: why its experts are not spread after all; "" if they are.
+        self._tried: weakref.WeakKeyDictionary[torch.nn.Module, dict[bool, str]]
+        self._tried = weakref.WeakKeyDictionary()
         self._outputs: weakref.WeakKeyDictionary[torch.nn.Module, Outputs] = weakref.WeakKeyDictionary()
 
     @contextmanager
@@ -56,17 +58,29 @@ class ExpertSharding(BlockSharding):
         mixture = self._experts.mixture(module)
         if mixture is None or not any(map(is_sharded, leaves((args, kwargs)))):
             return NotImplemented
-        why = self._tried.get(module)
+        why = self._tried.setdefault(module, {}).get(module.training)
         if why is None:
             return self._try(mixture, args, kwargs, whole)
-        return NotImplemented if why else self._carry_out(mixture, args, kwargs)
+        if why:
+            return NotImplemented
+        try:
+            return self._carry_out(mixture, args, kwargs)
+        except Cannot as cannot:
+            item, name = self._plan.item("expert"), type(module).__name__
+            raise UsageError(
+                f"{item} spreads the experts of {name}, which is called in another way than the first time: "
+                f"{cannot}; call it alike, or take a plan without expert"
+            ) from None
 
     def notes(self) -> list[str]:
         said = super().notes()
         item = self._plan.item("expert")
-        for module, why in list(self._tried.items()):
-            if why:
-                said.append(f"{item} does not spread the experts of {type(module).__name__}: {why}")
+        for module, found in list(self._tried.items()):
+            said += [
+                f"{item} does not spread the experts of {type(module).__name__}: {why}"
+                for why in found.values()
+                if why
+            ]
         if not self._tried and self._experts.without:
             names = ", ".join(self._experts.without)
             said.append(f"{item} spreads nothing of {names}: no mixture of experts was found in it")
@@ -89,21 +103,20 @@ class ExpertSharding(BlockSharding):
         if not why:
             why = self._compare(mixture, args, kwargs, expected)
         told = [each for each in self._group.comm.all_gather_object(why) if each]
-        self._tried[mixture.module] = told[0] if told else ""
+        self._tried[mixture.module][mixture.module.training] = told[0] if told else ""
         return expected
 
     def _compare(self, mixture: Mixture, args: Any, kwargs: Any, expected: Any) -> str:
         module = mixture.module
         with torch.no_grad():
             buffers = [(each, each.clone()) for each in module.buffers()]
-            state = torch.get_rng_state()
+            state = _generators()
             try:
                 found = self._carry_out(mixture, args, kwargs)
             except Cannot as cannot:
                 return str(cannot)
             finally:
-                drawn = not torch.equal(state, torch.get_rng_state())
-                torch.set_rng_state(state)
+                drawn = not all(map(torch.equal, state, _generators()))
                 changed = any(not torch.equal(each, before) for each, before in buffers)
                 for each, before in buffers:
                     each.copy_(before)
@@ -139,7 +152,16 @@ class ExpertSharding(BlockSharding):
             else:
                 outputs = self._outputs[mixture.module]
                 output = call_listed(mixture, comm, self._leaf, outputs, args, kwargs)
-        return map_leaves(lambda each: rewrap(first, each, layout), output)
+        size = layout.local_size(script.rank)
+
+        def of_rows(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if value.dim() <= layout.dim or value.shape[layout.dim] != size:
+                raise Cannot("what it returns is not of tokens")
+            return rewrap(first, value, layout)
+
+        return map_leaves(of_rows, output)
 
     def _leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
         block = self._blocks.block(parameter)
@@ -147,6 +169,12 @@ class ExpertSharding(BlockSharding):
             return None
         assert self._script is not None
         return true_gradient(self._script, self._blocks.demand(block, gradient=parameter.requires_grad))
+
+
+def _generators() -> list[torch.Tensor]:
+    """The states of torch's default generators."""
+    on_device = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *on_device]
 
 
 def _alike(found: list[Any], expected: list[Any]) -> bool:

@@ -1,0 +1,219 @@
+"""Experts of mixtures spread over ranks: the numbers of one device, whoever has which tokens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from parallel.cut_models import Ranks, compare
+from ronde.testing.run_ranks import Rank, RankPool
+
+D = torch.float64
+
+
+@pytest.fixture
+def two(ranks: Ranks) -> Ranks:
+    return functools.partial(ranks, 2)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    pool = RankPool(4, timeout=180)
+    yield pool.run
+    pool.close()
+
+
+class Listed(nn.Module):
+    """Experts are modules; those without tokens are not called."""
+
+    def __init__(self, width: int = 8, experts: int = 4, chosen: int = 2) -> None:
+        super().__init__()
+        self.gate, self.chosen = nn.Linear(width, experts, bias=False), chosen
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            for _ in range(experts)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        weights, choices = self.gate(tokens).softmax(-1).topk(self.chosen, -1)
+        out = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            rows, places = torch.where(choices == number)
+            if len(rows):
+                # Weighted before too: what experts are given has a gradient of its own.
+                given = tokens[rows] * (1 + weights[rows, places, None])
+                out.index_add_(0, rows, expert(given) * weights[rows, places, None])
+        return out.view_as(x)
+
+
+class Balanced(Listed):
+    """Gives a loss over all tokens too."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), self.gate(x).softmax(-1).flatten(0, -2).mean(0).pow(2).sum()
+
+
+class Together(nn.Module):
+    """The parameters of all experts, one behind another."""
+
+    def __init__(self, width: int = 8, experts: int = 4) -> None:
+        super().__init__()
+        self.num_experts = experts
+        self.up = nn.Parameter(torch.randn(experts, 2 * width, width) * 0.3)
+        self.down = nn.Parameter(torch.randn(experts, width, 2 * width) * 0.3)
+        self.bias = nn.Parameter(torch.randn(experts, width) * 0.1)
+
+    def forward(self, tokens: torch.Tensor, choices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(tokens)
+        for number in choices.unique().tolist():
+            rows, places = torch.where(choices == number)
+            made = F.linear(F.silu(F.linear(tokens[rows], self.up[number])), self.down[number])
+            out.index_add_(0, rows, (made + self.bias[number]) * weights[rows, places, None])
+        return out
+
+
+class Fused(nn.Module):
+    def __init__(self, width: int = 8, experts: int = 4) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(width, experts, bias=False), Together(width, experts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        weights, choices = self.gate(tokens).softmax(-1).topk(2, -1)
+        return self.experts(tokens, choices, weights).view_as(x)
+
+
+class Model(nn.Module):
+    def __init__(self, kind: type[nn.Module], **sizes: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 8)
+        self.first, self.second = kind(**sizes), kind(**sizes)
+        self.head = nn.Linear(8, 12)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        x = self.embed(ids)
+        extra: Any = 0.0
+        for mixture in (self.first, self.second):
+            made = mixture(x)
+            made, beside = made if isinstance(made, tuple) else (made, 0.0)
+            x, extra = x + made, extra + beside
+        return self.head(x), extra
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "listed": lambda: Model(Listed),
+    "fused": lambda: Model(Fused),
+    "balanced": lambda: Model(Balanced),
+}
+
+
+def train(
+    make: Callable[[], nn.Module], loss_of: Callable[..., torch.Tensor], rows: int = 6
+) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    model = make().to(D)
+    draw = torch.Generator().manual_seed(2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    told: list[torch.Tensor] = []
+    for step in range(10):
+        loss = loss_of(model, torch.randint(0, 12, (rows, 3), generator=draw))
+        loss.backward()
+        told.append(loss.detach().clone())
+        if step % 3 == 1:  # in some steps gradients are of two batches
+            continue
+        told.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).clone())
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        told.append(loss_of(model, torch.randint(0, 12, (rows, 3), generator=draw)).clone())
+    told += [value.clone() for value in model.state_dict().values()]
+    return told + [each["exp_avg"].clone() for each in optimizer.state_dict()["state"].values()]
+
+
+def named(name: str, rows: int = 6) -> list[torch.Tensor]:
+    def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        logits, extra = model(ids)
+        return F.cross_entropy(logits.flatten(0, 1), ids.flatten()) + 0.1 * extra
+
+    return train(MODELS[name], loss_of, rows)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_mixture_trains_as_on_one_device(two: Ranks, name: str):
+    compare(two, "data=2,expert=2", named, name)
+
+
+def test_a_rank_may_have_no_tokens_for_an_expert(two: Ranks):
+    """Of two rows with three tokens each most experts have none."""
+    for name in ("listed", "fused"):
+        compare(two, "data=2,expert=2", named, name, 2)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("rows", [4, 9])
+def test_a_mixture_trains_as_on_one_device_on_four_ranks(four: Ranks, name: str, rows: int):
+    compare(four, "data=4,expert=4", named, name, rows)
+
+
+def of_hugging_face(kind: str) -> list[torch.Tensor]:
+    transformers: Any = pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 12,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32, "pad_token_id": 0,
+        # Another way of torch's does not know double precision.
+        "experts_implementation": "eager",
+    }  # fmt: skip
+    counts = {"num_local_experts": 4} if kind == "Mixtral" else {"num_experts": 4, "moe_intermediate_size": 8}
+    counts |= {"num_experts_per_tok": 2}
+    if kind == "Qwen2Moe":
+        counts |= {"shared_expert_intermediate_size": 8}
+    if kind == "Qwen3Moe":
+        counts |= {"head_dim": 4}
+    config = getattr(transformers, f"{kind}Config")(**sizes, **counts)
+
+    def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        logits = model(input_ids=ids, use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+    return train(lambda: getattr(transformers, f"{kind}ForCausalLM")(config), loss_of)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen2Moe", "Qwen3Moe"])
+def test_mixtures_of_hugging_face(two: Ranks, four: Ranks, kind: str):
+    compare(two, "data=2,expert=2", of_hugging_face, kind)
+    compare(four, "data=4,expert=4", of_hugging_face, kind)
+
+
+def train_and_hold(rank: Rank, name: str) -> tuple[int, int, list[str]]:
+    with rank.session("data=2,expert=2") as session:
+        model = MODELS[name]()
+        for _ in range(2):
+            logits, extra = model(torch.arange(12).view(6, 2))
+            (logits.sum() + extra).backward()
+        sharding: Any = session._sharding
+        blocks = sharding._blocks.blocks
+        with torch._C.DisableTorchFunction():  # asked by its function, a parameter would be gathered
+            whole = sum(block.parameter.tensor.nbytes for block in blocks)
+        return sum(block.leaf.nbytes for block in blocks), whole, sharding.notes()
+
+
+@pytest.mark.parametrize("name", ["listed", "fused"])
+def test_a_rank_keeps_its_experts_only(two: Ranks, name: str):
+    for own, whole, notes in two(train_and_hold, name):
+        assert (2 * own, notes) == (whole, [])
+
+
+def test_what_is_not_spread_is_said(two: Ranks):
+    for _, _, notes in two(train_and_hold, "balanced"):
+        (said,) = notes
+        assert said == "expert=2 does not spread the experts of Balanced: what it returns is not of tokens"
