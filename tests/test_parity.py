@@ -60,6 +60,7 @@ EXACT_PLANS = (
     "pipeline=2,micro-batches=3",
     "data=2,pipeline=2,micro-batches=2",
     "tensor=2,pipeline=2,micro-batches=2",
+    "data=2,expert=2",
     "data=2,tensor=2,zero1",
     "data=2,pipeline=2,zero1,micro-batches=2",
     *COMBINED,
@@ -162,6 +163,7 @@ ONLY = {
     "tensor=2,pipeline=2,micro-batches=2": {
         (script, 4) for script in ("transformer", "gpt", "tied", "clip_and_log", "hf_tiny", "resume")
     },
+    "data=2,expert=2": {(script, 2) for script in ("experts", "mixture", "clip_and_log")},
     "data=2,tensor=2,zero1": {(script, 4) for script in ("transformer", "gpt", "clip_and_log", "resume")},
     "data=2,pipeline=2,zero1,micro-batches=2": {
         (script, 4) for script in ("transformer", "gpt", "clip_and_log", "resume")
@@ -205,6 +207,7 @@ SAMPLES = {
     "pipeline=2,micro-batches=3": {("clip_and_log", 2)},
     "data=2,pipeline=2,micro-batches=2": set(),
     "tensor=2,pipeline=2,micro-batches=2": set(),
+    "data=2,expert=2": set(),
     "data=2,tensor=2,zero1": set(),
     "data=2,pipeline=2,zero1,micro-batches=2": set(),
     "precision=tf32": set(),
@@ -226,6 +229,7 @@ IN_SOAK_ONLY = {
     "ema": "swa",
     "distillation": "multitask",
     "early_stopping": "classifier",
+    "experts": "mixture",
     "experiment": "preprocessing",
     "frozen": "multitask",
     "hf_tiny": "own_loss",
@@ -288,6 +292,7 @@ SAID: dict[str, tuple[str, ...]] = {
         "Lines: every rank loads whole batches, because an iterable dataset has no indices",
     ),
     # Which rows go to which expert is asked for on the host.
+    "experts": (f"Language runs in parts, not as one piece, because of Mixture inside it: {_HOST}",),
     "mixture": (f"Net runs in parts, not as one piece, because of MoE inside it: {_HOST}",),
     "no_optimizer": ("nothing was cut",),
     "own_loss": (
@@ -367,10 +372,17 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
         said = (
             "Model is computed whole where a rank has a single row: it draws random numbers by other means",
         )
+    if script == "experts" and plan == "micro-batches=3" and ranks == 5:
+        said = ("Language is computed whole where a rank has a single row: its forward", "nothing was cut")
     if plan == "tensor=2":  # nothing of a batch is cut
         said = tuple(each for each in SAID_UNCUT if script == "hf_tiny")
     if "tensor=2" in plan and script in NOTHING_CUT:
         said += (f"tensor=2 cuts nothing of {NOTHING_CUT[script]}",)
+    if "expert=2" in plan and script != "experts":
+        nothing = (
+            "does not spread the experts of MoE" if script == "mixture" else "spreads nothing of Sequential"
+        )
+        said += (f"expert=2 {nothing}",)
     if plan == "batch-dim=1":
         return tuple(each for each in said if "the second axis" not in each)  # it need not be looked for
     if "precision=tf32" in plan:
@@ -444,7 +456,11 @@ def cases() -> Iterator[object]:
                 continue
             for types in ("as-is",) if plan in NARROW_PLANS else ("double", "as-is"):
                 alone = (1,) if plan in ON_ONE_RANK_TOO else ()
-                mesh = (4,) if plan.startswith(("data=", "tensor=2,pipeline=2")) else ()
+                mesh = (
+                    (4,)
+                    if plan.startswith(("data=2,tensor", "data=2,pipeline", "tensor=2,pipeline=2"))
+                    else ()
+                )
                 for ranks in (*alone, *mesh, *((2, 3, 5) if types == "double" else (2, 3))):
                     quick = ranks == (3 if script.stem in ON_THREE_RANKS else 2)
                     if types == "as-is":

@@ -94,6 +94,12 @@ NOT_TOGETHER = [
     ("tensor=2,recompute=full", "recompute=full", "recompute=none"),
     ("tensor=2,compile=true", "compile=true", "compile=false"),
 ]
+NOT_WITH_EXPERTS = [
+    ("expert=2,tensor=2", "tensor=2", "tensor=1"),
+    ("expert=2,pipeline=2", "pipeline=2", "pipeline=1"),
+    ("expert=2,zero1", "state=zero1", "state=replicated"),
+    ("expert=2,micro-batches=2", "micro-batches=2", "micro-batches=1"),
+]
 NOT_WITH_STAGES = [
     ("pipeline=2,zero2", "state=zero2", "state=replicated"),
     ("pipeline=2,hybrid", "sparse=sharded", "sparse=replicated"),
@@ -121,13 +127,27 @@ def test_what_is_not_built_with_stages_is_refused(text: str, item: str, legal: s
     assert refused in validate(expand(text))
 
 
+@pytest.mark.parametrize(("text", "item", "legal"), NOT_WITH_EXPERTS)
+def test_what_is_not_built_with_spread_experts_is_refused(text: str, item: str, legal: str):
+    refused = f"expert=2 with {item} is not available in this version; nearest legal: expert=2,{legal}"
+    assert refused in validate(expand(text))
+
+
+def test_experts_are_spread_over_all_ranks():
+    assert validate(expand("expert=2"), 2) == validate(expand("data=2,expert=2"), 2) == []
+    for text, ranks in (("expert=2", 4), ("data=4,expert=2", None)):
+        (said,) = validate(expand(text), ranks)
+        assert said.startswith("expert=2 with data=4 is not available in this version")
+        assert said.endswith("nearest legal: data=4,expert=4")
+
+
 REFUSED_VALUES = [
     f"{key.name}={word}"
     for key in KEYS.values()
     if isinstance(key.kind, Choice)
     for word in key.kind.words
     if key.name in BUILT and word not in BUILT[key.name]
-] + ["context=2", "expert=2"]
+] + ["context=2"]
 
 # Keys that only refine a value which is not built: alone they contradict the default plan.
 CONTRADICTIONS = [
@@ -266,6 +286,7 @@ def test_no_value_escapes_refusal():
             "data",
             "tensor",
             "pipeline",
+            "expert",
             "algorithm",
             "bucket-mb",
             "rng",

@@ -26,21 +26,45 @@ class Cannot(Exception):
     """A mixture is not called in a way that can be spread; why, in a few words."""
 
 
+_Kind = tuple[torch.Size, torch.dtype, torch.device]
+
+
 class Outputs:
-    """What experts of one mixture return: as many rows as they are given, of this shape and dtype."""
+    """Of the experts of one mixture, what they are given and return: rows of one shape and dtype each."""
 
     def __init__(self) -> None:
-        self.given: torch.Tensor | None = None
-        self.made: torch.Tensor | None = None
+        self._kinds: tuple[_Kind, _Kind] | None = None
+
+    @property
+    def are_known(self) -> bool:
+        return self._kinds is not None
 
     def note(self, given: Any, made: Any) -> None:
-        """An expert was called."""
-        if (
-            isinstance(given, torch.Tensor)
-            and isinstance(made, torch.Tensor)
-            and given.shape[:1] == made.shape[:1]
-        ):
-            self.given, self.made = given.detach()[:0], made.detach()[:0]
+        """An expert was called. Nothing is computed: the call may be an observed one."""
+        rows = (
+            isinstance(given, torch.Tensor) and isinstance(made, torch.Tensor) and given.dim() and made.dim()
+        )
+        if rows and len(given) == len(made):
+            self._kinds = _kind_of_rows(given), _kind_of_rows(made)
+
+    def given(self, rows: int) -> torch.Tensor:
+        """So many rows for experts, all zero."""
+        assert self._kinds is not None
+        return _rows(self._kinds[0], rows)
+
+    def made(self, rows: int) -> torch.Tensor:
+        """So many rows from experts, all zero."""
+        assert self._kinds is not None
+        return _rows(self._kinds[1], rows)
+
+
+def _kind_of_rows(tensor: torch.Tensor) -> _Kind:
+    return tensor.shape[1:], tensor.dtype, tensor.device
+
+
+def _rows(kind: _Kind, rows: int) -> torch.Tensor:
+    shape, dtype, device = kind
+    return torch.zeros((rows, *shape), dtype=dtype, device=device)
 
 
 def call_fused(
@@ -104,11 +128,9 @@ def call_listed(
     by_expert = [[each for number, each in rehearsed if number == expert] for expert in numbers]
     counts = [sum(map(len, each)) for each in by_expert]
     exchange = Exchange(comm, counts, [bool(each) for each in by_expert])
-    assert outputs.given is not None
-    assert outputs.made is not None
-    empty = outputs.given.to(rehearsed[0][1].dtype) if rehearsed else outputs.given
-    rows = exchange.there(torch.cat([empty, *(part for each in by_expert for part in each)]))
-    made = _made_here(mixture, comm, leaf, exchange, rows, outputs.made)
+    given = [part for each in by_expert for part in each] or [outputs.given(0)]
+    rows = exchange.there(torch.cat(given))
+    made = _made_here(mixture, comm, leaf, exchange, rows, outputs.made(0))
     answered = exchange.back(made, rows)
     parts = answered.split([len(part) for each in by_expert for part in each])
     places = sorted(range(len(rehearsed)), key=lambda place: rehearsed[place][0])
@@ -148,9 +170,8 @@ def noting(mixture: Mixture, outputs: Outputs) -> Iterator[None]:
 def _nothing(
     rehearsed: list[tuple[int, torch.Tensor]], outputs: Outputs, number: int, given: torch.Tensor
 ) -> torch.Tensor:
-    assert outputs.made is not None
     rehearsed.append((number, given))
-    return given.new_zeros((len(given), *outputs.made.shape[1:]), dtype=outputs.made.dtype)
+    return outputs.made(len(given))
 
 
 def _made_here(

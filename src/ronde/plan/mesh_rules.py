@@ -40,7 +40,7 @@ def not_built_together(plan: Values, world_size: int | None) -> Iterator[str]:
     if plan.mesh.expert > 1:
         yield from _among(plan, "expert", _WITH_EXPERT)
         data = plan.mesh.data or world_size
-        if data is not None and data > 1 and data != plan.mesh.expert:
+        if data is not None and world_size != 1 and data != plan.mesh.expert:
             yield (
                 f"{plan.item('expert')} with data={data} is not available in this version, which spreads "
                 f"experts over all ranks; nearest legal: data={data},expert={data}"

@@ -98,7 +98,7 @@ class ExpertSharding(BlockSharding):
                 expected = whole()
         except Cannot as cannot:
             why, expected = str(cannot), whole()
-        if not why and not mixture.is_fused and outputs.made is None:
+        if not why and not mixture.is_fused and not outputs.are_known:
             why = "its experts were not called, or do not return a row for each token"
         if not why:
             why = self._compare(mixture, args, kwargs, expected)

@@ -253,7 +253,7 @@ class Session:
 
     def _shard(self, comm: Comm, host: str | None) -> Sharding:
         """What the mesh and the state axis keep in parts."""
-        if self.plan.mesh.expert > 1:
+        if self.plan.for_ranks(self.config.world_size).mesh.expert > 1:
             from ronde.runtime.expert_sharding import ExpertSharding
 
             experts = self._meet("expert", host, "data")
@@ -500,7 +500,7 @@ class Session:
 def _refuse_beside_cuts(config: RankConfig, plan: Plan) -> None:
     """What a rank is told beside its plan, and does not go with a model that is cut."""
     mesh = plan.for_ranks(config.world_size).mesh
-    cuts = next((key for key in ("tensor", "pipeline") if getattr(mesh, key) > 1), None)
+    cuts = next((key for key in ("tensor", "pipeline", "expert") if getattr(mesh, key) > 1), None)
     if cuts is None:
         return
     if config.checkpoint:

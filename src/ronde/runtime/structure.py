@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ronde.errors import UsageError
+from ronde.parallel.expert_structure import Mixture, mixtures
 from ronde.parallel.stages import Stages, cut_into_stages
 from ronde.parallel.tensor_structure import Placement, placements
 from ronde.patching.patches import Patches
@@ -71,7 +72,23 @@ def lines_of_cuts(model: torch.nn.Module, plan: Plan) -> list[str]:
         lines += _stages(cut_into_stages(model, stages), stages)
     if plan.mesh.tensor > 1:
         lines += _table(placements(model, plan.mesh.tensor, cuts_by_pattern(plan.mesh.cuts)))
+    if plan.mesh.expert > 1:
+        lines += _mixtures(mixtures(model, plan.mesh.expert), plan.mesh.expert)
     return lines
+
+
+def _mixtures(found: Sequence[Mixture], ranks: int) -> list[str]:
+    """A line for each mixture, those of repeated blocks together."""
+    lines: dict[tuple[str, str], int] = {}
+    for each in found:
+        elements = sum(tensor.numel() for tensor, _ in each.parameters)
+        what = f"{each.count} experts of {type(each.module).__name__}, {each.count // ranks} on each rank: "
+        key = _NUMBER.sub("*", each.name, count=1), f"{what}{elements // ranks:,} of {elements:,} parameters"
+        lines[key] = lines.get(key, 0) + 1
+    listed = [
+        f"{name}  {what}{f', {count} times' if count > 1 else ''}" for (name, what), count in lines.items()
+    ]
+    return listed or ["no mixture of experts is found"]
 
 
 def _stages(found: Stages, count: int) -> list[str]:
