@@ -100,6 +100,11 @@ NOT_WITH_EXPERTS = [
     ("expert=2,zero1", "state=zero1", "state=replicated"),
     ("expert=2,micro-batches=2", "micro-batches=2", "micro-batches=1"),
 ]
+NOT_WITH_CONTEXT = [
+    ("context=2,tensor=2", "tensor=2", "tensor=1"),
+    ("context=2,zero1", "state=zero1", "state=replicated"),
+    ("context=2,recompute=full", "recompute=full", "recompute=none"),
+]
 NOT_WITH_STAGES = [
     ("pipeline=2,zero2", "state=zero2", "state=replicated"),
     ("pipeline=2,hybrid", "sparse=sharded", "sparse=replicated"),
@@ -133,6 +138,12 @@ def test_what_is_not_built_with_spread_experts_is_refused(text: str, item: str, 
     assert refused in validate(expand(text))
 
 
+@pytest.mark.parametrize(("text", "item", "legal"), NOT_WITH_CONTEXT)
+def test_what_is_not_built_with_cut_sequences_is_refused(text: str, item: str, legal: str):
+    refused = f"context=2 with {item} is not available in this version; nearest legal: context=2,{legal}"
+    assert refused in validate(expand(text))
+
+
 def test_experts_are_spread_over_all_ranks():
     assert validate(expand("expert=2"), 2) == validate(expand("data=2,expert=2"), 2) == []
     for text, ranks in (("expert=2", 4), ("data=4,expert=2", None)):
@@ -147,7 +158,7 @@ REFUSED_VALUES = [
     if isinstance(key.kind, Choice)
     for word in key.kind.words
     if key.name in BUILT and word not in BUILT[key.name]
-] + ["context=2"]
+]
 
 # Keys that only refine a value which is not built: alone they contradict the default plan.
 CONTRADICTIONS = [

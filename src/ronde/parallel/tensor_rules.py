@@ -23,7 +23,7 @@ from ronde.tensor.layout import Layout, memory_order
 from ronde.tensor.rules import elementwise, reductions, rowwise, shapes
 from ronde.tensor.rules.common import enter, functions, is_sharded, local_operand, rewrap
 
-__all__ = ["tensor_rules"]
+__all__ = ["dropped", "scores", "tensor_rules", "token_rules"]
 
 T = torch.Tensor
 
@@ -33,12 +33,27 @@ def tensor_rules() -> dict[Any, Rule]:
     table: dict[Any, Rule] = {}
     for rules in (elementwise, reductions, rowwise, shapes):
         table.update(rules.rules())
+    table.update(token_rules())
     named: list[tuple[str, Rule]] = [
         ("addmm", addmm),
         ("matmul", matmul),
         ("__matmul__", matmul),
         ("bmm", matmul),
         ("baddbmm", baddbmm),
+    ]
+    for name, rule in named:
+        table.update(dict.fromkeys(functions([name]), rule))
+    table[F.linear] = linear
+    table[F.embedding] = embedding
+    table[F.cross_entropy] = cross_entropy
+    table[F.scaled_dot_product_attention] = attention
+    return table
+
+
+def token_rules() -> dict[Any, Rule]:
+    """What moves or draws entries, along whatever axis a tensor is cut."""
+    table: dict[Any, Rule] = {F.dropout: dropout, F.multi_head_attention_forward: by_its_own_body}
+    named: list[tuple[str, Rule]] = [
         ("split", split),
         ("chunk", chunk),
         ("unbind", unbind),
@@ -49,12 +64,6 @@ def tensor_rules() -> dict[Any, Rule]:
     ]
     for name, rule in named:
         table.update(dict.fromkeys(functions([name]), rule))
-    table[F.linear] = linear
-    table[F.embedding] = embedding
-    table[F.cross_entropy] = cross_entropy
-    table[F.dropout] = dropout
-    table[F.scaled_dot_product_attention] = attention
-    table[F.multi_head_attention_forward] = by_its_own_body
     return table
 
 
@@ -185,8 +194,8 @@ def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
         return rewrap(like, result, whole)
     if query.device.type != "cpu" or options.get("enable_gqa"):
         return NotImplemented
-    scores = _scores(heads[0], heads[1], mask, causal, options.get("scale"))
-    kept = _dropped(like, scores, whole.at(scores.dim() - 3), dropout_p)
+    weights = scores(heads[0], heads[1], mask, causal, options.get("scale"))
+    kept = dropped(like, weights, whole.at(weights.dim() - 3), dropout_p)
     return rewrap(like, kept @ heads[2], whole)
 
 
@@ -202,20 +211,20 @@ def _heads(context: Context, value: Any) -> torch.Tensor:
     )
 
 
-def _scores(
+def scores(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float | None
 ) -> torch.Tensor:
     """What attention is before its dropout: torch's own computation on the CPU, where that draws."""
     factor = math.sqrt(1 / math.sqrt(query.size(-1)) if scale is None else scale)
-    scores = (query * factor) @ (key * factor).transpose(-2, -1)
+    found = (query * factor) @ (key * factor).transpose(-2, -1)
     if causal:
-        length, width = scores.shape[-2:]
-        mask = torch.ones(length, width, dtype=torch.bool, device=scores.device).tril()
+        length, width = found.shape[-2:]
+        mask = torch.ones(length, width, dtype=torch.bool, device=found.device).tril()
     if mask is not None and mask.dtype is torch.bool:
-        scores = scores.masked_fill(~mask, -math.inf)
+        found = found.masked_fill(~mask, -math.inf)
     elif mask is not None:
-        scores = scores + mask
-    return torch.softmax(scores, dim=-1)
+        found = found + mask
+    return torch.softmax(found, dim=-1)
 
 
 def dropout(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -227,10 +236,10 @@ def dropout(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
     assert value._local is not None
     if not given.get("training", True) or not p:
         return value
-    return rewrap(value, _dropped(value, value._local, value._layout, p), value._layout)
+    return rewrap(value, dropped(value, value._local, value._layout, p), value._layout)
 
 
-def _dropped(like: GlobalTensor, own: torch.Tensor, layout: Layout, p: float) -> torch.Tensor:
+def dropped(like: GlobalTensor, own: torch.Tensor, layout: Layout, p: float) -> torch.Tensor:
     """Dropout of this rank's part, by its part of the numbers for the whole, drawn as that lies in memory."""
     order = memory_order(own)
     shape = layout.global_shape(own.shape)

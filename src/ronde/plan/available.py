@@ -9,7 +9,6 @@ __all__ = ["BUILT"]
 
 BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
-        "context": (1,),
         "state": ("replicated", "zero1", "zero2", "zero3", "central", "server"),
         "sparse": ("replicated", "sharded"),
         "offload": ("none", "optimizer", "all"),

@@ -23,6 +23,13 @@ _WITH_TENSOR: dict[str, tuple[object, ...]] = {
 }
 _WITH_PIPELINE = {key: values for key, values in _WITH_TENSOR.items() if key != "micro-batches"}
 _WITH_PIPELINE |= {"schedule": ("gpipe", None)}
+_WITH_CONTEXT: dict[str, tuple[object, ...]] = {
+    "tensor": (1,),
+    "pipeline": (1,),
+    "expert": (1,),
+    **{key: values for key, values in _WITH_TENSOR.items() if key != "state"},
+    "state": ("replicated",),
+}
 _WITH_EXPERT: dict[str, tuple[object, ...]] = {
     "tensor": (1,),
     "pipeline": (1,),
@@ -37,6 +44,8 @@ def not_built_together(plan: Values, world_size: int | None) -> Iterator[str]:
         yield from _among(plan, "pipeline", _WITH_PIPELINE)
     elif plan.mesh.tensor > 1:
         yield from _among(plan, "tensor", _WITH_TENSOR)
+    if plan.mesh.context > 1:
+        yield from _among(plan, "context", _WITH_CONTEXT)
     if plan.mesh.expert > 1:
         yield from _among(plan, "expert", _WITH_EXPERT)
         data = plan.mesh.data or world_size

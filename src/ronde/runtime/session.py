@@ -259,6 +259,12 @@ class Session:
             experts = self._meet("expert", host, "data")
             self._groups.append(experts)
             return ExpertSharding(self.plan, self._block_ranks(["data"], comm, experts), self.notes.say)
+        if self._mesh.degree("context") > 1:
+            from ronde.runtime.context_sharding import ContextSharding
+
+            sequences = self._meet("context", host, "context")
+            self._groups.append(sequences)
+            return ContextSharding(self.plan, comm, sequences, self.notes.say)
         axes: list[Axis] = [axis for axis in _CUT_MODELS if self._mesh.degree(axis) > 1]
         if not axes:
             return Sharding(self.plan, comm, self.notes.say, self.client)
@@ -500,7 +506,7 @@ class Session:
 def _refuse_beside_cuts(config: RankConfig, plan: Plan) -> None:
     """What a rank is told beside its plan, and does not go with a model that is cut."""
     mesh = plan.for_ranks(config.world_size).mesh
-    cuts = next((key for key in ("tensor", "pipeline", "expert") if getattr(mesh, key) > 1), None)
+    cuts = next((key for key in ("tensor", "pipeline", "context", "expert") if getattr(mesh, key) > 1), None)
     if cuts is None:
         return
     if config.checkpoint:

@@ -69,6 +69,7 @@ class Context:
         compared: the operations of the sharded call under way are compared with those of an observed one.
         together: in an observed call, has all ranks do what needs all of them, or none of them.
         weight: how many times the true one the local gradient of a shard is; see `edges`.
+        on_whole: hears of each function that is carried out on whole values, with its arguments.
         averages_leaves: gradients of leaves that enter shards whole become their mean over ranks by `adopt`.
     """
 
@@ -87,6 +88,7 @@ class Context:
         self.gradients_watched = False
         self.compares = False
         self.compared = False
+        self.on_whole: Callable[[Any, Any], None] | None = None
         self.together: Callable[[Callable[[], Any]], Any] | None = None
         self._thread = threading.get_ident()
         self._reader: Callable[[], threading.Thread | None] = lambda: None

@@ -159,7 +159,8 @@ def _carried_out(
     context = first._context
     whole = in_transform() or carries_tangents()
     if region is Region.SCRIPT and not whole and not _mixed(types):
-        rule = first._rules.get(func)
+        # torch's own functions ask by the name that they have in their module, which may be replaced.
+        rule = first._rules.get(func) or first._rules.get(getattr(func, "__wrapped__", None))
         if rule is not None and NUMPYS_NAMES.isdisjoint(kwargs):
             if not args and "input" in kwargs and "condition" not in kwargs:  # which `torch.where` has first
                 args = (kwargs.pop("input"),)
@@ -169,6 +170,8 @@ def _carried_out(
                 if isinstance(result, GlobalTensor) and isinstance(base, GlobalTensor) and result is not base:
                     remember_view(func, base, args[1:], kwargs, result)
                 return result
+    if context.on_whole is not None:
+        context.on_whole(func, (args, kwargs))
     return _on_whole_values(func, args, kwargs)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from ronde.patching.caller import is_users
 
-__all__ = ["Opaque", "instances", "leaves", "map_leaves", "structure"]
+__all__ = ["Opaque", "instances", "is_cache", "leaves", "map_leaves", "structure"]
 
 
 _Kind = TypeVar("_Kind")
@@ -61,9 +61,14 @@ def _pairs(value: Any) -> list[tuple[Any, Any]] | None:
         return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
     if kind is types.SimpleNamespace:
         return list(vars(value).items())
-    if _keeps_attributes(kind) and _is_made_of_tensors(value):
+    if is_cache(value) or (_keeps_attributes(kind) and _is_made_of_tensors(value)):
         return list(vars(value).items())
     return None
+
+
+def is_cache(value: Any) -> bool:
+    """Whether it is Hugging Face's cache of keys and values, or a layer's: objects that are attributes."""
+    return type(value).__module__ == "transformers.cache_utils"
 
 
 @functools.lru_cache(maxsize=4096)

@@ -94,8 +94,12 @@ def join(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str
     dim = _named(args, kwargs, "dim", 1, 0)
     if not isinstance(tensors, (tuple, list)) or not isinstance(dim, int) or kwargs.get("out") is not None:
         return NotImplemented
-    if not all(is_sharded(value) for value in tensors):
+    # An empty vector adds nothing to a join; a cache of keys begins with one.
+    tensors = [value for value in tensors if value.dim() != 1 or value.shape[0]]
+    if not tensors or not all(is_sharded(value) for value in tensors):
         return NotImplemented
+    if len(tensors) == 1:
+        return rewrap(tensors[0], tensors[0]._local, tensors[0]._layout)
     layout = tensors[0]._layout
     if any(value._layout != layout for value in tensors) or layout.dim in dimensions(tensors[0], dim):
         return NotImplemented

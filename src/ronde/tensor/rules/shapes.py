@@ -187,6 +187,8 @@ def index(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
             break
         source += 1
         result += not isinstance(item, int)
-    if item != slice(None):
+    # `x[0:]` and `x[:len(x)]` take all of it too.
+    size = value.shape[value._layout.dim]
+    if not isinstance(item, slice) or item.indices(size) != (0, size, 1):
         return NotImplemented
     return rewrap(value, value._local[tuple(items)], value._layout.at(result))

@@ -1,0 +1,160 @@
+"""Operations inside of a model whose sequences are cut over ranks: each token by itself, and attention.
+
+Queries stay where their tokens are, keys and values are gathered (the all-gather form of context parallelism,
+Dubey et al. 2024, "The Llama 3 Herd of Models"). With a causal mask a rank uses the keys up to its last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from ronde.parallel.tensor_rules import dropped, scores, token_rules
+from ronde.tensor import rules
+from ronde.tensor.context import Context
+from ronde.tensor.edges import gather_data
+from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, localize, materialize
+from ronde.tensor.layout import Layout
+from ronde.tensor.rules.common import enter, functions, is_sharded, rewrap
+
+__all__ = ["sequence_rules"]
+
+_Function: Any = torch.autograd.Function
+
+
+class _Gathered(_Function):
+    """Rows of all ranks, of which each uses what it likes: gradients are summed, and each gets its own."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
+        ctx.context, ctx.layout = context, layout
+        return gather_data(context, local, layout)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        total = ctx.context.comm.all_reduce(gradient.clone(memory_format=torch.contiguous_format))
+        return ctx.layout.take(total, ctx.context.rank), None, None
+
+
+def sequence_rules() -> dict[Any, Rule]:
+    """Every rule, keyed by the function that `__torch_function__` is told."""
+    table = rules.table() | token_rules()
+    for name in ("matmul", "__matmul__"):
+        table.update(dict.fromkeys(functions([name]), by_token))
+    table[F.linear] = by_token
+    table[F.layer_norm] = normalized
+    table[F.rms_norm] = normalized
+    table[F.embedding] = looked_up
+    table.update(dict.fromkeys(functions(["addmm"]), added))
+    table[F.scaled_dot_product_attention] = attention
+    return table
+
+
+def by_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """`x [..., in]` times a whole matrix."""
+    x, others = args[0] if args else None, [*args[1:], *kwargs.values()]
+    if (
+        not is_sharded(x)
+        or x._layout.dim == x.dim() - 1
+        or any(isinstance(each, GlobalTensor) for each in others)
+    ):
+        return NotImplemented
+    if func is not F.linear and (len(others) != 1 or others[0].dim() != 2):
+        return NotImplemented
+    rest = [_entered(context, each) for each in args[1:]]
+    named = {name: _entered(context, each) for name, each in kwargs.items()}
+    return rewrap(x, func(x._local, *rest, **named), x._layout)
+
+
+def normalized(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """`x`, over its last axes, of which the sequence is none."""
+    x = args[0] if args else None
+    shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else None)
+    if not is_sharded(x) or shape is None or x._layout.dim >= x.dim() - len(shape):
+        return NotImplemented
+    rest = [_entered(context, each) for each in args[1:]]
+    named = {name: _entered(context, each) for name, each in kwargs.items()}
+    return rewrap(x, func(x._local, *rest, **named), x._layout)
+
+
+def looked_up(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Rows of a whole table, for tokens."""
+    names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    ids, weight = given.pop("input"), given.pop("weight")
+    # By frequency: that of the whole batch. A norm is written to the table, by each rank its own.
+    if given.get("max_norm") is not None or given.get("scale_grad_by_freq") or given.get("sparse"):
+        return NotImplemented
+    if not is_sharded(ids) or isinstance(weight, GlobalTensor):
+        return NotImplemented
+    return rewrap(ids, func(ids._local, enter(context, weight), **given), ids._layout)
+
+
+def added(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """`bias [out]`, `x [n, in]`, `weight [in, out]`, as Hugging Face's `Conv1D` has it."""
+    if len(args) != 3 or kwargs:
+        return NotImplemented
+    bias, x, weight = args
+    if not is_sharded(x) or x._layout.dim != 0 or bias.dim() != 1 or isinstance(weight, GlobalTensor):
+        return NotImplemented
+    return rewrap(x, func(enter(context, bias), x._local, enter(context, weight)), x._layout)
+
+
+def _entered(context: Context, value: Any) -> Any:
+    return enter(context, value) if isinstance(value, torch.Tensor) else value
+
+
+def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """`scaled_dot_product_attention` of this rank's queries: operands `[..., n, width]`."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    query = given["query"]
+    if not is_sharded(query):
+        return NotImplemented
+    own, layout = localize(query), query._layout
+    if (layout.dim, layout.outer, layout.inner) != (query.dim() - 2, 1, 1):
+        return NotImplemented
+    dropout_p = float(given.get("dropout_p") or 0.0)
+    options = {name: given[name] for name in ("scale", "enable_gqa") if given.get(name) is not None}
+    if dropout_p and (query.device.type != "cpu" or options.get("enable_gqa")):
+        return NotImplemented
+    key, value = (_whole(context, given[name]) for name in ("key", "value"))
+    if key is None or value is None:
+        return NotImplemented
+    mask = _own_mask(context, given.get("attn_mask"), layout)
+    if given.get("is_causal"):
+        start, stop = layout.bounds(context.rank)
+        # Later keys are nobody's here; but what is drawn is drawn for all of them.
+        used = key.shape[-2] if dropout_p else min(stop, key.shape[-2])
+        key, value = key[..., :used, :], value[..., :used, :]
+        mask = torch.ones(stop - start, used, dtype=torch.bool, device=key.device).tril(start)
+    if dropout_p:
+        weights = scores(own, key, mask, False, options.get("scale"))
+        made = dropped(query, weights, layout.at(own.dim() - 2), dropout_p) @ value
+    else:
+        made = F.scaled_dot_product_attention(own, key, value, mask, 0.0, **options)
+    return rewrap(query, made, layout.at(made.dim() - 2))
+
+
+def _own_mask(context: Context, mask: Any, layout: Layout) -> torch.Tensor | None:
+    """The rows of this rank's queries; all of a mask that has one row for all."""
+    if mask is None:
+        return None
+    whole = materialize(mask) if isinstance(mask, GlobalTensor) else mask
+    if whole.dim() < 2 or whole.shape[-2] != layout.size:
+        return enter(context, whole)
+    return cut(context, whole, layout.at(whole.dim() - 2))
+
+
+def _whole(context: Context, operand: Any) -> torch.Tensor | None:
+    """Keys or values of all tokens; None where they are cut otherwise than along the sequence."""
+    if not is_sharded(operand):
+        return enter(context, materialize(operand) if isinstance(operand, GlobalTensor) else operand)
+    if operand._layout.dim != operand.dim() - 2:
+        return None
+    return _Gathered.apply(operand._local, context, operand._layout)

@@ -1,0 +1,147 @@
+"""`context=N`: a model's call, in which each rank has its part of every sequence.
+
+Ranks of a context group have the same rows. The arguments' first axis beside the batch is cut; inside of the
+model values are global tensors along it. So each token is computed by one rank, and attention gathers keys
+and values. What leaves the model is whole. Whatever else works along the sequence is refused.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from ronde.errors import UsageError
+from ronde.modules.sharded_call import ShardedCall, at_once
+from ronde.parallel.pieces import run_on
+from ronde.parallel.sequence_rules import sequence_rules
+from ronde.tensor.context import Context
+from ronde.tensor.global_tensor import GlobalTensor, cut, materialize, wrap
+from ronde.tensor.tree import instances, leaves, map_leaves
+
+__all__ = ["Sequences"]
+
+
+class Sequences:
+    """The way of carrying out calls under this plan; one per session.
+
+    A module that attends nowhere is computed whole by every rank: its sequences may be none.
+
+    Args:
+        context: of the context group.
+        item: of the plan, by which refusals name it.
+
+    Attributes:
+        cut_some: sequences were cut in a call.
+    """
+
+    def __init__(self, context: Context, item: str) -> None:
+        self.cut_some = False
+        self._attends: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._context = context
+        self._item = item
+        self._rules = sequence_rules()
+
+    def __call__(self, call: ShardedCall) -> Any:
+        if call.module not in self._attends:
+            return at_once(call)
+        self.cut_some = True
+        values = list(leaves(call.given))
+        length = self._length(call, values)
+        known: dict[int, Any] = {}
+        given = [
+            self._cut(each, axis, length, known)
+            for each, axis in zip(values, call.verdict.inputs, strict=True)
+        ]
+        with self._refusing(type(call.module).__name__, length), call.drawing(call.cut):
+            output = run_on(call, given)
+        return map_leaves(self._whole, output)
+
+    @contextmanager
+    def observing(self, module: torch.nn.Module) -> Iterator[None]:
+        """Around a module's call on whole sequences, which tells whether it attends."""
+        watch = _Attention()
+        with watch:
+            yield
+        if watch.seen:
+            self._attends.add(module)
+
+    def _length(self, call: ShardedCall, values: list[Any]) -> int:
+        """Of the sequences: the first axis beside the batch, of the first argument that has one."""
+        for value, batch in zip(values, call.verdict.inputs, strict=True):
+            if batch is not None and isinstance(value, torch.Tensor) and value.dim() >= 2:
+                length = value.shape[_axis(batch)]
+                if length >= self._context.world_size:
+                    return length
+                raise UsageError(
+                    f"{self._item} cuts sequences, and {type(call.module).__name__} was called on those of "
+                    f"{length} entries; give longer ones, or take a plan with a smaller context"
+                )
+        raise UsageError(
+            f"{self._item} cuts sequences, and {type(call.module).__name__} was called without an argument "
+            f"that has an axis beside that of the batch; take a plan without context"
+        )
+
+    def _cut(self, value: Any, batch: int | None, length: int, known: dict[int, Any]) -> Any:
+        if batch is None or not isinstance(value, torch.Tensor) or value.dim() < 2:
+            return value
+        axis = _axis(batch)
+        if value.shape[axis] != length:
+            return value
+        if id(value) not in known:
+            layout = self._context.layout(axis, length)
+            rows = cut(self._context, value, layout)
+            known[id(value)] = wrap(self._context, rows.contiguous(), layout, self._rules)
+        return known[id(value)]
+
+    def _whole(self, value: Any) -> Any:
+        inside = isinstance(value, GlobalTensor) and value._context is self._context
+        return materialize(value) if inside else value
+
+    @contextmanager
+    def _refusing(self, model: str, length: int) -> Iterator[None]:
+        """Inside, nobody gathers what is cut, but attention."""
+
+        def refuse(func: Any, values: Any) -> None:
+            gathered = [each for each in instances(GlobalTensor, values) if each._local is not None]
+            if any(map(_holds_activations, gathered)):
+                name = getattr(func, "__name__", str(func))
+                raise UsageError(
+                    f"{self._item} cuts sequences of {length} entries over ranks, and {model} works along "
+                    f"them by {name}, which is no scaled_dot_product_attention; have the model attend by "
+                    f"that, or take a plan without context, such as tensor={self._context.world_size}"
+                )
+
+        self._context.on_whole = refuse
+        try:
+            yield
+        finally:
+            self._context.on_whole = None
+
+
+def _holds_activations(value: GlobalTensor) -> bool:
+    """Not so a mask or a label, which is small, and looked at by many: one entry for each token."""
+    shape = value.shape
+    one_each = value._layout.dim == len(shape) - 1 and (len(shape) == 2 or shape[-2] == 1)
+    return value.is_floating_point() and not one_each
+
+
+class _Attention(TorchFunctionMode):
+    """Sees whether `scaled_dot_product_attention` is called, by the script or by torch's own layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = self.seen or func in (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+        return func(*args, **(kwargs or {}))
+
+
+def _axis(batch: int) -> int:
+    return 1 if batch == 0 else 0

@@ -1,0 +1,54 @@
+"""`context=N`: the one place that joins what cuts sequences over the ranks of a context group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ronde.comm.process_group import Comm
+from ronde.parallel.sequences import Sequences
+from ronde.plan import Plan
+from ronde.runtime.sharding import Sharding
+from ronde.tensor.context import Context, Region
+
+__all__ = ["ContextSharding"]
+
+
+class ContextSharding(Sharding):
+    """Nothing lies in parts: sequences are cut inside of calls.
+
+    Args:
+        comm: the reducer's group, of the ranks that have other rows.
+        group: the context group, of those that have the same rows.
+    """
+
+    def __init__(self, plan: Plan, comm: Comm, group: Comm, note: Callable[[str], None]) -> None:
+        super().__init__(plan, comm, note)
+        # What a model computes of whole values all ranks of the group compute alike.
+        context = Context(comm=group, adopt=lambda leaf: None)
+        context.weight, context.averages_leaves = 1, False
+        self._sequences = Sequences(context, plan.item("context"))
+        self.way = self._sequences
+        self._script: Context | None = None
+
+    def bind(self, context: Context) -> None:
+        self._script = context
+
+    @contextmanager
+    def calling(self, module: torch.nn.Module) -> Iterator[None]:
+        assert self._script is not None
+        if self._script.region is not Region.OBSERVED:
+            yield
+            return
+        with self._sequences.observing(module):
+            yield
+
+    def notes(self) -> list[str]:
+        if self._sequences.cut_some:
+            return super().notes()
+        return [
+            f"{self._plan.item('context')} cuts nothing: no module attends to its sequences by "
+            f"scaled_dot_product_attention, so every rank of a group computed everything"
+        ]
