@@ -15,13 +15,17 @@ from ronde.cli.app import COMMANDS
 from ronde.errors import PlanError
 from ronde.plan import PRESETS, Plan, expand, read_plan
 from ronde.plan.axes import AXES
+from ronde.plan.cuts import Cuts
 from ronde.plan.key import Choice, Flag, Integer, Key, keys_of
 
 __all__ = ["commands", "help_text", "plan_keys", "presets", "runs", "substitutions", "values"]
 
 _WIDTH = "84"
 # What a value may need to stand with.
-_BESIDE = ("", "state=zero3,")
+_BESIDE = (
+    *("", "state=zero3,", "hybrid,", "pipeline=2,", "tensor=2,", "local-sgd,", "decentralized,"),
+    *("ps,", "ps-bounded,", "dgc,", "twobit,", "powersgd,", "qadam,"),
+)
 
 
 def substitutions() -> dict[str, str]:
@@ -51,7 +55,7 @@ def values(key: Key) -> list[str]:
         return ["false", "true"]
     if isinstance(key.kind, Integer):
         return [str(key.kind.at_least), str(key.kind.at_least + 1)]
-    return ["10"]
+    return ["*.weight:0"] if isinstance(key.kind, Cuts) else ["0.5"]
 
 
 def plan_keys(axis_name: str) -> str:

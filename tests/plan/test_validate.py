@@ -6,12 +6,6 @@ import pytest
 
 from ronde.errors import PlanError
 from ronde.plan import PRESETS, check, expand, read_plan, validate
-from ronde.plan.available import BUILT
-from ronde.plan.axes import KEYS
-from ronde.plan.cuts import Cuts
-from ronde.plan.key import Choice, Flag, Integer, Number
-
-SAMPLE = {Integer: "2", Flag: "true", Number: "2", Cuts: "*.weight:0"}
 
 BUILT_PRESETS = (
     "ddp", "hierarchical", "central", "zero1", "zero2", "zero3", "hybrid",
@@ -152,14 +146,6 @@ def test_experts_are_spread_over_all_ranks():
         assert said.endswith("nearest legal: data=4,expert=4")
 
 
-REFUSED_VALUES = [
-    f"{key.name}={word}"
-    for key in KEYS.values()
-    if isinstance(key.kind, Choice)
-    for word in key.kind.words
-    if key.name in BUILT and word not in BUILT[key.name]
-]
-
 # Keys that only refine a value which is not built: alone they contradict the default plan.
 CONTRADICTIONS = [
     ("every=4", "every=4 and update=sync", "update=local,every=4"),
@@ -277,43 +263,8 @@ def test_what_is_built_has_no_errors(text: str, ranks: int | None):
     check(expand(text), ranks)
 
 
-@pytest.mark.parametrize("item", REFUSED_VALUES)
-@pytest.mark.parametrize("ranks", [None, 1, 2])
-def test_every_value_that_is_not_built_is_refused_by_its_name(item: str, ranks: int | None):
-    errors = validate(expand(item), ranks)
-    name = item.partition("=")[0]
-    assert [error for error in errors if error.startswith(f"{item} is not available in this version")]
-    assert f"available: {name}=" in errors[0]
-
-
 def test_every_preset_is_built():
     assert sorted(BUILT_PRESETS) == sorted(PRESETS)
-
-
-def test_no_value_escapes_refusal():
-    """Every value of every key gives an error that names it, but for the keys that are free today."""
-    free = {
-        *(
-            "data",
-            "tensor",
-            "pipeline",
-            "expert",
-            "algorithm",
-            "bucket-mb",
-            "rng",
-            "batch-dim",
-            "loading",
-            "micro-batches",
-        ),
-        *("compressor", "reduction", "predivide", "update"),
-    }
-    for key in KEYS.values():
-        if key.name in free:
-            continue
-        words = key.kind.words if isinstance(key.kind, Choice) else (SAMPLE[type(key.kind)],)
-        for plan in [expand(f"{key.name}={word}") for word in words]:
-            if plan.value(key.name) not in BUILT.get(key.name, (key.default,)):
-                assert any(plan.item(key.name) in error for error in validate(plan)), str(plan)
 
 
 @pytest.mark.parametrize(("text", "settings", "nearest"), CONTRADICTIONS)

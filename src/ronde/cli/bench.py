@@ -358,7 +358,7 @@ def memory_(
     _check_writable(json=json, plot=plot)
     report = memory_comparison.compare(
         workload,
-        _names(plans) if plans else memory_comparison.available_plans(),
+        _names(plans) if plans else memory_comparison.plans_with_formulas(),
         ranks=ranks,
         device=device,
         environment=os.environ,

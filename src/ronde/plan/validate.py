@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ronde.errors import PlanError
-from ronde.plan.available import BUILT
-from ronde.plan.axes import KEYS
 from ronde.plan.contradiction import contradiction as _contradiction
 from ronde.plan.contradiction import unused as _unused
 from ronde.plan.mesh_rules import not_built_together
@@ -49,10 +47,6 @@ def check(plan: Values, world_size: int | None = None, device: str | None = None
 
 
 def _not_built(plan: Values, world_size: int | None) -> Iterator[str]:
-    for name, built in BUILT.items():
-        if plan.value(name) not in built:
-            words = ", ".join(KEYS[name].write(value) for value in built)
-            yield f"{plan.item(name)} is not available in this version; available: {words}"
     yield from not_combined(plan)
     yield from not_built_together(plan, world_size)
 

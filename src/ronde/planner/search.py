@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from ronde.errors import PlanError, UsageError
 from ronde.plan import Plan, expand, validate
-from ronde.plan.available import BUILT
 from ronde.plan.validate import contradictions
 from ronde.planner.answer import Answer, Choice, NoFit
 from ronde.planner.candidates import Candidates, Point, plan_of
@@ -302,10 +301,8 @@ def _smallest(setting: Setting, base: Plan, fixed: Fixed, *, runs: bool = False)
         runs: consider only plans that this version can run.
     """
     node = setting.cluster.node_size
-    if runs:
-        if validate(base):
-            return 0, None
-        fixed = _built(fixed)
+    if runs and validate(base):
+        return 0, None
 
     def best(devices: int) -> Plan | None:
         grown = dataclasses.replace(setting, cluster=setting.cluster.resized(devices))
@@ -329,13 +326,6 @@ def _smallest(setting: Setting, base: Plan, fixed: Fixed, *, runs: bool = False)
         if plan is not None:
             return devices, plan
     return high, found
-
-
-def _built(fixed: Fixed) -> Fixed:
-    """With the degrees of which this version has only one value."""
-    single = {name: values[0] for name, values in BUILT.items() if len(values) == 1}
-    free = {name: value for name, value in single.items() if getattr(fixed, name) is None}
-    return dataclasses.replace(fixed, **free)
 
 
 def _none_legal(graph: CostGraph, devices: int, base: Plan, keys: Collection[str]) -> str:

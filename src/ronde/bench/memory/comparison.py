@@ -23,12 +23,11 @@ from ronde.bench.sample import parse
 from ronde.cluster.devices import device_of_ranks
 from ronde.errors import BenchError, UsageError
 from ronde.plan import Compute, check, expand
-from ronde.plan.available import BUILT
 from ronde.trace.memory import Memory
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.summary import read_summary
 
-__all__ = ["WORKLOADS", "activations_of", "available_plans", "compare", "measure_plan", "sizes_of"]
+__all__ = ["WORKLOADS", "activations_of", "compare", "measure_plan", "plans_with_formulas", "sizes_of"]
 
 WORKLOADS = (*DATA_PARALLEL, *LANGUAGE_MODELS)
 
@@ -39,9 +38,9 @@ _ROUNDING_16 = 0.01
 _STEPS = ("--warm-up", "2", "--steps", "2")
 
 
-def available_plans() -> tuple[str, ...]:
-    """The presets that differ in where state lives, as far as this version can run them."""
-    return tuple("ddp" if each == "replicated" else each for each in FORMULAS if each in BUILT["state"])
+def plans_with_formulas() -> tuple[str, ...]:
+    """The presets that differ in where ranks have state."""
+    return tuple("ddp" if each == "replicated" else each for each in FORMULAS)
 
 
 def compare(
@@ -68,7 +67,7 @@ def compare(
     for plan in plans:
         check(expand(plan), ranks, device_of_ranks(environment))
         if expand(plan).state.placement not in FORMULAS:
-            known = ", ".join(available_plans())
+            known = ", ".join(plans_with_formulas())
             raise UsageError(f"there is no formula for the memory of {plan}; choose among {known}")
     machine = Machine.here()
     sizes = sizes_of(workload, environment)
