@@ -391,6 +391,8 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
             "does not spread the experts of MoE" if script == "mixture" else "spreads nothing of Sequential"
         )
         said += (f"expert=2 {nothing}",)
+    if "context=2" in plan and script in ("clip_and_log", "seq2seq"):
+        said += ("context=2 cuts nothing",)
     if plan == "batch-dim=1":
         return tuple(each for each in said if "the second axis" not in each)  # it need not be looked for
     if "precision=tf32" in plan:

@@ -16,12 +16,15 @@ from torch.autograd.function import once_differentiable
 from ronde.parallel.tensor_rules import dropped, scores, token_rules
 from ronde.tensor import rules
 from ronde.tensor.context import Context
-from ronde.tensor.edges import gather_data
+from ronde.tensor.edges import SumRanks, gather_data
 from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, localize, materialize
 from ronde.tensor.layout import Layout
-from ronde.tensor.rules.common import enter, functions, is_sharded, rewrap
+from ronde.tensor.rules import elementwise, shapes
+from ronde.tensor.rules.common import enter, functions, is_sharded, rewrap, same_layout
+from ronde.tensor.rules.shapes import split_key
+from ronde.tensor.tree import instances
 
-__all__ = ["sequence_rules"]
+__all__ = ["is_mask", "sequence_rules"]
 
 _Function: Any = torch.autograd.Function
 
@@ -44,8 +47,11 @@ class _Gathered(_Function):
 def sequence_rules() -> dict[Any, Rule]:
     """Every rule, keyed by the function that `__torch_function__` is told."""
     table = rules.table() | token_rules()
-    for name in ("matmul", "__matmul__"):
-        table.update(dict.fromkeys(functions([name]), by_token))
+    by_element = [function for function, rule in table.items() if rule is elementwise.apply]
+    table.update(dict.fromkeys(by_element, beside_masks))
+    table.update(dict.fromkeys(functions(["matmul", "__matmul__", "bmm"]), multiplied))
+    table[torch.Tensor.__getitem__] = one_token
+    table[torch.einsum] = summed_over_letters
     table[F.linear] = by_token
     table[F.layer_norm] = normalized
     table[F.rms_norm] = normalized
@@ -69,6 +75,82 @@ def by_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dict
     rest = [_entered(context, each) for each in args[1:]]
     named = {name: _entered(context, each) for name, each in kwargs.items()}
     return rewrap(x, func(x._local, *rest, **named), x._layout)
+
+
+def beside_masks(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Element by element. Of scores `[..., n, n]` and a mask of keys `[..., 1, n]` the mask is gathered."""
+    given = [*instances(GlobalTensor, (args, kwargs))]
+    if len(given) > 1 and same_layout(given) is None:
+        args = tuple(materialize(each) if is_mask(each) else each for each in args)
+    return elementwise.apply(context, func, args, kwargs)
+
+
+def is_mask(value: Any) -> bool:
+    """Whether it is small, and looked at by many: a mask, labels, scores of a few classes for each token."""
+    if not is_sharded(value):
+        return False
+    dim = value._layout.dim
+    tokens = value.shape[dim] * (value.shape[0 if dim else 1] if value.dim() > 1 else 1)
+    return value.numel() <= _FEW * tokens or not value.is_floating_point()
+
+
+_FEW = 8
+
+
+def one_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """As rows are indexed; and a single entry of each sequence, which its rank gives to the others."""
+    made = shapes.index(context, func, args, kwargs)
+    found = split_key(*args) if made is NotImplemented else None
+    if found is None:
+        return made
+    value, (items, place, result) = args[0], found
+    layout, entry = value._layout, items[place]
+    if not isinstance(entry, int) or (layout.outer, layout.inner) != (1, 1):
+        return NotImplemented
+    entry += layout.size if entry < 0 else 0
+    start, stop = layout.bounds(context.rank)
+    has_it = start <= entry < stop
+    items[place] = slice(entry - start, entry - start + 1) if has_it else slice(0, 0)
+    return SumRanks.apply(value._local[tuple(items)].sum(result), context)
+
+
+def multiplied(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """`[..., n, width]` times a whole matrix; of attention, times `[..., width, n]` or `[..., n, width]`."""
+    if len(args) != 2 or kwargs or not is_sharded(args[0]):
+        return NotImplemented
+    x, other = args
+    if not isinstance(other, GlobalTensor) and other.dim() == 2:
+        return by_token(context, func, args, kwargs)
+    if (x._layout.dim, x._layout.outer, x._layout.inner) != (x.dim() - 2, 1, 1) or other.dim() < 2:
+        return NotImplemented
+    whole = _whole(context, other, other.dim() - 1) if _is_cut_last(other) else _whole(context, other)
+    if whole is None:
+        return NotImplemented
+    made = func(x._local, whole)
+    return rewrap(x, made, x._layout.at(made.dim() - 2))
+
+
+def _is_cut_last(value: Any) -> bool:
+    return is_sharded(value) and value._layout.dim == value.dim() - 1
+
+
+def summed_over_letters(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """`einsum` of two operands; the first one's tokens are tokens of the result, as in `bqd,bkd->bqk`."""
+    if len(args) != 3 or kwargs or not isinstance(args[0], str) or not is_sharded(args[1]):
+        return NotImplemented
+    equation, x, other = args
+    given, arrow, result = equation.replace(" ", "").partition("->")
+    letters = given.split(",")
+    if not arrow or "." in equation or len(letters) != 2 or (x._layout.outer, x._layout.inner) != (1, 1):
+        return NotImplemented
+    cut_letter = letters[0][x._layout.dim]
+    if cut_letter not in result or cut_letter in letters[1]:
+        return NotImplemented
+    whole = _whole(context, other, other._layout.dim if is_sharded(other) else None)
+    if whole is None:
+        return NotImplemented
+    made = func(equation, x._local, whole)
+    return rewrap(x, made, x._layout.at(result.index(cut_letter)))
 
 
 def normalized(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -151,10 +233,11 @@ def _own_mask(context: Context, mask: Any, layout: Layout) -> torch.Tensor | Non
     return cut(context, whole, layout.at(whole.dim() - 2))
 
 
-def _whole(context: Context, operand: Any) -> torch.Tensor | None:
-    """Keys or values of all tokens; None where they are cut otherwise than along the sequence."""
+def _whole(context: Context, operand: Any, dim: int | None = None) -> torch.Tensor | None:
+    """Keys or values of all tokens; None where they are cut otherwise than along `dim`, the last but one."""
     if not is_sharded(operand):
         return enter(context, materialize(operand) if isinstance(operand, GlobalTensor) else operand)
-    if operand._layout.dim != operand.dim() - 2:
+    layout, dim = operand._layout, operand.dim() - 2 if dim is None else dim
+    if (layout.dim, layout.outer, layout.inner) != (dim, 1, 1):
         return None
     return _Gathered.apply(operand._local, context, operand._layout)

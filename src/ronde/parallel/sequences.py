@@ -19,9 +19,10 @@ from torch.overrides import TorchFunctionMode
 from ronde.errors import UsageError
 from ronde.modules.sharded_call import ShardedCall, at_once
 from ronde.parallel.pieces import run_on
-from ronde.parallel.sequence_rules import sequence_rules
+from ronde.parallel.sequence_rules import is_mask, sequence_rules
 from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import GlobalTensor, cut, materialize, wrap
+from ronde.tensor.rules.common import is_sharded
 from ronde.tensor.tree import instances, leaves, map_leaves
 
 __all__ = ["Sequences"]
@@ -108,13 +109,14 @@ class Sequences:
         """Inside, nobody gathers what is cut, but attention."""
 
         def refuse(func: Any, values: Any) -> None:
-            gathered = [each for each in instances(GlobalTensor, values) if each._local is not None]
-            if any(map(_holds_activations, gathered)):
+            gathered = [each for each in instances(GlobalTensor, values) if is_sharded(each)]
+            if not all(map(is_mask, gathered)):
                 name = getattr(func, "__name__", str(func))
                 raise UsageError(
                     f"{self._item} cuts sequences of {length} entries over ranks, and {model} works along "
-                    f"them by {name}, which is no scaled_dot_product_attention; have the model attend by "
-                    f"that, or take a plan without context, such as tensor={self._context.world_size}"
+                    f"them by {name}, where only attention may; have it attend by "
+                    f"scaled_dot_product_attention, or take a plan without context, such as "
+                    f"tensor={self._context.world_size}"
                 )
 
         self._context.on_whole = refuse
@@ -124,15 +126,8 @@ class Sequences:
             self._context.on_whole = None
 
 
-def _holds_activations(value: GlobalTensor) -> bool:
-    """Not so a mask or a label, which is small, and looked at by many: one entry for each token."""
-    shape = value.shape
-    one_each = value._layout.dim == len(shape) - 1 and (len(shape) == 2 or shape[-2] == 1)
-    return value.is_floating_point() and not one_each
-
-
 class _Attention(TorchFunctionMode):
-    """Sees whether `scaled_dot_product_attention` is called, by the script or by torch's own layers."""
+    """Sees attention: torch's own, or scores `[..., n, n]` of all pairs, made of two activations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +135,24 @@ class _Attention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen = self.seen or func in (F.scaled_dot_product_attention, F.multi_head_attention_forward)
-        return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        self.seen = self.seen or (func in _PRODUCTS and _are_scores(made, args))
+        return made
+
+
+def _are_scores(made: torch.Tensor, operands: Any) -> bool:
+    of_activations = all(each.dim() >= 3 for each in operands if isinstance(each, torch.Tensor))
+    return of_activations and made.dim() >= 3 and made.shape[-1] == made.shape[-2] > 1
+
+
+_PRODUCTS = (
+    torch.matmul,
+    torch.Tensor.matmul,
+    torch.Tensor.__matmul__,
+    torch.bmm,
+    torch.Tensor.bmm,
+    torch.einsum,
+)
 
 
 def _axis(batch: int) -> int:

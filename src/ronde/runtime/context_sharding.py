@@ -49,6 +49,6 @@ class ContextSharding(Sharding):
         if self._sequences.cut_some:
             return super().notes()
         return [
-            f"{self._plan.item('context')} cuts nothing: no module attends to its sequences by "
-            f"scaled_dot_product_attention, so every rank of a group computed everything"
+            f"{self._plan.item('context')} cuts nothing: no module attends to its sequences, so every rank "
+            f"of a group computed everything"
         ]

@@ -163,32 +163,46 @@ def transposed(context: Context, func: Callable[..., Any], args: Any, kwargs: di
 def index(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Indexing that leaves the batch dimension alone: integers, slices, None and `...` elsewhere."""
     value, key = args
-    if not is_sharded(value):
+    found = split_key(value, key)
+    if found is None:
         return NotImplemented
     assert value._local is not None
-    items = list(key) if isinstance(key, tuple) else [key]
-    if any(
-        not isinstance(item, (int, slice, type(None), type(...))) or isinstance(item, bool) for item in items
-    ):
-        return NotImplemented
-    used = sum(item is not None and item is not ... for item in items)
-    missing = value.dim() - used
-    if missing < 0 or items.count(...) > 1:
-        return NotImplemented
-    place = items.index(...) if ... in items else len(items)
-    items[place : place + 1] = [slice(None)] * missing
-    source, result = 0, 0
-    item: Any = None
-    for item in items:
-        if item is None:
-            result += 1
-            continue
-        if source == value._layout.dim:
-            break
-        source += 1
-        result += not isinstance(item, int)
+    items, place, result = found
+    item = items[place]
     # `x[0:]` and `x[:len(x)]` take all of it too.
     size = value.shape[value._layout.dim]
     if not isinstance(item, slice) or item.indices(size) != (0, size, 1):
         return NotImplemented
     return rewrap(value, value._local[tuple(items)], value._layout.at(result))
+
+
+def split_key(value: Any, key: Any) -> tuple[list[Any], int, int] | None:
+    """What a global tensor is indexed by, one item for each of its axes and each new one.
+
+    Returns:
+        The items, the place of that for the cut axis, and the axis of the result that this is, if it stays.
+        None where one is a tensor, a list or too many.
+    """
+    if not is_sharded(value):
+        return None
+    items = list(key) if isinstance(key, tuple) else [key]
+    if any(
+        not isinstance(item, (int, slice, type(None), type(...))) or isinstance(item, bool) for item in items
+    ):
+        return None
+    used = sum(item is not None and item is not ... for item in items)
+    missing = value.dim() - used
+    if missing < 0 or items.count(...) > 1:
+        return None
+    place = items.index(...) if ... in items else len(items)
+    items[place : place + 1] = [slice(None)] * missing
+    source, result = 0, 0
+    for place, item in enumerate(items):
+        if item is None:
+            result += 1
+            continue
+        if source == value._layout.dim:
+            return items, place, result
+        source += 1
+        result += not isinstance(item, int)
+    return None
