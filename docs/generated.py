@@ -23,7 +23,7 @@ __all__ = ["commands", "help_text", "plan_keys", "presets", "runs", "substitutio
 _WIDTH = "84"
 # What a value may need to stand with.
 _BESIDE = (
-    *("", "state=zero3,", "hybrid,", "pipeline=2,", "tensor=2,", "local-sgd,", "decentralized,"),
+    *("", "state=zero3,", "hybrid,", "pipeline=2,", "tensor=2,", "local-sgd,", "geo,", "decentralized,"),
     *("ps,", "ps-bounded,", "dgc,", "twobit,", "powersgd,", "qadam,"),
 )
 

@@ -15,6 +15,7 @@ __all__ = ["CHUNKS", "PLACEMENTS", "RECOMPUTES", "SCHEDULES", "Candidates", "Poi
 
 Ints = NDArray[np.int64]
 
+# Formulas know these by their place, so a new one comes last.
 PLACEMENTS = ("replicated", "zero1", "zero2", "zero3", "central")
 RECOMPUTES = ("none", "selective", "full")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
