@@ -1,7 +1,7 @@
 """Every exact plan gives the single-device answer for every script: L1 to L6, in double precision.
 
-A new exact plan is one word in EXACT_PLANS, and a line in SAMPLES says what of it runs every day. A new script is
-one file in tests/scripts.
+A new exact plan is one word in EXACT_PLANS, and a line in SAMPLES says what of it runs every day.
+A new script is one file in tests/scripts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A key of a plan: its name in the grammar, and the kind of value that it takes.
 
 Each axis declares its keys as annotated dataclass fields. The grammar, the printing and the checks
-all read this one declaration, so that they know a new value by it; what it means is elsewhere (docs/extending.md).
+all read this one declaration, and know a new value by it.
 """
 
 from __future__ import annotations
