@@ -34,6 +34,11 @@ COMBINED = {
     "central,recompute=full": {("resnet_batchnorm", 3), ("tied", 2)},
     "zero3,compile=true": {("mixture", 2), ("gpt", 2)},
     "zero3,offload=all,recompute=selective": {("transformer", 1)},
+    "tensor=2,recompute=full": {("transformer", 2), ("gpt", 2)},
+    "tensor=2,recompute=selective": {("gpt", 2), ("hf_tiny", 2)},
+    "tensor=2,precision=bf16": {("transformer", 2), ("gpt", 2)},
+    "pipeline=2,micro-batches=3,precision=bf16": {("transformer", 2), ("gpt", 2)},
+    "context=2,precision=bf16": {("transformer", 2), ("gpt", 2)},
 }
 EXACT_PLANS = (
     "ddp",
@@ -383,7 +388,7 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
         )
     if script == "experts" and plan == "micro-batches=3" and ranks == 5:
         said = ("Language is computed whole where a rank has a single row: its forward", "nothing was cut")
-    if plan == "tensor=2":  # nothing of a batch is cut
+    if plan == "tensor=2" or plan.startswith("tensor=2,recompute"):  # nothing of a batch is cut
         said = tuple(each for each in SAID_UNCUT if script == "hf_tiny")
     if "tensor=2" in plan and script in NOTHING_CUT:
         said += (f"tensor=2 cuts nothing of {NOTHING_CUT[script]}",)

@@ -83,15 +83,15 @@ NOT_TOGETHER = [
     ("tensor=2,zero2", "state=zero2", "state=replicated"),
     ("tensor=2,zero3,offload=all", "offload=all", "offload=none"),
     ("tensor=2,hybrid", "sparse=sharded", "sparse=replicated"),
-    ("tensor=2,precision=bf16", "precision=bf16", "precision=fp32"),
+    ("tensor=2,precision=fp16", "precision=fp16", "precision=fp32"),
     ("tensor=2,micro-batches=4", "micro-batches=4", "micro-batches=1"),
-    ("tensor=2,recompute=full", "recompute=full", "recompute=none"),
     ("tensor=2,compile=true", "compile=true", "compile=false"),
 ]
 NOT_WITH_EXPERTS = [
     ("expert=2,tensor=2", "tensor=2", "tensor=1"),
     ("expert=2,pipeline=2", "pipeline=2", "pipeline=1"),
     ("expert=2,zero1", "state=zero1", "state=replicated"),
+    ("expert=2,precision=bf16", "precision=bf16", "precision=fp32"),
     ("expert=2,micro-batches=2", "micro-batches=2", "micro-batches=1"),
 ]
 NOT_WITH_CONTEXT = [
@@ -102,7 +102,7 @@ NOT_WITH_CONTEXT = [
 NOT_WITH_STAGES = [
     ("pipeline=2,zero2", "state=zero2", "state=replicated"),
     ("pipeline=2,hybrid", "sparse=sharded", "sparse=replicated"),
-    ("pipeline=2,precision=bf16", "precision=bf16", "precision=fp32"),
+    ("pipeline=2,precision=fp16", "precision=fp16", "precision=fp32"),
     ("pipeline=2,recompute=full", "recompute=full", "recompute=none"),
     ("pipeline=2,compile=true", "compile=true", "compile=false"),
     ("pipeline=2,schedule=1f1b", "schedule=1f1b", "schedule=gpipe"),

@@ -22,6 +22,7 @@ class Calls:
         pieces: into how many pieces each rank's rows are cut, at most.
 
     Attributes:
+        caches: caches of keys and values that models return are whole, or rows, on every rank.
         called: carries out each call of the script's that no other call is around, where it is set.
         on_call: hears of each call of a module on a batch, while it is set.
         on_evaluation: hears of each call in shards without gradients.
@@ -40,6 +41,7 @@ class Calls:
         self.tally = tally
         self.batch_dim = batch_dim
         self.pieces = pieces
+        self.caches = True
         self.called: Callable[..., Any] | None = None
         self.on_call: Callable[[torch.nn.Module], None] | None = None
         self.on_evaluation: Callable[[], None] = lambda: None

@@ -40,7 +40,7 @@ from ronde.tensor.deferred import DeferredScalar
 from ronde.tensor.fingerprint import require_alike
 from ronde.tensor.global_tensor import Rule, materialize, settled
 from ronde.tensor.graph import leaves_behind, now
-from ronde.tensor.tree import Opaque, is_cache, leaves, map_leaves
+from ronde.tensor.tree import Opaque, caches, leaves, map_leaves
 from ronde.trace.step_clock import Part
 
 __all__ = ["ModelEdge", "Spread"]
@@ -171,7 +171,7 @@ class ModelEdge:
             return self._replicated(plain, module, (args, kwargs))
         try:
             # What it is given to change is not given in parts.
-            for cache in filter(is_cache, (*args, *kwargs.values())):
+            for cache in caches((args, kwargs)):
                 raise Opaque(type(cache).__name__)
             values = list(leaves((args, kwargs)))
         except Opaque as opaque:

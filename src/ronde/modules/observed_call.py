@@ -25,7 +25,7 @@ from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Context, Region
 from ronde.tensor.global_tensor import StrayBatch
 from ronde.tensor.graph import now
-from ronde.tensor.tree import map_leaves
+from ronde.tensor.tree import Opaque, caches, map_leaves
 
 __all__ = [
     "Around",
@@ -149,7 +149,7 @@ def _observed(
         # Inside, where parameters that have passed the Enter edge are in the place of others.
         observe_once = functools.partial(Observation, call.module, given, call.verdict.inputs, ranks, outside)
         observation = observe_once()
-        output, verdict, steps = observation.run(lambda: call.run(args, kwargs))
+        output, verdict, steps = observation.run(functools.partial(_run, call, args, kwargs))
         if verdict.sharded and not stands:
             if verdict.keeps:
                 verdict = dataclasses.replace(
@@ -165,6 +165,13 @@ def _observed(
         said.release()
         return Observed(verdict, output, True, steps, start)
     return Observed(verdict, steps=steps)
+
+
+def _run(call: ShardedCall, args: Any, kwargs: Any) -> Any:
+    output = call.run(args, kwargs)
+    for cache in () if call.calls.caches else caches(output):
+        raise Opaque(type(cache).__name__)
+    return output
 
 
 def _changed_again(observation: Observation, call: ShardedCall, given: Any) -> str:

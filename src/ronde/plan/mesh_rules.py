@@ -16,25 +16,29 @@ _WITH_TENSOR: dict[str, tuple[object, ...]] = {
     "compressor": ("none",),
     "reduction": ("mean",),
     "update": ("sync",),
-    "precision": ("fp32", "tf32"),
+    "precision": ("fp32", "tf32", "bf16"),
     "micro-batches": (1,),
-    "recompute": ("none",),
+    "recompute": ("none", "selective", "full"),
     "compile": (False,),
 }
+_NOT_COMPUTED_AGAIN: dict[str, tuple[object, ...]] = {"recompute": ("none",)}
 _WITH_PIPELINE = {key: values for key, values in _WITH_TENSOR.items() if key != "micro-batches"}
-_WITH_PIPELINE |= {"schedule": ("gpipe", None)}
+_WITH_PIPELINE |= _NOT_COMPUTED_AGAIN | {"schedule": ("gpipe", None)}
 _WITH_CONTEXT: dict[str, tuple[object, ...]] = {
     "tensor": (1,),
     "pipeline": (1,),
     "expert": (1,),
-    **{key: values for key, values in _WITH_TENSOR.items() if key != "state"},
+    **_WITH_TENSOR,
+    **_NOT_COMPUTED_AGAIN,
     "state": ("replicated",),
 }
 _WITH_EXPERT: dict[str, tuple[object, ...]] = {
     "tensor": (1,),
     "pipeline": (1,),
-    **{key: values for key, values in _WITH_TENSOR.items() if key != "state"},
+    **_WITH_TENSOR,
+    **_NOT_COMPUTED_AGAIN,
     "state": ("replicated",),
+    "precision": ("fp32", "tf32"),
 }
 
 

@@ -144,6 +144,8 @@ class Session:
         self._sharding.bind(self.context)
         data, pieces = plan.data, plan.compute.micro_batches
         self.calls = Calls(self.context, self.notes, self.tally, batch_dim=data.batch_dim, pieces=pieces)
+        # Each stage of a pipeline has the keys of its own layers.
+        self.calls.caches = self._mesh.degree("pipeline") == 1
         self.memory = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=True)
         self.memory.residents += [self.reducer, *self._sharding.residents]
         self._scaling = compute.loss_scaling(plan, self._any_rank, self._sharding.gradients)

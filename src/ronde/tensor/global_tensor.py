@@ -160,11 +160,12 @@ def _carried_out(
     whole = in_transform() or carries_tangents()
     if region is Region.SCRIPT and not whole and not _mixed(types):
         # torch's own functions ask by the name that they have in their module, which may be replaced.
-        rule = first._rules.get(func) or first._rules.get(getattr(func, "__wrapped__", None))
+        known = func if func in first._rules else getattr(func, "__wrapped__", func)
+        rule = first._rules.get(known)
         if rule is not None and NUMPYS_NAMES.isdisjoint(kwargs):
             if not args and "input" in kwargs and "condition" not in kwargs:  # which `torch.where` has first
                 args = (kwargs.pop("input"),)
-            result = rule(context, func, args, kwargs)
+            result = rule(context, known, args, kwargs)
             if result is not NotImplemented:
                 base = args[0] if args else None
                 if isinstance(result, GlobalTensor) and isinstance(base, GlobalTensor) and result is not base:

@@ -16,7 +16,7 @@ import torch
 
 from ronde.patching.caller import is_users
 
-__all__ = ["Opaque", "instances", "is_cache", "leaves", "map_leaves", "structure"]
+__all__ = ["Opaque", "caches", "instances", "leaves", "map_leaves", "structure"]
 
 
 _Kind = TypeVar("_Kind")
@@ -61,14 +61,25 @@ def _pairs(value: Any) -> list[tuple[Any, Any]] | None:
         return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
     if kind is types.SimpleNamespace:
         return list(vars(value).items())
-    if is_cache(value) or (_keeps_attributes(kind) and _is_made_of_tensors(value)):
+    if _is_cache(value) or (_keeps_attributes(kind) and _is_made_of_tensors(value)):
         return list(vars(value).items())
     return None
 
 
-def is_cache(value: Any) -> bool:
+def _is_cache(value: Any) -> bool:
     """Whether it is Hugging Face's cache of keys and values, or a layer's: objects that are attributes."""
     return type(value).__module__ == "transformers.cache_utils"
+
+
+def caches(value: Any) -> Iterator[Any]:
+    """Those of keys and values among arguments, or in what a model returns."""
+    if isinstance(value, torch.Tensor):
+        return
+    if _is_cache(value):
+        yield value
+        return
+    for _, child in _children(value) or ():
+        yield from caches(child)
 
 
 @functools.lru_cache(maxsize=4096)
