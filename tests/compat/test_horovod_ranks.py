@@ -247,6 +247,32 @@ def distributed(passes: int, options: dict[str, Any]) -> list[torch.Tensor]:
     return [each.detach().clone() for each in model.parameters()]
 
 
+def scaled() -> None:
+    """Rank 1's gradients overflow in the second step, which no rank makes."""
+    model, expected = model_of(0), model_of(0)
+    plain = torch.optim.SGD(expected.parameters(), lr=0.1)
+    optimizer: Any = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for step in range(3):
+        optimizer.zero_grad()
+        overflow = float("inf") if step == 1 and hvd.rank() == 1 else 1.0
+        scaler.scale(loss_of(model, step, 0, hvd.rank()) * overflow).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        if step != 1:
+            plain.zero_grad()
+            for rank in range(hvd.size()):
+                (loss_of(expected, step, 0, rank) / hvd.size()).backward()
+            plain.step()
+    assert scaler.get_scale() == 32.0
+    torch.testing.assert_close(list(model.parameters()), list(expected.parameters()), rtol=1e-12, atol=1e-12)
+
+
 def misuse() -> None:
     model = model_of(0)
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -344,7 +370,7 @@ def elastic() -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("work", [reductions, others, orders, mistakes, gradients, misuse])
+@pytest.mark.parametrize("work", [reductions, others, orders, mistakes, gradients, scaled, misuse])
 def test_on_three_ranks(three: On, work: Callable[[], None]) -> None:
     three(work)
 

@@ -10,41 +10,64 @@ from typing import Any
 import torch
 from torch import nn
 
+from ronde.compat.byteps.basics import size
+from ronde.compat.byteps.operations import DistributedOptimizer
+from ronde.compat.horovod.compression import Compression
 from ronde.compat.horovod.operations import synchronize
 
 __all__ = ["CrossBarrier"]
 
 
-class CrossBarrier:
-    """Stands for a `DistributedOptimizer`.
+def CrossBarrier(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Any = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    num_steps: int = 10**6,
+) -> Any:
+    """A `DistributedOptimizer` whose `step` does not wait. On one rank there is nothing to wait for.
 
     Args:
-        model: whose modules wait for their own parameters.
-        byteps_opt: the optimizer; it updates parameters one by one.
-        num_steps: taken, and not needed.
+        model: whose modules wait for their own parameters, and its `state_dict` for all.
+        optimizer: it updates parameters one by one.
+        num_steps: the last step, which waits: after it, parameters are read as they are.
     """
+    reducing = DistributedOptimizer(optimizer, named_parameters, compression, backward_passes_per_step)
+    return reducing if size() == 1 else _CrossBarrier(model, reducing, num_steps)
 
-    def __init__(self, model: nn.Module, byteps_opt: Any, num_steps: int = 10**6) -> None:
-        self._optimizer = byteps_opt
-        self._late: dict[int, tuple[torch.Tensor, Any]] = {}
+
+class _CrossBarrier(torch.optim.Optimizer):
+    """Stands for a `DistributedOptimizer`, which has all attributes."""
+
+    def __init__(self, model: nn.Module, reducing: Any, num_steps: int) -> None:
+        self._optimizer = reducing
+        self._steps_left = num_steps
+        # By parameter: what is on its way, and its group with the options of that step.
+        self._late: dict[int, tuple[Any, dict[str, Any]]] = {}
         for module in model.modules():
             if any(True for _ in module.parameters(recurse=False)):
                 module.register_forward_pre_hook(self._before)
+        model.register_state_dict_pre_hook(lambda *_: self._catch_up())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Have gradients applied as they arrive."""
+        loss = None if closure is None else closure()
         self._catch_up()
         optimizer = self._optimizer
-        sent = optimizer._handles
+        optimizer.send_missing()
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if id(parameter) in sent:
-                    self._late[id(parameter)] = parameter, sent[id(parameter)]
-        sent.clear()
-        optimizer._delay = dict.fromkeys(optimizer._delay, optimizer.backward_passes_per_step)
+                if sent := optimizer._handles.pop(id(parameter), None):
+                    self._late[id(parameter)] = sent, {**group, "params": [parameter]}
+        optimizer.set_backward_passes_per_step(optimizer.backward_passes_per_step)
+        self._steps_left -= 1
+        if not self._steps_left:
+            self._catch_up()
+        return loss
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Gradients are let go of when they have been applied."""
@@ -52,6 +75,10 @@ class CrossBarrier:
     def state_dict(self) -> Any:
         self._catch_up()
         return self._optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self._catch_up()
+        self._optimizer.load_state_dict(state_dict)
 
     def _catch_up(self) -> None:
         for key in list(self._late):
@@ -64,18 +91,13 @@ class CrossBarrier:
 
     def _apply(self, key: int) -> None:
         """Wait for one gradient, and update its parameter."""
-        parameter, (handle, what) = self._late.pop(key)
-        _, contexts = what
-        optimizer = self._optimizer
-        whole = optimizer._compression.decompress(synchronize(handle), contexts[0])
-        parameter.grad = whole
-        others = [group["params"] for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            group["params"] = [each for each in group["params"] if each is parameter]
+        (handle, (_, contexts)), group = self._late.pop(key)
+        (parameter,), optimizer = group["params"], self._optimizer
+        parameter.grad = optimizer._compression.decompress(synchronize(handle), contexts[0])
+        groups, optimizer.param_groups = optimizer.param_groups, [group]
         try:
             with torch.no_grad():
                 type(optimizer).__mro__[2].step(optimizer)
         finally:
-            for group, members in zip(optimizer.param_groups, others, strict=True):
-                group["params"] = members
+            optimizer.param_groups = groups
         parameter.grad = None

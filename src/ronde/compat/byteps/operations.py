@@ -6,44 +6,16 @@ from typing import Any
 
 import torch
 
-from ronde.compat.horovod import basics
+from ronde.compat.horovod import functions
 from ronde.compat.horovod import operations as ops
 from ronde.compat.horovod.compression import Compression
 from ronde.compat.horovod.operations import Average, Sum, synchronize
 from ronde.compat.horovod.optimizer import DistributedOptimizer as OfHorovod
 
 __all__ = [
-    "DistributedOptimizer", "declare", "init", "push_pull", "push_pull_async", "push_pull_async_inplace",
-    "push_pull_inplace", "resume", "suspend",
+    "DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "declare", "push_pull",
+    "push_pull_async", "push_pull_async_inplace", "push_pull_inplace",
 ]  # fmt: skip
-
-
-def init(lazy: bool = True) -> None:
-    """Meet the other ranks. All ranks come here.
-
-    Args:
-        lazy: taken, and without effect: groups are made at once.
-    """
-    basics.init()
-
-
-def suspend() -> None:
-    """Leave the others; `resume` meets them again."""
-    basics.shutdown()
-
-
-def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
-    """Meet the ranks again that the job was started with.
-
-    Raises:
-        NotImplementedError: there are to be more or fewer.
-    """
-    basics.init()
-    if num_workers * basics.local_size() != basics.size() and num_workers != basics.size():
-        raise NotImplementedError(
-            f"resume(num_workers={num_workers}): ranks are those that the job was started with, and there "
-            f"are {basics.size()}"
-        )
 
 
 def declare(name: str, **options: Any) -> int:
@@ -118,3 +90,23 @@ def DistributedOptimizer(
             f"DistributedOptimizer: {', '.join(sorted(options))} is not in this version"
         )
     return OfHorovod(optimizer, named_parameters, compression, backward_passes_per_step)
+
+
+def broadcast_parameters(params: Any, root_rank: int, prefix: str = "Parameter.") -> None:
+    """Copy a rank's tensors into those of all.
+
+    Args:
+        prefix: stands before names that servers know; taken, and without effect.
+    """
+    functions.broadcast_parameters(params, root_rank)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, prefix: str = "Parameter."
+) -> None:
+    """Have a rank's options and state in the optimizers of all.
+
+    Args:
+        prefix: as that of `broadcast_parameters`.
+    """
+    functions.broadcast_optimizer_state(optimizer, root_rank)

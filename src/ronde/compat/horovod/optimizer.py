@@ -115,14 +115,18 @@ class _Reducing:
             handle = ops.grouped_allreduce_async_(tensors, name=name, op=self._op, **factors)
         return handle, (parameters, [context for _, context in sent])
 
+    def send_missing(self) -> None:
+        """Begin to reduce what is not on its way; what no backward has made takes part as zeros."""
+        for parameter in self._parameters():
+            if parameter.requires_grad and id(parameter) not in self._handles:
+                self._send(parameter)
+
     def synchronize(self) -> None:
         """Wait for all gradients; those that no backward has made take part as zeros."""
         if not self._hooks:
             self._synchronized = True
             return
-        for parameter in self._parameters():
-            if parameter.requires_grad and id(parameter) not in self._handles:
-                self._send(parameter)
+        self.send_missing()
         for handle, what in list(self._handles.values()):
             if handle is None:
                 continue
