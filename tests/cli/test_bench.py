@@ -55,7 +55,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(
     [
         (("--workload", "alexnet"), "there is no workload 'alexnet'; choose among transformer, gpt"),
         (("--plans", "ddp,zero9"), "zero9"),
-        (("--plans", "context=2,zero3"), "not available in this version"),
+        (("--plans", "ddp,context=2"), "there is no formula for the memory of context=2"),
         (("--plot", "x.txt"), "--plot x.txt does not end in .png"),
     ],
 )
