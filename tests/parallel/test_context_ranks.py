@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,21 +13,9 @@ from torch import nn
 
 from parallel.cut_models import Ranks
 from ronde.errors import UsageError
-from ronde.testing.run_ranks import Rank, RankPool
+from ronde.testing.run_ranks import Rank
 
 D = torch.float64
-
-
-@pytest.fixture
-def two(ranks: Ranks) -> Ranks:
-    return functools.partial(ranks, 2)
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    pool = RankPool(4, timeout=180)
-    yield pool.run
-    pool.close()
 
 
 class Block(nn.Module):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,19 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from parallel.cut_models import MODELS, D, Ranks, compare, train
 from ronde.errors import UsageError
-from ronde.testing.run_ranks import Rank, RankPool
-
-
-@pytest.fixture
-def two(ranks: Ranks) -> Ranks:
-    return functools.partial(ranks, 2)
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    pool = RankPool(4, timeout=180)
-    yield pool.run
-    pool.close()
+from ronde.testing.run_ranks import Rank
 
 
 class Skips(nn.Module):

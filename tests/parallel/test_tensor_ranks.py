@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,19 +10,7 @@ from torch import nn
 
 from parallel.cut_models import MODELS, D, Odd, Ranks, batch, called, compare, train
 from ronde.errors import UsageError
-from ronde.testing.run_ranks import Rank, RankPool
-
-
-@pytest.fixture
-def two(ranks: Ranks) -> Ranks:
-    return functools.partial(ranks, 2)
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    pool = RankPool(4, timeout=180)
-    yield pool.run
-    pool.close()
+from ronde.testing.run_ranks import Rank
 
 
 @pytest.mark.parametrize("name", MODELS)

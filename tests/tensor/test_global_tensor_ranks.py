@@ -215,6 +215,8 @@ _SEQUENCES: dict[str, Callable[[torch.Tensor, Inputs], Any]] = {
     "split": lambda x, m: [x.split(2), x.chunk(3), x.split([3, 4]), x.unbind(1), torch.tensor_split(x, 2)],
     "stack": lambda x, m: [torch.stack([x, x]), torch.stack([x, m.leaf(ROWS, 3)], 1)],
     "cat": lambda x, m: [torch.cat([x, x]), torch.cat([x, m.leaf(ROWS, 3)], 1), torch.cat([m.leaf(2, 3), x])],
+    "cat of one": lambda x, m: [torch.cat([x]).mul_(2), torch.cat([x.new_empty(0), x]).mul_(2), x * 1],
+    "cat with a wider empty vector": lambda x, m: torch.cat([x.new_empty(0), x.float()]).dtype,
     "cat by name": lambda x, m: [torch.cat(tensors=[x, x], dim=1), torch.cat([x, x], axis=1)],
     "cat of layouts": lambda x, m: torch.cat([x, m.batch(3, ROWS, dim=1).t(), m.inner(ROWS, 2)], -1),
     "stack of rows": lambda x, m: torch.stack([row.sum() for row in x]),

@@ -42,3 +42,10 @@ class Mesh:
     def model_ranks(self) -> int:
         """Ranks that together hold one copy of the model."""
         return self.tensor * self.pipeline * self.context
+
+    @property
+    def cuts_models(self) -> str | None:
+        """The first key by which ranks have different parts of a model, or of what it is given."""
+        return next(
+            (key for key in ("tensor", "pipeline", "context", "expert") if getattr(self, key) > 1), None
+        )

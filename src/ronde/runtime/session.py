@@ -507,8 +507,7 @@ class Session:
 
 def _refuse_beside_cuts(config: RankConfig, plan: Plan) -> None:
     """What a rank is told beside its plan, and does not go with a model that is cut."""
-    mesh = plan.for_ranks(config.world_size).mesh
-    cuts = next((key for key in ("tensor", "pipeline", "context", "expert") if getattr(mesh, key) > 1), None)
+    cuts = plan.for_ranks(config.world_size).mesh.cuts_models
     if cuts is None:
         return
     if config.checkpoint:

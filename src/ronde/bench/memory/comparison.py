@@ -65,10 +65,9 @@ def compare(
     check_known([workload], WORKLOADS, what="workload")
     check_device(device, environment)
     for plan in plans:
-        check(expand(plan), ranks, device_of_ranks(environment))
-        mesh = expand(plan).mesh
-        cuts = max(mesh.tensor, mesh.pipeline, mesh.context, mesh.expert) > 1
-        if cuts or expand(plan).state.placement not in FORMULAS:
+        described = expand(plan)
+        check(described, ranks, device_of_ranks(environment))
+        if described.mesh.cuts_models or described.state.placement not in FORMULAS:
             known = ", ".join(plans_with_formulas())
             raise UsageError(f"there is no formula for the memory of {plan}; choose among {known}")
     machine = Machine.here()

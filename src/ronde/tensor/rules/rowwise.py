@@ -95,12 +95,16 @@ def join(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str
     if not isinstance(tensors, (tuple, list)) or not isinstance(dim, int) or kwargs.get("out") is not None:
         return NotImplemented
     # An empty vector adds nothing to a join; a cache of keys begins with one.
-    tensors = [value for value in tensors if value.dim() != 1 or value.shape[0]]
-    if not tensors or not all(is_sharded(value) for value in tensors):
+    sharded = [value for value in tensors if is_sharded(value)]
+    if not sharded or not all(is_sharded(value) or _adds_nothing(value, sharded[0]) for value in tensors):
         return NotImplemented
-    if len(tensors) == 1:
-        return rewrap(tensors[0], tensors[0]._local, tensors[0]._layout)
-    layout = tensors[0]._layout
-    if any(value._layout != layout for value in tensors) or layout.dim in dimensions(tensors[0], dim):
+    first, *others = sharded
+    if others and first._layout.dim in dimensions(first, dim):
         return NotImplemented
-    return rewrap(tensors[0], torch.cat([localize(value) for value in tensors], dim), layout)
+    if any(value._layout != first._layout for value in others):
+        return NotImplemented
+    return rewrap(first, torch.cat([localize(value) for value in sharded], dim), first._layout)
+
+
+def _adds_nothing(value: Any, like: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == (0,) and value.dtype == like.dtype
