@@ -382,7 +382,7 @@ def parallel_(  # noqa: PLR0913 - its options
         ),
     ] = "",
     micro_batches: Annotated[
-        str, typer.Option(metavar="LIST", help="Of a pipeline, separated by commas.")
+        str, typer.Option(metavar="LIST", help="Of a pipeline that names none, separated by commas.")
     ] = "4,8",
     ranks: Annotated[int, typer.Option(min=2, help="Ranks of every plan, with one thread each.")] = 4,
     scale: Annotated[int, typer.Option(min=1, help="How many of the workload's batches make one.")] = 1,
@@ -399,9 +399,10 @@ def parallel_(  # noqa: PLR0913 - its options
     """
     check_linux()
     _check_writable(json=json, plot=plot)
+    numbers = _numbers("--micro-batches", micro_batches)
     report = meshes.measure(
         workload,
-        plans.split(";") if plans else meshes.meshes(ranks, _numbers("--micro-batches", micro_batches)),
+        meshes.in_micro_batches(plans.split(";"), numbers) if plans else meshes.meshes(ranks, numbers),
         ranks=ranks,
         rounds=pairs,
         scale=scale,

@@ -34,7 +34,7 @@ from ronde.trace.run_directory import RunDirectory
 from ronde.trace.step_file import read_steps, steps_path
 from ronde.trace.summary import read_summary
 
-__all__ = ["WORKLOADS", "measure", "meshes", "timelines_of"]
+__all__ = ["WORKLOADS", "in_micro_batches", "measure", "meshes", "timelines_of"]
 
 WORKLOADS = ("transformer-512", *DATA_PARALLEL)
 
@@ -59,8 +59,25 @@ def meshes(ranks: int, micro_batches: Sequence[int]) -> list[str]:
             cut = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
             if cut == [f"data={ranks}"]:
                 cut = ["ddp"]
-            pieces = [f"micro-batches={each}" for each in micro_batches] if pipeline > 1 else [""]
-            found += [",".join([*cut, *filter(None, [each])]) for each in pieces]
+            found.append(",".join(cut))
+    return in_micro_batches(found, micro_batches)
+
+
+def in_micro_batches(plans: Sequence[str], micro_batches: Sequence[int]) -> list[str]:
+    """Each plan; one of a pipeline that names no micro-batches, once for each number of them.
+
+    Raises:
+        PlanError: what one says is no plan.
+
+    >>> in_micro_batches(["ddp", "pipeline=2"], [4, 8])
+    ['ddp', 'pipeline=2,micro-batches=4', 'pipeline=2,micro-batches=8']
+    """
+    found: list[str] = []
+    for plan in plans:
+        if expand(plan).mesh.pipeline > 1 and "micro-batches" not in plan:
+            found += [f"{plan},micro-batches={each}" for each in micro_batches]
+        else:
+            found.append(plan)
     return found
 
 
