@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ronde.launch.function import launch
     from ronde.plan import Plan
     from ronde.runtime.api import deferred, init, is_main, prepare, rank, world_size
+    from ronde.runtime.step import Step
     from ronde.server import table
     from ronde.server.embedding_table import EmbeddingTable
     from ronde.server.kv_store import KVStore
@@ -24,6 +25,7 @@ __all__ = [
     "KVStore",
     "Plan",
     "ReplicaClient",
+    "Step",
     "__version__",
     "deferred",
     "init",
@@ -42,6 +44,7 @@ _HOMES = {
     "KVStore": "ronde.server.kv_store",
     "Plan": "ronde.plan",
     "ReplicaClient": "ronde.server.serving.client",
+    "Step": "ronde.runtime.step",
     "deferred": "ronde.runtime.api",
     "init": "ronde.runtime.api",
     "is_main": "ronde.runtime.api",

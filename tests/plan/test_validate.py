@@ -105,8 +105,17 @@ NOT_WITH_STAGES = [
     ("pipeline=2,precision=fp16", "precision=fp16", "precision=fp32"),
     ("pipeline=2,recompute=full", "recompute=full", "recompute=none"),
     ("pipeline=2,compile=true", "compile=true", "compile=false"),
-    ("pipeline=2,schedule=1f1b", "schedule=1f1b", "schedule=gpipe"),
+    ("pipeline=2,schedule=interleaved", "schedule=interleaved", "schedule=gpipe"),
 ]
+
+
+@pytest.mark.parametrize(("beside", "ranks"), [("tensor=2", 4), ("data=2", 4), ("data=2", None)])
+def test_one_forward_one_back_is_for_stages_alone(beside: str, ranks: int | None):
+    assert validate(expand("pipeline=2,micro-batches=4,schedule=1f1b"), 2) == []
+    assert validate(expand(f"{beside},pipeline=2,schedule=1f1b"), ranks) == [
+        f"schedule=1f1b with {beside} is not available in this version; nearest legal: "
+        f"{beside},pipeline=2,schedule=gpipe"
+    ]
 
 
 @pytest.mark.parametrize(("text", "ranks"), AVAILABLE_ON)

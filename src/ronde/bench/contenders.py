@@ -15,7 +15,7 @@ from ronde.bench.peers import Peer
 from ronde.bench.process_set import Process, run_together
 from ronde.bench.sample import Sample, parse
 
-__all__ = ["FOLDER", "Contender", "plain", "plain_words", "shown", "under_ronde", "with_peer"]
+__all__ = ["FOLDER", "Contender", "plain", "plain_words", "shown", "step_words", "under_ronde", "with_peer"]
 
 FOLDER = Path(__file__).parent / "workloads"
 _TIMEOUT = 900.0
@@ -46,12 +46,14 @@ def under_ronde(
     threads: int | None,
     environment: Mapping[str, str],
     plan: str = "ddp",
+    steps: bool = False,
 ) -> Contender:
-    """`ronde run` of the plain script; `threads` None leaves their number to `ronde run`."""
+    """`ronde run` of the plain script, or of that with `ronde.Step`; `threads` None leaves their number to
+    `ronde run`."""
     asked = () if threads is None else ("--threads", str(threads))
     cut = () if plan == "ddp" else ("--plan", plan)
     start = (sys.executable, "-m", "ronde", "run", "--ranks", str(ranks), *cut, "--seed", "0", *asked)
-    words = plain_words(workload, arguments)
+    words = step_words(workload, arguments) if steps else plain_words(workload, arguments)
 
     def run() -> Sample:
         with tempfile.TemporaryDirectory(prefix="ronde-bench-run-") as folder:
@@ -109,6 +111,11 @@ def plain_words(workload: str, arguments: Sequence[str]) -> tuple[str, ...]:
     script = _OWN_SCRIPT.get(workload)
     words = (str(FOLDER / "plain.py"), workload) if script is None else (str(FOLDER / script),)
     return (*words, *arguments)
+
+
+def step_words(workload: str, arguments: Sequence[str]) -> tuple[str, ...]:
+    """The script of a workload whose steps are `ronde.Step`'s, and its arguments."""
+    return (str(FOLDER / "with_step.py"), workload, *arguments)
 
 
 def shown(command: Sequence[str]) -> str:

@@ -4,78 +4,71 @@ Every rank runs the model's forward. A module that is another rank's returns ten
 that is this rank's is given what it lacks by the rank that has it, while that goes on with the next
 micro-batch. The output comes to all ranks, which compute the loss alike; the script's backward then runs
 through the ranks the other way (`pipeline_edges`). All micro-batches are under way before the first comes
-back: GPipe's schedule (Huang et al. 2019).
+back: GPipe's schedule (Huang et al. 2019). Who knows the loss of a micro-batch can have it go back at once
+(`Pipeline.losses`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.overrides import _pop_mode_temporarily
-from torch.utils import _pytree as pytree
 
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.modules.sharded_call import ShardedCall
-from ronde.parallel.absent import Absence, Shape, is_absent, packed
-from ronde.parallel.holding import holding
-from ronde.parallel.pieces import given_to, joined, rows_of, run_on
-from ronde.parallel.pipeline_edges import Join, Received, Sent, Tie
-from ronde.parallel.pipeline_route import (
-    Output,
-    Problem,
-    Rerouted,
-    Route,
-    Same,
-    Step,
-    moves_to,
-    sources_of,
-)
-from ronde.parallel.skipped_draws import DrawsOfUnit, draw_again
-from ronde.parallel.stages import Stages, StageUnit
+from ronde.parallel.absent import Shape, packed
+from ronde.parallel.micro_losses import Gradients
+from ronde.parallel.pieces import given_to, joined, rows_of
+from ronde.parallel.pipeline_edges import Ends, Join, Tie
+from ronde.parallel.pipeline_piece import PieceOfCall, UsedElsewhere
+from ronde.parallel.pipeline_route import Rerouted, Route
+from ronde.parallel.separate_leaves import HeldLeaves, SeparateLeaves
+from ronde.parallel.stages import Stages
+from ronde.plan.schedule import turns
 from ronde.rowwise.compiled import is_compiled
 from ronde.tensor.layout import Layout
 from ronde.tensor.tree import leaves, map_leaves
 
-__all__ = ["Held", "Pipeline", "UsedElsewhere"]
+__all__ = ["Held", "PieceLosses", "Pipeline"]
 
 
-class UsedElsewhere(Exception):
-    """A parameter of one stage is used by code that is not that stage's."""
-
-    def __init__(self, parameter: torch.Tensor) -> None:
-        super().__init__()
-        self.parameter = parameter
-
-
-class Held(Protocol):
+class Held(HeldLeaves, Protocol):
     """What a rank holds of models."""
 
     def stages(self, module: nn.Module) -> Stages:
         """How a model is cut."""
         ...
 
-    def leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """What stands for a parameter of this rank's stage; None for one that every rank has."""
-        ...
-
-    def whole(self, output: Any) -> Any:
-        """What a module of this rank's stage returns, on every rank that runs it."""
-        ...
-
-    def watched(self) -> Any:
-        """Inside, whoever uses a parameter of another stage meets `UsedElsewhere`."""
-        ...
-
     def share(self, parameter: torch.Tensor, module: nn.Module) -> None:
         """Have a parameter of a model on every rank from now on. All ranks come here."""
+        ...
+
+
+class PieceLosses(Protocol):
+    """Losses of micro-batches of one call, by which they go back through the pipeline.
+
+    Attributes:
+        module: the model that is called.
+    """
+
+    module: nn.Module
+
+    def begin(self, cut: Layout) -> None:
+        """The model is about to be called on these micro-batches of rows."""
+        ...
+
+    def part(self, piece: int, output: Any) -> Gradients:
+        """The gradients of a micro-batch's loss, asked on the rank that has its output."""
+        ...
+
+    def end(self, leaves: SeparateLeaves) -> None:
+        """All have gone back; gradients are there."""
         ...
 
 
@@ -85,6 +78,9 @@ class Pipeline:
     Args:
         comm: the pipeline group, a rank for each stage.
         pieces: micro-batches, into which each rank's rows are cut; at most as many as there are rows.
+
+    Attributes:
+        losses: of the call that comes next.
     """
 
     def __init__(self, comm: Comm, pieces: int, held: Held) -> None:
@@ -94,25 +90,28 @@ class Pipeline:
         self._held = held
         self._routes: weakref.WeakKeyDictionary[nn.Module, dict[Any, Route]] = weakref.WeakKeyDictionary()
         self._under_way: list[Any] = []
+        self.losses: PieceLosses | None = None
 
     def __call__(self, call: ShardedCall) -> Any:
         self._check(call)
+        losses = self._losses_of(call)
         while True:
             state = torch.get_rng_state()
             try:
-                return self._run(call)
-            except (UsedElsewhere, Rerouted) as found:
+                return self._run(call, losses)
+            except (UsedElsewhere, Rerouted, _SeveralEnds) as found:
                 # All ranks have come to the same place of the first micro-batch.
                 torch.set_rng_state(state)
                 self.complete()
                 if isinstance(found, UsedElsewhere):
                     self._held.share(found.parameter, call.module)
                     self._routes.pop(call.module, None)
+                elif isinstance(found, _SeveralEnds):
+                    losses = None
 
     def complete(self) -> None:
         """Return when all that this rank has sent has gone."""
-        for each in self._under_way:
-            each.wait()
+        _wait(self._under_way)
         self._under_way.clear()
 
     def _check(self, call: ShardedCall) -> None:
@@ -135,11 +134,9 @@ class Pipeline:
                 f"pipeline"
             )
 
-    def _run(self, call: ShardedCall) -> Any:
-        comm = self._comm
+    def _run(self, call: ShardedCall, losses: PieceLosses | None) -> Any:
         stages = self._held.stages(call.module)
         device = next((each.device for each in call.module.parameters()), torch.device("cpu"))
-        token, tied, call = self._tied(call, stages, device)
         start, stop = call.cut.bounds(call.context.rank)
         whole = Layout(0, stop - start, min(self._pieces, max(stop - start, 1)))
         if (kernel := call.drawn_in_kernels) and call.stream is None and whole.world_size > 1:
@@ -148,20 +145,19 @@ class Pipeline:
                 f"of which no rows can be taken; with rng=per-rank each micro-batch draws anew"
             )
             whole = Layout(0, stop - start, 1)
+        if losses is not None and self._comes_alike(call, whole):
+            return self._by_turns(call, stages, whole, device, losses)
+        token, tied, call = self._tied(call, stages, device)
         routes = self._routes.setdefault(call.module, {})
-        devices = [torch.cuda.current_device()] if comm.on_cuda else []
         outputs: list[tuple[Any, ...]] = []
         traces: list[list[torch.Tensor]] = []
         form: Any = None
         route = Route()
         for piece in range(whole.world_size):
-            last = piece == whole.world_size - 1
-            cuts = bool(call.verdict.draws) and not call.drawn_in_kernels
-            same = torch.random.fork_rng(devices, enabled=cuts) if not last else nullcontext()
             given = given_to(call, whole, piece) if whole.world_size > 1 else list(leaves(call.given))
             route = routes.setdefault(_key(call, given), Route(verdict=call.verdict))
-            with same, call.drawing(rows_of(call, whole, piece) if whole.world_size > 1 else call.cut):
-                run = _Piece(self, stages, route, token, tied, device)
+            run = PieceOfCall(self._comm, stages, route, token, tied, device, self._held, self._under_way)
+            with self._drawing(call, whole, piece):
                 form = run.carry_out(call, given)
             outputs.append(tuple(leaves(form)))
             traces.append(run.trace)
@@ -169,6 +165,76 @@ class Pipeline:
         output = self._output(joined_here, route, token, [each for trace in traces for each in trace], device)
         self.complete()
         return output
+
+    @contextmanager
+    def _drawing(self, call: ShardedCall, whole: Layout, piece: int) -> Iterator[None]:
+        """Inside, a micro-batch draws its own rows of what one device draws for all."""
+        devices = [torch.cuda.current_device()] if self._comm.on_cuda else []
+        cuts = bool(call.verdict.draws) and not call.drawn_in_kernels
+        last = piece == whole.world_size - 1
+        same = torch.random.fork_rng(devices, enabled=cuts) if not last else nullcontext()
+        with same, call.drawing(rows_of(call, whole, piece) if whole.world_size > 1 else call.cut):
+            yield
+
+    def _losses_of(self, call: ShardedCall) -> PieceLosses | None:
+        """Those by which micro-batches of this call may go back at once."""
+        losses = self.losses
+        if losses is None or losses.module is not call.module or not torch.is_grad_enabled():
+            return None
+        self.losses = None
+        given = [each for each in leaves(call.given) if isinstance(each, torch.Tensor)]
+        return None if any(each.requires_grad for each in given) else losses
+
+    def _comes_alike(self, call: ShardedCall, whole: Layout) -> bool:
+        """Whether there are several micro-batches, of which the first shows the way of all; on all ranks."""
+        known = self._routes.get(call.module, {})
+        keys = {_key(call, given_to(call, whole, piece)) for piece in range(whole.world_size)}
+        learnt = [each for each in keys if each in known and known[each].learnt]
+        return whole.world_size > 1 and (len(keys) == 1 or len(learnt) == len(keys))
+
+    def _by_turns(
+        self, call: ShardedCall, stages: Stages, whole: Layout, device: torch.device, losses: PieceLosses
+    ) -> Any:
+        """One micro-batch forward, one back: no more are under way than there are stages.
+
+        Raises:
+            _SeveralEnds: no rank has all of the output; after the first micro-batch, on all ranks.
+        """
+        losses.begin(whole)
+        comm, count = self._comm, whole.world_size
+        separate = SeparateLeaves(self._held, comm)
+        tied = separate.of_all_ranks(call.module.parameters())
+        token = torch.zeros((), device=device, requires_grad=True)
+        routes = self._routes.setdefault(call.module, {})
+        outputs: list[tuple[Any, ...]] = [()] * count
+        ends: dict[int, _Ends] = {}
+        # By micro-batch what has been sent for it and may be on its way.
+        sent: dict[int, list[Any]] = {}
+        form: Any = None
+        route = Route()
+        try:
+            for kind, piece in turns("1f1b", comm.rank, comm.world_size, count):
+                if kind == "B":
+                    ends.pop(piece).go_back(losses, piece)
+                    _wait(sent.pop(piece - comm.world_size, []))  # so long ago that it has been received
+                    continue
+                given, sent[piece] = given_to(call, whole, piece), []
+                route = routes.setdefault(_key(call, given), Route(verdict=call.verdict))
+                run = PieceOfCall(comm, stages, route, token, tied, device, separate, sent[piece])
+                with self._drawing(call, whole, piece):
+                    output = run.carry_out(call, given)
+                ends_at = {source for source in route.sources if source >= 0}
+                if len(ends_at) != 1:
+                    raise _SeveralEnds
+                ends[piece] = _Ends(output if comm.rank in ends_at else None, run.trace)
+                form = map_leaves(_detached, output)
+                outputs[piece] = tuple(leaves(form))
+        finally:
+            self._under_way += [each for messages in sent.values() for each in messages]
+        losses.end(separate)
+        made = self._output(joined(call, form, outputs, whole), route, None, (), device)
+        self.complete()
+        return made
 
     def _tied(
         self, call: ShardedCall, stages: Stages, device: torch.device
@@ -219,200 +285,48 @@ class Pipeline:
         return map_leaves(whole, value)
 
 
-class _Piece:
-    """One micro-batch on this rank.
+class _SeveralEnds(Exception):
+    """The output of a model comes from more than one rank, or from none."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Ends:
+    """Where the graph of a micro-batch that has gone forward ends on this rank.
 
     Attributes:
-        trace: by what its messages are found in backward.
+        output: the model's; None where another rank has it.
+        trace: by what its messages are found.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        stages: Stages,
-        route: Route,
-        token: torch.Tensor | None,
-        tied: dict[int, torch.Tensor],
-        device: torch.device,
-    ) -> None:
-        self._pipeline = pipeline
-        self._comm: Comm = pipeline._comm
-        self._held: Held = pipeline._held
-        self._stages = stages
-        self._route = route
-        self._token = token
-        self._tied = tied
-        self._device = device
-        self._learns = not route.learnt
-        self._absence = Absence(device, self._between, notes=self._learns)
-        self._next = 0
-        self.trace: list[torch.Tensor] = []
+    output: Any
+    trace: list[torch.Tensor]
 
-    def carry_out(self, call: ShardedCall, given: Sequence[Any]) -> Any:
-        """The model's output, of which this rank has some tensors and others are absent."""
-        if self._learns:
-            self._route.steps.clear()
-        with self._held.watched(), self._swapped(call.module), self._absence:
-            output = run_on(call, given)
-        output = map_leaves(self._absence.real, output)
-        if self._learns:
-            tensors = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
-            found = sources_of(self._comm, self._route, self._absence, tensors)
-            self._route.sources, self._route.gradients = found
-            self._route.learnt = True
-        elif self._next != len(self._route.steps):
-            raise self._another_way(type(call.module).__name__)
-        return output
-
-    @contextmanager
-    def _swapped(self, module: nn.Module) -> Iterator[None]:
-        """Inside, units come here when they are called, and modules have what is tied."""
-        before: list[tuple[dict[str, Any], Any]] = []
-        try:
-            for unit in self._stages.units:
-                before.append((unit.module.__dict__, unit.module.__dict__.get("forward", _MISSING)))
-                unit.module.__dict__["forward"] = self._caller(unit, unit.module.forward)
-            with holding(module, lambda each: self._tied.get(id(each))):
-                yield
-        finally:
-            for members, forward in before:
-                if forward is _MISSING:
-                    del members["forward"]
-                else:
-                    members["forward"] = forward
-
-    def _caller(self, unit: StageUnit, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            with _pop_mode_temporarily():
-                return self._call(unit, forward, args, kwargs)
-
-        return called
-
-    def _call(self, unit: StageUnit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A unit's call, on whatever rank it is."""
-        values, structure = pytree.tree_flatten((args, kwargs))
-        values = [self._absence.real(value) for value in values]
-        owner = unit.stage
-        if self._learns:
-            _refuse_checkpoint(unit, self._pipeline._asked)
-            moves = moves_to(self._comm, self._route, self._absence, unit, values)
-        else:
-            moves = self._step(unit, values).moves
-        has = tuple(not is_absent(value) for value in values)
-        for move in moves:
-            values[move.place] = self._moved(move, values[move.place])
-        if owner == self._comm.rank:
-            args, kwargs = pytree.tree_unflatten(values, structure)
-            output, told = self._own(unit, forward, args, kwargs, values)
-        else:
-            output, told = None, None
-        if self._learns:
-            told = self._comm.broadcast_object(told, owner)
-            if isinstance(told, Problem):
-                raise self._failed(unit, told)
-            self._route.steps.append(Step(unit.name, moves, has, told))
-        if owner == self._comm.rank:
-            return output
-        known = self._route.steps[-1 if self._learns else self._next - 1].output
-        draw_again(known.draws, self._device)
-        return known.rebuilt(lambda leaf: self._absent(leaf, values))
-
-    def _between(self, place: int, values: list[Any]) -> None:
-        """An operation of the model's own code is about to begin."""
-        for move in self._route.between.get(place, ()):
-            values[move.place] = self._moved(move, values[move.place])
-
-    def _own(
-        self, unit: StageUnit, forward: Callable[..., Any], args: Any, kwargs: Any, values: Sequence[Any]
-    ) -> tuple[Any, Output | Problem | None]:
-        """This rank's: what it returns, and what the others are told of it."""
-        draws = DrawsOfUnit() if self._learns else None
-        try:
-            with holding(unit.module, self._own_leaf), draws or nullcontext():
-                output = self._held.whole(forward(*args, **kwargs))
-        except UsedElsewhere as used:
-            if not self._learns:
-                raise
-            return None, Problem(parameter=_name_of(used.parameter, self._stages, unit))
-        except Exception as error:
-            if self._learns:
-                self._comm.broadcast_object(Problem(error=f"{type(error).__name__}: {error}"), unit.stage)
-            raise
-        return output, None if draws is None else Output.of(output, values, draws.drawn)
-
-    def _own_leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        leaf = self._held.leaf(parameter)
-        # One without elements is another rank's.
-        return leaf if leaf is not None and leaf.shape == parameter.shape else None
-
-    def _step(self, unit: StageUnit, values: Sequence[Any]) -> Step:
-        if self._next >= len(self._route.steps):
-            raise self._another_way(unit.name)
-        step = self._route.steps[self._next]
-        self._next += 1
-        if step.unit != unit.name or step.has != tuple(not is_absent(value) for value in values):
-            raise self._another_way(unit.name)
-        return step
-
-    def _another_way(self, name: str) -> UsageError:
-        return UsageError(
-            f"under {self._pipeline._asked} a model goes another way than in its first call of the same "
-            f"form, at {name}: ranks would wait for one another; keep what decides that in an attribute of "
-            f"its own, as a number or a flag"
-        )
-
-    def _moved(self, move: Any, value: Any) -> Any:
-        """A tensor on its way to the rank of a unit."""
-        rank = self._comm.rank
-        under_way = self._pipeline._under_way
-        graph = move.shape.gradient and self._token is not None
-        if rank == move.source:
-            if tuple(value.shape) != move.shape.shape:
-                raise self._another_way(f"a tensor of shape {list(value.shape)}")
-            if graph:
-                self.trace.append(Sent.apply(self._comm, move.to, self._token, value, under_way))
-            else:
-                under_way.append(self._comm.send(packed(value), move.to))
-            return value
-        if rank != move.to:
-            return value
-        room = move.shape.room(self._device)
-        if graph:
-            tensor = Received.apply(self._comm, move.source, self._token, room, under_way)
-            self.trace.append(tensor)
-        else:
-            tensor = self._comm.receive(room, move.source)
-        self._absence.received(value, tensor)
-        return tensor
-
-    def _absent(self, leaf: Any, values: Sequence[Any]) -> Any:
-        if isinstance(leaf, Same):
-            return values[leaf.place]
-        return self._absence.stand_in(leaf) if isinstance(leaf, Shape) else leaf
-
-    def _failed(self, unit: StageUnit, problem: Problem) -> Exception:
-        if problem.parameter:
-            known = {
-                f"{each.name}|{name}": parameter
-                for each in self._stages.units
-                for name, parameter in each.module.named_parameters()
-            }
-            return UsedElsewhere(known[problem.parameter])
-        return UsageError(f"{unit.name} failed on rank {unit.stage} of the pipeline: {problem.error}")
+    def go_back(self, losses: PieceLosses, piece: int) -> None:
+        """Compute the gradients of what this rank has of it."""
+        tensors: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        if self.output is not None:
+            made = [leaf for leaf in leaves(self.output) if isinstance(leaf, torch.Tensor)]
+            for tensor, gradient in zip(made, losses.part(piece, self.output), strict=True):
+                if gradient is not None and tensor.requires_grad:
+                    tensors.append(tensor)
+                    gradients.append(gradient)
+        if tensors or self.trace:
+            end = Ends.apply(gradients, *tensors, *self.trace)
+            _BACKWARD(end, torch.zeros_like(end))
 
 
-_MISSING: Any = object()
+# torch's own, because a session replaces it for scripts.
+_BACKWARD: Any = torch.autograd.backward
 
 
-def _name_of(parameter: torch.Tensor, stages: Stages, user: StageUnit) -> str:
-    for unit in stages.units:
-        for name, each in unit.module.named_parameters():
-            if each is parameter:
-                return f"{unit.name}|{name}"
-    raise UsageError(
-        f"{user.name} uses a parameter of a model that it is no part of, of which another rank of the "
-        f"pipeline has the elements; make it a part of the module that uses it"
-    )
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _wait(messages: list[Any]) -> None:
+    for each in messages:
+        each.wait()
 
 
 def _key(call: ShardedCall, given: Sequence[Any]) -> Any:
@@ -427,15 +341,3 @@ def _key(call: ShardedCall, given: Sequence[Any]) -> Any:
     )
     trained = tuple(parameter.requires_grad for parameter in call.module.parameters())
     return id(call.verdict), torch.is_grad_enabled(), shapes, hash(trained)
-
-
-def _refuse_checkpoint(unit: StageUnit, asked: str) -> None:
-    frame: Any = sys._getframe(2)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
-            raise UsageError(
-                f"the model calls {unit.name} in a checkpoint (torch.utils.checkpoint), which computes it "
-                f"again in backward, and {asked} does not go with that in this version; switch its "
-                f"checkpoints off"
-            )
-        frame = frame.f_back

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from ronde.comm.process_group import Comm
 from ronde.parallel.absent import packed
 
-__all__ = ["Join", "Received", "Sent", "Tie"]
+__all__ = ["Ends", "Join", "Received", "Sent", "Tie"]
 
 _Function: Any = torch.autograd.Function
 
@@ -121,3 +121,20 @@ class Join(_Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         own = (gradient if mine else None for gradient, mine in zip(gradients, ctx.own, strict=True))
         return None, None, None, *own, *(None for _ in range(ctx.others))
+
+
+class Ends(_Function):
+    """Where a micro-batch's graph ends on a rank: a scalar, whose backward brings what is known already.
+
+    `tensors` are first the output's, each with a gradient, behind them whatever backward is to come by.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Sequence[torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.gradients, ctx.others = gradients, len(tensors) - len(gradients)
+        return tensors[0].new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Any) -> Any:
+        return None, *ctx.gradients, *(None for _ in range(ctx.others))

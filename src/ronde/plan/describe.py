@@ -62,7 +62,7 @@ def describe(plan: Plan, ranks: int | None = None) -> Description:
         ),
         algorithm=_algorithm(effective, ranks),
         holds=_holds(effective, ranks),
-        schedule=drawn(effective.mesh.pipeline, effective.compute.micro_batches) if ranks != 1 else "",
+        schedule=_schedule(effective) if ranks != 1 else "",
         update_rule=f"{_update(effective)}\n{_gradient(effective)}",
         exact=effective.exact,
         exactness=_exactness(effective),
@@ -264,6 +264,11 @@ def _systems(plan: Plan, presets: tuple[Preset, ...]) -> tuple[str, ...]:
     if plan.mesh.expert > 1:
         systems.append(f"{plan.item('expert')}: GShard, DeepSpeed-MoE")
     return tuple(systems)
+
+
+def _schedule(plan: Plan) -> str:
+    compute = plan.compute
+    return drawn(plan.mesh.pipeline, compute.micro_batches, compute.schedule or "gpipe")
 
 
 def _pipeline_systems(plan: Plan) -> str:

@@ -23,7 +23,7 @@ _WITH_TENSOR: dict[str, tuple[object, ...]] = {
 }
 _NOT_COMPUTED_AGAIN: dict[str, tuple[object, ...]] = {"recompute": ("none",)}
 _WITH_PIPELINE = {key: values for key, values in _WITH_TENSOR.items() if key != "micro-batches"}
-_WITH_PIPELINE |= _NOT_COMPUTED_AGAIN | {"schedule": ("gpipe", None)}
+_WITH_PIPELINE |= _NOT_COMPUTED_AGAIN | {"schedule": ("gpipe", "1f1b", None)}
 _WITH_CONTEXT: dict[str, tuple[object, ...]] = {
     "tensor": (1,),
     "pipeline": (1,),
@@ -46,6 +46,7 @@ def not_built_together(plan: Values, world_size: int | None) -> Iterator[str]:
     """What is wrong with a plan that cuts the model, each in a sentence with the nearest legal plan."""
     if plan.mesh.pipeline > 1:
         yield from _among(plan, "pipeline", _WITH_PIPELINE)
+        yield from _among_schedules(plan, world_size)
     elif plan.mesh.tensor > 1:
         yield from _among(plan, "tensor", _WITH_TENSOR)
     if plan.mesh.context > 1:
@@ -62,6 +63,19 @@ def not_built_together(plan: Values, world_size: int | None) -> Iterator[str]:
         yield (
             f"tensor-cuts says what tensor=N cuts, and tensor=1 cuts nothing; nearest legal: tensor=2,"
             f"{plan.item('tensor-cuts')}"
+        )
+
+
+def _among_schedules(plan: Values, world_size: int | None) -> Iterator[str]:
+    """What goes with a pipeline whose micro-batches go back as they come."""
+    if plan.compute.schedule != "1f1b":
+        return
+    stages = plan.mesh.pipeline
+    data = plan.mesh.data or (1 if world_size is None else world_size // stages // plan.mesh.tensor)
+    for beside in (plan.item("tensor"),) * (plan.mesh.tensor > 1) + (f"data={data}",) * (data > 1):
+        yield (
+            f"schedule=1f1b with {beside} is not available in this version; nearest legal: "
+            f"{beside},pipeline={stages},schedule=gpipe"
         )
 
 

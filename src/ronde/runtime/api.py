@@ -25,7 +25,7 @@ from ronde.trace.run_directory import RunDirectory
 if TYPE_CHECKING:
     from ronde.runtime.local_view import LocalView
 
-__all__ = ["activate", "deferred", "init", "is_main", "prepare", "rank", "world_size"]
+__all__ = ["activate", "active", "deferred", "init", "is_main", "prepare", "rank", "world_size"]
 
 
 class _Process:
@@ -34,9 +34,14 @@ class _Process:
     session: Session | LocalView | None = None
 
 
-def activate(session: Session | LocalView) -> None:
-    """Make `session` the one that the functions of this module speak of."""
+def activate(session: Session | LocalView | None) -> None:
+    """Make `session` the one that the functions of this module speak of; None: there is none any longer."""
     _Process.session = session
+
+
+def active() -> Session | LocalView | None:
+    """The session of this process."""
+    return _Process.session
 
 
 def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -308,6 +308,13 @@ class Session:
 
     def _way(self) -> Way:
         return self._sharding.way or compute.way(self.plan, self.memory.computed_again)
+
+    def scheduled(
+        self, model: torch.nn.Module, loss_fn: Callable[[Any, Any], torch.Tensor]
+    ) -> Callable[[Any, Any, Any], torch.Tensor] | None:
+        """Given arguments and a target, the loss, with forward and backward as the plan's schedule has them;
+        None where the script's own calls have them so."""
+        return self._sharding.scheduled(model, loss_fn)
 
     def _any_rank(self, answer: bool) -> bool:
         return self.everybody.votes([answer]) != [0]

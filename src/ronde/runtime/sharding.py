@@ -130,6 +130,10 @@ class Sharding:
         update = ShardedUpdate(context, held, self._holds_rows, note, ROW_OPTIMIZERS, updates_rows)
         self._update = update
 
+    def scheduled(self, model: torch.nn.Module, loss_fn: Any) -> Any:
+        """What carries out forward and backward of steps in one; None where nothing does."""
+        return None
+
     def look_up(self) -> RowLookup | None:
         """What looks up rows that are spread; None where none can be."""
         return self._look_up

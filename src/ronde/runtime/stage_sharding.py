@@ -10,7 +10,9 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
-from ronde.parallel.pipeline import Pipeline, UsedElsewhere
+from ronde.parallel.one_f_one_b import OneForwardOneBack
+from ronde.parallel.pipeline import Pipeline
+from ronde.parallel.pipeline_piece import UsedElsewhere
 from ronde.parallel.stage_division import StageDivision
 from ronde.parallel.stage_gradients import StageGradients
 from ronde.parallel.stages import Stages
@@ -49,6 +51,8 @@ class StageSharding(BlockSharding):
         )  # fmt: skip
         self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self)
         self.way = self.pipeline
+        self._stages = pipeline
+        self._owns_steps = False
 
     def install(self, patches: Patches, context: Context) -> None:
         super().install(patches, context)
@@ -70,6 +74,22 @@ class StageSharding(BlockSharding):
         with super().backward():
             yield
         self.pipeline.complete()
+
+    def scheduled(self, model: torch.nn.Module, loss_fn: Any) -> Any:
+        if self._plan.compute.schedule != "1f1b":
+            return None
+        self._owns_steps = True
+        return OneForwardOneBack(self.pipeline, self._stages, self._note, model, loss_fn)
+
+    def notes(self) -> list[str]:
+        asked = self._plan.item("schedule")
+        if self._plan.compute.schedule != "1f1b" or self._owns_steps:
+            return super().notes()
+        return [
+            *super().notes(),
+            f"{asked} had no effect, schedule=gpipe was run: the script calls loss.backward() itself, when "
+            f"all micro-batches have come through; train by ronde.Step(model, optimizer, loss_fn)",
+        ]
 
     def stages(self, module: torch.nn.Module) -> Stages:
         return self._stage_division.stages(module)

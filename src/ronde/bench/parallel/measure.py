@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ronde.bench.choice import check_known
-from ronde.bench.contenders import plain, plain_words, under_ronde, with_peer
+from ronde.bench.contenders import plain, plain_words, step_words, under_ronde, with_peer
 from ronde.bench.data_parallel import WORKLOADS as DATA_PARALLEL
 from ronde.bench.machine import Machine
 from ronde.bench.memory.comparison import sizes_of
@@ -124,7 +124,7 @@ def measure(
     if workload in _TENSOR_BY_HAND:
         contenders[BY_HAND] = with_peer(_BY_HAND, workload, arguments, **share).run
     for plan in runs:
-        contenders[plan] = under_ronde(workload, arguments, plan=plan, **share).run
+        contenders[plan] = under_ronde(workload, arguments, plan=plan, steps=_by_steps(plan), **share).run
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     first: Sample | None = None
     for number, order in enumerate(orders(list(contenders), rounds), 1):
@@ -166,10 +166,16 @@ def _figures(
         trace, directory = Path(folder) / "trace.json", RunDirectory(path=Path(folder) / "run", run_id="")
         start = (sys.executable, "-m", "ronde", "run", "--ranks", str(ranks), "--plan", plan, "--seed", "0")
         options = ("--threads", "1", "--run-dir", str(directory.path), "--trace", str(trace))
-        command = (*start, *options, "--trace-steps", "5:5", *plain_words(workload, few))
+        words = step_words(workload, few) if _by_steps(plan) else plain_words(workload, few)
+        command = (*start, *options, "--trace-steps", "5:5", *words)
         run_together([Process(command=command, environment=environment)], timeout=_TIMEOUT)
         timelines = timelines_of(json.loads(trace.read_text())["traceEvents"], ranks)
         return tuple(_figures_of(directory, rank, timelines[rank]) for rank in range(ranks))
+
+
+def _by_steps(plan: str) -> bool:
+    """Whether the plan's schedule is one that owns forward and backward."""
+    return expand(plan).compute.schedule == "1f1b"
 
 
 def _figures_of(directory: RunDirectory, rank: int, timeline: tuple[Span, ...]) -> RankFigures:

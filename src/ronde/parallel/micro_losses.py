@@ -1,0 +1,165 @@
+"""The loss of a batch as a weighted sum of the losses of its micro-batches.
+
+A schedule that begins backward before all outputs are there needs the gradient that a part of the output
+has, whatever the others are. So it is with a sum or a mean over rows, and with a mean whose weights are in
+the targets (padding that is ignored, weights of classes). Nothing is assumed of a loss function: what its
+parts are worth is found by trying, and each batch's gradients are compared with those of the whole loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+
+from ronde.tensor.layout import Layout
+from ronde.tensor.tree import leaves, map_leaves
+
+__all__ = ["Gradients", "MicroLosses", "Weighing", "agree", "weighings"]
+
+Gradients = list["torch.Tensor | None"]
+"""Of each leaf of an output that is a tensor, in order; None for one that has none."""
+
+Weighing = Literal["mean", "sum", "targets"]
+"""By what a part counts: its share of the rows, one, or what its targets say."""
+
+weighings: tuple[Weighing, ...] = ("mean", "sum", "targets")
+
+# Of the smallest difference that a number of the output's type can have.
+_ROUNDING = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MicroLosses:
+    """A loss function, on a batch that is cut along the first dimension.
+
+    Attributes:
+        loss_fn: of an output and the target, a scalar.
+        target: tensors with as many entries as the batch has rows are cut, and nothing else.
+        cut: the micro-batches.
+    """
+
+    loss_fn: Callable[[Any, Any], torch.Tensor]
+    target: Any
+    cut: Layout
+
+    def whole(self, output: Any) -> tuple[torch.Tensor, Gradients]:
+        """The loss of the batch, and its gradients by the output.
+
+        Raises:
+            ValueError: it depends on parameters too, or is no number.
+        """
+        return _differentiated(self.loss_fn, output, self.target)
+
+    def part(self, piece: int, output: Any, weight: float) -> Gradients:
+        """The gradients of a micro-batch's loss by its output, times its weight."""
+        if weight == 0:  # perhaps all of its targets are ignored, and their mean is of nothing
+            return [torch.zeros_like(each) for each in _tensors(output)]
+        _, gradients = _differentiated(self.loss_fn, output, self._piece(self.target, piece))
+        return [None if each is None else each * weight for each in gradients]
+
+    def rows_of(self, gradients: Gradients, piece: int) -> Gradients:
+        """Of the batch's gradients those of a micro-batch."""
+        return [None if each is None else self.cut.take(each, piece) for each in gradients]
+
+    def parts(self, output: Any, weights: Sequence[float]) -> list[Gradients]:
+        """Of each micro-batch, of the output of all."""
+        cut = [self._piece(output, piece) for piece in range(self.cut.world_size)]
+        return [
+            self.part(piece, each, weight)
+            for piece, (each, weight) in enumerate(zip(cut, weights, strict=True))
+        ]
+
+    def weights(self, by: Weighing, output: Any) -> list[float]:
+        """What each micro-batch's loss counts.
+
+        Args:
+            output: of the batch; of which the targets' weights are found by its shape alone.
+        """
+        counts = [self.cut.count(piece) for piece in range(self.cut.world_size)]
+        if by == "mean":
+            return [count / self.cut.rows for count in counts]
+        if by == "sum":
+            return [1.0 for _ in counts]
+        blank = map_leaves(
+            lambda each: torch.zeros_like(each) if _is_cut(each, self.cut.rows) else each, output
+        )
+        _, whole = self.whole(blank)
+        parts = self.parts(blank, [1.0 for _ in counts])
+        return [_ratio(self.rows_of(whole, piece), parts[piece]) for piece in range(len(counts))]
+
+    def _piece(self, value: Any, piece: int) -> Any:
+        rows = self.cut.rows
+        return map_leaves(lambda each: self.cut.take(each, piece) if _is_cut(each, rows) else each, value)
+
+
+def agree(found: Gradients, expected: Gradients) -> bool:
+    """Whether gradients are the same but for rounding."""
+    for mine, right in zip(found, expected, strict=True):
+        if mine is None or right is None:
+            if (mine is None) is not (right is None):
+                return False
+            continue
+        bound = _ROUNDING * torch.finfo(right.dtype).eps * float(right.abs().max() if right.numel() else 0)
+        if not bool(((mine - right).abs() <= bound).all()):
+            return False
+    return True
+
+
+def _differentiated(
+    loss_fn: Callable[[Any, Any], torch.Tensor], output: Any, target: Any
+) -> tuple[torch.Tensor, Gradients]:
+    given: list[torch.Tensor] = []
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        made = value.detach()
+        if made.is_floating_point() or made.is_complex():
+            made.requires_grad_()
+        given.append(made)
+        return made
+
+    with torch.enable_grad():
+        loss = loss_fn(map_leaves(leaf, output), target)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise ValueError("its value is no tensor of one element")
+    asked = [each for each in given if each.requires_grad]
+    _refuse_others(loss, asked)
+    found = iter(torch.autograd.grad(loss, asked, allow_unused=True))
+    return loss.detach(), [next(found) if each.requires_grad else None for each in given]
+
+
+def _refuse_others(loss: torch.Tensor, asked: Sequence[torch.Tensor]) -> None:
+    """Nothing but the output has a gradient."""
+    known = {id(each) for each in asked}
+    seen: set[Any] = set()
+    ahead = [loss.grad_fn]
+    while ahead:
+        node: Any = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            raise ValueError("it depends on more than the model's output")
+        ahead += [each for each, _ in node.next_functions]
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    return [each for each in leaves(output) if isinstance(each, torch.Tensor)]
+
+
+def _is_cut(value: Any, rows: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == rows
+
+
+def _ratio(whole: Gradients, part: Gradients) -> float:
+    """By which factor the second is to be multiplied to be the first; 0 where it is nothing."""
+    both = [(a, b) for a, b in zip(whole, part, strict=True) if a is not None and b is not None]
+    length = sum(float(b.double().square().sum()) for _, b in both)
+    if not 0 < length < float("inf"):  # nothing, or a mean of nothing
+        return 0.0
+    return sum(float((a.double() * b.double()).sum()) for a, b in both) / length

@@ -1,0 +1,197 @@
+"""`schedule=1f1b` of `ronde.Step`: a step whose micro-batches go back through the pipeline as they come.
+
+What a micro-batch's loss counts is guessed, at first by its rows. When all have gone back their gradients by
+the output are compared with those of the whole batch's loss. Where they differ nothing of them has counted
+yet: what they count is looked for, and the step runs once more, by GPipe's schedule if nothing is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ronde.comm.process_group import Comm
+from ronde.parallel.micro_losses import Gradients, MicroLosses, Weighing, agree, weighings
+from ronde.parallel.pipeline import Pipeline
+from ronde.parallel.separate_leaves import SeparateLeaves
+from ronde.tensor.global_tensor import materialize
+from ronde.tensor.layout import Layout
+from ronde.tensor.tree import leaves, map_leaves
+
+__all__ = ["OneForwardOneBack"]
+
+
+class OneForwardOneBack:
+    """Forward, loss and backward of a model's steps.
+
+    Args:
+        comm: the pipeline group.
+        note: hears why a schedule is not carried out.
+        loss_fn: of the output and the target.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        comm: Comm,
+        note: Callable[[str], None],
+        model: nn.Module,
+        loss_fn: Callable[[Any, Any], torch.Tensor],
+    ) -> None:
+        self._pipeline, self._comm, self._note = pipeline, comm, note
+        self._model, self._loss_fn = model, loss_fn
+        self._weighing: Weighing | None = "mean"
+
+    def __call__(self, args: Any, kwargs: Any, target: Any) -> torch.Tensor:
+        """The loss, whose gradients have been added to those of the parameters."""
+        target = map_leaves(materialize, target)
+        for _ in range(2):
+            if self._weighing is None:
+                break
+            state = _generators()
+            losses = _Losses(self._model, self._loss_fn, target, self._weighing)
+            output = self._called(losses, args, kwargs)
+            if losses.leaves is None:
+                return self._from(output, target)
+            loss = self._delivered(losses, losses.leaves, map_leaves(materialize, output))
+            if loss is not None:
+                return loss
+            _set_generators(state)
+        return self._from(self._called(None, args, kwargs), target)
+
+    def _from(self, output: Any, target: Any) -> torch.Tensor:
+        """By the script's own calls."""
+        loss = self._loss_fn(output, target)
+        loss.backward()
+        return materialize(loss).detach()
+
+    def _called(self, losses: _Losses | None, args: Any, kwargs: Any) -> Any:
+        self._pipeline.losses = losses
+        try:
+            return self._model(*args, **kwargs)
+        finally:
+            self._pipeline.losses = None
+
+    def _delivered(self, losses: _Losses, leaves: SeparateLeaves, output: Any) -> torch.Tensor | None:
+        """The loss of the batch, if what has gone back is its gradient; None where nothing of that counts."""
+        micro = losses.micro
+        try:
+            loss, expected = micro.whole(output)
+        except ValueError as error:
+            self._give_up(str(error))
+            return None
+        right = all(
+            part is not None and agree(part, micro.rows_of(expected, piece))
+            for piece, part in losses.used.items()
+        )
+        if self._comm.votes([not right]) == [0]:
+            tensors, gradients = leaves.gradients()
+            if tensors:
+                torch.autograd.backward(tensors, gradients)
+            return loss
+        # Of numbers that are not finite nothing can be told.
+        if all(bool(each.isfinite().all()) for each in expected if each is not None):
+            with _draws_again():
+                self._learn(micro, output, expected)
+        return None
+
+    def _learn(self, micro: MicroLosses, output: Any, expected: Gradients) -> None:
+        for weighing in weighings:
+            found = weighing != self._weighing and _holds(micro, output, weighing, expected)
+            if self._comm.votes([not found]) == [0]:
+                self._weighing = weighing
+                return
+        self._give_up("it is no weighted sum of the losses of micro-batches")
+
+    def _give_up(self, why: str) -> None:
+        self._weighing = None
+        self._note(f"steps run schedule=gpipe: the loss does not come apart for schedule=1f1b, as {why}")
+
+
+def _holds(micro: MicroLosses, output: Any, weighing: Weighing, expected: Gradients) -> bool:
+    """Whether micro-batches that count by this have the gradients of the batch."""
+    try:
+        parts = micro.parts(output, micro.weights(weighing, output))
+    except Exception:  # of the script's function, which may want the whole batch
+        return False
+    return all(agree(part, micro.rows_of(expected, piece)) for piece, part in enumerate(parts))
+
+
+class _Losses:
+    """Those of one call.
+
+    Attributes:
+        micro: the batch.
+        used: by micro-batch the gradients by the output that have gone back, on the rank that has it; None
+            where the script's function failed.
+        leaves: what has gradients of all; None where nothing has gone back.
+    """
+
+    micro: MicroLosses
+
+    def __init__(self, module: nn.Module, loss_fn: Any, target: Any, weighing: Weighing) -> None:
+        self.module = module
+        self.used: dict[int, Gradients | None] = {}
+        self.leaves: SeparateLeaves | None = None
+        self._loss_fn, self._target = loss_fn, target
+        self._weighing: Weighing = weighing
+        self._weights: list[float] = []
+
+    def begin(self, cut: Layout) -> None:
+        self.micro = MicroLosses(self._loss_fn, self._target, cut)
+        self.used.clear()
+
+    def part(self, piece: int, output: Any) -> Gradients:
+        with _draws_again():
+            try:
+                found = self.micro.part(piece, output, self._weight(piece, output))
+            except Exception:  # other ranks wait; the whole batch's loss will say what it is
+                self.used[piece] = None
+                return [torch.zeros_like(each) for each in leaves(output) if isinstance(each, torch.Tensor)]
+        self.used[piece] = found
+        return found
+
+    def _weight(self, piece: int, output: Any) -> float:
+        if not self._weights:
+            cut = self.micro.cut
+            blank = map_leaves(lambda leaf: _of_rows(leaf, cut.count(piece), cut.rows), output)
+            self._weights = self.micro.weights(self._weighing, blank)
+        return self._weights[piece]
+
+    def end(self, leaves: SeparateLeaves) -> None:
+        self.leaves = leaves
+
+
+def _of_rows(leaf: Any, before: int, rows: int) -> Any:
+    """A tensor of the shape that the batch's has."""
+    if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0 or leaf.shape[0] != before:
+        return leaf
+    return leaf.detach()[:1].expand(rows, *leaf.shape[1:])
+
+
+def _generators() -> tuple[torch.Tensor, torch.Tensor | None]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state() if _on_cuda() else None
+
+
+def _set_generators(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1])
+
+
+def _on_cuda() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+@contextmanager
+def _draws_again() -> Iterator[None]:
+    """What is drawn inside is drawn once more behind."""
+    state = _generators()
+    try:
+        yield
+    finally:
+        _set_generators(state)

@@ -1,0 +1,254 @@
+"""A micro-batch's way through the stages of a model, as one rank sees it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import _pop_mode_temporarily
+from torch.utils import _pytree as pytree
+
+from ronde.comm.process_group import Comm
+from ronde.errors import UsageError
+from ronde.modules.sharded_call import ShardedCall
+from ronde.parallel.absent import Absence, Shape, is_absent, packed
+from ronde.parallel.holding import holding
+from ronde.parallel.pieces import run_on
+from ronde.parallel.pipeline_edges import Received, Sent
+from ronde.parallel.pipeline_route import Output, Problem, Route, Same, Step, moves_to, sources_of
+from ronde.parallel.separate_leaves import HeldLeaves
+from ronde.parallel.skipped_draws import DrawsOfUnit, draw_again
+from ronde.parallel.stages import Stages, StageUnit
+from ronde.tensor.tree import leaves, map_leaves
+
+__all__ = ["PieceOfCall", "UsedElsewhere"]
+
+
+class UsedElsewhere(Exception):
+    """A parameter of one stage is used by code that is not that stage's."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        super().__init__()
+        self.parameter = parameter
+
+
+class PieceOfCall:
+    """One micro-batch on this rank.
+
+    Args:
+        comm: the pipeline group.
+        route: of calls of this form; perhaps learnt here.
+        token: what leads to the start of the call in backward; None without a graph.
+        tied: by id of a parameter that all ranks have what stands for it.
+        held: what this rank has.
+        under_way: is given what has been sent.
+
+    Attributes:
+        trace: by what its messages are found in backward.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        stages: Stages,
+        route: Route,
+        token: torch.Tensor | None,
+        tied: dict[int, torch.Tensor],
+        device: torch.device,
+        held: HeldLeaves,
+        under_way: list[Any],
+    ) -> None:
+        self._comm, self._asked = comm, f"pipeline={comm.world_size}"
+        self._held = held
+        self._under_way = under_way
+        self._stages = stages
+        self._route = route
+        self._token = token
+        self._tied = tied
+        self._device = device
+        self._learns = not route.learnt
+        self._absence = Absence(device, self._between, notes=self._learns)
+        self._next = 0
+        self.trace: list[torch.Tensor] = []
+
+    def carry_out(self, call: ShardedCall, given: Sequence[Any]) -> Any:
+        """The model's output, of which this rank has some tensors and others are absent."""
+        if self._learns:
+            self._route.steps.clear()
+        with self._held.watched(), self._swapped(call.module), self._absence:
+            output = run_on(call, given)
+        output = map_leaves(self._absence.real, output)
+        if self._learns:
+            tensors = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
+            found = sources_of(self._comm, self._route, self._absence, tensors)
+            self._route.sources, self._route.gradients = found
+            self._route.learnt = True
+        elif self._next != len(self._route.steps):
+            raise self._another_way(type(call.module).__name__)
+        return output
+
+    @contextmanager
+    def _swapped(self, module: nn.Module) -> Iterator[None]:
+        """Inside, units come here when they are called, and modules have what is tied."""
+        before: list[tuple[dict[str, Any], Any]] = []
+        try:
+            for unit in self._stages.units:
+                before.append((unit.module.__dict__, unit.module.__dict__.get("forward", _MISSING)))
+                unit.module.__dict__["forward"] = self._caller(unit, unit.module.forward)
+            with holding(module, lambda each: self._tied.get(id(each))):
+                yield
+        finally:
+            for members, forward in before:
+                if forward is _MISSING:
+                    del members["forward"]
+                else:
+                    members["forward"] = forward
+
+    def _caller(self, unit: StageUnit, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with _pop_mode_temporarily():
+                return self._call(unit, forward, args, kwargs)
+
+        return called
+
+    def _call(self, unit: StageUnit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A unit's call, on whatever rank it is."""
+        values, structure = pytree.tree_flatten((args, kwargs))
+        values = [self._absence.real(value) for value in values]
+        owner = unit.stage
+        if self._learns:
+            _refuse_checkpoint(unit, self._asked)
+            moves = moves_to(self._comm, self._route, self._absence, unit, values)
+        else:
+            moves = self._step(unit, values).moves
+        has = tuple(not is_absent(value) for value in values)
+        for move in moves:
+            values[move.place] = self._moved(move, values[move.place])
+        if owner == self._comm.rank:
+            args, kwargs = pytree.tree_unflatten(values, structure)
+            output, told = self._own(unit, forward, args, kwargs, values)
+        else:
+            output, told = None, None
+        if self._learns:
+            told = self._comm.broadcast_object(told, owner)
+            if isinstance(told, Problem):
+                raise self._failed(unit, told)
+            self._route.steps.append(Step(unit.name, moves, has, told))
+        if owner == self._comm.rank:
+            return output
+        known = self._route.steps[-1 if self._learns else self._next - 1].output
+        draw_again(known.draws, self._device)
+        return known.rebuilt(lambda leaf: self._absent(leaf, values))
+
+    def _between(self, place: int, values: list[Any]) -> None:
+        """An operation of the model's own code is about to begin."""
+        for move in self._route.between.get(place, ()):
+            values[move.place] = self._moved(move, values[move.place])
+
+    def _own(
+        self, unit: StageUnit, forward: Callable[..., Any], args: Any, kwargs: Any, values: Sequence[Any]
+    ) -> tuple[Any, Output | Problem | None]:
+        """This rank's: what it returns, and what the others are told of it."""
+        draws = DrawsOfUnit() if self._learns else None
+        try:
+            with holding(unit.module, self._own_leaf), draws or nullcontext():
+                output = self._held.whole(forward(*args, **kwargs))
+        except UsedElsewhere as used:
+            if not self._learns:
+                raise
+            return None, Problem(parameter=_name_of(used.parameter, self._stages, unit))
+        except Exception as error:
+            if self._learns:
+                self._comm.broadcast_object(Problem(error=f"{type(error).__name__}: {error}"), unit.stage)
+            raise
+        return output, None if draws is None else Output.of(output, values, draws.drawn)
+
+    def _own_leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        leaf = self._held.leaf(parameter)
+        # One without elements is another rank's.
+        return leaf if leaf is not None and leaf.shape == parameter.shape else None
+
+    def _step(self, unit: StageUnit, values: Sequence[Any]) -> Step:
+        if self._next >= len(self._route.steps):
+            raise self._another_way(unit.name)
+        step = self._route.steps[self._next]
+        self._next += 1
+        if step.unit != unit.name or step.has != tuple(not is_absent(value) for value in values):
+            raise self._another_way(unit.name)
+        return step
+
+    def _another_way(self, name: str) -> UsageError:
+        return UsageError(
+            f"under {self._asked} a model goes another way than in its first call of the same "
+            f"form, at {name}: ranks would wait for one another; keep what decides that in an attribute of "
+            f"its own, as a number or a flag"
+        )
+
+    def _moved(self, move: Any, value: Any) -> Any:
+        """A tensor on its way to the rank of a unit."""
+        rank = self._comm.rank
+        under_way = self._under_way
+        graph = move.shape.gradient and self._token is not None
+        if rank == move.source:
+            if tuple(value.shape) != move.shape.shape:
+                raise self._another_way(f"a tensor of shape {list(value.shape)}")
+            if graph:
+                self.trace.append(Sent.apply(self._comm, move.to, self._token, value, under_way))
+            else:
+                under_way.append(self._comm.send(packed(value), move.to))
+            return value
+        if rank != move.to:
+            return value
+        room = move.shape.room(self._device)
+        if graph:
+            tensor = Received.apply(self._comm, move.source, self._token, room, under_way)
+            self.trace.append(tensor)
+        else:
+            tensor = self._comm.receive(room, move.source)
+        self._absence.received(value, tensor)
+        return tensor
+
+    def _absent(self, leaf: Any, values: Sequence[Any]) -> Any:
+        if isinstance(leaf, Same):
+            return values[leaf.place]
+        return self._absence.stand_in(leaf) if isinstance(leaf, Shape) else leaf
+
+    def _failed(self, unit: StageUnit, problem: Problem) -> Exception:
+        if problem.parameter:
+            known = {
+                f"{each.name}|{name}": parameter
+                for each in self._stages.units
+                for name, parameter in each.module.named_parameters()
+            }
+            return UsedElsewhere(known[problem.parameter])
+        return UsageError(f"{unit.name} failed on rank {unit.stage} of the pipeline: {problem.error}")
+
+
+_MISSING: Any = object()
+
+
+def _name_of(parameter: torch.Tensor, stages: Stages, user: StageUnit) -> str:
+    for unit in stages.units:
+        for name, each in unit.module.named_parameters():
+            if each is parameter:
+                return f"{unit.name}|{name}"
+    raise UsageError(
+        f"{user.name} uses a parameter of a model that it is no part of, of which another rank of the "
+        f"pipeline has the elements; make it a part of the module that uses it"
+    )
+
+
+def _refuse_checkpoint(unit: StageUnit, asked: str) -> None:
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            raise UsageError(
+                f"the model calls {unit.name} in a checkpoint (torch.utils.checkpoint), which computes it "
+                f"again in backward, and {asked} does not go with that in this version; switch its "
+                f"checkpoints off"
+            )
+        frame = frame.f_back

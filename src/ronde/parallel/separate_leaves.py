@@ -1,0 +1,74 @@
+"""Leaves that stand for a model's in one step, so that its gradients can be looked at before they count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+
+from ronde.comm.process_group import Comm
+
+__all__ = ["HeldLeaves", "SeparateLeaves"]
+
+
+class HeldLeaves(Protocol):
+    """What the ranks of a pipeline hold of a model, as far as its call asks."""
+
+    def leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """What stands for a parameter of this rank's stage; None for one that every rank has."""
+        ...
+
+    def whole(self, output: Any) -> Any:
+        """What a module of this rank's stage returns, on every rank that runs it."""
+        ...
+
+    def watched(self) -> Any:
+        """Inside, whoever uses a parameter of another stage meets an exception."""
+        ...
+
+
+class SeparateLeaves:
+    """As `HeldLeaves`, with other leaves of the same elements.
+
+    Args:
+        held: what the rank holds.
+        comm: the ranks of the pipeline.
+    """
+
+    def __init__(self, held: HeldLeaves, comm: Comm) -> None:
+        self._held = held
+        self._comm = comm
+        self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._shared: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def whole(self, output: Any) -> Any:
+        return self._held.whole(output)
+
+    def watched(self) -> Any:
+        return self._held.watched()
+
+    def leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        leaf = self._held.leaf(parameter)
+        if leaf is None or not leaf.requires_grad:
+            return leaf
+        known = self._own.get(id(parameter))
+        if known is None or known[0] is not leaf:
+            known = self._own[id(parameter)] = leaf, leaf.detach().requires_grad_()
+        return known[1]
+
+    def of_all_ranks(self, parameters: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """By id what stands for those parameters that every rank has."""
+        shared = [each for each in parameters if each.requires_grad and self._held.leaf(each) is None]
+        self._shared = [(each, each.detach().requires_grad_()) for each in shared]
+        return {id(each): leaf for each, leaf in self._shared}
+
+    def gradients(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What has gradients, and these; those of what every rank has are summed. All ranks come here."""
+        counts = self._comm.votes([leaf.grad is not None for _, leaf in self._shared])
+        found = [(of, leaf.grad) for of, leaf in self._own.values() if leaf.grad is not None]
+        for (of, leaf), count in zip(self._shared, counts, strict=True):
+            if count:
+                mine = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                found.append((of, self._comm.all_reduce(mine.contiguous())))
+        return [of for of, _ in found], [gradient for _, gradient in found]

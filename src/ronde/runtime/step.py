@@ -1,0 +1,74 @@
+"""`ronde.Step`: a training step in one call, of which a pipeline's schedule owns forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ronde.runtime.api import active
+from ronde.runtime.session import Session
+
+__all__ = ["Step"]
+
+
+class Step:
+    """One training step: gradients to zero, forward, loss, backward, the optimizer's step.
+
+    >>> model = nn.Linear(2, 1)
+    >>> step = Step(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.mse_loss)
+    >>> step(torch.zeros(4, 2), target=torch.zeros(4, 1)).shape
+    torch.Size([])
+
+    In plain python, and under plans without a pipeline, it is just these calls. Under
+    `pipeline=N,micro-batches=M,schedule=1f1b` each micro-batch goes back as soon as it has come through, so a
+    stage keeps the activations of no more than N of them, where a script's own `loss.backward()` has all M.
+    What clips or looks at gradients stands in a hook of the optimizer
+    (`optimizer.register_step_pre_hook`).
+
+    Args:
+        model: called with the step's arguments, rows of a batch along the first dimension.
+        optimizer: of the model's parameters.
+        loss_fn: called as `loss_fn(output, target)`; without a target as `loss_fn(output)`. Returns a scalar.
+            Under `1f1b` it is called for each micro-batch too, so it should keep nothing; where it is no sum
+            or mean over rows, steps run GPipe's schedule, and the run says so.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Callable[..., torch.Tensor]
+    ) -> None:
+        self._model, self._optimizer, self._loss_fn = model, optimizer, loss_fn
+        self._scheduled: Callable[[Any, Any, Any], torch.Tensor] | None = None
+        self._asked = False
+
+    def __call__(self, *args: Any, target: Any = None, **kwargs: Any) -> torch.Tensor:
+        """Train on one batch.
+
+        Args:
+            args, kwargs: of the model.
+            target: what the loss compares the output with.
+
+        Returns:
+            The loss of the batch before the step: a scalar without a graph.
+        """
+        scheduled = self._of_session()
+        self._optimizer.zero_grad()
+        if scheduled is not None:
+            loss = scheduled(args, kwargs, target)
+        else:
+            loss = self._loss(self._model(*args, **kwargs), target)
+            loss.backward()
+        self._optimizer.step()
+        return loss.detach()
+
+    def _loss(self, output: Any, target: Any) -> torch.Tensor:
+        return self._loss_fn(output) if target is None else self._loss_fn(output, target)
+
+    def _of_session(self) -> Callable[[Any, Any, Any], torch.Tensor] | None:
+        if not self._asked:
+            self._asked, session = True, active()
+            if isinstance(session, Session):
+                self._scheduled = session.scheduled(self._model, self._loss)
+        return self._scheduled

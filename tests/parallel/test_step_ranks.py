@@ -1,0 +1,124 @@
+"""`ronde.Step` gives one device's numbers, and its micro-batches go back as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from parallel.cut_models import D, Ranks
+from ronde import Step
+from ronde.runtime.api import activate
+from ronde.testing.run_ranks import Rank
+
+IGNORED = -100
+ALL_FORWARD, BY_TURNS = "FFFFBBBB", "FFBFBFBB"
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear, self.dropout = nn.LayerNorm(16), nn.Linear(16, 16), nn.Dropout(0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(self.linear(self.norm(x)).relu())
+
+
+class Tied(nn.Module):
+    """The table is used by its weight too, so every rank has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 16)
+        self.blocks = nn.ModuleList([Block() for _ in range(4)])
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(x, self.embed.weight)
+
+
+def of_tokens(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output.flatten(0, 1), target.flatten(), ignore_index=IGNORED)
+
+
+def contrastive(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    rows = output.mean(1)
+    return F.cross_entropy(rows @ rows.T, target[:, 0].abs() % len(rows))
+
+
+def trained(loss: Callable[..., torch.Tensor]) -> list[Any]:
+    """Losses and parameters; from the third step on targets are ignored, and the last batch is smaller."""
+    torch.manual_seed(1)
+    model = Tied().to(D)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer.register_step_pre_hook(lambda *_: [nn.utils.clip_grad_norm_(model.parameters(), 0.5), None][1])
+    step, draw = Step(model, optimizer, loss), torch.Generator().manual_seed(2)
+    told: list[Any] = []
+    for number, rows in enumerate([8, 8, 8, 8, 8, 5]):
+        ids = torch.randint(0, 20, (rows, 6), generator=draw)
+        target = ids.roll(-1, 1)
+        if number >= 2:
+            target[: rows // 2, 2:] = IGNORED
+        told.append(step(ids, target=target).item())
+    return [*told, *(each.detach().clone() for each in model.state_dict().values()), torch.randn(3)]
+
+
+def on_rank(rank: Rank, plan: str, loss: Callable[..., torch.Tensor]) -> tuple[list[Any], str, list[str]]:
+    """What was trained, the order of what the first stage sends and is sent back, and what is said."""
+    order: list[str] = []
+    with rank.session(plan) as session:
+        stages = getattr(session._sharding, "_stages", None)
+        if stages is not None:
+            for name, turn in [("send", "F"), ("receive", "B")]:
+                setattr(stages, name, saying(getattr(stages, name), order, turn))
+        activate(session)
+        try:
+            found = trained(loss)
+        finally:
+            activate(None)
+        return found, "".join(order), [*session.notes, *session._sharding.notes()]
+
+
+def saying(plain: Callable[..., Any], order: list[str], turn: str) -> Callable[..., Any]:
+    def called(*args: Any) -> Any:
+        order.append(turn)
+        return plain(*args)
+
+    return called
+
+
+def compare(ranks: Ranks, plan: str, loss: Callable[..., torch.Tensor]) -> list[tuple[str, list[str]]]:
+    expected, found = trained(loss), ranks(on_rank, plan, loss)
+    for got, _, _ in found:
+        torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11)
+    return [(said, notes) for _, said, notes in found]
+
+
+def test_micro_batches_go_back_as_they_come(two: Ranks):
+    (said, notes), _ = compare(two, "pipeline=2,micro-batches=4,schedule=1f1b", of_tokens)
+    # The first micro-batch finds that all ranks want the table, and begins anew. The third step finds that
+    # targets are ignored; the last has micro-batches of unlike sizes.
+    assert said == "F" + BY_TURNS * 6 + ALL_FORWARD
+    assert notes == []
+
+
+def test_a_loss_that_does_not_come_apart_runs_as_gpipe(two: Ranks):
+    (said, notes), _ = compare(two, "pipeline=2,micro-batches=4,schedule=1f1b", contrastive)
+    assert said == "F" + BY_TURNS + ALL_FORWARD * 6
+    assert [each.split(":")[0] for each in notes] == ["steps run schedule=gpipe"]
+
+
+@pytest.mark.parametrize("plan", ["ddp", "pipeline=2,micro-batches=2"])
+def test_under_other_plans_a_step_is_what_the_script_would_call(two: Ranks, plan: str):
+    compare(two, plan, of_tokens)
+
+
+@pytest.mark.soak
+def test_four_stages(four: Ranks):
+    compare(four, "pipeline=4,micro-batches=8,schedule=1f1b", of_tokens)
