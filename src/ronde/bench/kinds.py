@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TypeAlias
 
-from ronde.bench import first_call, planner, servers, tables
+from ronde.bench import first_call, horovod, planner, servers, tables
 from ronde.bench.chaos import report as chaos
 from ronde.bench.collectives import report as collectives
 from ronde.bench.memory import report as memory
@@ -23,6 +23,7 @@ AnyReport: TypeAlias = (
     | first_call.FirstCallReport
     | tables.TablesReport
     | servers.ServersReport
+    | horovod.HorovodReport
     | serving.ServingReport
     | chaos.ChaosReport
     | planner.PlannerReport
@@ -36,6 +37,7 @@ _KINDS = {
     first_call.KIND: first_call.FirstCallReport,
     tables.KIND: tables.TablesReport,
     servers.KIND: servers.ServersReport,
+    horovod.KIND: horovod.HorovodReport,
     serving.KIND: serving.ServingReport,
     chaos.KIND: chaos.ChaosReport,
     planner.KIND: planner.PlannerReport,

@@ -24,7 +24,7 @@ from ronde.launch.server_config import SERVER_KEY, ServerConfig, local_endpoint
 if TYPE_CHECKING:  # the command line imports no numpy
     from ronde.server.transport.client import Client
 
-__all__ = ["KIND", "Figures", "ServersReport", "measure", "table"]
+__all__ = ["KIND", "Figures", "ServersReport", "figures_of", "measure", "table"]
 
 KIND = "servers"
 _BATCHES_OF_A_ROUND = 8
@@ -65,10 +65,11 @@ class ServersReport:
         Raises:
             UsageError: for anything else.
         """
-        return read(text, cls, _figures)
+        return read(text, cls, figures_of)
 
 
-def _figures(fields: Mapping[str, Any]) -> Figures:
+def figures_of(fields: Mapping[str, Any]) -> Figures:
+    """Of what JSON has of them."""
     ways = {name: tuple(figures) for name, figures in fields["ways"].items()}
     return Figures(what=fields["what"], unit=fields["unit"], ways=ways)
 

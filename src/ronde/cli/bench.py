@@ -13,6 +13,7 @@ import typer
 
 from ronde.bench import data_parallel, overhead, servers, tables
 from ronde.bench import first_call as first_calls
+from ronde.bench import horovod as horovods
 from ronde.bench.chaos import report as chaos_report
 from ronde.bench.chaos.faults import CASES
 from ronde.bench.chaos.report import ChaosReport
@@ -28,6 +29,7 @@ from ronde.bench.collectives.operation import OPERATIONS, cases
 from ronde.bench.collectives.report import CollectivesReport, Result
 from ronde.bench.collectives.size import parse_size
 from ronde.bench.first_call import FirstCall, FirstCallReport
+from ronde.bench.horovod import HorovodReport
 from ronde.bench.kinds import AnyReport, read_report
 from ronde.bench.machine import Machine
 from ronde.bench.memory import comparison as memory_comparison
@@ -221,6 +223,22 @@ def sync_(  # noqa: PLR0913 - its options
         batch_size=batch_size, data=data, target=target,
     )  # fmt: skip
     _tell(report, json=json)
+
+
+@bench.command("horovod")
+def horovod_(
+    ranks: Annotated[int, typer.Option(min=2, help="With one thread each.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each measurement.")] = 9,
+    json: _Json = None,
+) -> None:
+    """Measure operations of Horovod's interface, beside ronde's own collectives and Gloo's.
+
+    All are timed in turn in the same processes, and each way's result is checked. Steps of scripts are
+    timed by `ronde bench dp --against ddp,horovod`.
+    """
+    check_linux()
+    _check_writable(json=json)
+    _tell(horovods.measure(ranks=ranks, rounds=rounds, environment=os.environ), json=json)
 
 
 @bench.command("servers")
@@ -592,6 +610,8 @@ def _tell(
             draw, shown = partial(_without_picture, "synchronising"), sync_reports.table(report)
         case ServersReport():
             draw, shown = partial(_without_picture, "servers"), servers.table(report)
+        case HorovodReport():
+            draw, shown = partial(_without_picture, "Horovod's interface"), horovods.table(report)
         case PlannerReport():
             draw, shown = partial(_without_picture, "the planner"), planner_table(report)
         case TablesReport():
