@@ -17,6 +17,7 @@ def test_the_public_names_are_these():
         "KVStore",
         "Plan",
         "ReplicaClient",
+        "Step",
         "__version__",
         "deferred",
         "init",
@@ -37,7 +38,7 @@ def test_names_are_found_on_first_use():
 def test_an_unknown_name_is_refused_with_the_names_there_are():
     with pytest.raises(
         AttributeError,
-        match="has no attribute 'plam'; it has EmbeddingTable, KVStore, Plan, ReplicaClient, __version__, ",
+        match="has no attribute 'plam'; it has EmbeddingTable, KVStore, Plan, ReplicaClient, Step, ",
     ):
         _ = ronde.plam  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -82,7 +82,8 @@ def on_rank(rank: Rank, plan: str, loss: Callable[..., torch.Tensor]) -> tuple[l
             found = trained(loss)
         finally:
             activate(None)
-        return found, "".join(order), [*session.notes, *session._sharding.notes()]
+        said = [*session.notes, *session._sharding.notes()]
+        return found, "".join(order), [each for each in said if "schedule=" in each]
 
 
 def saying(plain: Callable[..., Any], order: list[str], turn: str) -> Callable[..., Any]:

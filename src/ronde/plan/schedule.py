@@ -76,7 +76,7 @@ def drawn(stages: int, micro_batches: int, schedule: str = "gpipe") -> str:
     return "\n".join([*(f"stage {stage}  {line}" for stage, line in enumerate(lines)), share])
 
 
-_IN_WORDS = {"gpipe": "last to first", "1f1b": "each as soon as it can be"}
+_IN_WORDS = {"gpipe": "last to first", "1f1b": "first to last"}
 
 
 def bubble(stages: int, micro_batches: int) -> str:
