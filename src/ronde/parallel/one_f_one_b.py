@@ -90,8 +90,9 @@ class OneForwardOneBack:
         )
         if self._comm.votes([not right]) == [0]:
             tensors, gradients = leaves.gradients()
-            if tensors:
-                torch.autograd.backward(tensors, gradients)
+            # All ranks come there, one whose stage is not trained too.
+            anchor = loss.new_zeros((), requires_grad=True)
+            torch.autograd.backward([*tensors, anchor], [*gradients, torch.zeros_like(anchor)])
             return loss
         # Of numbers that are not finite nothing can be told.
         if all(bool(each.isfinite().all()) for each in expected if each is not None):

@@ -224,7 +224,8 @@ class Pipeline:
                 with self._drawing(call, whole, piece):
                     output = run.carry_out(call, given)
                 ends_at = {source for source in route.sources if source >= 0}
-                if len(ends_at) != 1:
+                moves = [*route.between.values(), *(step.moves for step in route.steps)]
+                if len(ends_at) != 1 or any(move.source > move.to for each in moves for move in each):
                     raise _SeveralEnds
                 ends[piece] = _Ends(output if comm.rank in ends_at else None, run.trace)
                 form = map_leaves(_detached, output)
