@@ -79,6 +79,14 @@ def test_weights_are_known_before_the_output_is_there() -> None:
     assert micro.weights("targets", shape) == pytest.approx([5 / 17, 12 / 17], abs=1e-15)
 
 
+def test_weights_that_are_wrong_are_seen_in_half_precision_too() -> None:
+    output = torch.randn(7, 3, 5, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
+    micro = MicroLosses(cross_entropy, targets(ignored=4), Layout(0, 7, 2))
+    _, whole = micro.whole(output)
+    parts = micro.parts(output, micro.weights("mean", output))
+    assert not all(agree(part, micro.rows_of(whole, piece)) for piece, part in enumerate(parts))
+
+
 def test_a_loss_of_parameters_is_refused() -> None:
     weight = torch.ones(5, dtype=torch.float64, requires_grad=True)
     micro = MicroLosses(lambda output, _: (output * weight).sum(), None, Layout(0, 7, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -69,7 +70,9 @@ def trained(loss: Callable[..., torch.Tensor]) -> list[Any]:
     return [*told, *(each.detach().clone() for each in model.state_dict().values()), torch.randn(3)]
 
 
-def on_rank(rank: Rank, plan: str, loss: Callable[..., torch.Tensor]) -> tuple[list[Any], str, list[str]]:
+def on_rank(
+    rank: Rank, plan: str, what: Callable[..., torch.Tensor] | str
+) -> tuple[list[Any], str, list[str]]:
     """What was trained, the order of what the first stage sends and is sent back, and what is said."""
     order: list[str] = []
     with rank.session(plan) as session:
@@ -79,7 +82,7 @@ def on_rank(rank: Rank, plan: str, loss: Callable[..., torch.Tensor]) -> tuple[l
                 setattr(stages, name, saying(getattr(stages, name), order, turn))
         activate(session)
         try:
-            found = trained(loss)
+            found = odd(what) if isinstance(what, str) else trained(what)
         finally:
             activate(None)
         said = [*session.notes, *session._sharding.notes()]
@@ -113,6 +116,80 @@ def test_a_loss_that_does_not_come_apart_runs_as_gpipe(two: Ranks):
     (said, notes), _ = compare(two, "pipeline=2,micro-batches=4,schedule=1f1b", contrastive)
     assert said == "F" + BY_TURNS + ALL_FORWARD * 6
     assert [each.split(":")[0] for each in notes] == ["steps run schedule=gpipe"]
+
+
+class HeadFirst(nn.Module):
+    """Its head is the first stage's, and comes last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.blocks = nn.Linear(16, 4), nn.ModuleList([Block() for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Blocks(nn.Module):
+    def __init__(self, *, flat: bool = False, frozen: int = 0) -> None:
+        super().__init__()
+        self.blocks, self.flat = nn.ModuleList([Block() for _ in range(4)]), flat
+        for parameter in self.blocks[:frozen].parameters():
+            parameter.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.view(-1, 8) if self.flat else x
+
+
+def distance(output: torch.Tensor, target: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    return F.mse_loss(output.reshape(-1)[: target.numel()], target.reshape(-1)[: output.numel()])
+
+
+def penalized(output: torch.Tensor, target: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    return distance(output, target, model) + sum(each.square().sum() for each in model.parameters())
+
+
+def in_place(output: torch.Tensor, target: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    return distance(output.div_(2), target, model)
+
+
+def summed(output: torch.Tensor, target: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    return (output - target).square().sum()
+
+
+ODD: dict[str, tuple[Callable[[], nn.Module], Callable[..., torch.Tensor], str]] = {
+    "a sum": (Blocks, summed, "FFBFBFBB"),
+    "a frozen stage": (functools.partial(Blocks, frozen=2), distance, "FFFF"),
+    "a head that is defined first": (HeadFirst, distance, ""),
+    "no rows in front": (functools.partial(Blocks, flat=True), distance, "FFFFBBBB"),
+    "a loss of parameters": (Blocks, penalized, "FFFFBBBB"),
+    "a loss in place": (Blocks, in_place, "FFFFBBBB"),
+}
+
+
+def odd(name: str) -> list[Any]:
+    torch.manual_seed(1)
+    kind, loss, _ = ODD[name]
+    model = kind().to(D)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    step = Step(model, torch.optim.SGD(trained, lr=0.01), lambda output, target: loss(output, target, model))
+    draw, told = torch.Generator().manual_seed(2), list[Any]()
+    for _ in range(3):
+        x = torch.randn(8, 16, generator=draw, dtype=D)
+        told.append(step(x, target=x.flip(0)).item())
+    return [*told, *(each.detach().clone() for each in model.state_dict().values())]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_odd_gives_the_same_numbers(two: Ranks, name: str):
+    expected, found = odd(name), two(on_rank, "pipeline=2,micro-batches=4,schedule=1f1b", name)
+    for got, _order, _ in found:
+        torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11)
+    if ODD[name][2]:
+        assert found[0][1].endswith(ODD[name][2]), found[0][1]
 
 
 @pytest.mark.parametrize("plan", ["ddp", "pipeline=2,micro-batches=2"])

@@ -7,7 +7,7 @@ yet: what they count is looked for, and the step runs once more, by GPipe's sche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,9 @@ class OneForwardOneBack:
         comm: the pipeline group.
         note: hears why a schedule is not carried out.
         loss_fn: of the output and the target.
+
+    Attributes:
+        took_effect: a step has gone by turns, or it was said why none does.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class OneForwardOneBack:
         self._pipeline, self._comm, self._note = pipeline, comm, note
         self._model, self._loss_fn = model, loss_fn
         self._weighing: Weighing | None = "mean"
+        self.took_effect = False
 
     def __call__(self, args: Any, kwargs: Any, target: Any) -> torch.Tensor:
         """The loss, whose gradients have been added to those of the parameters."""
@@ -81,15 +85,13 @@ class OneForwardOneBack:
         micro = losses.micro
         try:
             loss, expected = micro.whole(output)
-        except ValueError as error:
+        except Exception as error:  # on all ranks; what is the script's mistake it hears of by GPipe's call
             self._give_up(str(error))
             return None
-        right = all(
-            part is not None and agree(part, micro.rows_of(expected, piece))
-            for piece, part in losses.used.items()
-        )
+        right = _agree(micro, losses.used, expected)
         if self._comm.votes([not right]) == [0]:
             tensors, gradients = leaves.gradients()
+            self.took_effect = True
             # All ranks come there, one whose stage is not trained too.
             anchor = loss.new_zeros((), requires_grad=True)
             torch.autograd.backward([*tensors, anchor], [*gradients, torch.zeros_like(anchor)])
@@ -109,7 +111,7 @@ class OneForwardOneBack:
         self._give_up("it is no weighted sum of the losses of micro-batches")
 
     def _give_up(self, why: str) -> None:
-        self._weighing = None
+        self._weighing, self.took_effect = None, True
         self._note(f"steps run schedule=gpipe: the loss does not come apart for schedule=1f1b, as {why}")
 
 
@@ -119,7 +121,17 @@ def _holds(micro: MicroLosses, output: Any, weighing: Weighing, expected: Gradie
         parts = micro.parts(output, micro.weights(weighing, output))
     except Exception:  # of the script's function, which may want the whole batch
         return False
-    return all(agree(part, micro.rows_of(expected, piece)) for piece, part in enumerate(parts))
+    return _agree(micro, dict(enumerate(parts)), expected)
+
+
+def _agree(micro: MicroLosses, parts: Mapping[int, Gradients | None], expected: Gradients) -> bool:
+    """Whether micro-batches have the gradients of the batch; not where an output has no rows in front."""
+    try:
+        return all(
+            part is not None and agree(part, micro.rows_of(expected, piece)) for piece, part in parts.items()
+        )
+    except (IndexError, RuntimeError):  # other ranks wait for this one's word
+        return False
 
 
 class _Losses:

@@ -99,14 +99,14 @@ class Pipeline:
             state = torch.get_rng_state()
             try:
                 return self._run(call, losses)
-            except (UsedElsewhere, Rerouted, _SeveralEnds) as found:
+            except (UsedElsewhere, Rerouted, _NotForward) as found:
                 # All ranks have come to the same place of the first micro-batch.
                 torch.set_rng_state(state)
                 self.complete()
                 if isinstance(found, UsedElsewhere):
                     self._held.share(found.parameter, call.module)
                     self._routes.pop(call.module, None)
-                elif isinstance(found, _SeveralEnds):
+                elif isinstance(found, _NotForward):
                     losses = None
 
     def complete(self) -> None:
@@ -136,7 +136,7 @@ class Pipeline:
 
     def _run(self, call: ShardedCall, losses: PieceLosses | None) -> Any:
         stages = self._held.stages(call.module)
-        device = next((each.device for each in call.module.parameters()), torch.device("cpu"))
+        device = _device_of(call)
         start, stop = call.cut.bounds(call.context.rank)
         whole = Layout(0, stop - start, min(self._pieces, max(stop - start, 1)))
         if (kernel := call.drawn_in_kernels) and call.stream is None and whole.world_size > 1:
@@ -145,8 +145,10 @@ class Pipeline:
                 f"of which no rows can be taken; with rng=per-rank each micro-batch draws anew"
             )
             whole = Layout(0, stop - start, 1)
-        if losses is not None and self._comes_alike(call, whole):
-            return self._by_turns(call, stages, whole, device, losses)
+        if losses is not None and whole.world_size > 1:
+            given = [given_to(call, whole, piece) for piece in range(whole.world_size)]
+            if self._comes_alike(call, given):
+                return self._by_turns(call, stages, whole, given, losses)
         token, tied, call = self._tied(call, stages, device)
         routes = self._routes.setdefault(call.module, {})
         outputs: list[tuple[Any, ...]] = []
@@ -185,29 +187,33 @@ class Pipeline:
         given = [each for each in leaves(call.given) if isinstance(each, torch.Tensor)]
         return None if any(each.requires_grad for each in given) else losses
 
-    def _comes_alike(self, call: ShardedCall, whole: Layout) -> bool:
-        """Whether there are several micro-batches, of which the first shows the way of all; on all ranks."""
+    def _comes_alike(self, call: ShardedCall, given: Sequence[Sequence[Any]]) -> bool:
+        """Whether the first micro-batch shows the way of all; on all ranks alike."""
         known = self._routes.get(call.module, {})
-        keys = {_key(call, given_to(call, whole, piece)) for piece in range(whole.world_size)}
-        learnt = [each for each in keys if each in known and known[each].learnt]
-        return whole.world_size > 1 and (len(keys) == 1 or len(learnt) == len(keys))
+        keys = {_key(call, each) for each in given}
+        return len(keys) == 1 or all(each in known and known[each].learnt for each in keys)
 
     def _by_turns(
-        self, call: ShardedCall, stages: Stages, whole: Layout, device: torch.device, losses: PieceLosses
+        self,
+        call: ShardedCall,
+        stages: Stages,
+        whole: Layout,
+        given: Sequence[Sequence[Any]],
+        losses: PieceLosses,
     ) -> Any:
         """One micro-batch forward, one back: no more are under way than there are stages.
 
         Raises:
-            _SeveralEnds: no rank has all of the output; after the first micro-batch, on all ranks.
+            _NotForward: stages are not in the order of ranks; after the first micro-batch, on all ranks.
         """
         losses.begin(whole)
-        comm, count = self._comm, whole.world_size
+        comm, count, device = self._comm, whole.world_size, _device_of(call)
         separate = SeparateLeaves(self._held, comm)
         tied = separate.of_all_ranks(call.module.parameters())
         token = torch.zeros((), device=device, requires_grad=True)
         routes = self._routes.setdefault(call.module, {})
         outputs: list[tuple[Any, ...]] = [()] * count
-        ends: dict[int, _Ends] = {}
+        waiting: dict[int, _Waiting] = {}
         # By micro-batch what has been sent for it and may be on its way.
         sent: dict[int, list[Any]] = {}
         form: Any = None
@@ -215,19 +221,18 @@ class Pipeline:
         try:
             for kind, piece in turns("1f1b", comm.rank, comm.world_size, count):
                 if kind == "B":
-                    ends.pop(piece).go_back(losses, piece)
+                    with self._held.watched():  # the loss, on one rank alone, can have no rank's parameters
+                        waiting.pop(piece).go_back(losses, piece)
                     _wait(sent.pop(piece - comm.world_size, []))  # so long ago that it has been received
                     continue
-                given, sent[piece] = given_to(call, whole, piece), []
-                route = routes.setdefault(_key(call, given), Route(verdict=call.verdict))
+                sent[piece] = []
+                route = routes.setdefault(_key(call, given[piece]), Route(verdict=call.verdict))
                 run = PieceOfCall(comm, stages, route, token, tied, device, separate, sent[piece])
                 with self._drawing(call, whole, piece):
-                    output = run.carry_out(call, given)
-                ends_at = {source for source in route.sources if source >= 0}
-                moves = [*route.between.values(), *(step.moves for step in route.steps)]
-                if len(ends_at) != 1 or any(move.source > move.to for each in moves for move in each):
-                    raise _SeveralEnds
-                ends[piece] = _Ends(output if comm.rank in ends_at else None, run.trace)
+                    output = run.carry_out(call, given[piece])
+                if not route.is_forward:
+                    raise _NotForward
+                waiting[piece] = _Waiting(output if comm.rank in route.sources else None, run.trace)
                 form = map_leaves(_detached, output)
                 outputs[piece] = tuple(leaves(form))
         finally:
@@ -286,13 +291,13 @@ class Pipeline:
         return map_leaves(whole, value)
 
 
-class _SeveralEnds(Exception):
-    """The output of a model comes from more than one rank, or from none."""
+class _NotForward(Exception):
+    """A call's way is not from the first rank to the last: by turns ranks would wait for one another."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Ends:
-    """Where the graph of a micro-batch that has gone forward ends on this rank.
+class _Waiting:
+    """A micro-batch that has gone forward, and waits on this rank for its backward.
 
     Attributes:
         output: the model's; None where another rank has it.
@@ -319,6 +324,10 @@ class _Ends:
 
 # torch's own, because a session replaces it for scripts.
 _BACKWARD: Any = torch.autograd.backward
+
+
+def _device_of(call: ShardedCall) -> torch.device:
+    return next((each.device for each in call.module.parameters()), torch.device("cpu"))
 
 
 def _detached(leaf: Any) -> Any:

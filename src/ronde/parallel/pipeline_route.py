@@ -119,6 +119,13 @@ class Route:
     learnt: bool = False
     verdict: Any = None
 
+    @property
+    def is_forward(self) -> bool:
+        """Whether all goes from lower ranks to higher ones, and one rank has all of the output."""
+        moves = [*self.between.values(), *(step.moves for step in self.steps)]
+        ends = {source for source in self.sources if source >= 0}
+        return len(ends) == 1 and all(move.source < move.to for each in moves for move in each)
+
 
 class Rerouted(Exception):
     """A tensor has to be sent before an operation that is past; the route knows, and the call begins anew."""

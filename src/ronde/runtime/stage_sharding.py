@@ -52,7 +52,7 @@ class StageSharding(BlockSharding):
         self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self)
         self.way = self.pipeline
         self._stages = pipeline
-        self._owns_steps = False
+        self._steps: list[OneForwardOneBack] = []
 
     def install(self, patches: Patches, context: Context) -> None:
         super().install(patches, context)
@@ -78,18 +78,21 @@ class StageSharding(BlockSharding):
     def scheduled(self, model: torch.nn.Module, loss_fn: Any) -> Any:
         if self._plan.compute.schedule != "1f1b":
             return None
-        self._owns_steps = True
-        return OneForwardOneBack(self.pipeline, self._stages, self._note, model, loss_fn)
+        self._steps.append(OneForwardOneBack(self.pipeline, self._stages, self._note, model, loss_fn))
+        return self._steps[-1]
 
     def notes(self) -> list[str]:
         asked = self._plan.item("schedule")
-        if self._plan.compute.schedule != "1f1b" or self._owns_steps:
+        if self._plan.compute.schedule != "1f1b" or any(each.took_effect for each in self._steps):
             return super().notes()
-        return [
-            *super().notes(),
-            f"{asked} had no effect, schedule=gpipe was run: the script calls loss.backward() itself, when "
-            f"all micro-batches have come through; train by ronde.Step(model, optimizer, loss_fn)",
-        ]
+        why = (
+            "the model runs in parts, its stages are not called in the order of ranks, or its inputs require "
+            "gradients; see docs/pipeline.md"
+            if self._steps
+            else "the script calls loss.backward() itself, when all micro-batches have come through; train "
+            "by ronde.Step(model, optimizer, loss_fn)"
+        )
+        return [*super().notes(), f"{asked} had no effect, schedule=gpipe was run: {why}"]
 
     def stages(self, module: torch.nn.Module) -> Stages:
         return self._stage_division.stages(module)

@@ -32,8 +32,9 @@ class Step:
         model: called with the step's arguments, rows of a batch along the first dimension.
         optimizer: of the model's parameters.
         loss_fn: called as `loss_fn(output, target)`; without a target as `loss_fn(output)`. Returns a scalar.
-            Under `1f1b` it is called for each micro-batch too, so it should keep nothing; where it is no sum
-            or mean over rows, steps run GPipe's schedule, and the run says so.
+            Under `1f1b` it is called for each micro-batch too, so it should keep nothing and draw by torch's
+            default generator alone; where it is no weighted sum over rows, steps run GPipe's schedule, and
+            the run says so.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Step:
 
         Args:
             args, kwargs: of the model.
-            target: what the loss compares the output with.
+            target: what the loss compares the output with, so no argument of the model of this name.
 
         Returns:
             The loss of the batch before the step: a scalar without a graph.

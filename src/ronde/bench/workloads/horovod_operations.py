@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from ronde.comm.joining import join
 from ronde.comm.topology import Place
-from ronde.compat.place import read_place
 
 SMALL, LARGE = 1024, 25_500_000  # floats: 4 KB, and 102 MB as the gradients of a ResNet-50
 MANY, OF_MANY = 160, 16_384
@@ -61,9 +60,8 @@ def main():
     rank, size = hvd.rank(), hvd.size()
     store = dist.FileStore(os.environ["RONDE_BENCH_STORE"], size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    place = read_place(os.environ)
     own = join(
-        place.store,
+        f"file://{os.environ['RONDE_BENCH_STORE']}-of-ronde",
         name="bench",
         place=Place(rank, size, rank, size),
         device="cpu",
