@@ -35,10 +35,9 @@ def with_table() -> Recommender:
 
 def with_dense(ids: int) -> Recommender:
     model = with_table()
-    dense = nn.Embedding(ids, DIM)
-    with torch.no_grad():
-        dense.weight.copy_(model.embedding(torch.arange(ids)))
-    model.embedding = dense
+    # Without a draw of its own, after which all batches would be others than the script's.
+    rows = model.embedding(torch.arange(ids)).detach()
+    model.embedding = nn.Embedding.from_pretrained(rows, freeze=False)
     return model
 
 
