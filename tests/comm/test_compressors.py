@@ -103,10 +103,21 @@ def test_twobit_is_mxnets() -> None:
     assert message.numel() == 8 + 8  # the threshold, and two bits for each
 
 
-def test_twobit_without_a_threshold_takes_three_times_the_mean_magnitude() -> None:
-    values = torch.tensor([10.0, -1.0, 0.0, 1.0])
-    assert through(TwoBit(), values).tolist() == [9.0, 0.0, 0.0, 0.0]
+def test_twobit_without_a_threshold_takes_the_mean_of_the_large_ones() -> None:
+    values = torch.tensor([4.0, -3.0, 0.5, -0.5])
+    assert through(TwoBit(), values).tolist() == [3.5, -3.5, 0.0, 0.0]
     assert through(TwoBit(), torch.zeros(5)).tolist() == [0.0] * 5
+
+
+@pytest.mark.parametrize("power", [1, 3])
+def test_twobit_without_a_threshold_loses_about_as_little_as_it_can(power: int) -> None:
+    """Against the best of all cuts, each with the mean of what is behind it; normal, and with heavy tails."""
+    values = torch.randn(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** power
+    sizes = values.abs().sort(descending=True).values
+    # Of the k largest at their mean, the squared error is less by k times the mean's square.
+    counts = torch.arange(1, len(sizes) + 1)
+    best = sizes.square().sum() - (sizes.cumsum(0).square() / counts).max()
+    assert (values - through(TwoBit(), values)).square().sum() < 1.1 * best
 
 
 @pytest.mark.parametrize("numel", [10, 5000, 200_000])

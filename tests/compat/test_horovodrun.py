@@ -90,6 +90,31 @@ if hvd.rank() == 1:
     time.sleep(3)
 print(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
 """
+# What a start has taken is given back by shutdown, and not by the garbage collector some day.
+AGAIN_AND_AGAIN = """
+import gc
+import os
+import threading
+import torch
+import horovod.torch as hvd
+
+def cycles(count):
+    for _ in range(count):
+        hvd.init()
+        assert hvd.allreduce(torch.ones(1000), name="x", op=hvd.Sum)[0] == hvd.size()
+        hvd.shutdown()
+
+def held():
+    maps = open("/proc/self/maps").read().count("memfd:ronde")
+    return len(os.listdir("/proc/self/fd")), maps, threading.active_count()
+
+cycles(3)
+gc.collect()
+gc.disable()
+before = held()
+cycles(int(os.environ["CYCLES"]))
+print(held() == before, before, held())
+"""
 
 
 def run(tmp_path: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -111,6 +136,14 @@ def test_a_script_is_run_as_it_is(tmp_path: Path) -> None:
     assert "ronde: no effect here: --cycle-time-ms\n" in done.stderr
     events = ast.literal_eval(timeline.read_text())
     assert any(event.get("pid") == "allreduce.weight" for event in events)
+
+
+@pytest.mark.parametrize("cycles", [10, pytest.param(200, marks=pytest.mark.soak)])
+def test_starts_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cycles: int) -> None:
+    monkeypatch.setenv("CYCLES", str(cycles))
+    done = run(tmp_path, AGAIN_AND_AGAIN, "-np", "3", sys.executable, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("True") == 3, done.stdout
 
 
 def test_a_killed_rank_is_told_to_the_others(tmp_path: Path) -> None:

@@ -210,6 +210,8 @@ def sync_(  # noqa: PLR0913 - its options
         Path | None, typer.Option(help="Folder of Fashion-MNIST, to train on with --target.")
     ] = None,
     target: Annotated[float | None, typer.Option(help="Accuracy, from 0 to 1, to be reached.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Of --target.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of --target, from seed 0 on.")] = 1,
     json: _Json = None,
 ) -> None:
     """Measure ways of synchronising between hosts of a slow network, against hand-written DDP.
@@ -220,7 +222,7 @@ def sync_(  # noqa: PLR0913 - its options
     _check_writable(json=json)
     report = sync_report(
         ways=_names(ways), places=_names(places), ranks=ranks, steps=steps, rounds=rounds,
-        batch_size=batch_size, data=data, target=target,
+        batch_size=batch_size, data=data, target=target, epochs=epochs, seeds=seeds,
     )  # fmt: skip
     _tell(report, json=json)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ronde.bench.choice import check_known
 from ronde.bench.sync.contender import CONTENDERS
-from ronde.bench.sync.measure import HERE, SLOW_RANK, measure
+from ronde.bench.sync.measure import HERE, SLOW_RANK, Training, measure
 from ronde.bench.sync.report import SyncReport, Way
 from ronde.errors import UsageError
 
@@ -18,7 +18,7 @@ __all__ = ["PLACES", "sync_report"]
 PLACES = {"100mbit": "100mbit", "1gbit": "1gbit", "host": HERE, "slow-rank": SLOW_RANK}
 
 
-def sync_report(
+def sync_report(  # noqa: PLR0913 - the options of a command
     *,
     ways: list[str],
     places: list[str],
@@ -28,6 +28,8 @@ def sync_report(
     batch_size: int,
     data: Path | None,
     target: float | None,
+    epochs: int,
+    seeds: int,
 ) -> SyncReport:
     """Measure.
 
@@ -45,6 +47,9 @@ def sync_report(
         )
     from ronde.testing.hosts import HostsUnavailable
 
+    training = None
+    if target is not None and data is not None:
+        training = Training(data=data, target=target, epochs=epochs, seeds=seeds)
     try:
         return measure(
             names=ways,
@@ -53,8 +58,7 @@ def sync_report(
             steps=steps,
             rounds=rounds,
             batch_size=batch_size,
-            data=data,
-            target=target,
+            training=training,
             networks=_network,
             progress=_say,
         )

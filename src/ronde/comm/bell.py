@@ -8,8 +8,10 @@ sleepers that costs one look at each peer.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 from collections.abc import Callable, Sequence
+from typing import Any
 
 __all__ = ["Bell"]
 
@@ -22,6 +24,12 @@ _ASLEEP, _STROKES = 0, 8
 
 class _Time(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+@functools.cache
+def _syscall() -> Any:
+    """One for all: a library that is opened again is freed only by the garbage collector."""
+    return ctypes.CDLL(None).syscall
 
 
 class Bell:
@@ -44,7 +52,6 @@ class Bell:
             for place, (each, address) in enumerate(zip(words, addresses, strict=True))
             if place != rank
         ]
-        self._futex = ctypes.CDLL(None).syscall
 
     def ring(self) -> None:
         """Wake the peers that sleep; they look for themselves what has changed."""
@@ -69,7 +76,7 @@ class Bell:
             self._own[_ASLEEP] = 0
 
     def _call(self, address: int, operation: int, value: int, limit: object) -> None:
-        self._futex(
+        _syscall()(
             ctypes.c_long(_SYS_FUTEX),
             ctypes.c_void_p(address),
             ctypes.c_int(operation),

@@ -13,6 +13,7 @@ program order, as they do on x86-64.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import mmap
 from collections.abc import Callable, Sequence
@@ -43,6 +44,10 @@ _LEAST_CHUNK, _MOST_CHUNK = 1 << 20, 4 << 20
 _MOST_VIEWS = 256
 # The pair of areas for chunks; a pair for what is small comes before it.
 _LARGE = (2, 3)
+
+
+def _has_left(counters: Counters, peer: int) -> bool:
+    return bool(counters.all[peer][_LEFT])
 
 
 class SharedMemory:
@@ -91,7 +96,7 @@ class SharedMemory:
             numbers=self.numbers,
             bell=bell,
             timeout=timeout.total_seconds(),
-            left=self._has_left,
+            left=functools.partial(_has_left, self._counters),
         )
         letters = [memoryview(part)[_PAGE : _PAGE + mailbox] for part in self._maps]
         self.mailbox = Mailbox(rank, letters, pids, self.waiting)
@@ -279,9 +284,6 @@ class SharedMemory:
         self._areas.clear()
         self._views.clear()
         self._maps.clear()
-
-    def _has_left(self, peer: int) -> bool:
-        return bool(self._counters.all[peer][_LEFT])
 
     def _chunks(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
         return flat.split(self._chunk // flat.element_size()) if flat.numel() else ()

@@ -228,7 +228,7 @@ class Engine:
         for comm in self._comms.values():
             comm.close()
         self._comms.clear()
-        self._store = None
+        self._store = self._help = None
         self._fail("Horovod has been shut down")
 
     def _meet(self) -> None:

@@ -18,6 +18,7 @@ class Contender:
 
     Attributes:
         plan: of `ronde run`; "" for the script by hand.
+        trained: the plan of runs to an accuracy, where these begin otherwise than a timed run goes on.
         hook: torch's, of the script by hand.
         adam: the optimizer is Adam, not SGD with momentum.
         share: of the steps that others are timed for: as many as this one takes about as long for.
@@ -25,6 +26,7 @@ class Contender:
 
     name: str
     plan: str = ""
+    trained: str = ""
     hook: str = "none"
     adam: bool = False
     share: int = 1
@@ -45,7 +47,7 @@ _ALL = (
     Contender(name="twobit", plan="twobit", share=4),
     Contender(name="onebit", plan="onebit", share=4),
     Contender(name="powersgd", plan="powersgd", share=4),
-    Contender(name="dgc", plan="dgc", share=8),
+    Contender(name="dgc", plan="dgc", trained="dgc,warm-up=500", share=8),
     Contender(name="local-sgd", plan="local-sgd", share=4),
     Contender(name="decentralized", plan="decentralized"),
     Contender(name="decentralized-lowprec", plan="decentralized-lowprec", share=2),

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,15 +18,16 @@ from ronde.bench.sync.contender import CONTENDERS, Contender, command
 from ronde.bench.sync.report import Sample, SyncReport, Way
 from ronde.errors import BenchError
 
-__all__ = ["HERE", "SLOW_RANK", "Networks", "measure"]
+__all__ = ["HERE", "SLOW_RANK", "Networks", "Training", "measure"]
 
 HERE = "one host"
 SLOW_RANK = "one of 4 ranks slow"
 _PORT = "29450"
-_TIMEOUT_S = 900.0
+_TIMEOUT_S = 3600.0
 _WARM_UP = 8
 _SLOW_RATE, _SLOW_PAUSE_MS, _SLOW_WIDTH = "1gbit", 20.0, 512
 _CURVE = 20  # tests of a run to an accuracy
+_PICTURES = 60_000
 
 
 class _Host(Protocol):
@@ -45,6 +46,23 @@ class _Network(Protocol):
 
 Networks = Callable[[int, str], AbstractContextManager[Any]]
 """So many hosts with links of this rate."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """Of runs to an accuracy.
+
+    Attributes:
+        data: a folder of Fashion-MNIST.
+        target: the accuracy, of the 10,000 pictures to be tested on, from 0 to 1.
+        epochs: over which the rate falls to nothing.
+        seeds: runs of each contender, from seed 0 on.
+    """
+
+    data: Path
+    target: float
+    epochs: int
+    seeds: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,8 +101,7 @@ def measure(  # noqa: PLR0913 - the options of a command
     steps: int,
     rounds: int,
     batch_size: int,
-    data: Path | None,
-    target: float | None,
+    training: Training | None,
     networks: Networks,
     progress: Callable[[Way], None],
 ) -> SyncReport:
@@ -93,15 +110,14 @@ def measure(  # noqa: PLR0913 - the options of a command
     Args:
         places: rates of links between hosts ("100mbit"), `HERE`, `SLOW_RANK`.
         steps: that the slowest contenders are timed for, behind a warm-up.
-        data: a folder of Fashion-MNIST; with `target` each contender trains on it, on this host, until its
-            accuracy is
-            reached: how many steps that takes no link changes, but for async-average.
+        training: each contender trains on this host too, for its accuracy: how many steps that takes no link
+            changes, but for async-average.
 
     Raises:
         BenchError: a run failed.
     """
     machine = Machine.here()
-    curves = _curves(names, ranks, batch_size, data, target) if target is not None else {}
+    curves = {} if training is None else {n: _curve(n, ranks, batch_size, training) for n in names}
     results: list[Way] = []
     for place in places:
         with _place(place, ranks, networks) as where:
@@ -110,18 +126,23 @@ def measure(  # noqa: PLR0913 - the options of a command
                 for name in names if number % 2 == 0 else reversed(names):
                     timed[name].append(_timed(CONTENDERS[name], where, steps, batch_size))
         for name in names:
-            steps_to, accuracy = curves.get(name, (None, None))
+            steps_to, accuracies = curves.get(name, (None, ()))
             results.append(
                 Way(
                     name=name,
                     place=place,
                     samples=tuple(timed[name]),
                     steps_to=steps_to,
-                    accuracy=accuracy,
+                    accuracies=accuracies,
                 )
             )
             progress(results[-1])
-    return SyncReport(machine=machine, batch_size=batch_size, target=target, results=tuple(results))
+    return SyncReport(
+        machine=machine,
+        batch_size=batch_size,
+        target=None if training is None else training.target,
+        results=tuple(results),
+    )
 
 
 @contextmanager
@@ -150,23 +171,35 @@ def _timed(contender: Contender, place: _Place, steps: int, batch_size: int) -> 
     )
 
 
-def _curves(
-    names: Sequence[str], ranks: int, batch_size: int, data: Path | None, target: float | None
-) -> Mapping[str, tuple[int | None, float]]:
-    """Of each contender the steps to the accuracy, and the accuracy at the end."""
+def _curve(
+    name: str, ranks: int, batch_size: int, training: Training
+) -> tuple[int | None, tuple[float, ...]]:
+    """Steps to the accuracy, of the seeds the most (None where one never had it), and each one's accuracy."""
     place = _Place(hosts=(), ranks=ranks)
-    epoch = 60_000 // batch_size
-    found: dict[str, tuple[int | None, float]] = {}
-    for name in names:
+    contender = CONTENDERS[name]
+    contender = dataclasses.replace(contender, plan=contender.trained or contender.plan)
+    steps = training.epochs * (_PICTURES // batch_size)
+    firsts: list[int | None] = []
+    accuracies: list[float] = []
+    for seed in range(training.seeds):
         arguments = (
-            *("--steps", str(3 * epoch), "--batch-size", str(batch_size), "--data", str(data)),
-            *("--test-every", str(max(1, 3 * epoch // _CURVE))),
+            *(
+                "--steps",
+                str(steps),
+                "--batch-size",
+                str(batch_size),
+                "--data",
+                str(training.data),
+                "--decay",
+            ),
+            *("--test-every", str(max(1, steps // _CURVE)), "--seed", str(seed)),
         )
-        told = _run(place.processes(CONTENDERS[name], arguments), CONTENDERS[name])
+        told = _run(place.processes(contender, arguments), contender)
         curve: list[tuple[int, float]] = told["accuracy"]
-        first = next((step for step, accuracy in curve if target is not None and accuracy >= target), None)
-        found[name] = first, curve[-1][1]
-    return found
+        firsts.append(next((step for step, accuracy in curve if accuracy >= training.target), None))
+        accuracies.append(curve[-1][1])
+    reached = [each for each in firsts if each is not None]
+    return max(reached) if len(reached) == len(firsts) else None, tuple(accuracies)
 
 
 def _run(processes: Sequence[Process], contender: Contender) -> dict[str, Any]:

@@ -38,15 +38,16 @@ class Way:
     Attributes:
         place: between which hosts: "100mbit", "one host", "one of 4 ranks slow", ...
         samples: one for each round.
-        steps_to: steps until the accuracy was reached; None where that was not asked, or not reached.
-        accuracy: at the end of that run.
+        steps_to: steps until the accuracy was reached, of the seeds the most; None where that was not asked,
+            or not reached.
+        accuracies: at the end of these runs, by seed.
     """
 
     name: str
     place: str
     samples: tuple[Sample, ...]
     steps_to: int | None = None
-    accuracy: float | None = None
+    accuracies: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +73,12 @@ class SyncReport:
 
 
 def _way(fields: Mapping[str, Any]) -> Way:
-    return Way(**{**fields, "samples": tuple(Sample(**each) for each in fields["samples"])})
+    # Of one seed, in reports until 2026-11-28.
+    only = fields.get("accuracy")
+    accuracies = tuple(fields.get("accuracies", () if only is None else (only,)))
+    known = {name: value for name, value in fields.items() if name != "accuracy"}
+    samples = tuple(Sample(**each) for each in fields["samples"])
+    return Way(**{**known, "samples": samples, "accuracies": accuracies})
 
 
 def table(report: SyncReport) -> str:
@@ -87,10 +93,18 @@ def table(report: SyncReport) -> str:
         rates = Spread.of([sample.steps_per_second for sample in each.samples])
         sent = Spread.of([sample.megabytes for sample in each.samples]).median
         seconds = "" if each.steps_to is None else f"{each.steps_to / rates.median:.0f} s"
-        accuracy = "" if each.accuracy is None else f"{each.accuracy:.2%}"
+        accuracy = _accuracy(each.accuracies)
         ratio = _ratio(report, each)
         rows.append((each.place, each.name, f"{rates.median:.2f}", ratio, f"{sent:.3g}", seconds, accuracy))
     return "\n".join([heading, "", columns(rows), *_hidden_lines(report)])
+
+
+def _accuracy(of_seeds: tuple[float, ...]) -> str:
+    """The mean, and where there are several the least and the largest."""
+    if not of_seeds:
+        return ""
+    mean = f"{sum(of_seeds) / len(of_seeds):.2%}"
+    return mean if len(of_seeds) == 1 else f"{mean} ({min(of_seeds):.2%} to {max(of_seeds):.2%})"
 
 
 def _ratio(report: SyncReport, way: Way) -> str:

@@ -27,9 +27,16 @@ class Cast:
         return padded(numel * self._dtype.itemsize)
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        narrow = values.clamp(-self._limit, self._limit).to(self._dtype)
-        lost = values.isinf()
-        return joined(torch.where(lost, values.to(self._dtype), narrow) if bool(lost.any()) else narrow)
+        narrow = values.to(self._dtype)
+        if values.numel() and not self._holds(values):
+            within = values.clamp(-self._limit, self._limit).to(self._dtype)
+            narrow = torch.where(values.isinf(), narrow, within)
+        return joined(narrow)
+
+    def _holds(self, values: torch.Tensor) -> bool:
+        """Whether no number is too large."""
+        least, largest = values.aminmax()
+        return bool(least >= -self._limit) and bool(largest <= self._limit)
 
     def add(self, message: torch.Tensor, into: torch.Tensor, sign: int = 1) -> None:
         (narrow,) = split(message, (into.numel(), self._dtype))

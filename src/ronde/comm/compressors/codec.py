@@ -47,10 +47,11 @@ def padded(nbytes: int) -> int:
 def joined(*parts: torch.Tensor) -> torch.Tensor:
     """The memory of contiguous tensors end to end, each from a multiple of `ALIGNMENT` on: uint8."""
     sizes = [padded(part.nbytes) for part in parts]
-    message = torch.zeros(sum(sizes), dtype=torch.uint8, device=parts[0].device)
+    message = torch.empty(sum(sizes), dtype=torch.uint8, device=parts[0].device)
     for part, room in zip(parts, message.split(sizes), strict=True):
         if part.numel():
             room[: part.nbytes].copy_(part.contiguous().view(-1).view(torch.uint8))
+        room[part.nbytes :] = 0
     return message
 
 

@@ -1,4 +1,4 @@
-"""twobit: a threshold with either sign, or nought (MXNet's 2-bit compression)."""
+"""twobit: one level with either sign, or nought (MXNet's 2-bit compression)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,28 @@ from ronde.comm.compressors.codec import joined, padded, split
 
 __all__ = ["TwoBit"]
 
-# Of the mean magnitude. Smaller holds large elements back for long, larger most of them: on Fashion-MNIST
-# 2 and 4 train worse than 3.
-_OF_MEAN = 3.0
+# Of the mean magnitude: where the first cut is. It is about the best for values of a normal distribution.
+_FIRST_CUT = 0.75
+_IMPROVED = 8
+# Elements by which the levels of a tensor are found.
+_SAMPLE = 1 << 15
 
 
 class TwoBit:
-    """x becomes t where x >= t, -t where x <= -t, else 0; what is left stays with the sender.
+    """x becomes t where x >= c, -t where x <= -c, else 0; what is left stays with the sender.
 
-    Source: MXNet's `gradient_compression_params={"type": "2bit", "threshold": t}`. The message has t in the
-    elements' dtype, then two bits for each: 1 positive, 2 negative, 0 nought (and 3 where t is nought).
+    With a threshold, t = c = threshold, as in MXNet's `gradient_compression_params={"type": "2bit",
+    "threshold": t}`. Without one, t and c are about those with the least squared error of each tensor: t is
+    the mean magnitude of what is not nought, and c half of it (Lloyd's conditions, of the ternary values of
+    Li, Zhang and Liu, "Ternary Weight Networks", 2016). The less an encoding loses, the less feedback is late:
+    with t = c = 3 times the mean, large elements take many steps until they have gone, and Fashion-MNIST's
+    accuracy falls by two points.
+
+    The message has t in the elements' dtype, then two bits for each: 1 positive, 2 negative, 0 nought (and 3
+    where c is nought).
 
     Args:
-        threshold: t; None takes three times the mean magnitude of each tensor, as gradients of the mean
-            loss are much smaller than MXNet's 0.5, and fall as training goes on.
+        threshold: MXNet's; None for levels that follow the tensor.
     """
 
     def __init__(self, threshold: float | None = None) -> None:
@@ -33,16 +41,33 @@ class TwoBit:
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         if self._threshold is not None:
-            threshold = values.new_full((), self._threshold)
+            level = cut = values.new_full((), self._threshold)
         else:
-            threshold = values.abs().mean().mul_(_OF_MEAN) if values.numel() else values.new_zeros(())
-        negative = values.le(-threshold).view(torch.uint8)
-        codes = values.ge(threshold).view(torch.uint8).bitwise_or_(negative << 1)
-        return joined(threshold.view(1), pack(codes, 2))
+            level, cut = _levels(values)
+        negative = values.le(-cut).view(torch.uint8)
+        codes = values.ge(cut).view(torch.uint8).bitwise_or_(negative << 1)
+        return joined(level.view(1), pack(codes, 2))
 
     def add(self, message: torch.Tensor, into: torch.Tensor, sign: int = 1) -> None:
         numel = into.numel()
-        threshold, packed = split(message, (1, into.dtype), (packed_size(numel, 2), torch.uint8))
+        level, packed = split(message, (1, into.dtype), (packed_size(numel, 2), torch.uint8))
         codes = unpack(packed, 2, numel)
         signs = (codes & 1).view(torch.int8).sub_((codes >> 1).view(torch.int8))
-        into.addcmul_(signs.to(into.dtype), threshold, value=sign)
+        into.addcmul_(signs.to(into.dtype), level, value=sign)
+
+
+def _levels(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The level, and the magnitude from which an element has it."""
+    if not values.numel():
+        return values.new_zeros(()), values.new_zeros(())
+    # An odd stride: a power of two would take the same few columns of a matrix.
+    sample = values[:: values.numel() // _SAMPLE | 1].abs()
+    cut = sample.mean() * _FIRST_CUT
+    for _ in range(_IMPROVED):
+        cut = _mean_from(cut, sample) / 2
+    return _mean_from(cut, sample), cut
+
+
+def _mean_from(cut: torch.Tensor, magnitudes: torch.Tensor) -> torch.Tensor:
+    chosen = magnitudes.ge(cut)
+    return magnitudes.mul(chosen).sum() / chosen.sum().clamp_(min=1)

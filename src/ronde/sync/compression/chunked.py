@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ronde.comm.compressors.codec import Codec, decoded, joined
+from ronde.comm.compressors.codec import Codec, joined
 from ronde.comm.process_group import Comm, Pending
 from ronde.sync.compression.exchange import Exchange
 from ronde.sync.compression.held import Held
@@ -66,7 +66,7 @@ class Chunked(Exchange):
         self._pending.wait()
         for message, chunk in zip(self._all.unbind(0), self._chunks(out), strict=True):
             size = self._codec.size(len(chunk), out.dtype)
-            chunk.copy_(decoded(self._codec, message[:size], len(chunk), out.dtype))
+            self._codec.add(message[:size], chunk.zero_())
         del self._all
         return self._counts.tolist()
 

@@ -23,6 +23,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=0, help="steps before the clock starts")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--decay", action="store_true", help="the rate falls to nothing over the steps")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--adam", action="store_true", help="Adam at 1e-3 in place of SGD with momentum")
     parser.add_argument(
@@ -71,6 +72,11 @@ def optimizer(args: argparse.Namespace, parameters) -> torch.optim.Optimizer:
     if args.adam:
         return torch.optim.Adam(parameters, lr=1e-3)
     return torch.optim.SGD(parameters, lr=args.lr, momentum=0.9)
+
+
+def schedule(args: argparse.Namespace, of: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """A rate that stays, or falls on a line."""
+    return torch.optim.lr_scheduler.LambdaLR(of, lambda step: 1 - step / args.steps if args.decay else 1.0)
 
 
 class Clock:

@@ -26,6 +26,7 @@ def main():
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     optimizer = task.optimizer(args, model.parameters())
+    scheduler = task.schedule(args, optimizer)
     sampler = DistributedSampler(train, seed=args.seed)
     clock = task.Clock(args.warm_up)
     epoch = 0
@@ -38,6 +39,7 @@ def main():
             task.pause(args.pause)
             torch.nn.functional.cross_entropy(model(inputs), targets).backward()
             optimizer.step()
+            scheduler.step()
             clock.step()
             if test is not None and clock.done % args.test_every == 0:
                 clock.test(plain, test)
