@@ -25,7 +25,7 @@ class Communication:
         compressed: what is encoded: the gradient, or the optimizer's momentum.
         error_feedback: add to the next message what encoding lost of this one.
         density: share of the elements that `topk` and `randomk` send; 0.001 unless it is said.
-        threshold: of `twobit`; unless it is said three times the mean magnitude of each tensor.
+        threshold: of `twobit`, MXNet's; unless it is said the levels of each tensor by which least is lost.
         low_rank: columns of the factors of `powersgd`; 2 unless it is said.
         reduction: what becomes of all ranks' gradients. `mean` is what one device has; `sum` is as many times
             that as there are ranks, `adasum` something between the two.

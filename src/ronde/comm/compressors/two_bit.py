@@ -22,9 +22,9 @@ class TwoBit:
     With a threshold, t = c = threshold, as in MXNet's `gradient_compression_params={"type": "2bit",
     "threshold": t}`. Without one, t and c are about those with the least squared error of each tensor: t is
     the mean magnitude of what is not nought, and c half of it (Lloyd's conditions, of the ternary values of
-    Li, Zhang and Liu, "Ternary Weight Networks", 2016). The less an encoding loses, the less feedback is late:
-    with t = c = 3 times the mean, large elements take many steps until they have gone, and Fashion-MNIST's
-    accuracy falls by two points.
+    Li, Zhang and Liu, "Ternary Weight Networks", 2016), found on a sample. The less an encoding loses, the
+    less comes late: with t = c = 3 times the mean, large elements take many steps until they have gone, and
+    Fashion-MNIST's accuracy falls by two points.
 
     The message has t in the elements' dtype, then two bits for each: 1 positive, 2 negative, 0 nought (and 3
     where c is nought).
