@@ -120,6 +120,21 @@ def test_twobit_without_a_threshold_loses_about_as_little_as_it_can(power: int) 
     assert (values - through(TwoBit(), values)).square().sum() < 1.1 * best
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_twobit_hides_no_number_that_is_not_finite(bad: float) -> None:
+    """Wherever it is: levels are found on a sample."""
+    values = torch.ones(200_000)
+    values[1] = bad
+    assert not through(TwoBit(), values).isfinite().all()
+
+
+def test_twobit_sends_the_few_that_are_not_nought() -> None:
+    values = torch.zeros(1_000_000)
+    values[1::60_001] = 2.0
+    decoded = through(TwoBit(), values)
+    assert decoded.ne(0).equal(values.ne(0))
+
+
 @pytest.mark.parametrize("numel", [10, 5000, 200_000])
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.5, 1.0])
 def test_topk_has_the_elements_of_largest_magnitude(numel: int, density: float) -> None:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from ronde.compat.negotiation import Negotiation, Request, Response
-from ronde.compat.shared_loop import SharedLoop
 from ronde.errors import LaunchError, PeerLost
 
 __all__ = ["Coordinator", "Link", "Lost", "connect"]
@@ -120,7 +119,7 @@ def connect(address: tuple[str, int], rank: int, token: bytes, *, starts_within:
 
 
 class Coordinator:
-    """Negotiates on rank 0, in a thread of its own or in those that wait.
+    """Negotiates on rank 0, in a thread of its own or in that of who waits.
 
     Args:
         carry_out: does on this rank what a response says; one at a time, in the order in which all ranks do.
@@ -157,8 +156,6 @@ class Coordinator:
         self._turn = threading.Lock()
         """Around a response: from when it is made until this rank has carried it out."""
         self._ended = False
-        self._selector = selectors.DefaultSelector()
-        self._loop = SharedLoop(self._step, lambda: self._ended)
         self._thread = threading.Thread(target=self._run, name="ronde coordinator", daemon=True)
 
     def start(self) -> None:
@@ -174,19 +171,17 @@ class Coordinator:
         """This rank's own; from any thread."""
         for request in requests:
             self._hear(0, request)
-        # Who has no turn yet looks at what is ready when it has.
-        if self._negotiation.has_ready and self._loop.turn.locked():
+        if self._negotiation.has_ready or requests[0].kind == "close":
             with contextlib.suppress(OSError):
                 self._wake.send(b"w")
 
-    def help(self, is_done: Callable[[], bool]) -> None:
-        """Negotiate in this thread until `is_done()`; where another does, only what is ready."""
+    def help(self) -> None:
+        """Do what is ready in this thread, unless another does."""
         if self._negotiation.has_ready and self._turn.acquire(blocking=False):
             try:
                 self._answer()
             finally:
                 self._turn.release()
-        self._loop.help(is_done)
 
     def join(self) -> None:
         """Return when all ranks have left."""
@@ -214,38 +209,37 @@ class Coordinator:
 
     def _run(self) -> None:
         try:
-            for rank, link in self._links.items():
-                self._selector.register(link.connection, selectors.EVENT_READ, rank)
-            self._selector.register(self._woken, selectors.EVENT_READ, None)
-            self._loop.run()
+            with selectors.DefaultSelector() as selector:
+                for rank, link in self._links.items():
+                    selector.register(link.connection, selectors.EVENT_READ, rank)
+                selector.register(self._woken, selectors.EVENT_READ, None)
+                self._negotiate(selector)
         finally:
-            with self._loop.turn:
-                self._selector.close()
-                for link in self._links.values():
-                    link.close()
-                for each in (self._server, self._woken, self._wake):
-                    each.close()
+            for link in self._links.values():
+                link.close()
+            for each in (self._server, self._woken, self._wake):
+                each.close()
 
-    def _step(self) -> None:
-        """Wait until a rank says something, and answer."""
+    def _negotiate(self, selector: selectors.BaseSelector) -> None:
         patience = min(filter(None, (self._stalls_after, self._ends_after)), default=0.0)
-        events = self._selector.select(0 if self._negotiation.has_ready else min(patience, 5.0) or None)
-        for key, _ in events:
-            if key.data is None:
-                self._woken.recv(_CHUNK)
-                continue
-            try:
-                for request in self._links[key.data].receive():
-                    assert isinstance(request, Request)
-                    self._hear(key.data, request)
-            except Lost:
-                self._selector.unregister(key.fileobj)
-                if key.data not in self._leaving:
-                    self._lose(key.data)
-        with self._turn:
-            self._answer()
-        if not events or self._told:
-            self._look_for_stalls()
+        while not self._ended:
+            events = selector.select(min(patience, 5.0) or None)
+            for key, _ in events:
+                if key.data is None:
+                    self._woken.recv(_CHUNK)
+                    continue
+                try:
+                    for request in self._links[key.data].receive():
+                        assert isinstance(request, Request)
+                        self._hear(key.data, request)
+                except Lost:
+                    selector.unregister(key.fileobj)
+                    if key.data not in self._leaving:
+                        self._lose(key.data)
+            with self._turn:
+                self._answer()
+            if not events or self._told:
+                self._look_for_stalls()
 
     def _hear(self, rank: int, request: Request) -> None:
         with self._known:

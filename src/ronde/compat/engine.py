@@ -3,16 +3,13 @@
 caller              submits a request to the coordinator, and goes on
 coordinator         on rank 0: says in what order what is ready is exchanged (`coordinator`, `negotiation`)
 executor            on each rank: carries that out over ronde's collectives, and wakes who waits; on rank 0
-                    it is the coordinator's thread
-
-A caller who waits does the work of these two itself meanwhile, where they are not at it (`shared_loop`).
+                    it is the coordinator's thread, or that of a caller who waits
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import os
 import threading
@@ -32,7 +29,6 @@ from ronde.compat import collectives
 from ronde.compat.coordinator import Coordinator, Link, Lost, connect
 from ronde.compat.negotiation import WORLD, Negotiation, Request, Response
 from ronde.compat.place import JobPlace
-from ronde.compat.shared_loop import SharedLoop
 from ronde.errors import LaunchError, PeerLost, RondeError
 
 __all__ = ["Engine", "Entry", "HorovodInternalError", "Options"]
@@ -76,7 +72,7 @@ class Entry:
 
     Attributes:
         output: where an in-place result goes, and what a result that has the same shape is made in.
-        help: works in this thread until what it is asked for is done, where it may.
+        help: does in this thread what is ready, where it may.
         result: what `synchronize` returns.
     """
 
@@ -88,7 +84,7 @@ class Entry:
         self.result: Any = None
         self.error = ""
         self.finish: Callable[[Any], Any] | None = None
-        self.help: Callable[[Callable[[], bool]], None] | None = None
+        self.help: Callable[[], None] | None = None
         self.ready: Any = None
         if output is not None and output.is_cuda:
             self.ready = torch.cuda.Event()
@@ -108,7 +104,7 @@ class Entry:
             HorovodInternalError: it has failed, on all ranks.
         """
         if not self.is_done and self.help is not None:
-            self.help(lambda: self.is_done)
+            self.help()
         if not self.is_done:
             with self._done:
                 pass
@@ -141,14 +137,12 @@ class Engine:
         self.sets |= {number: tuple(members) for number, members in enumerate(sets, 1)}
         self.listener: Callable[[str, Sequence[str], float, float], None] | None = None
         self.failure = ""
-        self._is_over = False
         self._lock = threading.Lock()
         self._pending: dict[tuple[int, str], Entry] = {}
         self._counts: dict[str, int] = {}
         self._comms: dict[tuple[int, str], Comm] = {}
         self._coordinator: Coordinator | None = None
         self._link: Link | None = None
-        self._help: Callable[[Callable[[], bool]], None] | None = None
         self._number = next(_starts)
         self._negotiation = Negotiation(place.size, options.fusion_bytes, sets)
         self._stream: Any = None
@@ -195,9 +189,9 @@ class Engine:
                     )
             for entry in entries:
                 self._pending[entry.request.process_set, entry.request.name] = entry
-        for entry in entries:
-            entry.help = self._help
         if self._coordinator is not None:
+            for entry in entries:
+                entry.help = self._coordinator.help
             self._coordinator.submit([entry.request for entry in entries])
             return
         if self.is_alone:
@@ -228,7 +222,7 @@ class Engine:
         for comm in self._comms.values():
             comm.close()
         self._comms.clear()
-        self._store = self._help = None
+        self._store = None
         self._fail("Horovod has been shut down")
 
     def _meet(self) -> None:
@@ -246,7 +240,7 @@ class Engine:
             store.set("coordinator", token + f"{host}:{port}".encode())
             coordinator.start()
             self._comm(WORLD, "cpu")
-            self._coordinator, self._help = coordinator, coordinator.help
+            self._coordinator = coordinator
             return
         try:
             told: bytes = store.get("coordinator")
@@ -258,9 +252,9 @@ class Engine:
         self._link = connect((host, int(port)), place.rank, told[:16], starts_within=within)
         self._comm(WORLD, "cpu")
         # With the link at hand: `shutdown` takes it away.
-        loop = SharedLoop(functools.partial(self._execute, self._link), lambda: self._is_over)
-        self._help = loop.help
-        self._executor = threading.Thread(target=loop.run, name="ronde executor", daemon=True)
+        self._executor = threading.Thread(
+            target=self._execute, args=(self._link,), name="ronde executor", daemon=True
+        )
         self._executor.start()
 
     def _comm(self, number: int, device: str) -> Comm:
@@ -286,11 +280,14 @@ class Engine:
         return found
 
     def _execute(self, link: Link) -> None:
-        """Do what has come from the coordinator; on all ranks but the first."""
+        """The executor's thread, on all ranks but the first."""
         try:
-            for response in link.receive():
-                assert isinstance(response, Response)
-                self._told(response)
+            while not self.failure:
+                for response in link.receive():
+                    assert isinstance(response, Response)
+                    self._told(response)
+                    if response.kind == "close":
+                        return
         except Lost:
             self._fail("rank 0, which coordinates, has ended")
         except PeerLost as lost:
@@ -300,14 +297,12 @@ class Engine:
         """What the coordinator has said."""
         if response.kind != "close":
             self._carry_out(response)
-            return
-        self._is_over = True
-        if response.error:
+        elif response.error:
             self._fail(response.error)
 
     def _fail(self, why: str) -> None:
         with self._lock:
-            self.failure, self._is_over = self.failure or why, True
+            self.failure = self.failure or why
             pending, self._pending = self._pending, {}
         for entry in pending.values():
             entry.complete(error=f"{entry.request.name!r} has failed: {why}")

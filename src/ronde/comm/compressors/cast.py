@@ -36,7 +36,7 @@ class Cast:
     def _holds(self, values: torch.Tensor) -> bool:
         """Whether no number is too large."""
         least, largest = values.aminmax()
-        return bool(least >= -self._limit) and bool(largest <= self._limit)
+        return bool((least >= -self._limit) & (largest <= self._limit))
 
     def add(self, message: torch.Tensor, into: torch.Tensor, sign: int = 1) -> None:
         (narrow,) = split(message, (into.numel(), self._dtype))

@@ -60,12 +60,17 @@ def _levels(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The level, and the magnitude from which an element has it."""
     if not values.numel():
         return values.new_zeros(()), values.new_zeros(())
+    magnitudes = values.abs()
+    mean = magnitudes.mean()
     # An odd stride: a power of two would take the same few columns of a matrix.
-    sample = values[:: values.numel() // _SAMPLE | 1].abs()
+    sample = magnitudes[:: values.numel() // _SAMPLE | 1]
     cut = sample.mean() * _FIRST_CUT
     for _ in range(_IMPROVED):
         cut = _mean_from(cut, sample) / 2
-    return _mean_from(cut, sample), cut
+    level = _mean_from(cut, sample)
+    # Where few elements are not nought, a sample may have none of them. What is not finite must be seen by all.
+    found = level.gt(0) & mean.isfinite()
+    return torch.where(found, level, mean), torch.where(found, cut, mean)
 
 
 def _mean_from(cut: torch.Tensor, magnitudes: torch.Tensor) -> torch.Tensor:
