@@ -68,7 +68,7 @@ def _levels(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     for _ in range(_IMPROVED):
         cut = _mean_from(cut, sample) / 2
     level = _mean_from(cut, sample)
-    # Where few elements are not nought, a sample may have none of them. What is not finite must be seen by all.
+    # Of few elements that are not nought a sample may have none. What is not finite must be seen by all.
     found = level.gt(0) & mean.isfinite()
     return torch.where(found, level, mean), torch.where(found, cut, mean)
 
