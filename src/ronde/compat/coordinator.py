@@ -279,7 +279,8 @@ class Coordinator:
                     self._links[rank].send(response)
 
     def _lose(self, rank: int) -> None:
-        names = self._negotiation.outstanding_of(rank)
+        with self._known:
+            names = self._negotiation.outstanding_of(rank)
         if names:
             self._end(f"rank {rank} has ended, while others wait for it to submit {_listed(names)}")
         else:
@@ -297,12 +298,15 @@ class Coordinator:
             self._wake.send(b"w")
 
     def _look_for_stalls(self) -> None:
-        for name, seconds, there, missing in self._negotiation.overdue(self._stalls_after or 1e9):
+        with self._known:
+            late = self._negotiation.overdue(self._stalls_after or 1e9)
+            too_late = self._negotiation.overdue(self._ends_after) if self._ends_after else []
+            lasts_of = {rank: self._negotiation.last_of(rank) for rank in range(self._ranks)}
+        for name, seconds, there, missing in late:
             if name not in self._told:
                 self._told.add(name)
                 lasts = "; ".join(
-                    f"rank {rank} has last submitted {self._negotiation.last_of(rank) or 'nothing'}"
-                    for rank in missing
+                    f"rank {rank} has last submitted {lasts_of[rank] or 'nothing'}" for rank in missing
                 )
                 print(
                     f"ronde: {name!r} was submitted by ranks {list(there)} {seconds:.0f} s ago, and not by "
@@ -310,13 +314,11 @@ class Coordinator:
                     file=sys.stderr,
                     flush=True,
                 )
-        if self._ends_after:
-            for name, seconds, there, missing in self._negotiation.overdue(self._ends_after):
-                self._end(
-                    f"{name!r} was submitted by ranks {list(there)} {seconds:.0f} s ago, and not by ranks "
-                    f"{list(missing)}"
-                )
-                return
+        for name, seconds, there, missing in too_late[:1]:
+            self._end(
+                f"{name!r} was submitted by ranks {list(there)} {seconds:.0f} s ago, and not by ranks "
+                f"{list(missing)}"
+            )
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

@@ -29,7 +29,7 @@ from ronde.compat import collectives
 from ronde.compat.coordinator import Coordinator, Link, Lost, connect
 from ronde.compat.negotiation import WORLD, Negotiation, Request, Response
 from ronde.compat.place import JobPlace
-from ronde.errors import LaunchError, PeerLost, RondeError
+from ronde.errors import LaunchError, PeerLost
 
 __all__ = ["Engine", "Entry", "HorovodInternalError", "Options"]
 
@@ -321,7 +321,7 @@ class Engine:
             if self.listener is not None:
                 names = [each.name for each in response.requests]
                 self.listener(response.kind, names, begun, time.perf_counter())
-        except (PeerLost, RondeError, RuntimeError) as error:
+        except Exception as error:  # of any kind: nobody else would hear of it, and the caller would wait
             ended = isinstance(error, PeerLost)
             told = str(error) if response.error else f"{keys[0][1]!r} has failed: {error}"
             for entry in filter(None, entries):
