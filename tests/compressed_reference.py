@@ -176,10 +176,18 @@ def _onebit(x: torch.Tensor) -> torch.Tensor:
 
 def _twobit(threshold: float | None) -> Callable[[torch.Tensor], torch.Tensor]:
     def code(x: torch.Tensor) -> torch.Tensor:
-        t = 3 * x.abs().mean() if threshold is None else threshold
-        return (x >= t).double() * t - (x <= -t).double() * t
+        level, cut = _ternary(x.abs()) if threshold is None else (threshold, threshold)
+        return (x >= cut).double() * level - (x <= -cut).double() * level
 
     return code
+
+
+def _ternary(sizes: torch.Tensor) -> tuple[Any, Any]:
+    """Lloyd's: the level is the mean of what is behind the cut, and the cut half of the level."""
+    cut = 0.75 * sizes.mean()
+    for _ in range(8):
+        cut = sizes[sizes >= cut].mean() / 2
+    return sizes[sizes >= cut].mean(), cut
 
 
 def _fp16(x: torch.Tensor) -> torch.Tensor:
