@@ -85,8 +85,8 @@ def table(report: SyncReport) -> str:
     """A row for each contender and place, under a line that says on what."""
     machine = report.machine
     heading = (
-        f"MLP of 5.8 M parameters (0.67 M where a rank is slow), global batch {report.batch_size}, "
-        f"on {machine.cpu}, load {machine.load} before"
+        f"MLP of 5.8 M parameters, global batch {report.batch_size}, on {machine.cpu}, "
+        f"load {machine.load} before"
     )
     rows = [("between", "way", "steps/s", "times DDP by hand", "MB a step", "time to accuracy", "accuracy")]
     for each in report.results:
