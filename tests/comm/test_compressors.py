@@ -11,7 +11,7 @@ import torch
 from ronde.comm.compressors.adasum import adasum
 from ronde.comm.compressors.bits import pack, packed_size, unpack
 from ronde.comm.compressors.cast import Cast
-from ronde.comm.compressors.codec import decoded
+from ronde.comm.compressors.codec import Codec
 from ronde.comm.compressors.low_rank import orthonormal, pays
 from ronde.comm.compressors.min_max import MinMax
 from ronde.comm.compressors.one_bit import OneBit
@@ -32,6 +32,13 @@ CODECS: dict[str, Any] = {
 
 def drawn(numel: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randn(numel, dtype=dtype, generator=torch.Generator().manual_seed(numel))
+
+
+def decoded(codec: Codec, message: torch.Tensor, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """What a message decodes to: [numel] of this dtype."""
+    values = torch.zeros(numel, dtype=dtype, device=message.device)
+    codec.add(message, values)
+    return values
 
 
 def through(codec: Any, values: torch.Tensor) -> torch.Tensor:

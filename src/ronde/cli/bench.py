@@ -210,8 +210,10 @@ def sync_(  # noqa: PLR0913 - its options
         Path | None, typer.Option(help="Folder of Fashion-MNIST, to train on with --target.")
     ] = None,
     target: Annotated[float | None, typer.Option(help="Accuracy, from 0 to 1, to be reached.")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Of --target.")] = 3,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of --target, from seed 0 on.")] = 1,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Of --target; 3 unless said.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Runs of --target, from seed 0 on; 1 unless said.")
+    ] = None,
     json: _Json = None,
 ) -> None:
     """Measure ways of synchronising between hosts of a slow network, against hand-written DDP.

@@ -28,14 +28,14 @@ def sync_report(  # noqa: PLR0913 - the options of a command
     batch_size: int,
     data: Path | None,
     target: float | None,
-    epochs: int,
-    seeds: int,
+    epochs: int | None,
+    seeds: int | None,
 ) -> SyncReport:
     """Measure.
 
     Raises:
-        UsageError: an unknown way or place; a target without pictures to be right about; no network can be
-            made.
+        UsageError: an unknown way or place; a target without pictures to be right about, or what
+            belongs to a target without one; no network can be made.
     """
     check_known(ways, CONTENDERS, what="way")
     check_known(places, PLACES, what="place")
@@ -45,11 +45,13 @@ def sync_report(  # noqa: PLR0913 - the options of a command
             "(train-images-idx3-ubyte.gz and the three other files; Debian's package "
             "dataset-fashion-mnist has them in /usr/share/datasets/fashion-mnist)"
         )
+    if target is None and (data, epochs, seeds) != (None, None, None):
+        raise UsageError("--data, --epochs and --seeds are of runs to an accuracy; give it by --target")
     from ronde.testing.hosts import HostsUnavailable
 
     training = None
     if target is not None and data is not None:
-        training = Training(data=data, target=target, epochs=epochs, seeds=seeds)
+        training = Training(data=data, target=target, epochs=epochs or 3, seeds=seeds or 1)
     try:
         return measure(
             names=ways,

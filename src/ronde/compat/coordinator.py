@@ -301,12 +301,12 @@ class Coordinator:
         with self._known:
             late = self._negotiation.overdue(self._stalls_after or 1e9)
             too_late = self._negotiation.overdue(self._ends_after) if self._ends_after else []
-            lasts_of = {rank: self._negotiation.last_of(rank) for rank in range(self._ranks)}
         for name, seconds, there, missing in late:
             if name not in self._told:
                 self._told.add(name)
                 lasts = "; ".join(
-                    f"rank {rank} has last submitted {lasts_of[rank] or 'nothing'}" for rank in missing
+                    f"rank {rank} has last submitted {self._negotiation.last_of(rank) or 'nothing'}"
+                    for rank in missing
                 )
                 print(
                     f"ronde: {name!r} was submitted by ranks {list(there)} {seconds:.0f} s ago, and not by "

@@ -18,7 +18,7 @@ class Contender:
 
     Attributes:
         plan: of `ronde run`; "" for the script by hand.
-        trained: the plan of runs to an accuracy, where these begin otherwise than a timed run goes on.
+        accuracy_plan: the plan of runs to an accuracy, where that is another: with a warm-up.
         hook: torch's, of the script by hand.
         adam: the optimizer is Adam, not SGD with momentum.
         share: of the steps that others are timed for: as many as this one takes about as long for.
@@ -26,7 +26,7 @@ class Contender:
 
     name: str
     plan: str = ""
-    trained: str = ""
+    accuracy_plan: str = ""
     hook: str = "none"
     adam: bool = False
     share: int = 1
@@ -47,7 +47,7 @@ _ALL = (
     Contender(name="twobit", plan="twobit", share=4),
     Contender(name="onebit", plan="onebit", share=4),
     Contender(name="powersgd", plan="powersgd", share=4),
-    Contender(name="dgc", plan="dgc", trained="dgc,warm-up=500", share=8),
+    Contender(name="dgc", plan="dgc", accuracy_plan="dgc,warm-up=500", share=8),
     Contender(name="local-sgd", plan="local-sgd", share=4),
     Contender(name="decentralized", plan="decentralized"),
     Contender(name="decentralized-lowprec", plan="decentralized-lowprec", share=2),

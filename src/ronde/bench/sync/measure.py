@@ -177,23 +177,15 @@ def _curve(
     """Steps to the accuracy, of the seeds the most (None where one never had it), and each one's accuracy."""
     place = _Place(hosts=(), ranks=ranks)
     contender = CONTENDERS[name]
-    contender = dataclasses.replace(contender, plan=contender.trained or contender.plan)
+    contender = dataclasses.replace(contender, plan=contender.accuracy_plan or contender.plan)
     steps = training.epochs * (_PICTURES // batch_size)
     firsts: list[int | None] = []
     accuracies: list[float] = []
     for seed in range(training.seeds):
         arguments = (
-            *(
-                "--steps",
-                str(steps),
-                "--batch-size",
-                str(batch_size),
-                "--data",
-                str(training.data),
-                "--decay",
-            ),
-            *("--test-every", str(max(1, steps // _CURVE)), "--seed", str(seed)),
-        )
+            "--steps", str(steps), "--batch-size", str(batch_size), "--data", str(training.data), "--decay",
+            "--test-every", str(max(1, steps // _CURVE)), "--seed", str(seed),
+        )  # fmt: skip
         told = _run(place.processes(contender, arguments), contender)
         curve: list[tuple[int, float]] = told["accuracy"]
         firsts.append(next((step for step, accuracy in curve if accuracy >= training.target), None))

@@ -73,12 +73,11 @@ class SyncReport:
 
 
 def _way(fields: Mapping[str, Any]) -> Way:
-    # Of one seed, in reports until 2026-11-28.
-    only = fields.get("accuracy")
-    accuracies = tuple(fields.get("accuracies", () if only is None else (only,)))
-    known = {name: value for name, value in fields.items() if name != "accuracy"}
-    samples = tuple(Sample(**each) for each in fields["samples"])
-    return Way(**{**known, "samples": samples, "accuracies": accuracies})
+    known = dict(fields)
+    only = known.pop("accuracy", None)  # of one seed, in reports until 2026-11-28
+    accuracies = known.pop("accuracies", () if only is None else (only,))
+    samples = tuple(Sample(**each) for each in known.pop("samples"))
+    return Way(**known, samples=samples, accuracies=tuple(accuracies))
 
 
 def table(report: SyncReport) -> str:

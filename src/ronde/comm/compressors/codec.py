@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["ALIGNMENT", "Codec", "decoded", "joined", "padded", "split"]
+__all__ = ["ALIGNMENT", "Codec", "joined", "padded", "split"]
 
 ALIGNMENT = 8
 """Messages begin at multiples of this many bytes, so that a part of one can be read as any dtype."""
@@ -30,13 +30,6 @@ class Codec(Protocol):
     def add(self, message: torch.Tensor, into: torch.Tensor, sign: int = 1) -> None:
         """Add what a message decodes to to `into` [n], or subtract it with `sign=-1`."""
         ...
-
-
-def decoded(codec: Codec, message: torch.Tensor, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """What a message decodes to: [numel] of this dtype."""
-    values = torch.zeros(numel, dtype=dtype, device=message.device)
-    codec.add(message, values)
-    return values
 
 
 def padded(nbytes: int) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ronde.comm.compressors.codec import decoded
 from ronde.comm.compressors.min_max import MinMax
 from ronde.comm.process_group import Comm
 from ronde.sync.averaging.protocol import Averaging, add_parts, flats_of, members_of
@@ -71,8 +70,8 @@ class LowPrecision(Averaging):
     def _add(self, copy: torch.Tensor, message: torch.Tensor, sizes: list[int]) -> None:
         lengths = [self._codec.size(size, copy.dtype) for size in sizes]
         begins = itertools.accumulate(lengths, initial=0)
-        for part, size, length, begin in zip(copy.split(sizes), sizes, lengths, begins, strict=False):
-            part.add_(decoded(self._codec, message[begin : begin + length], size, copy.dtype))
+        for part, length, begin in zip(copy.split(sizes), lengths, begins, strict=False):
+            self._codec.add(message[begin : begin + length], part)
 
     def state_dict(self) -> dict[str, Any]:
         rings = [self._rings[each] for each in self._steps]
