@@ -1,4 +1,4 @@
-"""Every rank sends something of its own to every other, through shared memory and by messages."""
+"""Every rank sends something of its own to every other, or to all, through shared memory and by messages."""
 
 from __future__ import annotations
 
@@ -33,15 +33,27 @@ def _exchange(rank: Rank, comm: Comm) -> list[str]:
     problems: list[str] = []
     for dtype in (torch.float64, torch.int64, torch.bfloat16):
         sent = [_piece(rank.rank, to, sizes[rank.rank][to], dtype) for to in range(rank.world_size)]
-        found = comm.all_to_all(sent, [row[rank.rank] for row in sizes])
         expected = [_piece(source, rank.rank, row[rank.rank], dtype) for source, row in enumerate(sizes)]
-        same = all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
-        problems += [] if same else [f"{dtype} differs"]
+        for longest in (0, max(map(max, sizes))):
+            found = comm.all_to_all(sent, [row[rank.rank] for row in sizes], longest)
+            same = all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+            problems += [] if same else [f"{dtype} differs with longest={longest}"]
+    return problems
+
+
+def _gather(rank: Rank, comm: Comm) -> list[str]:
+    """Of one slice, of several, and of some bytes more."""
+    problems: list[str] = []
+    for numel in (3, 1 << 16, (1 << 17) + 5, 300_001):
+        found = comm.all_gather(_piece(rank.rank, 0, numel, torch.float64))
+        expected = torch.stack([_piece(each, 0, numel, torch.float64) for each in range(rank.world_size)])
+        problems += [] if torch.equal(found, expected) else [f"{numel} rows differ"]
     return problems
 
 
 def as_the_ranks_are_joined(rank: Rank) -> list[str]:
-    return _exchange(rank, rank.groups["boundary"])
+    comm = rank.groups["boundary"]
+    return _exchange(rank, comm) + _gather(rank, comm)
 
 
 def by_gloo(rank: Rank) -> list[str]:
@@ -55,7 +67,7 @@ def by_gloo(rank: Rank) -> list[str]:
         host="127.0.0.1",
     )
     try:
-        return _exchange(rank, comm)
+        return _exchange(rank, comm) + _gather(rank, comm)
     finally:
         comm.close()
 

@@ -39,7 +39,9 @@ class Alone:
         out.copy_(end_to_end(pieces[rank], out))
 
     @torch.no_grad()
-    def all_to_all(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> None:
+    def all_to_all(
+        self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor], longest: int = 0
+    ) -> None:
         outs[0].copy_(pieces[0])
 
     def send(self, flat: torch.Tensor, to: int) -> None:

@@ -67,8 +67,10 @@ class BackgroundBackend:
     def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> Any:
         return reduce_scatter_by_all_reduce(self, rank, out, pieces)
 
-    def all_to_all(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> Any:
-        return self._rest.all_to_all(outs, pieces)
+    def all_to_all(
+        self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor], longest: int = 0
+    ) -> Any:
+        return self._rest.all_to_all(outs, pieces, longest)
 
     def send(self, flat: torch.Tensor, to: int) -> Any:
         return self._rest.send(flat, to)

@@ -276,19 +276,23 @@ class Comm:
         padded[: tensor.shape[0]] = tensor
         return [part[:size] for part, size in zip(self.all_gather(padded), sizes, strict=True)]
 
-    def all_to_all(self, pieces: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
+    def all_to_all(
+        self, pieces: Sequence[torch.Tensor], sizes: Sequence[int], longest: int = 0
+    ) -> list[torch.Tensor]:
         """Send `pieces[r]` to rank r, and return what each rank sends here, in rank order.
 
         Args:
             pieces: contiguous, of one dtype, and of one shape but for their first dimension, which may be 0.
             sizes: the first dimension of what comes from each rank.
+            longest: the largest first dimension that any rank sends to another, if all know it: long pieces
+                then travel in slices, by which a link carries both directions at once.
         """
-        outs, pending = self.all_to_all_async(pieces, sizes)
+        outs, pending = self.all_to_all_async(pieces, sizes, longest)
         pending.wait()
         return outs
 
     def all_to_all_async(
-        self, pieces: Sequence[torch.Tensor], sizes: Sequence[int]
+        self, pieces: Sequence[torch.Tensor], sizes: Sequence[int], longest: int = 0
     ) -> tuple[list[torch.Tensor], Pending]:
         """Start `all_to_all`; the result may be read after `wait`."""
         outs = [pieces[0].new_empty((size, *pieces[0].shape[1:])) for size in sizes]
@@ -297,7 +301,8 @@ class Comm:
         # All ranks say the same of it: sizes differ.
         told = pieces[0][:0]
         nbytes = sum(map(len, sent))
-        launch = lambda: self.backend.all_to_all(received, sent)  # noqa: E731 - it is started below
+        most = longest * told.element_size() * told.shape[1:].numel()
+        launch = lambda: self.backend.all_to_all(received, sent, most)  # noqa: E731 - it is started below
         return outs, self._start("all_to_all", told, launch, nbytes)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:

@@ -62,7 +62,7 @@ class LowPrecision(Averaging):
         ranks = range(comm.world_size)
         pieces = [message if rank in beside else message[:0] for rank in ranks]
         counts = [len(message) if rank in beside else 0 for rank in ranks]
-        received = comm.all_to_all(pieces, counts)
+        received = comm.all_to_all(pieces, counts, len(message))
         for copy, sent in ((ring.own, message), (ring.left, received[left]), (ring.right, received[right])):
             self._add(copy, sent, sizes)
         add_parts(members, ring.own - flat)

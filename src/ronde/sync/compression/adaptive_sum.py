@@ -54,4 +54,5 @@ class AdaptiveSum(Exchange):
         ranks = range(self.comm.world_size)
         self.sent_bytes += own.nbytes
         pieces = [own if rank == peer else own[:0] for rank in ranks]
-        return self.comm.all_to_all(pieces, [len(own) if rank == peer else 0 for rank in ranks])[peer]
+        sizes = [len(own) if rank == peer else 0 for rank in ranks]
+        return self.comm.all_to_all(pieces, sizes, len(own))[peer]

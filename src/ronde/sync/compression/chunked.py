@@ -38,7 +38,7 @@ class Chunked(Exchange):
         told = joined(flags)
         pieces = [torch.cat([message, told]) for message in messages]
         sizes = [codec.size(len(chunks[self.comm.rank]), self.values.dtype) + len(told)] * ranks
-        self._received, self._pending = self.comm.all_to_all_async(pieces, sizes)
+        self._received, self._pending = self.comm.all_to_all_async(pieces, sizes, len(pieces[0]))
         self.sent_bytes += sum(len(piece) for piece in pieces) - len(pieces[self.comm.rank])
         if self.feedback:
             for chunk, message in zip(chunks, messages, strict=True):
