@@ -12,7 +12,7 @@ from ronde.comm.compressors.adasum import adasum
 from ronde.comm.compressors.bits import pack, packed_size, unpack
 from ronde.comm.compressors.cast import Cast
 from ronde.comm.compressors.codec import Codec
-from ronde.comm.compressors.low_rank import orthonormal, pays
+from ronde.comm.compressors.low_rank import multiply, orthonormal, pays
 from ronde.comm.compressors.min_max import MinMax
 from ronde.comm.compressors.one_bit import OneBit
 from ronde.comm.compressors.sparse import RandomK, TopK, largest
@@ -178,13 +178,21 @@ def test_randomk_is_unbiased_and_chooses_anew() -> None:
 
 
 def test_factors_are_orthonormal_and_only_where_they_pay() -> None:
-    basis = orthonormal(drawn(60).view(20, 3))
-    torch.testing.assert_close(basis.T @ basis, torch.eye(3, dtype=torch.float64), rtol=0, atol=1e-12)
+    basis = orthonormal(drawn(60).view(3, 20))
+    torch.testing.assert_close(basis @ basis.T, torch.eye(3, dtype=torch.float64), rtol=0, atol=1e-12)
     assert pays(torch.Size([64, 64]), 4)
     assert pays(torch.Size([64, 3, 8, 8]), 4)
     assert not pays(torch.Size([64]), 1)
     assert not pays(torch.Size([4, 4]), 2)
     assert not pays(torch.Size([]), 1)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 9])
+def test_factors_are_multiplied(columns: int) -> None:
+    left, right = drawn(columns * 5).view(columns, 5), drawn(columns * 7).view(columns, 7)
+    out = torch.full((5, 7), float("nan"), dtype=torch.float64)
+    multiply(left, right, out)
+    torch.testing.assert_close(out, left.T @ right, rtol=0, atol=1e-14)
 
 
 def test_adasum_adds_what_is_orthogonal_and_averages_what_is_alike() -> None:

@@ -103,7 +103,7 @@ def test_powersgd_is_the_reference_step_by_step(ranks: Ranks, world_size: int) -
     cut = [place for place in numbers if shapes[place] in ((17, 6), (12, 17))]
 
     def first(place: int) -> torch.Tensor:
-        return first_factor(shapes[place], 2, torch.float64, numbers[place])
+        return first_factor(shapes[place], 2, torch.float64, numbers[place]).T
 
     _compare(found, _expected(world_size, found[0][1], PowerSGD(2, first, cut), _plain_sgd))
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["as_matrix", "first_factor", "orthonormal", "pays"]
+__all__ = ["as_matrix", "first_factor", "multiply", "orthonormal", "pays"]
+
+# Up to this many columns a product is faster term by term: BLAS is made for wider ones.
+_FEW = 8
 
 
 def as_matrix(values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -21,11 +24,22 @@ def pays(shape: torch.Size, rank: int) -> bool:
 
 
 def first_factor(shape: torch.Size, rank: int, dtype: torch.dtype, key: int) -> torch.Tensor:
-    """Where the iteration begins: [columns, rank], drawn alike on all ranks."""
+    """Where the iteration begins: [rank, columns], drawn alike on all ranks."""
     generator = torch.Generator().manual_seed(key)
-    return torch.randn(shape.numel() // shape[0], rank, generator=generator, dtype=torch.float64).to(dtype)
+    drawn = torch.randn(shape.numel() // shape[0], rank, generator=generator, dtype=torch.float64)
+    return drawn.T.to(dtype).contiguous()
 
 
 def orthonormal(factor: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis [n, r] of the columns of `factor` [n, r], float32 or float64."""
-    return torch.linalg.qr(factor).Q
+    """An orthonormal basis [r, n] of the rows of `factor` [r, n], float32 or float64, r <= n."""
+    return torch.linalg.qr(factor.T).Q.T.contiguous()
+
+
+def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """Put the sum over r of left[r] right[r]^T into `out` [n, m]; `left` [r, n], `right` [r, m]."""
+    if len(left) > _FEW:
+        torch.matmul(left.T, right, out=out)
+        return
+    torch.mul(left[0].unsqueeze(1), right[0], out=out)
+    for one, other in zip(left[1:], right[1:], strict=True):
+        out.addcmul_(one.unsqueeze(1), other)
