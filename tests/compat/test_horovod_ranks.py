@@ -104,6 +104,40 @@ def orders() -> None:
     ops.barrier()
 
 
+def held() -> None:
+    """Tensors wait for others: until there are many bytes, or somebody waits, or backward has ended."""
+    engine, rank = hvd.engine(), hvd.rank()
+    options = Sum, 1.0, 1.0, hvd.global_process_set
+    tensors = [torch.full((3,), float(rank)) for _ in range(3)]
+    handles = [ops.allreduce_held_(each, f"held.{place}", *options) for place, each in enumerate(tensors)]
+    assert ops.holds()
+    assert synchronize(handles[1]).tolist() == [3.0] * 3
+    assert not ops.holds()
+    assert all(synchronize(handle).tolist() == [3.0] * 3 for handle in (handles[0], handles[2]))
+    polled = ops.allreduce_held_(torch.ones(1), "polled", *options)
+    while not ops.poll(polled):
+        pass
+    assert synchronize(polled).tolist() == [3]
+    many = ops.allreduce_held_(torch.ones(1 << 20), "many", *options)
+    assert not ops.holds()
+    first, last = (
+        ops.allreduce_held_(torch.ones(2), "first", *options),
+        ops.allreduce_async(torch.ones(2), op=Sum),
+    )
+    assert not ops.holds()
+    assert synchronize(last).tolist() == synchronize(first).tolist() == [3, 3]
+    assert synchronize(many).sum() == 3 << 20
+    messages: list[int] = []
+    send, engine._send = engine._send, lambda entries: (messages.append(len(entries)), send(entries))[1]
+    model = model_of(0)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    loss_of(model, 0, 0, rank).backward()
+    assert messages == [len(list(model.parameters()))]
+    optimizer.step()
+    assert len(messages) == 1
+    engine._send = send
+
+
 def mistakes() -> None:
     rank, ranks = hvd.rank(), hvd.size()
     with pytest.raises(HorovodInternalError, match=r"'allreduce.w': rank 0 says shape \[3\], rank 1 says"):
@@ -370,7 +404,7 @@ def elastic() -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("work", [reductions, others, orders, mistakes, gradients, scaled, misuse])
+@pytest.mark.parametrize("work", [reductions, others, orders, held, mistakes, gradients, scaled, misuse])
 def test_on_three_ranks(three: On, work: Callable[[], None]) -> None:
     three(work)
 

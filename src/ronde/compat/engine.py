@@ -35,6 +35,8 @@ __all__ = ["Engine", "Entry", "HorovodInternalError", "Options"]
 
 # Of this process: a store is met at once by each number.
 _starts = itertools.count()
+# Held tensors of so many bytes go out at once: each message costs a rank a tenth of a millisecond.
+_HELD_BYTES = 4 << 20
 
 
 class HorovodInternalError(RuntimeError):
@@ -72,7 +74,7 @@ class Entry:
 
     Attributes:
         output: where an in-place result goes, and what a result that has the same shape is made in.
-        help: does in this thread what is ready, where it may.
+        help: called by who waits: sends what is held, and does in this thread what is ready, where it may.
         result: what `synchronize` returns.
     """
 
@@ -139,6 +141,7 @@ class Engine:
         self.failure = ""
         self._lock = threading.Lock()
         self._pending: dict[tuple[int, str], Entry] = {}
+        self._held: list[Entry] = []
         self._counts: dict[str, int] = {}
         self._comms: dict[tuple[int, str], Comm] = {}
         self._coordinator: Coordinator | None = None
@@ -170,8 +173,16 @@ class Engine:
         """Automatic names so far, by kind."""
         return tuple(self._counts.items())
 
-    def submit(self, *entries: Entry) -> None:
+    @property
+    def holds(self) -> bool:
+        """Whether there are tensors that wait to be sent."""
+        return bool(self._held)
+
+    def submit(self, *entries: Entry, held: bool = False) -> None:
         """Have tensors exchanged; several at once cost one message.
+
+        Args:
+            held: they may wait for others, until `release`, any other `submit` or a wait for one of them.
 
         Raises:
             HorovodInternalError: nothing can be exchanged any more.
@@ -189,9 +200,28 @@ class Engine:
                     )
             for entry in entries:
                 self._pending[entry.request.process_set, entry.request.name] = entry
+                entry.help = self._help
+            self._held += entries
+            if held and sum(entry.request.nbytes for entry in self._held) < _HELD_BYTES:
+                return
+            sent, self._held = self._held, []
+        self._send(sent)
+
+    def release(self) -> None:
+        """Send what is held."""
+        with self._lock:
+            sent, self._held = self._held, []
+        if sent:
+            self._send(sent)
+
+    def _help(self) -> None:
+        if self._held:
+            self.release()
         if self._coordinator is not None:
-            for entry in entries:
-                entry.help = self._coordinator.help
+            self._coordinator.help()
+
+    def _send(self, entries: Sequence[Entry]) -> None:
+        if self._coordinator is not None:
             self._coordinator.submit([entry.request for entry in entries])
             return
         if self.is_alone:
@@ -208,6 +238,7 @@ class Engine:
 
     def shutdown(self) -> None:
         """Leave, and return when all ranks have; a second call does nothing."""
+        self.release()
         link, self._link = self._link, None
         coordinator, self._coordinator = self._coordinator, None
         leaves = Request(name="close", kind="close")
@@ -304,6 +335,7 @@ class Engine:
         with self._lock:
             self.failure = self.failure or why
             pending, self._pending = self._pending, {}
+            self._held.clear()
         for entry in pending.values():
             entry.complete(error=f"{entry.request.name!r} has failed: {why}")
 

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from ronde.compat.engine import Engine, Entry
-from ronde.compat.horovod.basics import ProcessSet, engine, global_process_set
+from ronde.compat.horovod.basics import ProcessSet, engine, global_process_set, is_initialized
 from ronde.compat.negotiation import Kind, Request
 
 __all__ = [
     "Adasum", "Average", "Max", "Min", "Product", "Sum",
-    "allgather_async", "allreduce_async", "allreduce_async_", "alltoall_async", "barrier", "broadcast_async",
+    "allgather_async", "allreduce_async", "allreduce_async_", "allreduce_held_", "alltoall_async", "barrier",
+    "broadcast_async",
     "broadcast_async_", "grouped_allgather_async", "grouped_allreduce_async", "grouped_allreduce_async_",
-    "grouped_reducescatter_async", "join", "operation_of", "poll", "reducescatter_async",
+    "grouped_reducescatter_async", "holds", "join", "operation_of", "poll", "reducescatter_async", "release",
     "sparse_allreduce_async", "synchronize",
 ]  # fmt: skip
 
@@ -100,6 +101,25 @@ def grouped_allreduce_async_(
     return _reduce(tensors, name, *options, in_place=True, grouped=True)
 
 
+def allreduce_held_(
+    tensor: torch.Tensor, name: str | None, op: int, before: float, after: float, process_set: ProcessSet
+) -> int:
+    """As `allreduce_async_` of one of several tensors, which may wait for the others until `release`."""
+    options = op, before, after, process_set
+    return _reduce([tensor], name, *options, in_place=True, grouped=False, held=True)
+
+
+def holds() -> bool:
+    """Whether a tensor waits for others."""
+    return engine().holds
+
+
+def release() -> None:
+    """Send what waits for others, unless nothing is exchanged any more."""
+    if is_initialized():
+        engine().release()
+
+
 def _reduce(
     tensors: Sequence[torch.Tensor],
     name: str | None,
@@ -110,6 +130,7 @@ def _reduce(
     *,
     in_place: bool,
     grouped: bool,
+    held: bool = False,
 ) -> int:
     current = _engine_of(process_set)
     if op == Adasum:
@@ -120,7 +141,7 @@ def _reduce(
     if in_place:
         for entry, output, target in zip(entries, outputs, tensors, strict=True):
             entry.finish = _into(target, output)
-    return _submitted(current, entries, grouped=grouped)
+    return _submitted(current, entries, grouped=grouped, held=held)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -333,6 +354,7 @@ def poll(handle: int) -> bool:
     entries = _handles.get(handle)
     if entries is None:
         return True
+    release()
     return all(each.is_done for each in (entries if isinstance(entries, list) else [entries]))
 
 
@@ -424,8 +446,8 @@ def _request(  # noqa: PLR0913 - what a request is made of
     )
 
 
-def _submitted(current: Engine, entries: list[Entry], *, grouped: bool = False) -> int:
-    current.submit(*entries)
+def _submitted(current: Engine, entries: list[Entry], *, grouped: bool = False, held: bool = False) -> int:
+    current.submit(*entries, held=held)
     handle = next(_numbers)
     _handles[handle] = entries if grouped else entries[0]
     return handle

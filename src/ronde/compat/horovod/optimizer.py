@@ -78,6 +78,9 @@ class _Reducing:
             )
         self._delay[key] -= 1
         if self._delay[key] == 0:
+            if not ops.holds():
+                engine: Any = torch.autograd.Variable._execution_engine
+                engine.queue_callback(ops.release)  # at the end of this backward
             self._send(parameter)
 
     def _send(self, parameter: torch.Tensor) -> None:
@@ -107,12 +110,20 @@ class _Reducing:
             return done, (parameters, None)
         sent = [self._compression.compress(each) for each in gradients]
         tensors = [each for each, _ in sent]
-        factors = {"prescale_factor": before, "postscale_factor": after, "process_set": self._process_set}
         if name is None:
             label = self._names.get(id(parameters[0]))
-            handle = ops.allreduce_async_(tensors[0], name=label, op=self._op, **factors)
+            handle = ops.allreduce_held_(tensors[0], label, self._op, before, after, self._process_set)
+            if tensors[0].is_cuda:  # what its stream has computed by now must be known
+                ops.release()
         else:
-            handle = ops.grouped_allreduce_async_(tensors, name=name, op=self._op, **factors)
+            handle = ops.grouped_allreduce_async_(
+                tensors,
+                name=name,
+                op=self._op,
+                prescale_factor=before,
+                postscale_factor=after,
+                process_set=self._process_set,
+            )
         return handle, (parameters, [context for _, context in sent])
 
     def send_missing(self) -> None:
@@ -120,6 +131,7 @@ class _Reducing:
         for parameter in self._parameters():
             if parameter.requires_grad and id(parameter) not in self._handles:
                 self._send(parameter)
+        ops.release()
 
     def synchronize(self) -> None:
         """Wait for all gradients; those that no backward has made take part as zeros."""

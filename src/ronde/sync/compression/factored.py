@@ -70,8 +70,7 @@ class Factored(Exchange):
             for part, shape in zip(parts[: len(self._cut)], self._shapes, strict=True)
         ]
         right = [
-            (left @ self._matrix(place)).view(-1)
-            for place, left in zip(self._cut, self._left, strict=True)
+            (left @ self._matrix(place)).view(-1) for place, left in zip(self._cut, self._left, strict=True)
         ]
         self._pending = None
         if right:
