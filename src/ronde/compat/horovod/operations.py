@@ -120,7 +120,7 @@ def release() -> None:
         engine().release()
 
 
-def _reduce(
+def _reduce(  # noqa: PLR0913 - the arguments of the interface, and how they are meant
     tensors: Sequence[torch.Tensor],
     name: str | None,
     op: int,
