@@ -76,3 +76,15 @@ def test_ways_are_timed_and_trained(tmp_path: Path) -> None:
         assert min(sample.steps_per_second for sample in each.samples) > 0
         assert min(each.accuracies) > 0.9
         assert each.steps_to is not None
+
+
+def test_a_picture_has_bars_of_rates_and_of_seconds() -> None:
+    pytest.importorskip("matplotlib")
+    from ronde.bench.sync.picture import draw
+
+    trained = way("twobit", 4.0, 6.0, 9.0, steps_to=120, accuracies=(0.85,))
+    rates, seconds = draw(report(way("DDP by hand", 1.0, 2.0, 3.0), trained)).axes
+    assert [bar.get_width() for bar in rates.patches] == [2.0, 6.0]
+    assert [(bar.get_y() + bar.get_height() / 2, bar.get_width()) for bar in seconds.patches] == [(1.0, 20.0)]
+    assert [text.get_text() for text in rates.texts] == ["2, 10 MB", "6, 10 MB"]
+    assert draw(report(way("ddp", 1.0))).axes[0].get_title() == "100mbit"

@@ -110,21 +110,21 @@ def held() -> None:
     options = Sum, 1.0, 1.0, hvd.global_process_set
     tensors = [torch.full((3,), float(rank)) for _ in range(3)]
     handles = [ops.allreduce_held_(each, f"held.{place}", *options) for place, each in enumerate(tensors)]
-    assert ops.holds()
+    assert engine._held
     assert synchronize(handles[1]).tolist() == [3.0] * 3
-    assert not ops.holds()
+    assert not engine._held
     assert all(synchronize(handle).tolist() == [3.0] * 3 for handle in (handles[0], handles[2]))
     polled = ops.allreduce_held_(torch.ones(1), "polled", *options)
     while not ops.poll(polled):
         pass
     assert synchronize(polled).tolist() == [3]
     many = ops.allreduce_held_(torch.ones(1 << 20), "many", *options)
-    assert not ops.holds()
+    assert not engine._held
     first, last = (
         ops.allreduce_held_(torch.ones(2), "first", *options),
         ops.allreduce_async(torch.ones(2), op=Sum),
     )
-    assert not ops.holds()
+    assert not engine._held
     assert synchronize(last).tolist() == synchronize(first).tolist() == [3, 3]
     assert synchronize(many).sum() == 3 << 20
     messages: list[int] = []
@@ -135,7 +135,21 @@ def held() -> None:
     assert messages == [len(list(model.parameters()))]
     optimizer.step()
     assert len(messages) == 1
+    broken = next(iter(model.children()))
+    hook = broken.weight.register_post_accumulate_grad_hook(_stumble)
+    with pytest.raises(ArithmeticError):
+        loss_of(model, 0, 0, rank).backward()
+    hook.remove()
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    loss_of(model, 0, 0, rank).backward()
+    assert not engine._held
+    optimizer.step()
     engine._send = send
+
+
+def _stumble(_: torch.Tensor) -> None:
+    raise ArithmeticError
 
 
 def mistakes() -> None:

@@ -28,7 +28,8 @@ SCRIPT = """
     if "adam" in sys.argv:
         optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
     else:
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        rate = float(sys.argv[2]) if len(sys.argv) > 2 else 0.05
+        optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9)
     for epoch in range(int(sys.argv[1])):
         for inputs, targets in DataLoader(train, batch_size=32, shuffle=True):
             optimizer.zero_grad()
@@ -57,7 +58,7 @@ def trained(folder: Path, plan: str, ranks: int, *words: str) -> subprocess.Comp
             ("onebit", ("10",)),
             ("twobit", ("10",)),
             ("dgc,density=0.01,warm-up=100", ("20",)),
-            ("compressor=randomk,density=0.1,error-feedback=true", ("20",)),
+            ("compressor=randomk,density=0.1,error-feedback=true", ("40", "0.01")),
             ("powersgd", ("10",)),
             ("qadam,warm-up=50", ("10", "adam")),
             ("reduction=adasum", ("10", "adam")),

@@ -52,6 +52,7 @@ from ronde.bench.servers import Figures, ServersReport
 from ronde.bench.serving import measure as servings
 from ronde.bench.serving import report as serving_report
 from ronde.bench.serving.report import ServingReport
+from ronde.bench.sync import picture as sync_picture
 from ronde.bench.sync import report as sync_reports
 from ronde.bench.sync.contender import CONTENDERS as WAYS
 from ronde.bench.sync.report import SyncReport
@@ -215,18 +216,19 @@ def sync_(  # noqa: PLR0913 - its options
         int | None, typer.Option(min=1, help="Runs of --target, from seed 0 on; 1 unless said.")
     ] = None,
     json: _Json = None,
+    plot: _Plot = None,
 ) -> None:
     """Measure ways of synchronising between hosts of a slow network, against hand-written DDP.
 
     Hosts are network namespaces of this machine, joined by links of the rate that is given; that needs root.
     """
     check_linux()
-    _check_writable(json=json)
+    _check_writable(json=json, plot=plot)
     report = sync_report(
         ways=_names(ways), places=_names(places), ranks=ranks, steps=steps, rounds=rounds,
         batch_size=batch_size, data=data, target=target, epochs=epochs, seeds=seeds,
     )  # fmt: skip
-    _tell(report, json=json)
+    _tell(report, json=json, plot=plot)
 
 
 @bench.command("horovod")
@@ -611,7 +613,7 @@ def _tell(
         case ChaosReport():
             draw, shown = partial(_without_picture, "faults"), chaos_report.table(report)
         case SyncReport():
-            draw, shown = partial(_without_picture, "synchronising"), sync_reports.table(report)
+            draw, shown = partial(sync_picture.save, report), sync_reports.table(report)
         case ServersReport():
             draw, shown = partial(_without_picture, "servers"), servers.table(report)
         case HorovodReport():

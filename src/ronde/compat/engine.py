@@ -35,7 +35,8 @@ __all__ = ["Engine", "Entry", "HorovodInternalError", "Options"]
 
 # Of this process: a store is met at once by each number.
 _starts = itertools.count()
-# Held tensors of so many bytes go out at once: each message costs a rank a tenth of a millisecond.
+# Held tensors of so many bytes go out at once. Each message costs a rank a tenth of a millisecond; larger ones
+# would leave less of backward to exchange in.
 _HELD_BYTES = 4 << 20
 
 
@@ -142,6 +143,7 @@ class Engine:
         self._lock = threading.Lock()
         self._pending: dict[tuple[int, str], Entry] = {}
         self._held: list[Entry] = []
+        self._held_bytes = 0
         self._counts: dict[str, int] = {}
         self._comms: dict[tuple[int, str], Comm] = {}
         self._coordinator: Coordinator | None = None
@@ -173,16 +175,11 @@ class Engine:
         """Automatic names so far, by kind."""
         return tuple(self._counts.items())
 
-    @property
-    def holds(self) -> bool:
-        """Whether there are tensors that wait to be sent."""
-        return bool(self._held)
-
     def submit(self, *entries: Entry, held: bool = False) -> None:
         """Have tensors exchanged; several at once cost one message.
 
         Args:
-            held: they may wait for others, until `release`, any other `submit` or a wait for one of them.
+            held: they may wait for others, until `release`, any other `submit` or any wait.
 
         Raises:
             HorovodInternalError: nothing can be exchanged any more.
@@ -202,27 +199,35 @@ class Engine:
                 self._pending[entry.request.process_set, entry.request.name] = entry
                 entry.help = self._help
             self._held += entries
-            if held and sum(entry.request.nbytes for entry in self._held) < _HELD_BYTES:
+            self._held_bytes += sum(entry.request.nbytes for entry in entries)
+            if held and self._held_bytes < _HELD_BYTES:
                 return
-            sent, self._held = self._held, []
+            sent = self._take_held()
         self._send(sent)
 
     def release(self) -> None:
         """Send what is held."""
         with self._lock:
-            sent, self._held = self._held, []
+            sent = self._take_held()
         if sent:
             self._send(sent)
+
+    def _take_held(self) -> list[Entry]:
+        """What is held, and no more from now on; inside the lock."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        return held
 
     def _help(self) -> None:
         if self._held:
             self.release()
-        if self._coordinator is not None:
-            self._coordinator.help()
+        coordinator = self._coordinator  # `shutdown` in another thread takes it away
+        if coordinator is not None:
+            coordinator.help()
 
     def _send(self, entries: Sequence[Entry]) -> None:
-        if self._coordinator is not None:
-            self._coordinator.submit([entry.request for entry in entries])
+        coordinator, link = self._coordinator, self._link
+        if coordinator is not None:
+            coordinator.submit([entry.request for entry in entries])
             return
         if self.is_alone:
             for entry in entries:
@@ -230,9 +235,10 @@ class Engine:
             while (response := self._negotiation.take()) is not None:
                 self._carry_out(response)
             return
+        if link is None:
+            return  # `shutdown` fails what is pending
         try:
-            assert self._link is not None
-            self._link.send(*(entry.request for entry in entries))
+            link.send(*(entry.request for entry in entries))
         except Lost:
             self._fail("rank 0, which coordinates, has ended")
 
@@ -335,7 +341,7 @@ class Engine:
         with self._lock:
             self.failure = self.failure or why
             pending, self._pending = self._pending, {}
-            self._held.clear()
+            self._take_held()
         for entry in pending.values():
             entry.complete(error=f"{entry.request.name!r} has failed: {why}")
 

@@ -6,7 +6,7 @@ import torch
 
 __all__ = ["as_matrix", "first_factor", "multiply", "orthonormal", "pays"]
 
-# Up to this many columns a product is faster term by term: BLAS is made for wider ones.
+# A sum of up to so many terms is faster term by term on the CPU: BLAS is made for more.
 _FEW = 8
 
 
@@ -37,7 +37,7 @@ def orthonormal(factor: torch.Tensor) -> torch.Tensor:
 
 def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
     """Put the sum over r of left[r] right[r]^T into `out` [n, m]; `left` [r, n], `right` [r, m]."""
-    if len(left) > _FEW:
+    if len(left) > _FEW or out.is_cuda:
         torch.matmul(left.T, right, out=out)
         return
     torch.mul(left[0].unsqueeze(1), right[0], out=out)

@@ -16,9 +16,8 @@ from ronde.compat.negotiation import Kind, Request
 __all__ = [
     "Adasum", "Average", "Max", "Min", "Product", "Sum",
     "allgather_async", "allreduce_async", "allreduce_async_", "allreduce_held_", "alltoall_async", "barrier",
-    "broadcast_async",
-    "broadcast_async_", "grouped_allgather_async", "grouped_allreduce_async", "grouped_allreduce_async_",
-    "grouped_reducescatter_async", "holds", "join", "operation_of", "poll", "reducescatter_async", "release",
+    "broadcast_async", "broadcast_async_", "grouped_allgather_async", "grouped_allreduce_async", "grouped_allreduce_async_",
+    "grouped_reducescatter_async", "join", "operation_of", "poll", "reducescatter_async", "release",
     "sparse_allreduce_async", "synchronize",
 ]  # fmt: skip
 
@@ -105,13 +104,8 @@ def allreduce_held_(
     tensor: torch.Tensor, name: str | None, op: int, before: float, after: float, process_set: ProcessSet
 ) -> int:
     """As `allreduce_async_` of one of several tensors, which may wait for the others until `release`."""
-    options = op, before, after, process_set
+    options = operation_of(None, op), before, after, process_set
     return _reduce([tensor], name, *options, in_place=True, grouped=False, held=True)
-
-
-def holds() -> bool:
-    """Whether a tensor waits for others."""
-    return engine().holds
 
 
 def release() -> None:

@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: gradients are reduced while backward goes on, and waited for by `step`."""
+"""`DistributedOptimizer`: gradients are reduced in bundles while backward goes on; `step` waits for them."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class _Reducing:
         self._groups = self._divided(groups)
         self._group_of = {id(each): number for number, group in enumerate(self._groups) for each in group}
         self._come: Counter[int] = Counter()
+        self._backward = -1  # the number of the last one
         self._hooks: list[Any] = []
         if (process_set.size() or 1) > 1 or size() > 1:
             for parameter in self._parameters():
@@ -78,10 +79,12 @@ class _Reducing:
             )
         self._delay[key] -= 1
         if self._delay[key] == 0:
-            if not ops.holds():
-                engine: Any = torch.autograd.Variable._execution_engine
-                engine.queue_callback(ops.release)  # at the end of this backward
             self._send(parameter)
+            backward = torch._C._current_graph_task_id()
+            if backward != self._backward:
+                self._backward = backward
+                engine: Any = torch.autograd.Variable._execution_engine
+                engine.queue_callback(ops.release)  # at its end
 
     def _send(self, parameter: torch.Tensor) -> None:
         number = self._group_of.get(id(parameter))
@@ -113,7 +116,7 @@ class _Reducing:
         if name is None:
             label = self._names.get(id(parameters[0]))
             handle = ops.allreduce_held_(tensors[0], label, self._op, before, after, self._process_set)
-            if tensors[0].is_cuda:  # what its stream has computed by now must be known
+            if tensors[0].is_cuda:  # Python is ahead of the device: messages cost nothing there
                 ops.release()
         else:
             handle = ops.grouped_allreduce_async_(
