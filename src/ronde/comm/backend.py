@@ -17,8 +17,8 @@ from ronde.comm.sharing import share_by_messages
 
 __all__ = ["Backend", "SharedMemoryBackend", "TorchBackend", "unseen"]
 
-# Bytes. Gloo sends a whole message both ways at once, and TCP's acknowledgements then wait behind what is sent
-# the other way. At 100 Mbit/s and 1 Gbit/s 6 MB take up to twice as long whole as in slices. Gloo's two threads
+# Bytes. Gloo sends a whole message both ways at once, and TCP's acknowledgements wait behind what is sent the
+# other way. At 100 Mbit/s and 1 Gbit/s 6 MB take up to twice as long whole as in slices. Gloo's two threads
 # have two slices on the way.
 _SLICE = 512 << 10
 

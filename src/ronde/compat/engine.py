@@ -35,8 +35,8 @@ __all__ = ["Engine", "Entry", "HorovodInternalError", "Options"]
 
 # Of this process: a store is met at once by each number.
 _starts = itertools.count()
-# Held tensors of so many bytes go out at once. Each message costs a rank a tenth of a millisecond; larger ones
-# would leave less of backward to exchange in.
+# Held tensors of so many bytes go out at once. Each message costs a rank a tenth of a millisecond; larger
+# ones would leave less of backward to exchange in.
 _HELD_BYTES = 4 << 20
 
 
