@@ -47,7 +47,7 @@ _ALL = (
     Contender(name="twobit", plan="twobit", share=4),
     Contender(name="onebit", plan="onebit", share=4),
     Contender(name="powersgd", plan="powersgd", share=4),
-    Contender(name="dgc", plan="dgc", accuracy_plan="dgc,warm-up=500", share=8),
+    Contender(name="dgc", plan="dgc", accuracy_plan="dgc,warm-up=937", share=8),
     Contender(name="local-sgd", plan="local-sgd", share=4),
     Contender(name="decentralized", plan="decentralized"),
     Contender(name="decentralized-lowprec", plan="decentralized-lowprec", share=2),

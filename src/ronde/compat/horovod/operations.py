@@ -17,8 +17,8 @@ __all__ = [
     "Adasum", "Average", "Max", "Min", "Product", "Sum",
     "allgather_async", "allreduce_async", "allreduce_async_", "allreduce_held_", "alltoall_async", "barrier",
     "broadcast_async", "broadcast_async_", "grouped_allgather_async", "grouped_allreduce_async",
-    "grouped_allreduce_async_", "grouped_reducescatter_async", "join", "operation_of", "poll", "reducescatter_async",
-    "release", "sparse_allreduce_async", "synchronize",
+    "grouped_allreduce_async_", "grouped_reducescatter_async", "join", "operation_of", "poll",
+    "reducescatter_async", "release", "sparse_allreduce_async", "synchronize",
 ]  # fmt: skip
 
 Average, Sum, Adasum, Min, Max, Product = range(6)
