@@ -80,6 +80,10 @@ UNSAID = {
     "ronde's samples/s over the peer's": "the axis of a picture",
     "microseconds a step, over plain python": "the axis of a picture",
     "value read by the script": "the axis of a picture",
+    "steps/s, and MB that a host sends in a step": "the axis of a picture",
+    "seconds to an accuracy of ...": "the axis of a picture",
+    "MLP of 5.8 million parameters, global batch ..., ... cores of ..., torch ...": "the title of a picture",
+    "what is longer would be lost": "an assertion about our own code",
     "hollow: equal to the bit": "a word in a picture",
     "... on ... ranks against plain python plan ..., ..., ... optimizer steps; largest difference ...": (
         "the title of a picture"
