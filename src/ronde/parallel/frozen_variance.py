@@ -40,9 +40,11 @@ def install(patches: Patches, is_frozen: Callable[[Any], bool]) -> None:
 
 @torch.no_grad()
 def frozen_step(optimizer: Any) -> None:
-    """m = b1 m + (1 - b1) g;  w = w - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), v as it is.
+    """m = b1 m + (1 - b1) g;  w = w - lr m / (1 - b1^t) / (sqrt(v') + eps);  v' = v / (1 - b2^t) as it is.
 
-    Weight decay is the class's own: added to g for Adam, taken from w before for AdamW.
+    What stays is v', not v: of a v that stays, the correction 1 / (1 - b2^t) would go on shrinking, and after
+    a warm-up of 50 steps the rate would grow to the 4.5-fold (as Bagua's does). So v grows as its correction
+    shrinks, and a plain Adam can go on from this state. Weight decay is the class's own: added to g for Adam, taken from w before for AdamW.
 
     Raises:
         UsageError: for `amsgrad`, whose largest second moment has no meaning where it does not change.
@@ -65,9 +67,12 @@ def _step(tensor: torch.Tensor, state: dict[str, Any], group: dict[str, Any], de
     if not state:  # it came after the warm-up
         state["step"] = torch.zeros(())
         state["exp_avg"] = torch.zeros_like(tensor)
-        state["exp_avg_sq"] = gradient.square()
+        # One gradient says little of an element's size: the mean of all stands for each.
+        state["exp_avg_sq"] = torch.full_like(tensor, float(gradient.square().mean()) * (1 - beta2))
     state["step"] += 1
     step = float(state["step"])
+    if step > 1:
+        state["exp_avg_sq"].mul_((1 - beta2**step) / (1 - beta2 ** (step - 1)))
     if decay and decoupled:
         tensor.mul_(1 - lr * decay)
     elif decay:
