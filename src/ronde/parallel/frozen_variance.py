@@ -42,9 +42,11 @@ def install(patches: Patches, is_frozen: Callable[[Any], bool]) -> None:
 def frozen_step(optimizer: Any) -> None:
     """m = b1 m + (1 - b1) g;  w = w - lr m / (1 - b1^t) / (sqrt(v') + eps);  v' = v / (1 - b2^t) as it is.
 
-    What stays is v', not v: of a v that stays, the correction 1 / (1 - b2^t) would go on shrinking, and after
-    a warm-up of 50 steps the rate would grow to the 4.5-fold (as Bagua's does). So v grows as its correction
-    shrinks, and a plain Adam can go on from this state. Weight decay is the class's own: added to g for Adam, taken from w before for AdamW.
+    What stays is v', not v: of a v that stays the correction would go on shrinking, and after a warm-up of
+    50 steps the rate would grow to the 4.5-fold (as Bagua's does). So v grows as its correction shrinks, and
+    a plain Adam can go on from this state.
+
+    Weight decay is the class's own: added to g for Adam, taken from w before for AdamW.
 
     Raises:
         UsageError: for `amsgrad`, whose largest second moment has no meaning where it does not change.
