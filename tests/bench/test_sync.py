@@ -62,7 +62,7 @@ def pictures(folder: Path) -> Path:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(400)  # 18 runs of two ranks
+@pytest.mark.timeout(400)  # 12 runs of two ranks
 def test_ways_are_timed_and_trained(tmp_path: Path) -> None:
     training = Training(data=pictures(tmp_path / "data"), target=0.9, epochs=1, seeds=2)
     names = ["DDP by hand", "twobit", "local-sgd"]

@@ -35,7 +35,8 @@ def _exchange(rank: Rank, comm: Comm) -> list[str]:
         sent = [_piece(rank.rank, to, sizes[rank.rank][to], dtype) for to in range(rank.world_size)]
         expected = [_piece(source, rank.rank, row[rank.rank], dtype) for source, row in enumerate(sizes)]
         for longest in (0, max(map(max, sizes))):
-            found = comm.all_to_all(sent, [row[rank.rank] for row in sizes], longest)
+            found, pending = comm.all_to_all_async(sent, [row[rank.rank] for row in sizes], longest)
+            pending.wait()
             same = all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
             problems += [] if same else [f"{dtype} differs with longest={longest}"]
     return problems

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from time import perf_counter_ns  # bound here: the module's own is replaced for scripts
 from typing import Any
@@ -276,25 +276,26 @@ class Comm:
         padded[: tensor.shape[0]] = tensor
         return [part[:size] for part, size in zip(self.all_gather(padded), sizes, strict=True)]
 
-    def all_to_all(
-        self, pieces: Sequence[torch.Tensor], sizes: Sequence[int], longest: int = 0
-    ) -> list[torch.Tensor]:
+    def all_to_all(self, pieces: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
         """Send `pieces[r]` to rank r, and return what each rank sends here, in rank order.
 
         Args:
             pieces: contiguous, of one dtype, and of one shape but for their first dimension, which may be 0.
             sizes: the first dimension of what comes from each rank.
-            longest: the largest first dimension that any rank sends to any, itself too, if all know it: long
-                pieces then travel in slices, by which a link carries both directions at once.
         """
-        outs, pending = self.all_to_all_async(pieces, sizes, longest)
+        outs, pending = self.all_to_all_async(pieces, sizes)
         pending.wait()
         return outs
 
     def all_to_all_async(
         self, pieces: Sequence[torch.Tensor], sizes: Sequence[int], longest: int = 0
     ) -> tuple[list[torch.Tensor], Pending]:
-        """Start `all_to_all`; the result may be read after `wait`."""
+        """Start `all_to_all`; the result may be read after `wait`.
+
+        Args:
+            longest: the largest first dimension that any rank sends to any, itself too, if all know it: long
+                pieces then travel in slices, by which a link carries both directions at once.
+        """
         assert not longest or longest >= max(*map(len, pieces), *sizes), "what is longer would be lost"
         outs = [pieces[0].new_empty((size, *pieces[0].shape[1:])) for size in sizes]
         sent = [as_bytes(piece) for piece in pieces]
@@ -305,6 +306,20 @@ class Comm:
         most = longest * told.element_size() * told.shape[1:].numel()
         launch = lambda: self.backend.all_to_all(received, sent, most)  # noqa: E731 - it is started below
         return outs, self._start("all_to_all", told, launch, nbytes)
+
+    def swap_async(self, flat: torch.Tensor, peers: Collection[int]) -> tuple[list[torch.Tensor], Pending]:
+        """Start to send `flat` [n] to some ranks, each of which sends as much here.
+
+        Args:
+            flat: as long on all ranks.
+            peers: those ranks, of which each names this one.
+
+        Returns:
+            by rank what comes from it, [n], or [0] from others; and what to wait for.
+        """
+        ranks = range(self.world_size)
+        pieces = [flat if rank in peers else flat[:0] for rank in ranks]
+        return self.all_to_all_async(pieces, [len(piece) for piece in pieces], len(flat))
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Copy `tensor` of rank `source` into every rank's `tensor`; return it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ronde.bench.spread import Spread
 from ronde.bench.sync.contender import BASE
 from ronde.bench.sync.report import SyncReport, Way
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "save"]
 
-_LEAST = 0.001
+_LEAST_MEGABYTES = 0.001
 
 
 def draw(report: SyncReport) -> Figure:
@@ -51,26 +50,20 @@ def save(report: SyncReport, path: Path) -> None:
     draw(report).savefig(path, dpi=150)
 
 
-def _rate(way: Way) -> float:
-    return Spread.of([sample.steps_per_second for sample in way.samples]).median
-
-
 def _draw_rates(axes: Axes, place: str, ways: dict[str, Way], names: list[str]) -> None:
-    rates = {name: _rate(way) for name, way in ways.items()}
-    sent = {name: Spread.of([each.megabytes for each in way.samples]).median for name, way in ways.items()}
-    labels = {name: f"{rate:.3g}{_megabytes(sent[name])}" for name, rate in rates.items()}
-    _draw_bars(axes, rates, labels, names)
+    labels = {name: f"{way.rate:.3g}{_megabytes(way.megabytes)}" for name, way in ways.items()}
+    _draw_bars(axes, {name: way.rate for name, way in ways.items()}, labels, names)
     axes.set_title(place, fontsize="small")
     axes.set_xlabel("steps/s, and MB that a host sends in a step", fontsize="small")
 
 
 def _megabytes(sent: float) -> str:
     """Ranks of one host share memory, and send next to nothing."""
-    return f", {sent:.2g} MB" if sent > _LEAST else ""
+    return f", {sent:.2g} MB" if sent > _LEAST_MEGABYTES else ""
 
 
 def _draw_seconds(axes: Axes, target: float, ways: dict[str, Way], names: list[str]) -> None:
-    seconds = {name: way.steps_to / _rate(way) for name, way in ways.items() if way.steps_to is not None}
+    seconds = {name: way.seconds_to for name, way in ways.items() if way.seconds_to is not None}
     _draw_bars(axes, seconds, {name: f"{each:.3g} s" for name, each in seconds.items()}, names)
     axes.set_xlabel(f"seconds to an accuracy of {target:.1%}", fontsize="small")
 

@@ -49,6 +49,21 @@ class Way:
     steps_to: int | None = None
     accuracies: tuple[float, ...] = ()
 
+    @property
+    def rate(self) -> float:
+        """Steps a second, the median of the rounds."""
+        return Spread.of([sample.steps_per_second for sample in self.samples]).median
+
+    @property
+    def megabytes(self) -> float:
+        """Of a step, the median of the rounds."""
+        return Spread.of([sample.megabytes for sample in self.samples]).median
+
+    @property
+    def seconds_to(self) -> float | None:
+        """Until the accuracy was reached, at this rate."""
+        return None if self.steps_to is None else self.steps_to / self.rate
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SyncReport:
@@ -89,12 +104,11 @@ def table(report: SyncReport) -> str:
     )
     rows = [("between", "way", "steps/s", "times DDP by hand", "MB a step", "time to accuracy", "accuracy")]
     for each in report.results:
-        rates = Spread.of([sample.steps_per_second for sample in each.samples])
-        sent = Spread.of([sample.megabytes for sample in each.samples]).median
-        seconds = "" if each.steps_to is None else f"{each.steps_to / rates.median:.0f} s"
-        accuracy = _accuracy(each.accuracies)
-        ratio = _ratio(report, each)
-        rows.append((each.place, each.name, f"{rates.median:.2f}", ratio, f"{sent:.3g}", seconds, accuracy))
+        seconds = "" if each.seconds_to is None else f"{each.seconds_to:.0f} s"
+        sent, accuracy = f"{each.megabytes:.3g}", _accuracy(each.accuracies)
+        rows.append(
+            (each.place, each.name, f"{each.rate:.2f}", _ratio(report, each), sent, seconds, accuracy)
+        )
     return "\n".join([heading, "", columns(rows), *_hidden_lines(report)])
 
 

@@ -57,10 +57,7 @@ class Decentralized(Averaging):
                 members, comm.all_reduce_async(total), lambda: total.div_(comm.world_size).sub_(flat)
             )
         peer = peer_of(comm.rank, step, comm.world_size)
-        ranks = range(comm.world_size)
-        pieces = [flat if rank == peer else flat[:0] for rank in ranks]
-        sizes = [len(flat) if rank == peer else 0 for rank in ranks]
-        outs, pending = comm.all_to_all_async(pieces, sizes, len(flat))
+        outs, pending = comm.swap_async(flat, {peer})
         return _Sent(members, pending, lambda: outs[peer].sub_(flat).div_(2))
 
     def finish(self) -> None:

@@ -58,11 +58,8 @@ class LowPrecision(Averaging):
         difference.sub_(ring.own, alpha=5 / 3)
         message = torch.cat([codec.encode(part) for part in difference.split(sizes)])
         left, right = (comm.rank - 1) % comm.world_size, (comm.rank + 1) % comm.world_size
-        beside = {left, right}
-        ranks = range(comm.world_size)
-        pieces = [message if rank in beside else message[:0] for rank in ranks]
-        counts = [len(message) if rank in beside else 0 for rank in ranks]
-        received = comm.all_to_all(pieces, counts, len(message))
+        received, pending = comm.swap_async(message, {left, right})
+        pending.wait()
         for copy, sent in ((ring.own, message), (ring.left, received[left]), (ring.right, received[right])):
             self._add(copy, sent, sizes)
         add_parts(members, ring.own - flat)
