@@ -13,6 +13,7 @@ import pytest
 from ronde.doctor.run import examine
 from ronde.errors import UsageError
 from ronde.launch.launched import Launched, read_launched
+from ronde.launch.process_facts import process
 from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.trace.events import write_event
 from ronde.trace.evidence import Evidence, Failure, Process, RankEvidence, write_evidence
@@ -26,8 +27,15 @@ def note(folder: Path, *pids: int) -> None:
     assert read_launched(folder / "launch.json") == launched
 
 
+def environment_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
 def test_processes_of_a_run_that_goes_on_are_looked_at(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"], env={**os.environ, RUN_ID_KEY: RUN}) as rank:
+        # Popen returns inside exec, before Linux shows the new program's environment.
+        while not (environment_of(rank.pid) and process(rank.pid).state == "S"):
+            assert rank.poll() is None
         note(tmp_path, rank.pid)
         evidence, found = examine(tmp_path)
         rank.kill()
