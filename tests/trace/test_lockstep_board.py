@@ -46,6 +46,23 @@ def test_whoever_comes_second_sees_the_difference(boards: list[LockstepBoard]) -
     ]
 
 
+def test_a_rank_that_comes_late_is_waited_for(
+    boards: list[LockstepBoard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            boards[1].record("odd", "train.py:2")
+
+    monkeypatch.setattr("ronde.trace.lockstep_board.time.sleep", sleep)
+    boards[0].record("odd", "train.py:1")
+    number = boards[2].record("even", "train.py:3")
+    assert [entry.rank for entry in boards[2].differing(number)] == [0, 1, 2]
+    assert len(slept) == 3
+
+
 def test_the_same_operation_on_another_line_is_a_difference(boards: list[LockstepBoard]) -> None:
     boards[0].record("all_reduce of float32 [1]", "train.py:12")
     number = boards[1].record("all_reduce of float32 [1]", "train.py:14")

@@ -39,6 +39,8 @@ _RANK_SIZE = _HEADER_SIZE + SLOTS * _ENTRY_SIZE
 _MOST_TEXTS = 4096
 # A peer may be in the middle of writing what is read here: a difference counts when it is still there.
 _SETTLE_S = 0.002
+# With a third rank's entry the odd one of two can be named: so long is waited for those yet to come.
+_LATE_S = 0.5
 # What a stamp begins with, as a peer reads it.
 _ARRIVAL = struct.Struct("<Qd")
 
@@ -148,8 +150,12 @@ class LockstepBoard:
         time.sleep(_SETTLE_S)
         if not self.differs(number):
             return ()
-        found = (self._entry(rank, number) for rank in range(self._ranks))
-        return tuple(entry for entry in found if entry is not None)
+        until = monotonic() + _LATE_S
+        while True:
+            found = [self._entry(rank, number) for rank in range(self._ranks)]
+            if None not in found or monotonic() > until:
+                return tuple(entry for entry in found if entry is not None)
+            time.sleep(_SETTLE_S)
 
     def first_difference(self) -> tuple[Entry, ...]:
         """The entries under the earliest number in the ring under which ranks are not alike."""
