@@ -16,11 +16,16 @@ if TYPE_CHECKING:
     from ronde.launch.hosts import Hosts
     from ronde.launch.membership import Membership
 
-__all__ = ["elastic_of", "named_by_script"]
+__all__ = ["elastic_of", "named_by_script", "source_of"]
 
 
-def named_by_script(script: Path | None, hosts: str | None, hostfile: Path | None) -> str | None:
+def named_by_script(
+    script: Path | None, hosts: str | None, hostfile: Path | None, slots: int = 1
+) -> str | None:
     """What a discovery script prints at first, as -H has it; None without a script.
+
+    Args:
+        slots: of a host for which the script gives no number.
 
     Raises:
         UsageError: hosts are named twice, the script cannot say, or there are none.
@@ -32,7 +37,7 @@ def named_by_script(script: Path | None, hosts: str | None, hostfile: Path | Non
         raise UsageError(f"{other} and --host-discovery-script both name the hosts; leave one of them out")
     from ronde.launch.membership import discovered
 
-    found = discovered(script)
+    found = discovered(script, slots)
     if not found:
         raise UsageError(f"--host-discovery-script {script} names no host; let it print host:slots")
     return ",".join(f"{_bracketed(host.name)}:{host.slots}" for host in found)
@@ -80,18 +85,24 @@ def elastic_of(
     from ronde.launch.elastic import Elastic
     from ronde.launch.membership import Membership
 
-    membership = Membership(_source(script, hostfile, where), remote.way, always=remote.always)
+    membership = Membership(source_of(script, hostfile, where), remote.way, always=remote.always)
     return Elastic(least=least if least is not None else count, most=most), membership
 
 
-def _source(script: Path | None, hostfile: Path | None, where: Where) -> Callable[[], tuple[HostSlots, ...]]:
-    """What names the hosts, each time anew where that may change."""
+def source_of(
+    script: Path | None, hostfile: Path | None, where: Where, slots: int = 1
+) -> Callable[[], tuple[HostSlots, ...]]:
+    """What names the hosts, each time anew where that may change.
+
+    Args:
+        slots: of a host for which the script gives no number.
+    """
     if where.by_ray:
         return lambda: nodes_of_ray(where.by_ray)
     if script is not None:
         from ronde.launch.membership import discovered
 
-        return lambda: discovered(script)
+        return lambda: discovered(script, slots)
     if hostfile is not None:
         return lambda: read_hostfile(hostfile)
     return lambda: where.hosts

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ronde.cli.elastic_options import named_by_script, source_of
+from ronde.cli.horovodrun_elastic import bounds_of, drive_job
 from ronde.cli.hosts_options import hosts_of, is_here_alone
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.cluster.host_list import ranks_of_hosts
@@ -91,9 +93,38 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
     mpi: Annotated[bool, typer.Option("--mpi", hidden=True)] = False,
     mpi_args: _Value = None,
     jsrun: Annotated[bool, typer.Option("--jsrun", hidden=True)] = False,
-    min_np: _Value = None,
-    max_np: _Value = None,
-    host_discovery_script: _Value = None,
+    min_np: Annotated[
+        int | None,
+        typer.Option(
+            "--min-np",
+            "--min-num-proc",
+            min=1,
+            metavar="N",
+            help="Go on with no fewer ranks, as hosts come and go.",
+        ),
+    ] = None,
+    max_np: Annotated[
+        int | None, typer.Option("--max-np", "--max-num-proc", min=1, metavar="N", help="Use no more ranks.")
+    ] = None,
+    host_discovery_script: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Prints the hosts that there are, host:slots a line.")
+    ] = None,
+    slots_per_host: Annotated[
+        int,
+        typer.Option(
+            "--slots-per-host", "--slots", min=1, metavar="N", help="Where the script gives no number."
+        ),
+    ] = 1,
+    elastic_timeout: Annotated[
+        int, typer.Option(min=1, metavar="SECONDS", help="For which hosts are waited for.")
+    ] = 600,
+    reset_limit: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="How often ranks may meet anew.")
+    ] = None,
+    blacklist_cooldown_range: Annotated[
+        tuple[int, int] | None,
+        typer.Option(metavar="MIN MAX", help="Seconds after which a host that has failed is used again."),
+    ] = None,
 ) -> None:
     """Start a script that is written for Horovod on N ranks, as horovodrun does.
 
@@ -108,10 +139,6 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
     _refuse(
         {"--mpi": mpi, "--mpi-args": mpi_args, "--jsrun": jsrun},
         "ranks are started by ronde, without MPI; leave it out",
-    )
-    _refuse(
-        {"--min-np": min_np, "--max-np": max_np, "--host-discovery-script": host_discovery_script},
-        "hosts do not come and go in this version; give -np, and -H or --hostfile",
     )
     if not command:
         raise UsageError("no command is given; try ronde horovodrun -np 2 python train.py")
@@ -128,15 +155,24 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
     without = [name for name, value in no_effect.items() if value]
     if without:
         say(f"no effect here: {', '.join(without)}")
-    where = decide(hosts, hostfile, {}, devices=0, parent=0)
+    is_elastic = min_np is not None or max_np is not None or host_discovery_script is not None
+    found = named_by_script(host_discovery_script, hosts, hostfile, slots_per_host)
+    where = decide(found or hosts, hostfile, {}, devices=0, parent=0)
     ranks = np if np is not None else told.pop("np", None)
+    bounds = None
+    if is_elastic:
+        first = None if ranks is None else int(ranks)
+        least = min_np if min_np is not None else first
+        cooldown = blacklist_cooldown_range
+        bounds = bounds_of(first, least, max_np, elastic_timeout, reset_limit, cooldown)
     if ranks is None and not where.hosts:
         raise UsageError("-np N is missing: how many ranks; try ronde horovodrun -np 2 python train.py")
     if ranks is not None and int(ranks) < 1:
         raise UsageError(f"-np {ranks} is not a number from 1; try -np 2")
-    shares = ranks_of_hosts(where.hosts, None if ranks is None else int(ranks)) if where.hosts else ()
+    asked = None if ranks is None or bounds is not None else int(ranks)
+    shares = ranks_of_hosts(where.hosts, asked) if where.hosts else ()
     count = sum(number for _, number in shares) or int(ranks or 1)
-    if is_here_alone(shares, where, ssh_port):
+    if bounds is None and is_here_alone(shares, where, ssh_port):
         shares = ()
     variables = {
         "HOROVOD_TIMELINE": timeline_filename and str(timeline_filename.absolute()),
@@ -145,6 +181,7 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": stall_check_shutdown_time_seconds,
         "HOROVOD_STALL_CHECK_DISABLE": "1" if no_stall_check else None,
         "HOROVOD_START_TIMEOUT": start_timeout,
+        "HOROVOD_ELASTIC_TIMEOUT": elastic_timeout if is_elastic else None,
         "GLOO_SOCKET_IFNAME": network_interface,
     }
     given = {name: str(value) for name, value in variables.items() if value is not None}
@@ -162,6 +199,9 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         devices=cuda_devices(os.environ) if torch_has_cuda() else (),
         worker=WORKER,
     )
+    if bounds is not None:
+        named = source_of(host_discovery_script, hostfile, where, slots_per_host)
+        raise typer.Exit(drive_job(job, remote, bounds, named, say))
     if verbose:
         say(f"{count} ranks of {' '.join(command)}; {job.run_directory.path}")
     if remote is None:

@@ -25,16 +25,17 @@ class HostSlots:
     slots: int = 1
 
 
-def parse_hosts(text: str, *, origin: str = "") -> tuple[HostSlots, ...]:
-    """Read `host1:2,host2:2`; a host without a number takes one rank.
+def parse_hosts(text: str, *, origin: str = "", slots: int = 1) -> tuple[HostSlots, ...]:
+    """Read `host1:2,host2:2`.
 
     Args:
         origin: who says so, for an error; "": the option -H.
+        slots: of a host without a number.
 
     Raises:
         UsageError: it is no such list.
     """
-    return _once([_item(each.strip(), origin or f"-H {text}") for each in text.split(",")])
+    return _once([_item(each.strip(), origin or f"-H {text}", slots) for each in text.split(",")])
 
 
 def read_hostfile(path: Path) -> tuple[HostSlots, ...]:
@@ -95,11 +96,11 @@ def ranks_of_hosts(hosts: Sequence[HostSlots], ranks: int | None) -> tuple[tuple
     return tuple(shares)
 
 
-def _item(text: str, where: str) -> HostSlots:
+def _item(text: str, where: str, slots: int = 1) -> HostSlots:
     match = _ITEM.fullmatch(text)
     if match is None or match["slots"] == "0":
         raise UsageError(f"{where}: {text!r} is no host with a number of ranks; write host1:2,host2:2")
-    return HostSlots(match["host"].replace("[", "").replace("]", ""), int(match["slots"] or 1))
+    return HostSlots(match["host"].replace("[", "").replace("]", ""), int(match["slots"] or slots))
 
 
 def _once(hosts: Iterable[HostSlots]) -> tuple[HostSlots, ...]:

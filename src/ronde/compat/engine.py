@@ -33,8 +33,10 @@ from ronde.errors import LaunchError, PeerLost
 
 __all__ = ["Engine", "Entry", "HorovodInternalError", "Options"]
 
-# Of this process: a store is met at once by each number.
+# Of this process: a store is met at once by each number. Generations of an elastic job count up from 1.
 _starts = itertools.count()
+# So long ranks of an elastic job wait for one that has said that it comes: it may have died since.
+_COMES_S = 60.0
 # Held tensors of so many bytes go out at once. Each message costs a rank a tenth of a millisecond; larger
 # ones would leave less of backward to exchange in.
 _HELD_BYTES = 4 << 20
@@ -148,7 +150,7 @@ class Engine:
         self._comms: dict[tuple[int, str], Comm] = {}
         self._coordinator: Coordinator | None = None
         self._link: Link | None = None
-        self._number = next(_starts)
+        self._number = place.generation or next(_starts)
         self._negotiation = Negotiation(place.size, options.fusion_bytes, sets)
         self._stream: Any = None
         # A store in a file removes it when as many have left as there are ranks: it is held until the end,
@@ -264,6 +266,8 @@ class Engine:
 
     def _meet(self) -> None:
         place, within = self.place, self.options.starts_within
+        if place.is_elastic:
+            within = min(within, _COMES_S)
         store: Any = connect_store(self._address, place.size, timedelta(seconds=within))
         store = self._store = dist.PrefixStore(f"compat/{self._number}", store)
         if place.rank == 0:

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 
 from ronde.errors import LaunchError
 
-__all__ = ["PLACE_KEY", "JobPlace", "read_place"]
+__all__ = ["PLACE_KEY", "UNIT_KEY", "JobPlace", "read_place"]
 
 PLACE_KEY = "RONDE_COMPAT_PLACE"
+# What the driver of an elastic job tells the ranks of a unit, by their launcher.
+UNIT_KEY = "RONDE_COMPAT_UNIT"
 
 # By what a launcher of ranks that is not ours is known: rank and number of ranks.
 _OTHERS = (
@@ -33,6 +35,9 @@ class JobPlace:
         store: where ranks meet, `file://PATH` or `tcp://HOST:PORT`; "" for one rank alone.
         address: by which other hosts reach this one; "" on one host.
         timeout: seconds for which a collective waits.
+        unit, index: which of the processes that an elastic job has started; -1: this job's hosts stay.
+        generation: counts the times that its ranks have come together; 0 before the first.
+        peers: what its ranks are, the same while they are the same; "" where they stay.
     """
 
     rank: int = 0
@@ -44,6 +49,15 @@ class JobPlace:
     store: str = ""
     address: str = ""
     timeout: float = 1800.0
+    unit: int = -1
+    index: int = 0
+    generation: int = 0
+    peers: str = ""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether hosts come and go."""
+        return self.unit >= 0
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

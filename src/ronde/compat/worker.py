@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
 
-from ronde.compat.place import PLACE_KEY, JobPlace
+from ronde.compat.place import PLACE_KEY, UNIT_KEY, JobPlace
 from ronde.launch.rank_config import RankConfig
 
 __all__ = ["WORKER", "environment_of", "main"]
@@ -20,7 +21,8 @@ def main() -> None:
     """Become `config.script` with its arguments, which is any command."""
     config = RankConfig.take_from(os.environ)
     command = (config.script, *config.arguments)
-    environment = {**os.environ, **environment_of(config, os.environ.get("PYTHONPATH", ""))}
+    unit = os.environ.pop(UNIT_KEY, "")
+    environment = {**os.environ, **environment_of(config, os.environ.get("PYTHONPATH", ""), unit)}
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
@@ -28,11 +30,12 @@ def main() -> None:
         sys.exit(127)
 
 
-def environment_of(config: RankConfig, path: str) -> dict[str, str]:
+def environment_of(config: RankConfig, path: str, unit: str = "") -> dict[str, str]:
     """What the command is given beside the environment of the launcher.
 
     Args:
         path: `PYTHONPATH` until now.
+        unit: of an elastic job, as its driver says it: the unit's number, and the port of the driver's store.
     """
     place = JobPlace(
         rank=config.rank,
@@ -45,6 +48,11 @@ def environment_of(config: RankConfig, path: str) -> dict[str, str]:
         address=config.address,
         timeout=config.timeout,
     )
+    if unit:
+        # The driver is on the host of the launcher, whose store is reached at this address.
+        number, port = unit.split(",")
+        host = config.store.rpartition(":")[0]
+        place = dataclasses.replace(place, unit=int(number), index=config.local_rank, store=f"{host}:{port}")
     paths = os.pathsep.join(filter(None, (str(_PATH), path)))
     return {PLACE_KEY: place.to_json(), "PYTHONPATH": paths, **place.variables()}
 

@@ -251,7 +251,11 @@ def _told(
         alike = f" (so did {others} more)" if others else ""
         what = "error" if first.kind == "ronde" else "traceback"
         return f"rank 0 failed{alike}, its {what} is above; {where}"
-    lines = [f"{first.summary}; {where}" if world_size > 1 else f"{first.summary}; log: {directory.log(0)}"]
+    lines = [
+        f"{first.summary}; {where}"
+        if world_size > 1
+        else f"{first.summary}; log: {directory.log(first.rank)}"
+    ]
     if first.error is not None and first.kind == "ronde":
         lines += first.error.message.splitlines()[1:]
     elif first.error is not None and first.kind != "exit":

@@ -136,7 +136,7 @@ class _HostsRun:
 
     def _make_links(self) -> list[AgentLink]:
         links: list[AgentLink] = []
-        first = 0
+        first = self._job.first_rank
         for index, (name, ranks) in enumerate(self._hosts.shares):
             links.append(AgentLink(index, name, first, ranks, news=self._news, show=self._show))
             first += ranks
@@ -168,7 +168,7 @@ class _HostsRun:
             self._started.append(link)
         for link in self._links:
             link.listen()
-        script = "" if self._job.module else self._job.script
+        script = self._job.program()
         hello = {"environment": given, "script": script, "cwd": os.getcwd()}
         for link in self._links:
             link.send(Kind.HELLO, hello)

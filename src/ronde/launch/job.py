@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping
 
@@ -38,6 +39,7 @@ class Job:
         durability, durability_sync: of servers that are started here, as in `ServerConfig`.
         server_state: directory of an earlier run, whose servers' tables are taken over; "" for none.
         worker: the command of a rank process.
+        first_rank: number of the first one, where others are started by other launchers.
     """
 
     ranks: int
@@ -69,6 +71,15 @@ class Job:
     resume: bool = False
     attempt: int = 0
     worker: tuple[str, ...] = WORKER
+    first_rank: int = 0
+
+    def program(self) -> str:
+        """The file that must be the same on all hosts: the script, which may be an interpreter's argument.
+
+        "" for a module, or a command without a file.
+        """
+        words = () if self.module else (self.script, *self.arguments)
+        return next((word for word in words if os.path.isfile(word)), "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

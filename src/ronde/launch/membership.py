@@ -76,8 +76,11 @@ def _has_answered(process: subprocess.Popen[bytes]) -> bool:
         return False
 
 
-def discovered(script: Path) -> tuple[HostSlots, ...]:
-    """What a script prints: a host a line, `host:slots` or `host` for one rank, as Horovod's do.
+def discovered(script: Path, slots: int = 1) -> tuple[HostSlots, ...]:
+    """What a script prints: a host a line, `host:slots` or `host`, as Horovod's do.
+
+    Args:
+        slots: of a host without a number.
 
     Raises:
         UsageError: it cannot be run, fails, or prints something else.
@@ -103,4 +106,4 @@ def discovered(script: Path) -> tuple[HostSlots, ...]:
         last = (done.stderr.strip() or "no word").splitlines()[-1]
         raise UsageError(f"{option} failed with exit code {done.returncode}: {last}")
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    return parse_hosts(",".join(lines), origin=option) if lines else ()
+    return parse_hosts(",".join(lines), origin=option, slots=slots) if lines else ()

@@ -6,21 +6,29 @@ Horovod's interface is functions of a module, so the engine of this process is t
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ronde.compat.elastic.rendezvous import LeftOut, Rendezvous
 from ronde.compat.engine import Engine, Entry, Options
 from ronde.compat.horovod.timeline import Timeline
 from ronde.compat.negotiation import WORLD, Request
 from ronde.compat.place import JobPlace, read_place
+from ronde.errors import LaunchError
+from ronde.launch.announce import say
 
 __all__ = [
     "ProcessSet", "add_process_set", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
     "engine", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized", "local_rank",
-    "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank",
-    "remove_process_set", "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
+    "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "newest_generation",
+    "rank", "remove_process_set", "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
 ]  # fmt: skip
+
+
+# So often the ranks of an elastic job try to come together, before `init` fails.
+_MEETINGS = 4
 
 
 class ProcessSet:
@@ -91,6 +99,8 @@ class _State:
     timeline: Timeline | None = None
     sets: list[ProcessSet]
     may_change = False
+    rendezvous: Rendezvous | None = None
+    generation = 0
 
 
 _state = _State()
@@ -111,6 +121,35 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     if _state.engine is not None:
         return
     place = read_place(os.environ)
+    if not place.is_elastic:
+        _begin(place, comm, process_sets)
+        return
+    for left in reversed(range(_MEETINGS)):
+        place = _come(place)
+        try:
+            _begin(place, comm, process_sets)
+            return
+        except LaunchError:  # a rank that had said that it comes has died: there will be another generation
+            if not left:
+                raise
+
+
+def _come(place: JobPlace) -> JobPlace:
+    """Wait for the others of an elastic job; this rank's place among those that are there now."""
+    within = float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or 600)
+    if _state.rendezvous is None:
+        _state.rendezvous = Rendezvous.connect(place.store, within)
+    try:
+        found = _state.rendezvous.come(dataclasses.replace(place, generation=_state.generation), within)
+    except LeftOut:
+        say("the job goes on without this rank: its host is no longer named, or has fewer slots")
+        raise SystemExit(0) from None
+    _state.generation = found.generation
+    os.environ.update(found.variables())
+    return found
+
+
+def _begin(place: JobPlace, comm: Any, process_sets: Sequence[ProcessSet] | str | None) -> None:
     if comm is not None and not (isinstance(comm, Iterable) and sorted(comm) == list(range(place.size))):
         raise NotImplementedError(
             "init(comm=...) of some ranks is not there; call init() on all, and exchange tensors of some by "
@@ -161,6 +200,12 @@ def shutdown() -> None:
 
 
 atexit.register(shutdown)
+
+
+def newest_generation() -> int:
+    """Of an elastic job: it is newer than this rank's when hosts have come or gone."""
+    assert _state.rendezvous is not None
+    return _state.rendezvous.newest()
 
 
 def is_initialized() -> bool:

@@ -1,6 +1,7 @@
 """`hvd.elastic`: state that is committed, restored after a failure, and brought to all ranks.
 
-The ranks of a job are those that it was started with: nobody joins or is left out while it runs.
+Under `ronde horovodrun --min-np` ranks come and go (`ronde.compat.elastic`); else they are those that the
+job was started with.
 """
 
 from __future__ import annotations
@@ -13,20 +14,26 @@ import random
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
+import torch
 from torch.utils.data import Sampler
 
 from ronde.compat.engine import HorovodInternalError
 from ronde.compat.horovod import basics
 from ronde.compat.horovod.functions import allgather_object, broadcast_object
+from ronde.compat.horovod.operations import broadcast_async, synchronize
 
 __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "run"]
 
-# Of one call, after which it is given up.
+# Of one call among the same ranks, after which it is given up.
 _MOST_FAILURES = 3
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts have come or gone; never raised here."""
+    """Hosts have come or gone: ranks meet anew, and go on from where they are."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("hosts have come or gone")
+        self.skip_sync = skip_sync
 
 
 class State:
@@ -45,7 +52,7 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Nobody joins or leaves."""
+        """Nothing: `check_host_updates` asks by itself."""
 
     def commit(self) -> None:
         """Keep the state as it is now."""
@@ -53,7 +60,17 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Hosts stay the same."""
+        """See whether hosts have come or gone. All ranks come here.
+
+        Raises:
+            HostsUpdatedInterrupt: they have.
+        """
+        place = basics.engine().place
+        if not place.is_elastic:
+            return
+        newest = torch.tensor([basics.newest_generation() if place.rank == 0 else 0])
+        if int(synchronize(broadcast_async(newest, 0))) > place.generation:
+            raise HostsUpdatedInterrupt
 
     def save(self) -> None:
         raise NotImplementedError(f"{type(self).__name__} needs save()")
@@ -199,24 +216,34 @@ class ElasticSampler(Sampler[int]):
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Call `func(state, ...)`; after a failed collective restore the state, meet again, and call it again."""
+    """Call `func(state, ...)`; when ranks are lost, come or go, meet anew and call it again.
+
+    After a failed collective the state is restored to what was committed.
+    """
 
     @functools.wraps(func)
     def wrapped(state: State, *args: Any, **kwargs: Any) -> Any:
-        failures, again = 0, False
+        failures, again, to_sync = 0, False, True
         while True:
+            place = basics.engine().place
             try:
                 if again:
                     state.on_reset()
-                state.sync()
+                if to_sync:
+                    state.sync()
                 return func(state, *args, **kwargs)
             except HorovodInternalError:
                 failures += 1
                 if failures > _MOST_FAILURES:
                     raise
                 state.restore()
-                basics.shutdown()
-                basics.init()
-                again = True
+                to_sync = True
+            except HostsUpdatedInterrupt as changed:
+                to_sync = not changed.skip_sync
+            basics.shutdown()
+            basics.init()
+            again = True
+            if basics.engine().place.peers != place.peers:
+                failures = 0
 
     return wrapped

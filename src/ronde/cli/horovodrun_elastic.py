@@ -1,0 +1,79 @@
+"""The options of `ronde horovodrun` by which hosts may come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ronde.cluster.host_list import HostSlots
+from ronde.errors import UsageError
+
+if TYPE_CHECKING:
+    from ronde.compat.elastic.driver import Bounds
+    from ronde.launch.hosts import Hosts
+    from ronde.launch.job import Job
+
+__all__ = ["bounds_of", "drive_job"]
+
+# All its ranks have come when a collective begins: one that is not heard of for so long is lost.
+_COLLECTIVE_S = 60.0
+
+
+def bounds_of(
+    first: int | None,
+    least: int | None,
+    most: int | None,
+    timeout: int,
+    resets: int | None,
+    cooldown: tuple[int, int] | None,
+) -> Bounds:
+    """Between which numbers of ranks the job may be.
+
+    Args:
+        first, least, most: -np, --min-np and --max-np.
+
+    Raises:
+        UsageError: they contradict each other.
+    """
+    if least is None:
+        raise UsageError("--min-np N is missing: with how many ranks the job goes on at least; or give -np N")
+    if most is not None and least > most:
+        raise UsageError(f"--min-np {least} is more than --max-np {most}; lower it")
+    first = least if first is None else first
+    if first < least or (most is not None and first > most):
+        bounds = f"--min-np {least}" + ("" if most is None else f" and --max-np {most}")
+        raise UsageError(f"-np {first} is not between {bounds}; change one of them")
+    if cooldown is not None and not 0 < cooldown[0] <= cooldown[1]:
+        raise UsageError(
+            f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]}: give seconds from 1, the smaller first"
+        )
+    from ronde.compat.elastic.driver import Bounds
+
+    return Bounds(first=first, least=least, most=most, patience=timeout, resets=resets, cooldown=cooldown)
+
+
+def drive_job(
+    job: Job,
+    hosts: Hosts | None,
+    bounds: Bounds,
+    named: Callable[[], tuple[HostSlots, ...]],
+    say: Callable[[str], object],
+) -> int:
+    """Run the job; its exit code.
+
+    Raises:
+        UsageError: no hosts are named.
+        LaunchError: as in `drive`.
+    """
+    if hosts is None:
+        raise UsageError(
+            "--min-np is about hosts that come and go; name them by --host-discovery-script, --hostfile, or "
+            "-H host1:2,host2:2"
+        )
+    import dataclasses
+
+    from ronde.compat.elastic.driver import drive
+    from ronde.launch.membership import Membership
+
+    membership = Membership(named, hosts.way, always=hosts.always)
+    return drive(dataclasses.replace(job, timeout=_COLLECTIVE_S), hosts, bounds, membership, say)

@@ -1,0 +1,54 @@
+"""The process that starts the ranks of one unit on its host, and sees them through to their end."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+from ronde.errors import RondeError
+from ronde.launch.announce import say
+from ronde.launch.hosts import Hosts, launch_on_hosts
+from ronde.launch.job import Job
+from ronde.launch.linux_process import bind_to_parent, load_prctl
+from ronde.trace.run_directory import RunDirectory
+
+__all__ = ["main", "start_launcher"]
+
+# Nothing of the directory in which it happens to start may stand for a module.
+_COMMAND = (
+    sys.executable,
+    "-c",
+    "import sys; sys.path[:1] = []; from ronde.compat.elastic.host_launcher import main; main()",
+)
+
+
+def start_launcher(job: Job, hosts: Hosts, directory: Path) -> subprocess.Popen[bytes]:
+    """Start it for the one host of `hosts`; its exit code is the job's.
+
+    It is in a group of its own, for the terminal's keys are for the driver, and dies with the driver.
+
+    Args:
+        directory: the unit's own run directory, to be made.
+    """
+    process = subprocess.Popen([*_COMMAND, str(os.getpid())], stdin=subprocess.PIPE, start_new_session=True)
+    assert process.stdin is not None
+    with process.stdin as stream:
+        pickle.dump((dataclasses.replace(job, run_directory=None), hosts, directory), stream)
+    return process
+
+
+def main() -> None:
+    """Run the job that is told on stdin."""
+    bind_to_parent(load_prctl(), int(sys.argv[1]))
+    job, hosts, directory = pickle.load(sys.stdin.buffer)
+    try:
+        job = dataclasses.replace(job, run_directory=RunDirectory.create(directory, job.environment))
+        code = launch_on_hosts(job, hosts).exit_code
+    except RondeError as error:
+        say(f"error: {error}")
+        code = 1
+    sys.exit(code)
