@@ -387,7 +387,9 @@ def batch_norm() -> list[torch.Tensor]:
 def elastic() -> list[int]:
     rank = hvd.rank()
     model = model_of(rank)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters()
+    )
     sampler = ElasticSampler(range(10), shuffle=False)
     state = TorchState(model=model, optimizer=optimizer, sampler=sampler, batch=0)
     reset: list[int] = []
@@ -398,13 +400,16 @@ def elastic() -> list[int]:
         expected = next(iter(model_of(0).parameters()))
         assert torch.equal(next(iter(model.parameters())), expected) == (state.batch == 0)
         while state.batch < 4:
+            optimizer.zero_grad()
+            loss_of(model, 0, 0, 0).backward()
+            if state.batch == 3 and not reset:
+                raise HorovodInternalError("as if a rank were gone while gradients are reduced")
+            optimizer.synchronize()
             for each in model.parameters():
                 each.data.add_(1.0)
             state.batch += 1
             if state.batch == 2:
                 state.commit()
-            if state.batch == 3 and not reset:
-                raise HorovodInternalError("as if a rank were gone")
         return reset
 
     found = train(state)

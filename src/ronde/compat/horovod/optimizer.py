@@ -155,10 +155,21 @@ class _Reducing:
                     whole = self._compression.decompress(result, contexts[place])
                     if whole.data_ptr() != parameter.grad.data_ptr():
                         parameter.grad.copy_(whole)
+        self._forget()
+        self._synchronized = True
+
+    def _forget(self) -> None:
+        """Begin anew with a step's backwards."""
         self._handles.clear()
         self._come.clear()
         self._delay = dict.fromkeys(self._delay, self.backward_passes_per_step)
-        self._synchronized = True
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """What is on its way is forgotten: state is restored after a collective has failed."""
+        self._forget()
+        self._synchronized = False
+        plain: Any = super()
+        plain.load_state_dict(state_dict)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
