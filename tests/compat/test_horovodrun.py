@@ -138,6 +138,12 @@ def test_a_script_is_run_as_it_is(tmp_path: Path) -> None:
     assert any(event.get("pid") == "allreduce.weight" for event in events)
 
 
+def test_a_script_is_run_on_several_hosts(tmp_path: Path) -> None:
+    words = ("-np", "2", "-H", "127.0.0.1:1,127.0.0.2:1")
+    done = run(tmp_path, SCRIPT, *words, sys.executable, "train.py")
+    assert (done.returncode, done.stdout) == (0, "[0]<stdout>:[] 2\n"), done.stderr
+
+
 @pytest.mark.parametrize("cycles", [10, pytest.param(200, marks=pytest.mark.soak)])
 def test_starts_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cycles: int) -> None:
     monkeypatch.setenv("CYCLES", str(cycles))
@@ -205,7 +211,10 @@ def test_another_launcher_is_refused() -> None:
         (["-np", "2"], "no command is given"),
         (["python", "x.py"], "-np N is missing"),
         (["-np", "2", "--jsrun", "python", "x.py"], "--jsrun: ranks are started by ronde"),
-        (["-np", "2", "--min-np", "1", "python", "x.py"], "--min-np: hosts do not come and go"),
+        (["-np", "2", "--min-np", "1", "python", "x.py"], "hosts that come and go; name them by"),
+        (["-np", "1", "--min-np", "2", "-H", "a:2", "python", "x.py"], "-np 1 is not between --min-np 2"),
+        (["--min-np", "3", "--max-np", "2", "-H", "a:2", "python", "x.py"], "more than --max-np 2"),
+        (["--max-np", "2", "-H", "a:2", "python", "x.py"], "--min-np N is missing"),
         (["-np", "3", "-H", "localhost:2", "python", "x.py"], "more than the 2 slots of localhost:2"),
     ],
 )

@@ -165,6 +165,11 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         least = min_np if min_np is not None else first
         cooldown = blacklist_cooldown_range
         bounds = bounds_of(first, least, max_np, elastic_timeout, reset_limit, cooldown)
+        if not where.hosts:
+            raise UsageError(
+                "--min-np and --max-np are for hosts that come and go; name them by --host-discovery-script, "
+                "--hostfile, or -H host1:2,host2:2"
+            )
     if ranks is None and not where.hosts:
         raise UsageError("-np N is missing: how many ranks; try ronde horovodrun -np 2 python train.py")
     if ranks is not None and int(ranks) < 1:
@@ -199,7 +204,7 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         devices=cuda_devices(os.environ) if torch_has_cuda() else (),
         worker=WORKER,
     )
-    if bounds is not None:
+    if bounds is not None and remote is not None:
         named = source_of(host_discovery_script, hostfile, where, slots_per_host)
         raise typer.Exit(drive_job(job, remote, bounds, named, say))
     if verbose:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -54,24 +55,19 @@ def bounds_of(
 
 def drive_job(
     job: Job,
-    hosts: Hosts | None,
+    hosts: Hosts,
     bounds: Bounds,
     named: Callable[[], tuple[HostSlots, ...]],
     say: Callable[[str], object],
 ) -> int:
     """Run the job; its exit code.
 
+    Args:
+        named: who may take part, each time anew.
+
     Raises:
-        UsageError: no hosts are named.
         LaunchError: as in `drive`.
     """
-    if hosts is None:
-        raise UsageError(
-            "--min-np is about hosts that come and go; name them by --host-discovery-script, --hostfile, or "
-            "-H host1:2,host2:2"
-        )
-    import dataclasses
-
     from ronde.compat.elastic.driver import drive
     from ronde.launch.membership import Membership
 

@@ -363,7 +363,7 @@ class Engine:
             if self.listener is not None:
                 names = [each.name for each in response.requests]
                 self.listener(response.kind, names, begun, time.perf_counter())
-        except Exception as error:  # of any kind: nobody else would hear of it, and the caller would wait
+        except (Exception, PeerLost) as error:  # nobody else would hear of it, and the caller would wait
             ended = isinstance(error, PeerLost)
             told = str(error) if response.error else f"{keys[0][1]!r} has failed: {error}"
             for entry in filter(None, entries):

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -244,8 +245,7 @@ class _Driver:
         self._publish(shares, least)
         newest = self._world.generation
         if self._sealed < newest and self._rendezvous.inside(newest) == len(self._world.members):
-            self._rendezvous.seal(newest)
-            self._sealed = newest
+            self._seal()
 
     def _publish(self, shares: Shares, least: int) -> None:
         """Have a new generation begin where one is due."""
@@ -272,15 +272,22 @@ class _Driver:
             generation=newest + 1, members=members, addresses=_addresses([unit.host for unit in ready])
         )
         self._rendezvous.publish(self._world, self._sealed)
-        if newest:
-            said = ", ".join(f"{unit.host}:{unit.ranks}" for unit in ready)
-            self._say(f"going on with {len(members)} ranks on {said}")
         kept = {unit.number: unit for unit in ready}
         for each in list(self._running):
             if each.unit.number in kept:
                 each.unit = kept[each.unit.number]
             elif each.unit.number in before:
                 self._leave_out(each)  # its ranks will hear of it
+
+    def _seal(self) -> None:
+        """All ranks of the newest generation have come."""
+        self._sealed = self._world.generation
+        self._rendezvous.seal(self._sealed)
+        if self._sealed > 1:
+            ranks = Counter(host for host, _, _ in self._world.members)
+            said = ", ".join(f"{host}:{count}" for host, count in ranks.items())
+            many = len(self._world.members)
+            self._say(f"going on with {many} rank{'s' if many > 1 else ''} on {said}")
 
     def _leave_out(self, running: _Running) -> None:
         self._running.remove(running)

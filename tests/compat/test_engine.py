@@ -1,0 +1,29 @@
+"""The engine of one rank, without others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ronde.compat.engine import Engine, Entry, HorovodInternalError, Options
+from ronde.compat.negotiation import Request
+from ronde.compat.place import JobPlace
+from ronde.errors import PeerLost
+
+
+def test_who_waits_hears_of_a_rank_that_dies_inside_of_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(JobPlace(), Options())
+
+    def lose(*_: Any) -> None:
+        raise PeerLost("rank 1 was lost")
+
+    monkeypatch.setattr(engine, "_exchange", lose)
+    entry = Entry(Request(name="x", kind="allreduce", shape=(1,), dtype="float32"), torch.ones(1))
+    with pytest.raises(PeerLost):
+        engine.submit(entry)
+    assert entry.is_done
+    with pytest.raises(HorovodInternalError, match="'x' has failed: rank 1 was lost"):
+        entry.wait()
+    engine.shutdown()
