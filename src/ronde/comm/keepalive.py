@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["keep_alive"]
+__all__ = ["keep_alive", "watch"]
 
 _PROBES = 3
 
@@ -30,10 +30,11 @@ def keep_alive(silence: float) -> Iterator[None]:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
             if connection.type == socket.SOCK_STREAM and connection.family != socket.AF_UNIX:
                 connection.getpeername()  # fails for one that listens
-                _watch(connection, silence)
+                watch(connection, silence)
 
 
-def _watch(connection: socket.socket, silence: float) -> None:
+def watch(connection: socket.socket, silence: float) -> None:
+    """Have a TCP connection fail when its other end has answered nothing for about `silence` seconds."""
     interval = max(1, round(silence / (_PROBES + 1)))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)

@@ -16,10 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from ronde.comm.keepalive import watch
 from ronde.compat.negotiation import Negotiation, Request, Response
 from ronde.errors import LaunchError, PeerLost
 
 __all__ = ["Coordinator", "Link", "Lost", "connect"]
+
+# After so long without any sign of its host a rank counts as lost.
+_SILENCE_S = 20.0
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 16
@@ -42,6 +46,7 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        watch(connection, _SILENCE_S)
         self.connection = connection
         self._received = bytearray()
         self._sending = threading.Lock()
