@@ -26,6 +26,8 @@ __all__ = [
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
+# In the kernel's flags of a process: its memory, and so its environment, may be gone before it is a zombie.
+_PF_EXITING = 0x4
 
 
 def load_prctl() -> ctypes.CDLL:
@@ -51,9 +53,10 @@ def become_subreaper(library: ctypes.CDLL, wanted: bool) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
+    """Whether there is such a process, and it has not ended and does not end just now."""
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return fields[0] not in (b"Z", b"X") and not int(fields[6]) & _PF_EXITING
     except (OSError, IndexError):
         return False
 

@@ -283,11 +283,12 @@ class _Driver:
         """All ranks of the newest generation have come."""
         self._sealed = self._world.generation
         self._rendezvous.seal(self._sealed)
-        if self._sealed > 1:
+        if self._sealed > 1 or not self._job.quiet:
             ranks = Counter(host for host, _, _ in self._world.members)
             said = ", ".join(f"{host}:{count}" for host, count in ranks.items())
             many = len(self._world.members)
-            self._say(f"going on with {many} rank{'s' if many > 1 else ''} on {said}")
+            what = "going on" if self._sealed > 1 else "beginning"
+            self._say(f"{what} with {many} rank{'s' if many > 1 else ''} on {said}")
 
     def _leave_out(self, running: _Running) -> None:
         self._running.remove(running)

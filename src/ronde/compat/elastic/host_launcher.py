@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from ronde.errors import RondeError
-from ronde.launch.announce import say
 from ronde.launch.hosts import Hosts, launch_on_hosts
 from ronde.launch.job import Job
 from ronde.launch.linux_process import bind_to_parent, load_prctl
@@ -49,6 +48,6 @@ def main() -> None:
         job = dataclasses.replace(job, run_directory=RunDirectory.create(directory, job.environment))
         code = launch_on_hosts(job, hosts).exit_code
     except RondeError as error:
-        say(f"error: {error}")
+        print(f"ronde: error: {error}", file=sys.stderr)
         code = 1
     sys.exit(code)
