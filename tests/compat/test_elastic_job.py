@@ -135,6 +135,22 @@ def test_a_job_whose_ranks_all_fail_ends_at_once(tmp_path: Path, jobs: list[Elas
 
 
 @pytest.mark.soak
+def test_one_rank_becomes_two_and_another_takes_its_place(tmp_path: Path, jobs: list[ElasticJob]) -> None:
+    job = ElasticJob(tmp_path, "127.0.0.1:1", "-np", "1", "--min-np", "1")
+    jobs.append(job)
+    job.await_words("begins with 1 at False")
+    job.name("127.0.0.1:1,127.0.0.2:1")
+    job.await_words(r"\[1\]<stdout>:begins with 2 at True")
+    job.name("127.0.0.3:1")  # those that know the training stay until it knows it
+    job.await_words(r"\[2\]<stdout>:begins with \d at True")
+    job.await_words("going on with 1 rank on 127.0.0.3:1")
+    job.end()
+    assert job.process.wait(60) == 0, job.said
+    assert "[2]<stdout>:ends with 0 of 1 [1, 2" in job.said
+    assert job.said.count("the job goes on without this rank") == 2
+
+
+@pytest.mark.soak
 def test_slots_of_a_host_become_more_and_fewer(tmp_path: Path, jobs: list[ElasticJob]) -> None:
     job = ElasticJob(tmp_path, "127.0.0.1:2,127.0.0.2:1", "-np", "2", "--min-np", "1", "--max-np", "4")
     jobs.append(job)

@@ -112,4 +112,19 @@ def test_a_rank_that_is_not_taken_waits(rendezvous: Rendezvous) -> None:
 
 def test_nobody_comes(rendezvous: Rendezvous) -> None:
     with pytest.raises(LaunchError, match=r"no other ranks have come for 0\.2 s"):
-        rendezvous.come(JobPlace(unit=1), 0.2)
+        rendezvous.come(JobPlace(unit=1, generation=1), 0.2)
+
+
+def test_whoever_waits_leaves_when_the_job_is_over(rendezvous: Rendezvous) -> None:
+    first, second = comes(rendezvous, 1, generation=1), comes(rendezvous, 2)
+    await_count(lambda: rendezvous.left(1) + rendezvous.arrived(2), 2)
+    rendezvous.end()
+    assert isinstance(first(), LeftOut)
+    assert isinstance(second(), LeftOut)
+
+
+def test_a_rank_that_has_come_in_vain_leaves(rendezvous: Rendezvous) -> None:
+    """Its host has fewer slots than when it was started."""
+    rendezvous.publish(world(1, 1), sealed=0)
+    second = in_thread(lambda: rendezvous.come(JobPlace(unit=1, index=1), 20))
+    assert isinstance(second(), LeftOut)

@@ -43,6 +43,8 @@ def test_shares(
 def test_ranks_of_a_host_are_neighbours_and_the_first_has_been_there_for_longest() -> None:
     members = members_of(units((5, "a", 1), (2, "b", 2), (3, "c", 1), (4, "b", 1)))
     assert members == (("b", 2, 0), ("b", 2, 1), ("b", 4, 0), ("c", 3, 0), ("a", 5, 0))
+    slow, first = Unit(number=1, host="a", ranks=1), Unit(number=2, host="b", ranks=1, joined=1)
+    assert members_of([slow, first]) == (("b", 2, 0), ("a", 1, 0))
 
 
 def test_a_process_finds_its_place() -> None:

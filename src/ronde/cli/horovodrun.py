@@ -110,14 +110,14 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         Path | None, typer.Option(metavar="FILE", help="Prints the hosts that there are, host:slots a line.")
     ] = None,
     slots_per_host: Annotated[
-        int,
+        int | None,
         typer.Option(
-            "--slots-per-host", "--slots", min=1, metavar="N", help="Where the script gives no number."
+            "--slots-per-host", "--slots", min=1, metavar="N", help="Where the script gives no number: 1."
         ),
-    ] = 1,
+    ] = None,
     elastic_timeout: Annotated[
-        int, typer.Option(min=1, metavar="SECONDS", help="For which hosts are waited for.")
-    ] = 600,
+        int | None, typer.Option(min=1, metavar="SECONDS", help="For which hosts are waited for: 600.")
+    ] = None,
     reset_limit: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="How often ranks may meet anew.")
     ] = None,
@@ -156,15 +156,28 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
     if without:
         say(f"no effect here: {', '.join(without)}")
     is_elastic = min_np is not None or max_np is not None or host_discovery_script is not None
-    found = named_by_script(host_discovery_script, hosts, hostfile, slots_per_host)
+    _check_elastic(
+        is_elastic,
+        {
+            "--elastic-timeout": elastic_timeout,
+            "--reset-limit": reset_limit,
+            "--blacklist-cooldown-range": blacklist_cooldown_range,
+        },
+        slots_per_host,
+        host_discovery_script,
+    )
+    slots = slots_per_host or 1
+    found = named_by_script(host_discovery_script, hosts, hostfile, slots)
     where = decide(found or hosts, hostfile, {}, devices=0, parent=0)
     ranks = np if np is not None else told.pop("np", None)
     bounds = None
     if is_elastic:
         first = None if ranks is None else int(ranks)
         least = min_np if min_np is not None else first
-        cooldown = blacklist_cooldown_range
-        bounds = bounds_of(first, least, max_np, elastic_timeout, reset_limit, cooldown)
+        bounds = bounds_of(
+            (first, least, max_np), elastic_timeout or 600, start_timeout, reset_limit,
+            blacklist_cooldown_range,
+        )  # fmt: skip
         if not where.hosts:
             raise UsageError(
                 "--min-np and --max-np are for hosts that come and go; name them by --host-discovery-script, "
@@ -186,7 +199,7 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": stall_check_shutdown_time_seconds,
         "HOROVOD_STALL_CHECK_DISABLE": "1" if no_stall_check else None,
         "HOROVOD_START_TIMEOUT": start_timeout,
-        "HOROVOD_ELASTIC_TIMEOUT": elastic_timeout if is_elastic else None,
+        "HOROVOD_ELASTIC_TIMEOUT": elastic_timeout,
         "GLOO_SOCKET_IFNAME": network_interface,
     }
     given = {name: str(value) for name, value in variables.items() if value is not None}
@@ -205,7 +218,7 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         worker=WORKER,
     )
     if bounds is not None and remote is not None:
-        named = source_of(host_discovery_script, hostfile, where, slots_per_host)
+        named = source_of(host_discovery_script, hostfile, where, slots)
         raise typer.Exit(drive_job(job, remote, bounds, named, say))
     if verbose:
         say(f"{count} ranks of {' '.join(command)}; {job.run_directory.path}")
@@ -229,6 +242,16 @@ def _refuse(options: Mapping[str, Any], why: str) -> None:
     for name, value in options.items():
         if value:
             raise UsageError(f"{name}: {why}")
+
+
+def _check_elastic(
+    is_elastic: bool, options: Mapping[str, Any], slots: int | None, script: Path | None
+) -> None:
+    """Options for hosts that come and go are of no use where none do."""
+    if not is_elastic:
+        _refuse(options, "it is about hosts that come and go; give --min-np too")
+    if slots is not None and script is None:
+        raise UsageError(f"--slots-per-host {slots} is for --host-discovery-script; write HOST:{slots} in -H")
 
 
 def _forwarded(environment: Mapping[str, str]) -> Sequence[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,26 +15,24 @@ if TYPE_CHECKING:
 
 __all__ = ["bounds_of", "drive_job"]
 
-# All its ranks have come when a collective begins: one that is not heard of for so long is lost.
-_COLLECTIVE_S = 60.0
-
 
 def bounds_of(
-    first: int | None,
-    least: int | None,
-    most: int | None,
+    ranks: tuple[int | None, int | None, int | None],
     timeout: int,
+    start: int | None,
     resets: int | None,
     cooldown: tuple[int, int] | None,
 ) -> Bounds:
     """Between which numbers of ranks the job may be.
 
     Args:
-        first, least, most: -np, --min-np and --max-np.
+        ranks: -np, --min-np and --max-np.
+        timeout, start, resets, cooldown: as in `Bounds`.
 
     Raises:
         UsageError: they contradict each other.
     """
+    first, least, most = ranks
     if least is None:
         raise UsageError("--min-np N is missing: with how many ranks the job goes on at least; or give -np N")
     if most is not None and least > most:
@@ -50,7 +47,15 @@ def bounds_of(
         )
     from ronde.compat.elastic.driver import Bounds
 
-    return Bounds(first=first, least=least, most=most, patience=timeout, resets=resets, cooldown=cooldown)
+    return Bounds(
+        first=first,
+        least=least,
+        most=most,
+        patience=timeout,
+        start=start or timeout,
+        resets=resets,
+        cooldown=cooldown,
+    )
 
 
 def drive_job(
@@ -72,4 +77,4 @@ def drive_job(
     from ronde.launch.membership import Membership
 
     membership = Membership(named, hosts.way, always=hosts.always)
-    return drive(dataclasses.replace(job, timeout=_COLLECTIVE_S), hosts, bounds, membership, say)
+    return drive(job, hosts, bounds, membership, say)

@@ -314,10 +314,14 @@ class Engine:
                 name=f"compat/{self._number}/{number}/{kind}",
                 place=Place(members.index(place.rank), len(members), here.index(place.rank), len(here)),
                 device=kind,
-                timeout=timedelta(seconds=place.timeout),
+                timeout=timedelta(
+                    seconds=min(place.timeout, _COMES_S) if place.is_elastic else place.timeout
+                ),
                 host="127.0.0.1" if place.local_size == place.size else place.address,
                 algorithm="auto",
             )
+            if place.is_elastic:
+                found.backend.set_timeout(timedelta(seconds=place.timeout))
         return found
 
     def _execute(self, link: Link) -> None:

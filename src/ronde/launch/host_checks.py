@@ -44,30 +44,36 @@ def host_environment(
     return given, missing
 
 
-def differences(hosts: Sequence[tuple[str, int, Mapping[str, Any]]], script: str, python: str) -> list[str]:
+def differences(
+    hosts: Sequence[tuple[str, int, Mapping[str, Any]]],
+    script: str,
+    python: str,
+    reference: Mapping[str, Any] | None = None,
+) -> list[str]:
     """What keeps the hosts from running one script together, a line each with what to do; [] for nothing.
 
     Args:
         hosts: of each its name, its ranks, and what its agent says (`agent.about_this_host`).
         script: the path of it; "" for a module.
         python: the interpreter, for the line that mends it.
+        reference: what this host says of itself; None: hosts are to be like the first of them.
     """
-    first, _, reference = hosts[0]
+    first, _, told = hosts[0] if reference is None else ("this host", 0, reference)
     problems: list[str] = []
     for name, _, found in hosts:
         for what in ("python", "ronde", "torch"):
-            if found[what] != reference[what]:
+            if found[what] != told[what]:
                 mend = (
                     "install the same environment on both"
                     if what == "python"
-                    else f"on {name}: {python} -m pip install {what}=={reference[what]}"
+                    else f"on {name}: {python} -m pip install {what}=={told[what]}"
                 )
                 problems.append(
-                    f"{name} has {what} {found[what] or '(none)'}, {first} has {reference[what]}; {mend}"
+                    f"{name} has {what} {found[what] or '(none)'}, {first} has {told[what]}; {mend}"
                 )
         if script and not found["script"]:
             problems.append(f"{name} has no {script}; copy the project there, or use a shared file system")
-        elif found["script"] != reference["script"]:
+        elif found["script"] != told["script"]:
             problems.append(f"{name} has another {script} than {first}; copy the project there again")
     return problems + _device_problems(hosts)
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from ronde.cluster.reach import Greeter, candidates, is_this_host, listen_everywhere
@@ -61,6 +62,8 @@ class Hosts:
         variables: environment that was asked for, `NAME` or `NAME=VALUE`.
         local_address: by which other hosts reach this one; "": to be found by asking them.
         store: the command of the store's process.
+        reference: what `agent.about_this_host` says where hosts are to be alike to that one; None: to the
+            first.
     """
 
     shares: tuple[tuple[str, int], ...]
@@ -69,6 +72,7 @@ class Hosts:
     variables: tuple[str, ...] = ()
     local_address: str = ""
     store: tuple[str, ...] = STORE
+    reference: Mapping[str, Any] | None = None
 
 
 class _Interrupted(Exception):
@@ -177,7 +181,10 @@ class _HostsRun:
             self._skew[link.index] = found[link.index]["time"] - found[link.index]["received"]
         _refuse(
             differences(
-                [(link.name, link.ranks, found[link.index]) for link in self._links], script, sys.executable
+                [(link.name, link.ranks, found[link.index]) for link in self._links],
+                script,
+                sys.executable,
+                self._hosts.reference,
             )
         )
         self._cuda = bool(found[0]["devices"])

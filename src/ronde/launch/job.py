@@ -74,12 +74,14 @@ class Job:
     first_rank: int = 0
 
     def program(self) -> str:
-        """The file that must be the same on all hosts: the script, which may be an interpreter's argument.
-
-        "" for a module, or a command without a file.
-        """
-        words = () if self.module else (self.script, *self.arguments)
-        return next((word for word in words if os.path.isfile(word)), "")
+        """The file that must be the same on all hosts; "" for a module, or a command without a script."""
+        if self.module:
+            return ""
+        if self.worker == WORKER:
+            return self.script
+        # A command: the script is itself, or behind an interpreter.
+        words = (self.script, *self.arguments)
+        return next((word for word in words if word.endswith(".py") and os.path.isfile(word)), "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

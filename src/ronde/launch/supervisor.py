@@ -142,9 +142,10 @@ class Supervisor:
         return number if number is not None and asked and self.exit_code() == 128 + number else None
 
     def _interrupted_code(self, number: int) -> int:
-        """Rank 0's own code; one that the interruption ended has the shell's code for that."""
-        main = next((death for death in self.deaths if death.rank == 0), None)
-        error = self.errors.get(0)
+        """The first rank's own code; one that the interruption ended has the shell's code for that."""
+        first = min((rank.rank for rank in self._ranks), default=0)
+        main = next((death for death in self.deaths if death.rank == first), None)
+        error = self.errors.get(first)
         unhandled = error is not None and (error.kind == "peer" or error.type == "KeyboardInterrupt")
         if self._killed_by_user or main is None or unhandled:
             return 128 + number

@@ -8,6 +8,7 @@ memory: they meet again (`rendezvous`), with those of hosts that have come.
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import subprocess
 import threading
@@ -23,6 +24,7 @@ from ronde.compat.elastic.rendezvous import Rendezvous
 from ronde.compat.elastic.world import Shares, Unit, World, members_of, share_out
 from ronde.compat.place import UNIT_KEY
 from ronde.errors import LaunchError
+from ronde.launch.agent import about_this_host
 from ronde.launch.failure_report import shell_code
 from ronde.launch.hosts import Hosts
 from ronde.launch.job import Job
@@ -45,7 +47,8 @@ class Bounds:
         first: ranks with which it begins.
         least: fewer do not go on; more hosts are waited for.
         most: more are not used; None: as many as there are slots.
-        patience: seconds for which hosts, or ranks that start, are waited for.
+        patience: seconds for which hosts are waited for.
+        start: seconds in which ranks that were started must have called `init`.
         resets: how often ranks may meet anew; None: as often as it takes.
         cooldown: seconds after which a host that has failed is used again, at first and at most; it doubles
             each time. None: it is not used again.
@@ -55,6 +58,7 @@ class Bounds:
     least: int
     most: int | None = None
     patience: float = 600.0
+    start: float = 600.0
     resets: int | None = None
     cooldown: tuple[float, float] | None = None
 
@@ -76,7 +80,8 @@ def drive(
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     driver = _Driver(job, hosts, bounds, membership, say, store)
     for number in ENDING:
-        signal.signal(number, driver.interrupt)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, driver.interrupt)
     try:
         return driver.run()
     finally:
@@ -88,37 +93,49 @@ class _Running:
     """A unit that was started.
 
     Attributes:
+        until: on the monotonic clock: when its ranks must have come to `init`; of one that leaves: when it is
+            killed.
         is_ready: its ranks have come to `init`.
-        since: when it was started, on the monotonic clock.
     """
 
     unit: Unit
     process: subprocess.Popen[bytes]
-    since: float
+    until: float
     is_ready: bool = False
+
+    @property
+    def knows(self) -> bool:
+        """Whether its ranks know the job's state: they have met others."""
+        return self.unit.joined is not None
 
 
 class _Hosts:
-    """Looks who is there, in a thread of its own, and remembers who has failed."""
+    """Looks who is there, in a thread of its own, and remembers who has failed.
+
+    Attributes:
+        used: names of hosts that need not be asked whether they answer.
+        trouble: why nobody could say who is there; "" if somebody could.
+    """
 
     def __init__(self, membership: Membership, cooldown: tuple[float, float] | None) -> None:
         self.used: Sequence[str] = ()
+        self.trouble = ""
         self._membership, self._cooldown = membership, cooldown
-        self._there: tuple[HostSlots, ...] | None = None
+        self._there: Sequence[HostSlots] = ()
         self._failures: dict[str, int] = {}
         self._back_at: dict[str, float] = {}
+        self._looked = threading.Event()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="ronde hosts", daemon=True)
         self._thread.start()
 
     @property
-    def trouble(self) -> str:
-        return self._membership.trouble
+    def are_known(self) -> bool:
+        """Whether there has been a look."""
+        return self._looked.is_set()
 
-    def usable(self) -> Sequence[HostSlots] | None:
-        """Those that answer and have not failed; None before the first look."""
-        if self._there is None:
-            return None
+    def usable(self) -> Sequence[HostSlots]:
+        """Those that answer and have not failed."""
         now = time.monotonic()
         return [host for host in self._there if self._back_at.get(host.name, 0.0) <= now]
 
@@ -136,7 +153,12 @@ class _Hosts:
 
     def _look(self) -> None:
         while not self._over.is_set():
-            self._there = self._membership.answering(trusted=self.used)
+            try:
+                self._there = self._membership.answering(trusted=self.used)
+                self.trouble = self._membership.trouble
+            except Exception as error:  # of any kind: the hosts of the last look are used
+                self.trouble = str(error)
+            self._looked.set()
             self._over.wait(_LOOK_S)
 
 
@@ -152,11 +174,14 @@ class _Driver:
         self._rendezvous = Rendezvous(store)
         self._rendezvous.open()
         self._hosts = _Hosts(membership, bounds.cooldown)
+        self._reference = about_this_host(job.program(), os.getcwd())
         self._running: list[_Running] = []
-        self._left_out: list[_Running] = []
-        self._world = World(generation=0, members=())
-        self._sealed = 0
-        self._started_units = self._started_ranks = 0
+        self._leaving: list[_Running] = []
+        self._world = self._sealed = World(generation=0, members=())
+        self._meetings = 0
+        self._judged = 0
+        self._unmet: tuple[tuple[str, int, int], ...] = ()
+        self._units = self._ranks = 0
         self._is_ending = False
         self._failed = self._code = 0
         self._signal = 0
@@ -165,31 +190,27 @@ class _Driver:
     def interrupt(self, number: int, _: object) -> None:
         """A signal of the user or a batch system: the ranks have it too."""
         self._signal, self._is_ending = number, True
-        for each in (*self._running, *self._left_out):
+        for each in (*self._running, *self._leaving):
             each.process.send_signal(number)
 
     def run(self) -> int:
         while True:
             self._bury()
-            if self._is_ending and not self._running:
-                return self._code or (128 + self._signal if self._signal and not self._started_units else 0)
-            if self._failed and not self._is_going_on():
+            if self._is_ending:
+                if not self._running:
+                    return self._code or (128 + self._signal if self._signal and not self._units else 0)
+            elif self._failed and not self._is_going_on():
                 return self._failed
-            if not self._is_ending:
+            else:
                 self._change()
             time.sleep(_TICK_S)
-
-    def _is_going_on(self) -> bool:
-        """Whether somebody lives who knows the job's state; before its begin: whether somebody lives."""
-        units = {unit for _, unit, _ in self._world.members}
-        return any(not units or each.unit.number in units for each in self._running)
 
     def close(self) -> None:
         """End what is left."""
         self._hosts.close()
-        left = [each.process for each in (*self._running, *self._left_out)]
+        left = [each.process for each in (*self._running, *self._leaving)]
         for process in left:
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
         until = time.monotonic() + _ENDED_S
         for process in left:
             try:
@@ -198,53 +219,86 @@ class _Driver:
                 process.kill()
                 process.wait()
 
+    def _is_going_on(self) -> bool:
+        """Whether somebody lives who knows the job's state; before its begin: whether somebody lives."""
+        return any(not self._sealed.generation or each.knows for each in self._running)
+
+    # Units that end.
+
     def _bury(self) -> None:
         """Take notice of units that have ended."""
-        self._left_out = [each for each in self._left_out if each.process.poll() is None]
+        now = time.monotonic()
+        for each in list(self._leaving):
+            if each.process.poll() is not None:
+                self._leaving.remove(each)
+            elif now > each.until:
+                each.process.kill()
         for each in list(self._running):
             code = each.process.poll()
-            if code is None:
-                if not each.is_ready and time.monotonic() - each.since > self._bounds.patience:
-                    self._say(
-                        f"the ranks on {each.unit.host} have not called init() for "
-                        f"{self._bounds.patience:g} s, and are ended"
-                    )
-                    each.process.terminate()  # which counts as a failure of its host
-                    each.since = float("inf")
-                continue
-            self._running.remove(each)
-            if code == 0:
-                self._is_ending = True  # its script has come to the end, and the others' will
-            elif self._is_ending:
-                self._code = self._code or shell_code(code)
-            else:
-                self._failed = shell_code(code)
+            if code is not None:
+                self._running.remove(each)
+                self._take_end(each, code)
+            elif not each.is_ready and now > each.until:
+                self._say(
+                    f"the ranks on {each.unit.host} have not called init() for {self._bounds.start:g} s, "
+                    "and are ended"
+                )
+                self._dismiss(each)
                 self._hosts.fail(each.unit.host)
+
+    def _take_end(self, ended: _Running, code: int) -> None:
+        if self._is_ending:
+            self._code = self._code or shell_code(code)
+        elif code:
+            self._failed = shell_code(code)
+            self._hosts.fail(ended.unit.host)
+        else:
+            # Its script has come to the end, and the others' will. Who waits for them waits in vain.
+            self._is_ending = True
+            self._rendezvous.end()
+            for each in list(self._running):
+                if not each.knows and self._sealed.generation:
+                    self._dismiss(each)
+
+    def _dismiss(self, running: _Running) -> None:
+        """End a unit that has not begun."""
+        running.process.terminate()
+        self._leave(running)
+        running.until = time.monotonic() + _ENDED_S
+
+    def _leave(self, running: _Running) -> None:
+        """The job goes on without this unit."""
+        running.until = float("inf")
+        self._running.remove(running)
+        self._leaving.append(running)
+
+    # Units that come, and generations.
 
     def _change(self) -> None:
         """Bring ranks and hosts together."""
         hosts = self._hosts.usable()
-        if hosts is None:
+        if not self._hosts.are_known:
             return
         for each in self._running:
             each.is_ready = each.is_ready or self._rendezvous.arrived(each.unit.number) >= each.unit.ranks
         shares = share_out(hosts, [each.unit for each in self._running], self._bounds.most)
-        least = self._bounds.least if self._world.generation else self._bounds.first
+        least = self._bounds.least if self._sealed.generation else self._bounds.first
         if shares.ranks < least:
             self._wait_for_hosts(hosts, least)
             return
         self._too_few_since = None
-        members = {unit for _, unit, _ in self._world.members}
         for each in list(self._running):
-            if each.unit.number not in shares.kept and each.unit.number not in members:
-                each.process.terminate()  # its host is gone before it has begun
-                self._leave_out(each)
+            if each.unit.number not in shares.kept and not each.knows:
+                self._dismiss(each)  # its host is gone before it has begun
         for host, ranks in shares.started:
-            self._start(host, ranks)
+            if not self._is_ending:
+                self._start(host, ranks)
         self._hosts.used = [each.unit.host for each in self._running]
+        self._look_at_meeting()
         self._publish(shares, least)
-        newest = self._world.generation
-        if self._sealed < newest and self._rendezvous.inside(newest) == len(self._world.members):
+        newest = self._world
+        is_sealed = self._sealed.generation == newest.generation
+        if not is_sealed and self._rendezvous.inside(newest.generation) == len(newest.members):
             self._seal()
 
     def _publish(self, shares: Shares, least: int) -> None:
@@ -254,6 +308,9 @@ class _Driver:
             for each in self._running
             if each.is_ready and each.unit.number in shares.kept
         ]
+        if self._sealed.generation and all(unit.joined is None for unit in ready):
+            # Those that know the state stay until the new ones know it too.
+            ready += [each.unit for each in self._running if each.knows]
         members = members_of(ready)
         newest = self._world.generation
         is_asked = bool(newest) and self._rendezvous.left(newest) > 0
@@ -262,55 +319,86 @@ class _Driver:
         starting = any(not each.is_ready for each in self._running)
         if not is_due or len(members) < least or (starting and not is_asked):
             return
-        if self._bounds.resets is not None and newest > self._bounds.resets:
+        if self._bounds.resets is not None and self._meetings > self._bounds.resets:
             raise LaunchError(
                 f"ranks have met anew {self._bounds.resets} times, and --reset-limit allows no more; see "
                 "above why hosts were lost, or raise it"
             )
-        before = {unit for _, unit, _ in self._world.members}
         self._world = World(
             generation=newest + 1, members=members, addresses=_addresses([unit.host for unit in ready])
         )
-        self._rendezvous.publish(self._world, self._sealed)
+        self._rendezvous.publish(self._world, self._sealed.generation)
         kept = {unit.number: unit for unit in ready}
         for each in list(self._running):
             if each.unit.number in kept:
                 each.unit = kept[each.unit.number]
-            elif each.unit.number in before:
-                self._leave_out(each)  # its ranks will hear of it
+            elif each.knows:
+                self._leave(each)  # its ranks will hear of it
 
     def _seal(self) -> None:
         """All ranks of the newest generation have come."""
-        self._sealed = self._world.generation
-        self._rendezvous.seal(self._sealed)
-        if self._sealed > 1 or not self._job.quiet:
+        self._sealed = self._world
+        self._meetings += 1
+        self._rendezvous.seal(self._sealed.generation)
+        for each in self._running:
+            if each.unit.number in self._sealed.units and not each.knows:
+                each.unit = dataclasses.replace(each.unit, joined=self._sealed.generation)
+        if self._meetings > 1 or not self._job.quiet:
             ranks = Counter(host for host, _, _ in self._world.members)
             said = ", ".join(f"{host}:{count}" for host, count in ranks.items())
             many = len(self._world.members)
-            what = "going on" if self._sealed > 1 else "beginning"
+            what = "going on" if self._meetings > 1 else "beginning"
             self._say(f"{what} with {many} rank{'s' if many > 1 else ''} on {said}")
 
-    def _leave_out(self, running: _Running) -> None:
-        self._running.remove(running)
-        self._left_out.append(running)
+    def _look_at_meeting(self) -> None:
+        """Leave out the youngest where ranks that live cannot meet: it may not reach the others."""
+        world = self._sealed
+        if world is not self._world or not world.generation or not self._rendezvous.left(world.generation):
+            return
+        alive = {each.unit.number for each in self._running}
+        if self._judged == world.generation:
+            return
+        self._judged = world.generation
+        if self._rendezvous.have_met(world.generation) == len(world.members) or world.units - alive:
+            self._unmet = ()
+        elif self._unmet != world.members or len(world.units) == 1:
+            self._unmet = world.members  # once more: one may have died whose end is not known yet
+        else:
+            self._unmet = ()
+            youngest = max((each for each in self._running), key=lambda each: each.unit.age)
+            host = youngest.unit.host
+            self._say(
+                f"ranks cannot meet those on {host}, and go on without them; see whether {host} reaches the "
+                "other hosts (TCP, any port)"
+            )
+            self._dismiss(youngest)
+            self._hosts.fail(host)
 
     def _start(self, host: str, ranks: int) -> None:
-        self._started_units += 1
-        number = self._started_units
-        variables = {UNIT_KEY: f"{number},{self._port}"}
+        self._units += 1
+        variables = {UNIT_KEY: f"{self._units},{self._port}", "HOROVOD_ELASTIC": "1"}
         job = dataclasses.replace(
             self._job,
             ranks=ranks,
-            first_rank=self._started_ranks,
+            first_rank=self._ranks,
             environment={**self._job.environment, **variables},
         )
-        self._started_ranks += ranks
+        self._ranks += ranks
         hosts = dataclasses.replace(
-            self._way, shares=((host, ranks),), variables=(*self._way.variables, UNIT_KEY)
+            self._way,
+            shares=((host, ranks),),
+            variables=(*self._way.variables, *variables),
+            reference=self._reference,
         )
-        process = start_launcher(job, hosts, self._job.run_directory.path / f"unit-{number}")
-        unit = Unit(number=number, host=host, ranks=ranks)
-        self._running.append(_Running(unit=unit, process=process, since=time.monotonic()))
+        directory = self._job.run_directory
+        process = start_launcher(
+            job, hosts, None if directory.is_default else directory.path / f"unit-{self._units}"
+        )
+        unit = Unit(number=self._units, host=host, ranks=ranks)
+        until = time.monotonic() + self._bounds.start
+        self._running.append(_Running(unit=unit, process=process, until=until))
+        if self._signal:  # it has come meanwhile
+            process.send_signal(self._signal)
 
     def _wait_for_hosts(self, hosts: Sequence[HostSlots], least: int) -> None:
         now = time.monotonic()

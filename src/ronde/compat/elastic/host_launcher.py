@@ -25,13 +25,13 @@ _COMMAND = (
 )
 
 
-def start_launcher(job: Job, hosts: Hosts, directory: Path) -> subprocess.Popen[bytes]:
+def start_launcher(job: Job, hosts: Hosts, directory: Path | None) -> subprocess.Popen[bytes]:
     """Start it for the one host of `hosts`; its exit code is the job's.
 
     It is in a group of its own, for the terminal's keys are for the driver, and dies with the driver.
 
     Args:
-        directory: the unit's own run directory, to be made.
+        directory: the unit's own run directory, to be made; None: among those of the user's state.
     """
     process = subprocess.Popen([*_COMMAND, str(os.getpid())], stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None

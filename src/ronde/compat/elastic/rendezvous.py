@@ -1,9 +1,11 @@
 """How ranks of an elastic job and its driver agree on who is there: words in a store.
 
     now          the newest generation, and the newest one that is sealed
+    over         whether the job has come to its end
     world/G      who is in generation G
     here/U       how many ranks of unit U have come to `init` for the first time
     in/G         how many ranks have come to `init` for generation G
+    met/G        how many ranks of generation G have met after it was sealed
     out/G        how many ranks have left generation G
 
 A rank that comes joins the newest generation, and moves to a newer one until the driver has sealed that in
@@ -27,7 +29,7 @@ _POLL_S = 0.05
 
 
 class LeftOut(Exception):
-    """The job goes on without this rank: its host is no longer named, or has fewer slots."""
+    """The job goes on without this rank, or has come to its end."""
 
 
 class Rendezvous:
@@ -61,8 +63,10 @@ class Rendezvous:
     def come(self, place: JobPlace, within: float) -> JobPlace:
         """Wait until the ranks of a generation newer than `place.generation` are there; this rank's place.
 
+        A rank that comes for the first time waits without a limit: the driver ends it.
+
         Raises:
-            LeftOut: this rank was in the job, and is no longer.
+            LeftOut: the job goes on without this rank.
             LaunchError: after `within` seconds there is none.
         """
         before, joined = place.generation, place.generation
@@ -73,19 +77,26 @@ class Rendezvous:
             newest, sealed = self._now()
             if found is not None and sealed == joined:
                 return found
+            if self._store.add("over", 0):
+                raise LeftOut
             if newest > joined:
                 joined = newest
-                found = self._world(joined).place_of(place)
+                world = self._world(joined)
+                found = world.place_of(place)
                 if found is not None:
                     self._store.add(f"in/{joined}", 1)
-                elif before:
+                elif before or place.unit in world.units:
                     raise LeftOut
-            elif time.monotonic() > until:
+            elif before and time.monotonic() > until:
                 raise LaunchError(
                     f"no other ranks have come for {within:g} s; see what the launcher says, or raise "
                     "--elastic-timeout"
                 )
             time.sleep(_POLL_S)
+
+    def meet(self, generation: int) -> None:
+        """This rank has met the others of a generation."""
+        self._store.add(f"met/{generation}", 1)
 
     # The driver's.
 
@@ -113,6 +124,14 @@ class Rendezvous:
     def inside(self, generation: int) -> int:
         """How many ranks have come for this generation."""
         return self._store.add(f"in/{generation}", 0)
+
+    def have_met(self, generation: int) -> int:
+        """How many ranks of this generation have met the others."""
+        return self._store.add(f"met/{generation}", 0)
+
+    def end(self) -> None:
+        """The job has come to its end: ranks that wait for others are to leave."""
+        self._store.add("over", 1)
 
     def left(self, generation: int) -> int:
         """How many ranks of this generation wait for another."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 
 from ronde.cluster.host_list import HostSlots
@@ -19,11 +20,19 @@ class Unit:
     Attributes:
         number: counts up with each start; a host that returns is another unit.
         ranks: of how many the job makes use: it may become less, and never more.
+        joined: the first generation in which its ranks have met others; None: they know nothing of the
+            job's state.
     """
 
     number: int
     host: str
     ranks: int
+    joined: int | None = None
+
+    @property
+    def age(self) -> tuple[float, int]:
+        """By this the oldest comes first."""
+        return (math.inf if self.joined is None else self.joined, self.number)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,13 +42,17 @@ class World:
     Attributes:
         generation: which one it is, from 1.
         members: by rank: the host, the unit, and which of the unit's ranks. Those of a host are neighbours,
-            and the first rank is one of those that have been there for longest.
+            and the first rank is one of those that have been in the job for longest: it knows the state.
         addresses: by which a host is reached from others, where that is not what its ranks were told.
     """
 
     generation: int
     members: tuple[tuple[str, int, int], ...]
     addresses: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def units(self) -> frozenset[int]:
+        return frozenset(unit for _, unit, _ in self.members)
 
     def place_of(self, place: JobPlace) -> JobPlace | None:
         """Where a process stands now; None where it has been left out.
@@ -103,7 +116,7 @@ def share_out(hosts: Sequence[HostSlots], units: Sequence[Unit], most: int | Non
     free = {host.name: host.slots for host in hosts}
     left = sum(free.values()) if most is None else most
     kept: dict[int, int] = {}
-    for unit in sorted(units, key=lambda each: each.number):
+    for unit in sorted(units, key=lambda each: each.age):
         ranks = min(unit.ranks, free.get(unit.host, 0), left)
         if ranks:
             kept[unit.number] = ranks
@@ -120,7 +133,7 @@ def share_out(hosts: Sequence[HostSlots], units: Sequence[Unit], most: int | Non
 
 def members_of(units: Sequence[Unit]) -> tuple[tuple[str, int, int], ...]:
     """By rank, as `World` has it."""
-    ordered = sorted(units, key=lambda each: each.number)
+    ordered = sorted(units, key=lambda each: each.age)
     hosts = dict.fromkeys(unit.host for unit in ordered)
     return tuple(
         (host, unit.number, index)

@@ -16,7 +16,7 @@ from ronde.compat.engine import Engine, Entry, Options
 from ronde.compat.horovod.timeline import Timeline
 from ronde.compat.negotiation import WORLD, Request
 from ronde.compat.place import JobPlace, read_place
-from ronde.errors import LaunchError
+from ronde.errors import LaunchError, PeerLost
 from ronde.launch.announce import say
 
 __all__ = [
@@ -128,10 +128,13 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         place = _come(place)
         try:
             _begin(place, comm, process_sets)
-            return
-        except LaunchError:  # a rank that had said that it comes has died: there will be another generation
+        except (LaunchError, OSError, PeerLost):  # a rank that has come has died: there will be another
             if not left:
                 raise
+        else:
+            assert _state.rendezvous is not None
+            _state.rendezvous.meet(place.generation)
+            return
 
 
 def _come(place: JobPlace) -> JobPlace:
@@ -142,7 +145,7 @@ def _come(place: JobPlace) -> JobPlace:
     try:
         found = _state.rendezvous.come(dataclasses.replace(place, generation=_state.generation), within)
     except LeftOut:
-        say("the job goes on without this rank: its host is no longer named, or has fewer slots")
+        say("the job goes on without this rank, or has come to its end")
         raise SystemExit(0) from None
     _state.generation = found.generation
     os.environ.update(found.variables())

@@ -172,15 +172,22 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """A batch of this rank has been seen."""
-        self.record_indices(set(self.get_indices(batch_idx, batch_size)))
+        """A batch has been seen by each rank: what those have seen that are lost later is known too."""
+        start = batch_idx * batch_size
+        self.record_indices(
+            {
+                index
+                for rank in range(self.num_replicas)
+                for index in self._of(rank)[start : start + batch_size]
+            }
+        )
 
     def record_indices(self, indices: set[int]) -> None:
         self.processed_indices.update(indices)
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
         start = batch_idx * batch_size
-        return self._own()[start : start + batch_size]
+        return self._of(self.rank)[start : start + batch_size]
 
     def reset(self) -> None:
         """Share what is left among the ranks that there are."""
@@ -193,15 +200,15 @@ class ElasticSampler(Sampler[int]):
         self.num_samples = math.ceil(len(left) / self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
 
-    def _own(self) -> list[int]:
-        """Of equal length on all ranks: some samples are there twice."""
+    def _of(self, rank: int) -> list[int]:
+        """A rank's samples, of equal length on all: some samples are there twice."""
         if not self.remaining_indices:
             return []
         filled = itertools.islice(itertools.cycle(self.remaining_indices), self.total_size)
-        return list(filled)[self.rank : self.total_size : self.num_replicas]
+        return list(filled)[rank : self.total_size : self.num_replicas]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._own())
+        return iter(self._of(self.rank))
 
     def __len__(self) -> int:
         return self.num_samples
@@ -239,6 +246,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 state.restore()
                 to_sync = True
             except HostsUpdatedInterrupt as changed:
+                state.save()  # or `sync` would bring back what was committed, beside newer weights
                 to_sync = not changed.skip_sync
             basics.shutdown()
             basics.init()

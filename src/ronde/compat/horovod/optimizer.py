@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ronde.compat.horovod import operations as ops
-from ronde.compat.horovod.basics import ProcessSet, global_process_set, size
+from ronde.compat.horovod.basics import ProcessSet, engine, global_process_set, size
 from ronde.compat.horovod.compression import Compression
 from ronde.compat.horovod.operations import Adasum, Average, synchronize
 
@@ -45,7 +45,7 @@ class _Reducing:
         self._come: Counter[int] = Counter()
         self._backward = -1  # the number of the last one
         self._hooks: list[Any] = []
-        if (process_set.size() or 1) > 1 or size() > 1:
+        if (process_set.size() or 1) > 1 or size() > 1 or engine().place.is_elastic:
             for parameter in self._parameters():
                 if parameter.requires_grad:
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(self._accumulated))
