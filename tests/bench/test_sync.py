@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from bench.samples import MACHINE
 from ronde.bench.sync.measure import HERE, Training, measure
-from ronde.bench.sync.report import Sample, SyncReport, Way, hidden, table
+from ronde.bench.sync.report import SLOW_RANK, Sample, SyncReport, Way, hidden, table
 from ronde.testing.hosts import Network
 
 
@@ -29,6 +30,13 @@ def test_a_row_has_the_median_of_the_rounds_ratios_and_the_accuracies() -> None:
     *_, row = table(report(way("DDP by hand", 1.0, 2.0, 3.0), trained)).splitlines()
     assert row.split()[:4] == ["100mbit", "twobit", "6.00", "3.00"]
     assert row.endswith("20 s  86.00% (85.00% to 87.00%)")
+
+
+def test_the_heading_says_which_model() -> None:
+    plain = way("twobit", 4.0)
+    slow = dataclasses.replace(plain, place=SLOW_RANK)
+    assert report(plain).model == "MLP of 5.8 M parameters"
+    assert report(plain, slow).model == "MLP of 5.8 M parameters, of 0.67 M where a rank is slow"
 
 
 def test_what_an_exchange_hides_is_counted_by_its_bytes() -> None:

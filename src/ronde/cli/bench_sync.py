@@ -9,8 +9,8 @@ from typing import Any
 
 from ronde.bench.choice import check_known
 from ronde.bench.sync.contender import CONTENDERS
-from ronde.bench.sync.measure import HERE, SLOW_RANK, Training, measure
-from ronde.bench.sync.report import SyncReport, Way
+from ronde.bench.sync.measure import HERE, Training, measure
+from ronde.bench.sync.report import SLOW_RANK, SyncReport, Way
 from ronde.errors import UsageError
 
 __all__ = ["PLACES", "sync_report"]

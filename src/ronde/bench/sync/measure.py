@@ -15,13 +15,12 @@ from typing import Any, Protocol
 from ronde.bench.machine import Machine
 from ronde.bench.process_set import Process, run_together
 from ronde.bench.sync.contender import CONTENDERS, Contender, command
-from ronde.bench.sync.report import Sample, SyncReport, Way
+from ronde.bench.sync.report import SLOW_RANK, Sample, SyncReport, Way
 from ronde.errors import BenchError
 
-__all__ = ["HERE", "SLOW_RANK", "Networks", "Training", "measure"]
+__all__ = ["HERE", "Networks", "Training", "measure"]
 
 HERE = "one host"
-SLOW_RANK = "one of 4 ranks slow"
 _PORT = "29450"
 _TIMEOUT_S = 3600.0
 _WARM_UP = 8

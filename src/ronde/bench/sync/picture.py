@@ -38,7 +38,7 @@ def draw(report: SyncReport) -> Figure:
     panels[0][0].invert_yaxis()
     machine = report.machine
     figure.suptitle(
-        f"MLP of 5.8 million parameters, global batch {report.batch_size}, {machine.cores} cores of "
+        f"{report.model}, global batch {report.batch_size}, {machine.cores} cores of "
         f"{machine.cpu}, torch {machine.torch}",
         fontsize="small",
     )

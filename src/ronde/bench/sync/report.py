@@ -12,9 +12,11 @@ from ronde.bench.machine import Machine
 from ronde.bench.spread import Spread
 from ronde.bench.sync.contender import BASE
 
-__all__ = ["KIND", "Sample", "SyncReport", "Way", "hidden", "table"]
+__all__ = ["KIND", "SLOW_RANK", "Sample", "SyncReport", "Way", "hidden", "table"]
 
 KIND = "sync"
+# A place: four ranks, of which one takes twice as long for its own work.
+SLOW_RANK = "one of 4 ranks slow"
 _ALONE = "no exchange"
 
 
@@ -74,6 +76,12 @@ class SyncReport:
     target: float | None
     results: tuple[Way, ...]
 
+    @property
+    def model(self) -> str:
+        """What was trained; where a rank is slow it is smaller."""
+        smaller = any(each.place == SLOW_RANK for each in self.results)
+        return "MLP of 5.8 M parameters" + (", of 0.67 M where a rank is slow" if smaller else "")
+
     def to_json(self) -> str:
         return written(KIND, self)
 
@@ -99,8 +107,7 @@ def table(report: SyncReport) -> str:
     """A row for each contender and place, under a line that says on what."""
     machine = report.machine
     heading = (
-        f"MLP of 5.8 M parameters, global batch {report.batch_size}, on {machine.cpu}, "
-        f"load {machine.load} before"
+        f"{report.model}, global batch {report.batch_size}, on {machine.cpu}, load {machine.load} before"
     )
     rows = [("between", "way", "steps/s", "times DDP by hand", "MB a step", "time to accuracy", "accuracy")]
     for each in report.results:
