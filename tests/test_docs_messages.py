@@ -61,9 +61,7 @@ UNSAID = {
     ),
     "... cores of ..., load ... before; ... requests/s of ... ids for ... s a round, ... rows, versions each "
     "... s, HTTP by ...; milliseconds, seconds of lag": "a line above the table of `ronde bench serving`",
-    "MLP of 5.8 M parameters, global batch ..., on ..., load ... before": (
-        "a line above the table of `ronde bench sync`"
-    ),
+    "..., global batch ..., on ..., load ... before": ("a line above the table of `ronde bench sync`"),
     "... ranks (no power of two)": "a part of another sentence, which is explained",
     "... averages no parameters among ranks": "an assertion about our own code",
     "POST /v1/lookup HTTP/1.1 Host: localhost Content-Length: ...": "a request of `ronde bench serving`",
@@ -82,7 +80,7 @@ UNSAID = {
     "value read by the script": "the axis of a picture",
     "steps/s, and MB that a host sends in a step": "the axis of a picture",
     "seconds to an accuracy of ...": "the axis of a picture",
-    "MLP of 5.8 million parameters, global batch ..., ... cores of ..., torch ...": "the title of a picture",
+    "..., global batch ..., ... cores of ..., torch ...": "the title of a picture",
     "what is longer would be lost": "an assertion about our own code",
     "hollow: equal to the bit": "a word in a picture",
     "... on ... ranks against plain python plan ..., ..., ... optimizer steps; largest difference ...": (
