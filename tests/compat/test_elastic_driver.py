@@ -116,6 +116,16 @@ class Story:
         if met:
             self.store.add(f"met/{world.generation}", len(world.members))
 
+    def train(self, *units: int) -> None:
+        """These units begin the job."""
+        self.arrive(*units)
+        self.gather()
+
+    def join(self, unit: int, hosts: str) -> None:
+        """With these hosts a unit is started, and its ranks come."""
+        self.look(hosts)
+        self.arrive(unit)
+
     @property
     def units(self) -> list[int]:
         """Of the newest generation, by rank."""
@@ -143,8 +153,7 @@ def tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 def test_a_host_that_comes_is_waited_for_and_its_ranks_come_last(tell: Tell) -> None:
     story = tell("b:1")
-    story.arrive(1)
-    story.gather()
+    story.train(1)
     story.look("a:1,b:1")
     story.tick()
     assert (len(story.launchers), story.units) == (2, [1])  # which trains on meanwhile
@@ -169,8 +178,7 @@ def test_a_slow_unit_does_not_become_rank_0_before_one_that_knows_the_state(tell
 
 def test_a_lost_host_is_not_used_again(tell: Tell) -> None:
     story = tell("a:1,b:1", first=2)
-    story.arrive(1, 2)
-    story.gather()
+    story.train(1, 2)
     story.launchers[0].code = 137
     story.store.add("out/1", 1)
     story.tick()
@@ -182,10 +190,8 @@ def test_a_lost_host_is_not_used_again(tell: Tell) -> None:
 
 def test_those_that_know_the_state_stay_until_others_know_it(tell: Tell) -> None:
     story = tell("a:1")
-    story.arrive(1)
-    story.gather()
-    story.look("b:1")
-    story.arrive(2)
+    story.train(1)
+    story.join(2, "b:1")
     assert story.units == [1, 2]
     story.gather()
     story.tick()
@@ -195,10 +201,8 @@ def test_those_that_know_the_state_stay_until_others_know_it(tell: Tell) -> None
 
 def test_a_job_ends_when_nobody_is_left_who_knows_the_state(tell: Tell) -> None:
     story = tell("a:1")
-    story.arrive(1)
-    story.gather()
-    story.look("a:1,b:1")
-    story.arrive(2)
+    story.train(1)
+    story.join(2, "a:1,b:1")
     assert story.units == [1, 2]
     story.launchers[0].code = 137  # before all have come
     assert story.driver.run() == 137
@@ -206,8 +210,7 @@ def test_a_job_ends_when_nobody_is_left_who_knows_the_state(tell: Tell) -> None:
 
 def test_a_newcomer_is_ended_when_the_script_has_come_to_its_end(tell: Tell) -> None:
     story = tell("a:1,c:1", first=2)
-    story.arrive(1, 2)
-    story.gather()
+    story.train(1, 2)
     story.launchers[1].code = 1  # an earlier failure is none of the end's business
     story.store.add("out/1", 1)
     story.tick()
@@ -222,10 +225,8 @@ def test_a_newcomer_is_ended_when_the_script_has_come_to_its_end(tell: Tell) -> 
 
 def test_a_host_that_goes_before_it_has_begun_is_ended(tell: Tell) -> None:
     story = tell("a:1")
-    story.arrive(1)
-    story.gather()
-    story.look("a:1,b:1")
-    story.arrive(2)
+    story.train(1)
+    story.join(2, "a:1,b:1")
     assert story.units == [1, 2]
     story.look("a:1")
     story.tick()
@@ -235,11 +236,9 @@ def test_a_host_that_goes_before_it_has_begun_is_ended(tell: Tell) -> None:
 
 def test_only_meetings_count_against_the_limit(tell: Tell) -> None:
     story = tell("a:1", resets=1)
-    story.arrive(1)
-    story.gather()
+    story.train(1)
     for number, hosts in enumerate(("a:1,b:1", "a:1,b:1,c:1"), 2):
-        story.look(hosts)
-        story.arrive(number)
+        story.join(number, hosts)
     assert story.units == [1, 2, 3]
     story.gather()
     story.look("a:1,b:1")
@@ -249,10 +248,8 @@ def test_only_meetings_count_against_the_limit(tell: Tell) -> None:
 
 def test_a_host_that_others_cannot_meet_is_left_out(tell: Tell) -> None:
     story = tell("a:1")
-    story.arrive(1)
-    story.gather()
-    story.look("a:1,b:1")
-    story.arrive(2)
+    story.train(1)
+    story.join(2, "a:1,b:1")
     for _ in range(2):
         story.gather(met=False)
         story.store.add(f"out/{story.driver._world.generation}", 2)
@@ -260,6 +257,22 @@ def test_a_host_that_others_cannot_meet_is_left_out(tell: Tell) -> None:
     assert story.units == [1]
     assert "ranks cannot meet those on b, and go on without them" in story.said[-1]
     assert story.launchers[1].signals == [signal.SIGTERM]
+
+
+def test_a_host_that_only_starts_is_not_blamed_for_ranks_that_cannot_meet(tell: Tell) -> None:
+    story = tell("a:1")
+    story.train(1)
+    story.join(2, "a:1,b:1")
+    story.gather(met=False)
+    story.look("a:1,b:1,c:1")
+    story.tick()
+    for _ in range(2):
+        story.store.add(f"out/{story.driver._world.generation}", 2)
+        story.tick()
+        story.store.add(f"in/{story.driver._world.generation}", len(story.units))
+        story.tick()
+    assert story.units == [1]
+    assert [each.signals for each in story.launchers] == [[], [signal.SIGTERM], []]
 
 
 def test_ranks_that_do_not_come_are_ended(tell: Tell) -> None:

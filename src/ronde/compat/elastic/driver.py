@@ -178,7 +178,7 @@ class _Driver:
         self._running: list[_Running] = []
         self._leaving: list[_Running] = []
         self._world = self._sealed = World(generation=0, members=())
-        self._meetings = 0
+        self._resets = 0
         self._judged = 0
         self._unmet: tuple[tuple[str, int, int], ...] = ()
         self._units = self._ranks = 0
@@ -294,7 +294,7 @@ class _Driver:
             if not self._is_ending:
                 self._start(host, ranks)
         self._hosts.used = [each.unit.host for each in self._running]
-        self._look_at_meeting()
+        self._look_at_rendezvous()
         self._publish(shares, least)
         newest = self._world
         is_sealed = self._sealed.generation == newest.generation
@@ -319,7 +319,8 @@ class _Driver:
         starting = any(not each.is_ready for each in self._running)
         if not is_due or len(members) < least or (starting and not is_asked):
             return
-        if self._bounds.resets is not None and self._meetings > self._bounds.resets:
+        has_begun = bool(self._sealed.generation)
+        if has_begun and self._bounds.resets is not None and self._resets >= self._bounds.resets:
             raise LaunchError(
                 f"ranks have met anew {self._bounds.resets} times, and --reset-limit allows no more; see "
                 "above why hosts were lost, or raise it"
@@ -337,35 +338,37 @@ class _Driver:
 
     def _seal(self) -> None:
         """All ranks of the newest generation have come."""
+        is_reset = bool(self._sealed.generation)
+        self._resets += is_reset
         self._sealed = self._world
-        self._meetings += 1
         self._rendezvous.seal(self._sealed.generation)
         for each in self._running:
             if each.unit.number in self._sealed.units and not each.knows:
                 each.unit = dataclasses.replace(each.unit, joined=self._sealed.generation)
-        if self._meetings > 1 or not self._job.quiet:
+        if is_reset or not self._job.quiet:
             ranks = Counter(host for host, _, _ in self._world.members)
             said = ", ".join(f"{host}:{count}" for host, count in ranks.items())
             many = len(self._world.members)
-            what = "going on" if self._meetings > 1 else "beginning"
+            what = "going on" if is_reset else "beginning"
             self._say(f"{what} with {many} rank{'s' if many > 1 else ''} on {said}")
 
-    def _look_at_meeting(self) -> None:
+    def _look_at_rendezvous(self) -> None:
         """Leave out the youngest where ranks that live cannot meet: it may not reach the others."""
         world = self._sealed
         if world is not self._world or not world.generation or not self._rendezvous.left(world.generation):
             return
-        alive = {each.unit.number for each in self._running}
         if self._judged == world.generation:
             return
         self._judged = world.generation
+        alive = {each.unit.number for each in self._running}
         if self._rendezvous.have_met(world.generation) == len(world.members) or world.units - alive:
             self._unmet = ()
         elif self._unmet != world.members or len(world.units) == 1:
             self._unmet = world.members  # once more: one may have died whose end is not known yet
         else:
             self._unmet = ()
-            youngest = max((each for each in self._running), key=lambda each: each.unit.age)
+            there = [each for each in self._running if each.unit.number in world.units]
+            youngest = max(there, key=lambda each: each.unit.age)
             host = youngest.unit.host
             self._say(
                 f"ranks cannot meet those on {host}, and go on without them; see whether {host} reaches the "

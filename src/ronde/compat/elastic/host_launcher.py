@@ -36,7 +36,7 @@ def start_launcher(job: Job, hosts: Hosts, directory: Path | None) -> subprocess
     process = subprocess.Popen([*_COMMAND, str(os.getpid())], stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
     with process.stdin as stream:
-        pickle.dump((dataclasses.replace(job, run_directory=None), hosts, directory), stream)
+        pickle.dump((job, hosts, directory), stream)
     return process
 
 

@@ -28,7 +28,7 @@ __all__ = [
 
 
 # So often the ranks of an elastic job try to come together, before `init` fails.
-_MEETINGS = 4
+_TRIES = 4
 
 
 class ProcessSet:
@@ -124,7 +124,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     if not place.is_elastic:
         _begin(place, comm, process_sets)
         return
-    for left in reversed(range(_MEETINGS)):
+    for left in reversed(range(_TRIES)):
         place = _come(place)
         try:
             _begin(place, comm, process_sets)
