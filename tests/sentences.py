@@ -38,6 +38,7 @@ ELSEWHERE = (
     "report/live.py",
     "report/page.py",
     "report/style.py",
+    "plan/alias.py",  # names of other systems: docs/plan.md
     "plan/describe.py",  # what `ronde plan show` prints
     "plan/preset.py",
     "planner/report.py",  # what `ronde plan search` prints: docs/planner.md
@@ -116,7 +117,11 @@ def _beginnings(text: str) -> list[re.Pattern[str]]:
 
 
 def _words(text: str) -> int:
-    return sum(any(letter.isalpha() for letter in word) for word in text.replace(_HOLE, " ").split())
+    """How many words there are; a list of options is none."""
+    words = text.replace(_HOLE, " ").split()
+    if all(word.startswith("-") for word in words):
+        return 0
+    return sum(any(letter.isalpha() for letter in word) for word in words)
 
 
 class _Finder:

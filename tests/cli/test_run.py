@@ -102,6 +102,23 @@ def test_start_line_says_what_was_decided(seen: Seen, capfd: pytest.CaptureFixtu
     assert sorted(seen.job.plan.split(",")) == ["bucket-mb=10", "rng=global"]
 
 
+def test_another_launchers_line_is_read_and_said(seen: Seen, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("--num_processes", "2", "--use_fsdp", "python", "train.py", "--num_processes", "9")
+    assert _code(*words) == 4
+    assert seen.job is not None
+    assert (seen.job.ranks, seen.job.plan) == (2, "state=zero3")
+    assert seen.job.arguments == ("--num_processes", "9")
+    said = "ronde: read as: ronde run --plan zero3 --ranks 2 train.py --num_processes 9\n"
+    assert capfd.readouterr().err.startswith(said)
+    assert _code("-q", "-n", "2", "train.py") == 4
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_start_line_says_what_a_name_stands_for(seen: Seen, capfd: pytest.CaptureFixture[str]) -> None:
+    assert _code("--plan", "fsdp", "--ranks", "2", "train.py") == 4
+    assert "plan state=zero3 (fsdp is zero3), run directory" in capfd.readouterr().err
+
+
 def test_quiet_says_nothing(seen: Seen, capfd: pytest.CaptureFixture[str]) -> None:
     assert _code("--quiet", "train.py") == 4
     assert seen.job is not None

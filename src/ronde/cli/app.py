@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
@@ -32,6 +33,7 @@ class Command:
             docstring is what `ronde NAME --help` shows.
         help: the line in `ronde --help`, which must not import the module.
         runs_script: the first positional argument ends ronde's own options; the rest is the script's.
+        replaces_launchers: it is typed in place of another launcher, whose options it takes or answers.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Command:
     attribute: str
     help: str
     runs_script: bool = False
+    replaces_launchers: bool = False
 
     def load(self) -> Any:
         return getattr(importlib.import_module(self.module), self.attribute)
@@ -55,6 +58,7 @@ COMMANDS = (
         attribute="run",
         help="Run an ordinary script on many ranks.",
         runs_script=True,
+        replaces_launchers=True,
     ),
     Command(
         name="horovodrun",
@@ -76,6 +80,7 @@ COMMANDS = (
         attribute="verify",
         help="Prove that N ranks give one device's answer.",
         runs_script=True,
+        replaces_launchers=True,
     ),
     Command(
         name="top",
@@ -136,6 +141,8 @@ COMMANDS = (
 
 _RUNNING_SCRIPTS = {f"ronde {command.name}" for command in COMMANDS if command.runs_script}
 
+_REPLACING_LAUNCHERS = {f"ronde {command.name}" for command in COMMANDS if command.replaces_launchers}
+
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command line (default: this process's) and exit with its code.
@@ -148,6 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         application = _application(asked_for=words[0] if words else None)
         name, command, rest = _descend(typer.main.get_command(application), words)
+        if name in _REPLACING_LAUNCHERS:
+            rest = _in_own_words(command, rest)
         code = command.main(args=rest, prog_name=name, standalone_mode=False)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -158,6 +167,24 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print(_told(error, name), file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(code or 0)
+
+
+def _in_own_words(command: Any, words: list[str]) -> list[str]:
+    """The words behind a command, if they are another launcher's in ronde's; says how they are read."""
+    from ronde.cli.launcher_words import read_words
+    from ronde.launch.announce import say
+
+    reading = read_words(words, _options_of(command), command=command.name)
+    if reading.changed and not {"-q", "--quiet"}.intersection(reading.words):
+        unneeded = f" (without {', '.join(reading.left_out)})" if reading.left_out else ""
+        say(f"read as: {shlex.join(['ronde', command.name, *reading.words])}{unneeded}")
+    return list(reading.words)
+
+
+def _options_of(command: Any) -> dict[str, bool]:
+    """The options of a command by their names, and whether each takes a value."""
+    options = [each for each in command.params if each.param_type_name == "option"]
+    return {"--help": False, **{name: not each.is_flag for each in options for name in each.opts}}
 
 
 def _told(error: Any, command: str) -> str:

@@ -8,7 +8,7 @@ import typer
 
 from ronde.cli.plan_search import search
 from ronde.errors import UsageError
-from ronde.plan import Description, Plan, check, describe, expand, validate
+from ronde.plan import Description, Plan, aliases_in, check, describe, expand, validate
 from ronde.plan.validate import contradictions
 
 __all__ = ["plan"]
@@ -58,7 +58,8 @@ def show(
     described = expand(*sources)
     if contradictions(described, ranks):
         check(described, ranks)
-    print(_page(describe(described, ranks), available=not validate(described, ranks)))
+    page = _page(describe(described, ranks), aliases_in(*sources), available=not validate(described, ranks))
+    print(page)
     check(described, ranks)
     if script is not None:
         _list_cuts(script, arguments or [], described)
@@ -77,9 +78,10 @@ def _list_cuts(script: str, arguments: list[str], described: Plan) -> None:
     print("\n".join(lines_of_cuts(model, described)))
 
 
-def _page(description: Description, *, available: bool) -> str:
+def _page(description: Description, aliases: tuple[str, ...], *, available: bool) -> str:
     """The description as two columns of plain text."""
     rows = [("plan", description.plan)]
+    rows += [("names", ", ".join(aliases))] if aliases else []
     if not available:
         rows.append(("available", "not in this version"))
     rows.append(("preset", ", ".join(description.presets) or "none"))

@@ -32,7 +32,7 @@ from ronde.launch.rank_environment import threads_per_rank
 from ronde.launch.restarts import launch_with_restarts
 from ronde.launch.server_config import read_durability, read_token
 from ronde.launch.where import Where, decide
-from ronde.plan import Plan, read_plan
+from ronde.plan import Plan, aliases_in, read_plan
 from ronde.trace.evidence import Evidence
 from ronde.trace.explanation import Explanation
 from ronde.trace.recorder import StepRange
@@ -279,7 +279,8 @@ def run(  # noqa: PLR0913 - one parameter per option
     if not quiet and (place is None or place.rank == 0):
         if newer := newer_than_tried():
             say(newer)
-        say(_start_line(job, asked=ranks, seed_given=seed is not None, where=where, shares=shares))
+        aliases = aliases_in(plan)
+        say(_start_line(job, aliases, asked=ranks, seed_given=seed is not None, where=where, shares=shares))
     if place is not None:
         from ronde.launch.torchrun import become_rank
 
@@ -510,7 +511,13 @@ def _seed(seed: int | None, place: ClusterEnvironment | None) -> int:
 
 
 def _start_line(
-    job: Job, *, asked: str, seed_given: bool, where: Where, shares: tuple[tuple[str, int], ...]
+    job: Job,
+    aliases: tuple[str, ...],
+    *,
+    asked: str,
+    seed_given: bool,
+    where: Where,
+    shares: tuple[tuple[str, int], ...],
 ) -> str:
     """What was decided, in one line: enough to repeat the run."""
     cores = available_cores()
@@ -527,4 +534,5 @@ def _start_line(
     elif asked == "auto" and not job.devices:
         many += f" (one process already uses all {cores} cores; --ranks N for more)"
     origin = "" if seed_given or place is None else f" (from {place.launcher}'s run id)"
-    return f"seed {job.seed}{origin}, {many}, plan {job.plan}, run directory {job.run_directory.path}"
+    plan = f"{job.plan} ({', '.join(aliases)})" if aliases else job.plan
+    return f"seed {job.seed}{origin}, {many}, plan {plan}, run directory {job.run_directory.path}"

@@ -15,7 +15,7 @@ from ronde.cluster.linux import check_linux
 from ronde.cluster.torch_install import check_torch, newer_than_tried
 from ronde.errors import UsageError
 from ronde.launch.announce import say
-from ronde.plan import read_plan
+from ronde.plan import aliases_in, read_plan
 
 __all__ = ["verify"]
 
@@ -89,6 +89,8 @@ def verify(  # noqa: PLR0913 - one parameter per option
         threads=threads or max(1, available_cores() // ranks),
         devices=devices[:ranks],
     )
+    for alias in aliases_in(plan):
+        say(f"plan {alias}")
     proof = prove(job, ranks=ranks)
     print(to_text(proof))
     if json_file is not None:

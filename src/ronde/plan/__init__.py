@@ -6,6 +6,7 @@ from ronde.plan.communication import Communication
 from ronde.plan.compute import Compute
 from ronde.plan.data import Data
 from ronde.plan.describe import Description, describe
+from ronde.plan.grammar import aliases_in
 from ronde.plan.mesh import Mesh
 from ronde.plan.plan import Plan, expand, read_plan
 from ronde.plan.preset import PRESETS, Preset
@@ -24,6 +25,7 @@ __all__ = [
     "Preset",
     "State",
     "Update",
+    "aliases_in",
     "check",
     "describe",
     "expand",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ronde.errors import PlanError
+from ronde.plan.alias import KEY_ALIASES, SEVERAL_MEANINGS, alias_of, plain
 from ronde.plan.axes import AXES, KEYS, axis_of
 from ronde.plan.key import Choice, Key, did_you_mean
 from ronde.plan.preset import PRESETS
@@ -26,7 +27,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
-__all__ = ["Item", "items_of_source", "items_of_table", "items_of_text", "settle"]
+__all__ = ["Item", "aliases_in", "items_of_source", "items_of_table", "items_of_text", "settle"]
 
 
 # A table of its own, since its keys are patterns.
@@ -41,6 +42,20 @@ class Item:
 
     name: str
     text: str | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.text is None else f"{self.name}={self.text}"
+
+
+def aliases_in(*sources: str) -> tuple[str, ...]:
+    """What the names stand for that a plan has from other systems.
+
+    >>> aliases_in("fsdp,tp=2,precision=bf16")
+    ('fsdp is zero3', 'tp=2 is tensor=2')
+    """
+    items = [item for source in sources for item in items_of_source(source)]
+    meant = [(item, alias_of(item.name, item.text)) for item in items if not _is_known(item.name, item.text)]
+    return tuple(f"{item} is {meaning}" for item, meaning in meant if meaning is not None)
 
 
 def items_of_source(source: str) -> tuple[Item, ...]:
@@ -71,7 +86,7 @@ def settle(items: Iterable[Item]) -> dict[str, object]:
     explicit: dict[str, object] = {}
     from_preset: dict[str, object] = {}
     errors: list[str] = []
-    for item in items:
+    for item in (own for given in items for own in _in_own_words(given)):
         try:
             if item.text is None:
                 from_preset.update(_preset_values(item.name, explicit))
@@ -84,6 +99,20 @@ def settle(items: Iterable[Item]) -> dict[str, object]:
     if errors:
         raise PlanError("; ".join(errors))
     return from_preset | explicit
+
+
+def _is_known(name: str, text: str | None) -> bool:
+    return name in (PRESETS if text is None else KEYS)
+
+
+def _in_own_words(item: Item) -> tuple[Item, ...]:
+    """The item as this grammar has it, if it is known by another system's name or in another spelling."""
+    if _is_known(item.name, item.text):
+        return (item,)
+    if _is_known(plain(item.name), item.text):
+        return (dataclasses.replace(item, name=plain(item.name)),)
+    meaning = alias_of(item.name, item.text)
+    return (item,) if meaning is None else items_of_text(meaning)
 
 
 def _item(piece: str, whole: str) -> Item:
@@ -159,6 +188,10 @@ def _preset_values(name: str, explicit: Mapping[str, object]) -> dict[str, objec
 
 
 def _unknown_preset(name: str) -> str:
+    if plain(name) in KEY_ALIASES:
+        return f"{name} is {KEY_ALIASES[plain(name)]}=N here; write how many ways it cuts"
+    if plain(name) in SEVERAL_MEANINGS:
+        return f"{name} has several plans here; write {SEVERAL_MEANINGS[plain(name)]}"
     if name in KEYS:
         return f"{name} is a key, not a preset; write {name}=VALUE ({KEYS[name].kind.expected})"
     takers = [key.name for key in KEYS.values() if isinstance(key.kind, Choice) and name in key.kind.words]
