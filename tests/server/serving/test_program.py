@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -68,6 +70,36 @@ def test_tables_are_cut_out_and_put_back(tmp_path: Path) -> None:
     more = torch.tensor([0.1], dtype=torch.float64)  # as JSON has it, to the bit
     found = program.predict([x.tolist(), [0.1]], dense, lambda name, ids: model.a(ids))
     assert torch.equal(found, model(x, more))
+
+
+class Counts(nn.Module):
+    """Remembers its calls, and draws numbers of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+        self.calls, self.seen = 0, [0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen.append(self.calls)
+        self.latest = str(x.shape)
+        return self.inner(x) * random.random() * float(numpy.random.rand())
+
+
+def test_an_export_leaves_a_model_and_the_generators_as_they_were() -> None:
+    """Other ranks make no export, so nothing that it leaves behind may decide anything."""
+    model = Counts()
+    model.inner[1].eval()
+
+    def traces() -> list[object]:
+        held = [{**vars(part), "_modules": dict(part._modules)} for part in model.modules()]
+        drawn = random.getstate(), numpy.random.get_state()[2], torch.get_rng_state().tolist()
+        return [held, list(model.seen), drawn]
+
+    before = traces()
+    assert export(model, Example.of((torch.ones(4, 2),), {}))
+    assert traces() == before
 
 
 def test_something_else_is_no_program(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ronde.errors import RondeError
+from ronde.rowwise.generators import States
+from ronde.rowwise.undo import Held
 from ronde.server.embedding_table import EmbeddingTable
 from ronde.server.serving.durable import DamagedFile
 
@@ -171,18 +173,21 @@ def _varies(leaf: Any) -> bool:
 def export(model: nn.Module, example: Example) -> bytes:
     """The computation of a model in evaluation, with the parameters of now, as a file of `torch.export`.
 
+    The model and the random generators are as before: what an export left behind on one rank would take it
+    another way than the others.
+
     Raises:
         NoProgram: it branches on values, say.
     """
     unknown = next((leaf for leaf in example.leaves if isinstance(leaf, _Unknown)), None)
     if unknown is not None:
         raise NoProgram(f"it is called with a {unknown.name}, of which torch.export knows no parts")
-    modes = [(part, part.training) for part in model.modules()]
-    compiled = [(part, part._compiled_call_impl) for part in model.modules()]
+    held = Held.by(model)
+    generators = States.of_hosts(held.generators), States.of_torch(())
     args, kwargs, axes = example.arguments()
     try:
         model.eval()
-        for part, _ in compiled:
+        for part in model.modules():
             part._compiled_call_impl = None
         with without_tables(model), torch.no_grad():
             shapes = _by_name(model, *axes)
@@ -192,10 +197,9 @@ def export(model: nn.Module, example: Example) -> bytes:
     except Exception as error:  # whatever a model raises when it is called in this way
         raise NoProgram(" ".join(str(error).split("\n\n")[0].split())[:500] or type(error).__name__) from None
     finally:
-        for part, mode in modes:
-            part.training = mode
-        for part, call in compiled:
-            part._compiled_call_impl = call
+        held.restore()
+        for states in generators:
+            states.restore()
     return buffer.getvalue()
 
 
