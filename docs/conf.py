@@ -27,7 +27,7 @@ nitpicky = True
 # Names of other projects: their inventories would be fetched from the network.
 nitpick_ignore_regex = [
     ("py:class", r"ronde\.(verify|plan\.key|comm|testing\.hosts)\..*"),
-    ("py:.*", r"(torch|numpy|pathlib|collections|contextlib|datetime|typing|subprocess|np|optional)\b.*"),
+    ("py:.*", r"(torch|numpy|os|pathlib|collections|contextlib|datetime|typing|subprocess|np|optional)\b.*"),
     ("py:.*", r"AbstractContextManager\b.*"),
     ("py:.*", r"(Path|Any|Callable|Mapping|Sequence|Iterable|Iterator|timedelta|Literal)\b.*"),
 ]

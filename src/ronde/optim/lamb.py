@@ -14,12 +14,14 @@ __all__ = ["LAMB"]
 
 
 class LAMB(Optimizer):
-    """For each parameter w with gradient g, at step t, with rate lr and weight decay b:
+    """Adam with layer-wise rates.
+
+    For a parameter w with gradient g, at step t, with rate lr and weight decay b::
 
         m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
         u = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + b w;  w = w - lr (|w| / |u|) u
 
-    with the quotient 1 where |w| or |u| is nought. Source: You et al., "Large batch optimization for deep
+    with the quotient 1 where `|w|` or `|u|` is zero. Source: You et al., "Large batch optimization for deep
     learning", ICLR 2020. Norms are those of whole tensors: plans that cut optimizer state leave it whole on
     every rank.
 

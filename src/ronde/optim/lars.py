@@ -14,11 +14,13 @@ __all__ = ["LARS"]
 
 
 class LARS(Optimizer):
-    """For each parameter w with gradient g, rate lr, momentum m, weight decay b and trust coefficient c:
+    """Momentum SGD with layer-wise rates.
+
+    For a parameter w with gradient g, rate lr, momentum m, weight decay b, trust coefficient c::
 
         l = c |w| / (|g| + b |w|);  v = m v + lr l (g + b w);  w = w - v
 
-    with l = 1 where |w| or |g| is nought. Source: You, Gitman and Ginsburg, "Large batch training of
+    with l = 1 where `|w|` or `|g|` is zero. Source: You, Gitman and Ginsburg, "Large batch training of
     convolutional networks", 2017. Norms are those of whole tensors: plans that cut optimizer state leave it
     whole on every rank.
 

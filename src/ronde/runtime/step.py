@@ -52,7 +52,7 @@ class Step:
             target: what the loss compares the output with, so no argument of the model of this name.
 
         Returns:
-            The loss of the batch before the step: a scalar without a graph.
+            The batch's loss before the step, a scalar without a graph.
         """
         scheduled = self._of_session()
         self._optimizer.zero_grad()

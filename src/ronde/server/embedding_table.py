@@ -120,7 +120,7 @@ class EmbeddingTable(nn.Module):
             offsets: where each bag begins, as of `nn.EmbeddingBag`; int64 [bags].
 
         Returns:
-            [*ids.shape, dim]; with offsets [bags, dim].
+            `[*ids.shape, dim]`; with offsets `[bags, dim]`.
 
         Raises:
             UsageError: ids are no whole numbers; offsets without `pooling`, or it without them.

@@ -180,7 +180,7 @@ class KVStore:
             out: [n, ...], written to; None: a new one is made.
 
         Returns:
-            [n, ...]: the rows, in the order of `row_ids`.
+            The rows `[n, ...]`, in the order of `row_ids`.
 
         Raises:
             UsageError: the key has no value yet, or there are no such rows.

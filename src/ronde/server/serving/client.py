@@ -34,14 +34,14 @@ class ReplicaGone(RondeError):
 
 
 class Rows(NamedTuple):
-    """Rows of a table, and the version of the model that they are of."""
+    """Rows of a table, and the version of their model."""
 
-    rows: Array
+    rows: np.ndarray[Any, Any]
     version: int
 
 
 class Predicted(NamedTuple):
-    """What a model returned, and its version."""
+    """Outputs of a model, and its version."""
 
     outputs: Any
     version: int
@@ -88,7 +88,7 @@ class ReplicaClient:
             ids: whole numbers of any shape, 100,000 at most.
 
         Returns:
-            `rows`, float32 [*shape of ids, dim] (float64 of a table that was trained so), and `version`.
+            The rows, float32 `[*ids.shape, dim]` (float64 if the table was trained in it), and their version.
 
         Raises:
             UsageError: ids are no whole numbers, or too many.

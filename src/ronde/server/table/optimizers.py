@@ -118,8 +118,10 @@ class Adam:
 class FTRL:
     """FTRL-Proximal (McMahan et al., "Ad Click Prediction: a View from the Trenches", 2013).
 
-    s' = s + g^2; z += g - (sqrt(s') - sqrt(s)) w / lr; w = 0 where |z| <= l1, else
-    -(z - sign(z) l1) / ((beta + sqrt(s')) / lr + l2).
+    A row w with gradient g, its sum of squares s and its z::
+
+        s' = s + g^2;  z += g - (sqrt(s') - sqrt(s)) w / lr
+        w = 0 where |z| <= l1, else -(z - sign(z) l1) / ((beta + sqrt(s')) / lr + l2)
     """
 
     lr: float | None = None
