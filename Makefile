@@ -59,7 +59,7 @@ test: lint ## lint, types, import contract, tests
 lint: $(READY) ## format check, lint, types, import contract
 	$(PYTHON) -m ruff format --check --quiet
 	$(PYTHON) -m ruff check --quiet
-	$(PYTHON) -m basedpyright --warnings
+	$(PYTHON) -m basedpyright --warnings --pythonpath "$$(command -v $(PYTHON))"
 	$(IMPORT_LINTER)
 
 format: $(READY) ## format and mend what can be mended
