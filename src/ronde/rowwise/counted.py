@@ -15,7 +15,7 @@ from ronde.rowwise.labels import Drawn, Label, Order, Relative
 from ronde.rowwise.operation import replaced, tensors
 from ronde.rowwise.parts import PARTS, alike
 from ronde.rowwise.repeat import matched
-from ronde.rowwise.rows import Rows
+from ronde.rowwise.rows import Rows, is_counted
 from ronde.rowwise.verdict import COUNTS, MixesRows
 from ronde.rowwise.watch import Watch
 
@@ -27,7 +27,7 @@ _DRAWS = {"rand", "randn", "randint", "normal"}
 
 def rows_in(value: Any) -> Iterator[Rows]:
     """The numbers of rows among arguments."""
-    if isinstance(value, Rows):
+    if is_counted(value):
         yield value
     elif isinstance(value, (tuple, list)):
         for each in value:
@@ -72,7 +72,7 @@ def _with(args: Any, kwargs: Any, number: Callable[[Rows], int]) -> tuple[Any, A
     """Arguments with plain numbers in place of numbers of rows."""
 
     def plain(value: Any) -> Any:
-        if isinstance(value, Rows):
+        if is_counted(value):
             return number(value)
         if isinstance(value, torch.Size):
             return torch.Size([plain(each) for each in value])

@@ -23,11 +23,11 @@ from ronde.rowwise.normalize import Elsewhere
 from ronde.rowwise.observer import Observer
 from ronde.rowwise.operation import tensors
 from ronde.rowwise.outputs import axes_of, same_as
-from ronde.rowwise.rows import Counts
+from ronde.rowwise.rows import Counts, Unhashable
 from ronde.rowwise.sequence import Sequence as Steps
 from ronde.rowwise.still_held import Kept, check_tree, check_variables
 from ronde.rowwise.undo import Undo
-from ronde.rowwise.verdict import BACKWARD, MIXES, MixesRows, Verdict
+from ronde.rowwise.verdict import BACKWARD, COUNTS, MIXES, MixesRows, Verdict
 from ronde.rowwise.watch import Away, Ranks, Watch
 from ronde.tensor.tree import Opaque, leaves
 
@@ -67,6 +67,13 @@ class Observation:
 
         Where rows are not independent nothing is returned, and all is as it was before.
         """
+        watch = self._watch
+        try:
+            return self._run(plain)
+        finally:
+            watch.counts.over = True
+
+    def _run(self, plain: Callable[[], Any]) -> tuple[Any, Verdict, Steps]:
         watch = self._watch
         output = None
         try:
@@ -134,6 +141,8 @@ class Observation:
     def _failed(self, error: Exception) -> Verdict:
         if self._watch.counts.problem:  # TorchScript tells of an error of its own in its place
             return self._refused(self._watch.counts.problem)
+        if isinstance(error, Unhashable):
+            return self._refused(COUNTS)
         if isinstance(error, Opaque):
             return self._refused(f"it returns tensors inside a {error}")
         if isinstance(error, UnknownDraw):

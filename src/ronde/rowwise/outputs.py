@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ronde.rowwise.labels import Label, address
-from ronde.rowwise.rows import Rows
+from ronde.rowwise.rows import is_counted
 from ronde.rowwise.verdict import MIXES, NO_AXIS, MixesRows
 from ronde.rowwise.watch import Watch
 from ronde.tensor.layout import memory_order
@@ -29,7 +29,7 @@ def axes_of(watch: Watch, results: Sequence[Any]) -> tuple[OutputAxis, ...]:
     """
     if any(map(dispatches, results)):
         raise MixesRows("its output is of a class that carries out operations itself, below autograd")
-    if any(isinstance(result, Rows) for result in results):
+    if any(map(is_counted, results)):
         raise MixesRows(_NUMBER)
     found = [_axis(watch, result) for result in results]
     if all(axis is None or axis.dim is None for axis in found):

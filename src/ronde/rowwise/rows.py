@@ -4,11 +4,15 @@ What a model reads as the length of its batch is an int here, that of this rank'
 size of any operation. Beside that it knows what it would be for the whole batch and for the few rows on which
 operations are tried: it is a function of the number of rows. Arithmetic makes another such function of it; a
 comparison must come out alike for the whole batch and for this rank's rows, or the number decides a branch.
+
+Like torch's own symbolic sizes (`torch.SymInt`) it has no hash, so no cache keeps it: einops, for one,
+computes anew where a size has none. Once the observed call is over it is the plain int that it was here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +21,7 @@ import torch
 
 from ronde.rowwise.verdict import COUNTS, MixesRows
 
-__all__ = ["Branch", "Counts", "Rows"]
+__all__ = ["Branch", "Counts", "Rows", "Unhashable", "is_counted"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Counts:
         parts: those of the few first rows on which operations are tried, and of two parts of these.
         branches: comparisons with a number of rows that were made, in order.
         alive: how many of these numbers there are.
+        over: the observed call has ended, and these numbers are plain ones.
         problem: why the call must not be cut; kept here, as a model may go on after any exception.
     """
 
@@ -59,6 +64,7 @@ class Counts:
     parts: tuple[int, int, int] = (0, 0, 0)
     branches: list[Branch] = dataclasses.field(default_factory=list)
     alive: int = 0
+    over: bool = False
     problem: str = ""
 
     @staticmethod
@@ -66,6 +72,10 @@ class Counts:
         """The second part begins with the second row, so that what is done by pairs or turns is seen."""
         few = min(mine, 5)
         return Counts(whole, mine, (few, 1, few - 1))
+
+
+class Unhashable(TypeError):
+    """A number of rows was hashed."""
 
 
 class Rows(int):
@@ -97,34 +107,30 @@ class Rows(int):
         whole, mine = self.counts.whole, self.counts.mine
         return self.at(whole) * mine == self.at(mine) * whole
 
-    def __hash__(self) -> int:
-        return hash(self.here)
-
-    def __bool__(self) -> bool:
-        return _compared(self, 0, operator.ne)
-
-    def __neg__(self) -> Any:
-        return _combined(self, 0, _swapped(operator.sub))
-
-    def __pos__(self) -> Rows:
-        return self
-
     def __reduce__(self) -> Any:
         return int, (self.here,)
 
     def __deepcopy__(self, memo: Any) -> Rows:
         return self
 
-    def _refuse(self, *_: Any) -> Any:
-        raise _counted(self.counts)
 
-    def _as_number(self, other: Any = None, *_: Any) -> Any:
-        if isinstance(other, torch.Tensor):
-            return NotImplemented
-        raise _counted(self.counts)
+def is_counted(value: Any) -> bool:
+    """Whether it is a number of rows of an observed call that is under way."""
+    return isinstance(value, Rows) and not value.counts.over
 
-    __int__ = __float__ = __str__ = __repr__ = __format__ = __round__ = __trunc__ = _refuse
-    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _as_number
+
+def _hashed(number: Rows) -> int:
+    raise Unhashable("a number of rows has no hash while a call is observed")
+
+
+def _refused(number: Rows, *_: Any) -> Any:
+    raise _counted(number.counts)
+
+
+def _as_number(number: Rows, other: Any = None, *_: Any) -> Any:
+    if isinstance(other, torch.Tensor):
+        return NotImplemented
+    raise _counted(number.counts)
 
 
 def _counted(counts: Counts) -> MixesRows:
@@ -164,22 +170,46 @@ def _combined(number: Rows, other: Any, combine: _Binary) -> Any:
 
 
 def _function_of(other: Any) -> Callable[[int], Any]:
-    return other.at if isinstance(other, Rows) else lambda _: other
+    return other.at if is_counted(other) else lambda _: other
 
 
 def _swapped(combine: _Binary) -> _Binary:
     return lambda left, right: combine(right, left)
 
 
-def _install() -> None:
-    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
-        compare = getattr(operator, name)
-        setattr(Rows, f"__{name}__", lambda self, other, by=compare: _compared(self, other, by))
-    for name in ("add", "sub", "mul", "floordiv", "mod"):
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_ARITHMETIC = ("add", "sub", "mul", "floordiv", "mod")
+# What gives another kind of number, or looks at digits.
+_OTHER_ARITHMETIC = ("truediv", "pow", "divmod", "and", "or", "xor", "lshift", "rshift")
+_CONVERSIONS = ("int", "float", "str", "repr", "format", "round", "trunc", "floor", "ceil", "abs", "invert")
+
+
+def _methods() -> dict[str, Callable[..., Any]]:
+    """What each method of an int does while the call is observed, by its name."""
+    found: dict[str, Callable[..., Any]] = {
+        "hash": _hashed,
+        "bool": lambda number: _compared(number, 0, operator.ne),
+        "neg": lambda number: _combined(number, 0, _swapped(operator.sub)),
+        "pos": lambda number: number,
+        **dict.fromkeys(_CONVERSIONS, _refused),
+    }
+    for name in _COMPARISONS:
+        found[name] = functools.partial(_compared, compare=getattr(operator, name))
+    for name in _ARITHMETIC:
         combine = getattr(operator, name)
-        swapped = _swapped(combine)
-        setattr(Rows, f"__{name}__", lambda self, other, by=combine: _combined(self, other, by))
-        setattr(Rows, f"__r{name}__", lambda self, other, by=swapped: _combined(self, other, by))
+        found[name] = functools.partial(_combined, combine=combine)
+        found[f"r{name}"] = functools.partial(_combined, combine=_swapped(combine))
+    for name in _OTHER_ARITHMETIC:
+        found[name] = found[f"r{name}"] = _as_number
+    return found
 
 
-_install()
+def _until_over(watched: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    def method(number: Rows, *args: Any) -> Any:
+        return plain(number, *args) if number.counts.over else watched(number, *args)
+
+    return method
+
+
+for _name, _method in _methods().items():
+    setattr(Rows, f"__{_name}__", _until_over(_method, getattr(int, f"__{_name}__")))

@@ -19,7 +19,7 @@ import torch
 from ronde.patching.caller import is_users
 from ronde.rowwise.generators import GENERATORS, States
 from ronde.rowwise.labels import Marks, address
-from ronde.rowwise.rows import Rows
+from ronde.rowwise.rows import is_counted
 from ronde.tensor.global_tensor import GlobalTensor
 
 __all__ = ["Held", "Undo", "is_open"]
@@ -97,7 +97,7 @@ class Held:
             return  # kept from another call, in rows: what uses it is refused where it does
         if issubclass(type(value), torch.Tensor):
             self.tensors.append((name, value))
-        elif issubclass(type(value), Rows):
+        elif is_counted(value):
             self.counts.append(name)
         elif issubclass(type(value), GENERATORS):
             self.generators.append(value)
