@@ -24,7 +24,7 @@ from ronde.verify.parts import InParts
 from ronde.verify.proof import judge
 from ronde.verify.record import Twin, Writer, read_record
 from ronde.verify.report import to_text
-from ronde.verify.runs import Job, Run, run_plain
+from ronde.verify.runs import Job, Run, run_on_ranks, run_plain
 from ronde.verify.sites import Sites
 from ronde.verify.twins import TWINS, noise_of
 
@@ -288,6 +288,28 @@ def test_a_scratch_directory_shows_what_lies_around_it(tmp_path: Path) -> None:
     (made.directory / "new.txt").write_text("new")
     assert list(scratches.written(made)) == ["new.txt"]
     assert os.listdir(project) == []
+
+
+PLACED = """
+import argparse, json, os, sys
+import torch
+place = os.path.dirname(os.path.abspath(__file__))
+print("save to", place, "from", os.getcwd(), "by", sys.argv[0], len(place), hash(place))
+json.dump({"out": f"{place}/out", "cut": f"{place:.20}"}, open("config.json", "w"))
+torch.save({"args": argparse.Namespace(out=f"{place}/out"), "loss": 0.5}, f"{place}/model.pt")
+"""
+
+
+def test_every_run_stands_in_the_same_place(host: WarmHost, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text(PLACED)
+    job = Job(script="train.py", directory=tmp_path / "project")
+    plain = run_plain(job, tmp_path / "runs" / "plain", starter=host.start)
+    ranks = run_on_ranks(job, tmp_path / "runs" / "ranks", ranks=2, like=plain, starter=host.start)
+    assert plain.exit_code == 0, plain.stderr
+    assert plain.stdout == ranks.stdout
+    assert judge(job, plain, ranks, ranks=2).holds
+    assert list(ranks.files) == ["config.json", "model.pt"]
 
 
 CLOCKED = """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -20,6 +22,10 @@ from ronde.plan import aliases_in, read_plan
 __all__ = ["verify"]
 
 _PRECISIONS = ("double", "as-is")
+
+
+def _end(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def verify(  # noqa: PLR0913 - one parameter per option
@@ -91,6 +97,9 @@ def verify(  # noqa: PLR0913 - one parameter per option
     )
     for alias in aliases_in(plan):
         say(f"plan {alias}")
+    # So that what the runs have written is removed; SIGINT raises by itself.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     proof = prove(job, ranks=ranks)
     print(to_text(proof))
     if json_file is not None:

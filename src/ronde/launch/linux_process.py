@@ -35,9 +35,9 @@ def load_prctl() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def bind_to_parent(library: ctypes.CDLL, parent: int) -> None:
-    """In a child: die when `parent` dies. A parent that is gone already sends no signal any more."""
-    library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def bind_to_parent(library: ctypes.CDLL, parent: int, number: int = signal.SIGKILL) -> None:
+    """In a child: get this signal when `parent` dies. One that is gone already sends no signal any more."""
+    library.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 

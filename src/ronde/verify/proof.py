@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ronde.errors import UsageError
+from ronde.trace.run_directory import new_run_id
+from ronde.trace.temporary_folder import TemporaryFolder
 from ronde.verify.clauses.noise import QUIET, Noise
 from ronde.verify.clauses.verdict import Status, Tolerance, Verdict
 from ronde.verify.compare import compare, in_double
@@ -66,8 +67,9 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = (), starter: S
     if job.precision != "fp32":
         # The plan's own rounding is what is compared.
         job = dataclasses.replace(job, double=False)
-    with tempfile.TemporaryDirectory(prefix="ronde-verify-") as name:
-        place = Path(name)
+    folder = TemporaryFolder.hold(new_run_id())
+    try:
+        place = Path(folder.path)
         job, plain, note = _plain(job, place, starter)
         run = run_on_ranks(
             job, place / "ranks", ranks=ranks, like=plain, extensions=extensions, starter=starter
@@ -82,6 +84,8 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = (), starter: S
             return run_plain(job, place / twin, twin=twin, like=plain, starter=starter)
 
         return dataclasses.replace(judge(job, plain, run, ranks=ranks, start=start), note=note)
+    finally:
+        folder.remove()
 
 
 def _plain(job: Job, place: Path, starter: Starter) -> tuple[Job, Run, str]:

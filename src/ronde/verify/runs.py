@@ -105,16 +105,23 @@ def spawn(start: Start) -> int:
             "extensions": start.extensions,
         }
         command = ["ronde.verify.ranks", str(start.ranks), str(start.place / "run"), json.dumps(fields)]
+    keeper = [sys.executable, "-m", "ronde.verify.keeper", str(os.getpid())]
     with open(start.place / "stdout", "wb") as stdout, open(start.place / "stderr", "wb") as stderr:
-        process = subprocess.run(
-            [sys.executable, "-m", *command],
+        process = subprocess.Popen(
+            [*keeper, sys.executable, "-m", *command],
             cwd=start.directory,
             env=start.environment,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
+            start_new_session=True,  # the terminal's keys are for this process
         )
-    return process.returncode
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
 
 
 def plain_arguments(job: Job) -> list[str]:
@@ -162,7 +169,9 @@ def _run(
     twin: Twin = "",
     like: Run | None = None,
 ) -> Run:
-    scratch, config = _prepare(job, place, twin=twin, like=like)
+    # Every run stands in the same place while it runs, so a path that the script prints or saves is the same.
+    stage = place.with_name("tree")
+    scratch, config = _prepare(job, place, stage, twin=twin, like=like)
     start = Start(
         job=job,
         ranks=ranks,
@@ -172,14 +181,14 @@ def _run(
         extensions=extensions,
     )
     code = starter(start)
-    return _finished(place, scratch, ranks=ranks or 1, exit_code=code)
+    return _finished(place, scratches.move(scratch, place / "tree"), ranks=ranks or 1, exit_code=code)
 
 
 def _prepare(
-    job: Job, place: Path, *, twin: Twin, like: Run | None
+    job: Job, place: Path, stage: Path, *, twin: Twin, like: Run | None
 ) -> tuple[scratches.Scratch, RecordConfig]:
     place.mkdir(parents=True)
-    scratch = scratches.build(place / "tree", job.directory)
+    scratch = scratches.build(stage, job.directory)
     record = place / "record"
     record.mkdir()
     replay = record / "replay.json"

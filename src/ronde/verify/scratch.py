@@ -11,7 +11,7 @@ import dataclasses
 import os
 from pathlib import Path
 
-__all__ = ["Scratch", "build", "written"]
+__all__ = ["Scratch", "build", "move", "written"]
 
 _LEVELS_UP = 2
 # A directory above with more entries than this is a common place (/tmp, /home), not part of a project.
@@ -42,6 +42,15 @@ def build(tree: Path, source: Path) -> Scratch:
         place.mkdir()
     _link(source, place, os.listdir(source))
     return Scratch(tree=tree, directory=place, source=source)
+
+
+def move(scratch: Scratch, tree: Path) -> Scratch:
+    """Rename the copy, whose run has ended; its links stay what they are."""
+    tree = tree.resolve()
+    os.rename(scratch.tree, tree)
+    return dataclasses.replace(
+        scratch, tree=tree, directory=tree / scratch.directory.relative_to(scratch.tree)
+    )
 
 
 def _link(source: Path, place: Path, names: list[str]) -> None:
