@@ -16,6 +16,7 @@ import csv
 import functools
 import gc
 import gzip
+import importlib
 import io
 import json
 import logging
@@ -1001,6 +1002,30 @@ def file_objects_look_as_ever(ranks: Ranks) -> Any:
         file.close()
         looks.append([file.closed, failure_of(lambda file=file: file.write("x"))])
     return looks
+
+
+@scenario
+def own_modules_by_names_of_libraries(ranks: Ranks) -> Any:
+    """A project has files called so, or stand-ins for what is not installed."""
+    stub = "class Run:\n    pass\ndef init(**settings):\n    return settings\n"
+    modules = {"wandb": stub, "faiss": "x = 1", "polars": "class DataFrame:\n    pass", "h5py": "File = 1"}
+    os.mkdir("stubs")
+    for name, text in modules.items():
+        Path("stubs", f"{name}.py").write_text(text)
+    sys.path.insert(0, "stubs")
+    before = {name: sys.modules.pop(name, None) for name in modules}
+    try:
+        found: list[Any] = [sorted(set(dir(importlib.import_module(name))) - set(dir(sys))) for name in modules]
+        found.append(importlib.import_module("wandb").init(project="mine"))
+    finally:
+        sys.path.remove("stubs")
+        shutil.rmtree("stubs/__pycache__", ignore_errors=True)
+        for name, module in before.items():
+            del sys.modules[name]
+            if module is not None:
+                sys.modules[name] = module
+    Path("written.txt").write_text("once")
+    return found
 
 
 @scenario

@@ -340,6 +340,27 @@ def test_what_native_code_writes(
     assert one.names() == ["barrier", "broadcast"] * len(names)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_libraries_without_the_replaced_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """Another version, or a stand-in that somebody has installed, may lack any of them."""
+    others = ("safetensors.torch", "safetensors.numpy", "sqlite3", "sqlite3.dbapi2", "h5py", "wandb")
+    names = (*NATIVE_WRITERS, *others, "tensorboard.summary.writer.event_file_writer")
+    modules = {name: types.ModuleType(name) for name in names}
+    old = modules["wandb"]  # without `Run`
+    vars(old).update(init=dict, __file__=os.path.join(os.path.dirname(torch.__file__), "wandb.py"))
+    before = {name: dict(vars(module)) for name, module in modules.items()}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    one = One(rank, tmp_path)
+    one.script_files.install()
+    after = {name: dict(vars(module)) for name, module in modules.items()}
+    one.script_files.uninstall()
+    assert after["wandb"].pop("init") is not before["wandb"].pop("init")
+    assert after == before
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript_and_tokenizers_are_saved_by_rank_0_alone(other: One) -> None:
     """Their methods, as these libraries have them: copied from class to class, and of native types."""

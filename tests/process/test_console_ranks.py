@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -152,3 +153,23 @@ def interactive(rank: Any) -> list[str]:
     with conversation(rank, "print([a])"), contextlib.redirect_stdout(out), quiet:
         code.interact(banner="", local={"a": 5}, exitmsg="")
     return out.getvalue().split()
+
+
+def own_module_called_code(rank: Any, folder: str) -> list[str]:
+    before = sys.modules.pop("code", None)
+    sys.path.insert(0, folder)
+    try:
+        with conversation(rank):
+            return [name for name in dir(importlib.import_module("code")) if not name.startswith("_")]
+    finally:
+        sys.path.remove(folder)
+        del sys.modules["code"]
+        if before is not None:
+            sys.modules["code"] = before
+
+
+def test_a_module_of_the_scripts_is_imported_in_place_of_pythons(
+    ranks: Callable[..., list[Any]], tmp_path: Any
+) -> None:
+    (tmp_path / "code.py").write_text("VALUE = 1\n")
+    assert ranks(2, own_module_called_code, str(tmp_path)) == [["VALUE"]] * 2

@@ -31,7 +31,7 @@ from ronde.files.replacements import Replacements
 from ronde.files.serializers import Serializers
 from ronde.files.temporary import MAKERS, making
 from ronde.files.trackers import patch_tensorboard, patch_wandb
-from ronde.patching.late_patches import LatePatches
+from ronde.patching.late_patches import LatePatches, found_in
 from ronde.patching.patches import Patches
 from ronde.trace.temporary_folder import TemporaryFolders
 
@@ -172,11 +172,10 @@ class ScriptFiles:
 
         def replacing(make: Callable[[str, Any], Any], path: str) -> Callable[[ModuleType], None]:
             def patch(module: ModuleType) -> None:
-                *above, name = path.split(".")
-                owner: Any = functools.reduce(getattr, above, module)
-                plain = getattr(owner, name, None)  # not every version of the library has each
-                if plain is None or (isinstance(owner, type) and owner.__flags__ & _IMMUTABLE_TYPE):
+                found = found_in(module, path)
+                if found is None or (isinstance(found[0], type) and found[0].__flags__ & _IMMUTABLE_TYPE):
                     return
+                owner, name, plain = found
                 made = make(f"{module.__name__}.{path}", plain)
                 is_static = isinstance(vars(owner).get(name), staticmethod)
                 patches.set(owner, name, staticmethod(made) if is_static else made)

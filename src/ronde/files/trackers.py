@@ -14,6 +14,7 @@ from typing import Any
 
 from ronde.files.rank_files import RankFiles
 from ronde.files.raw_files import Sink
+from ronde.patching.late_patches import found_in
 from ronde.patching.patches import Patches
 
 __all__ = ["patch_tensorboard", "patch_wandb"]
@@ -27,7 +28,10 @@ _NAMES = ("id", "dir", "project", "entity", "path", "start_time", "disabled")
 
 def patch_wandb(files: RankFiles, patches: Patches, module: ModuleType) -> None:
     """Make `wandb.init` start a run on rank 0, and a disabled one elsewhere."""
-    plain: Callable[..., Any] = vars(module)["init"]
+    start_run, watch_run = found_in(module, "init"), found_in(module, "Run.watch")
+    if start_run is None:
+        return
+    plain: Callable[..., Any] = start_run[2]
     files.callers.trackers = (os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep,)
 
     def init(*args: Any, **kwargs: Any) -> Any:
@@ -53,10 +57,13 @@ def patch_wandb(files: RankFiles, patches: Patches, module: ModuleType) -> None:
         files.note(_WATCH)
 
     patches.set(module, "init", init)
-    patches.set(vars(module)["Run"], "watch", watch)
+    if watch_run is not None:
+        patches.set(watch_run[0], "watch", watch)
 
 
 def patch_tensorboard(files: RankFiles, patches: Patches, module: ModuleType) -> None:
-    plain: Callable[..., Any] = vars(module)["RecordWriter"]
-    if not files.is_zero:
+    """Give every rank but 0 records that go nowhere."""
+    found = found_in(module, "RecordWriter")
+    if found is not None and not files.is_zero:
+        plain = found[2]
         patches.set(module, "RecordWriter", lambda _: plain(Sink()))

@@ -1,24 +1,29 @@
-"""Patching a module when the script imports it, and not before."""
+"""Patching a library's module when the script imports it, and not before."""
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["LatePatches"]
+from ronde.patching.caller import is_users_module
+
+__all__ = ["LatePatches", "found_in"]
 
 Patch = Callable[[ModuleType], None]
 
 
 class LatePatches:
-    """A finder that finds nothing by itself: it lets the others find, and patches what was executed.
+    """A finder on `sys.meta_path` that patches modules which other finders find.
+
+    A module of the user's own that has the name of a library's is left as it is.
 
     Args:
-        patches: what to do to a module, by its full name.
+        patches: what to do to a module, by its full name. Versions and stand-ins of a library may lack any
+            attribute, so each patch passes over what is absent (`found_in`).
     """
 
     def __init__(self, patches: Mapping[str, Patch]) -> None:
@@ -27,36 +32,58 @@ class LatePatches:
 
     def install(self) -> None:
         """Patch what is imported already; watch for the rest."""
-        for name, patch in self._patches.items():
+        for name in self._patches:
             module = sys.modules.get(name)
             if module is not None:
-                patch(module)
+                self._patch(name, module)
         sys.meta_path.insert(0, self)  # pyright: ignore[reportArgumentType]
 
     def uninstall(self) -> None:
+        """Watch no longer; what was patched stays so."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)  # pyright: ignore[reportArgumentType]
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Part of the protocol of `sys.meta_path`."""
-        patch = self._patches.get(name)
-        if patch is None or name in self._searching:
+        if name not in self._patches or name in self._searching:
             return None
         self._searching.add(name)
         try:
-            spec = importlib.util.find_spec(name)
+            others = (each for each in sys.meta_path if each is not self)
+            spec = next(filter(None, (each.find_spec(name, path, target) for each in others)), None)
         finally:
             self._searching.discard(name)
         if spec is not None and spec.loader is not None:
-            self._patch_after(spec.loader, patch)
+            self._patch_after(spec.loader, name)
         return spec
 
-    def _patch_after(self, loader: Any, patch: Patch) -> None:
+    def _patch_after(self, loader: Any, name: str) -> None:
         execute = loader.exec_module
 
+        @functools.wraps(execute)
         def execute_and_patch(module: ModuleType) -> None:
             execute(module)
-            if self in sys.meta_path:
-                patch(module)
+            # A zip archive has one loader for all of its modules.
+            if module.__name__ == name and self in sys.meta_path:
+                self._patch(name, module)
 
         loader.exec_module = execute_and_patch
+
+    def _patch(self, name: str, module: ModuleType) -> None:
+        if not is_users_module(module):
+            self._patches[name](module)
+
+
+def found_in(module: ModuleType, path: str) -> tuple[Any, str, Any] | None:
+    """Find the owner of a dotted path in a module (itself, or a class), the last name, and its value there.
+
+    >>> import os
+    >>> found_in(os, "path.join") == (os.path, "join", os.path.join), found_in(os, "path.no.join")
+    (True, None)
+    """
+    owner, name, value = None, "", module
+    for name in path.split("."):
+        owner, value = value, getattr(value, name, None)
+        if value is None or not isinstance(owner, (ModuleType, type)):
+            return None
+    return owner, name, value

@@ -24,7 +24,7 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
-from ronde.patching.late_patches import LatePatches
+from ronde.patching.late_patches import LatePatches, found_in
 from ronde.patching.patches import Patches
 from ronde.trace.tally import Tally
 
@@ -57,11 +57,11 @@ class Console:
         self._patches = Patches()
         # Every way into pdb leads to its `interaction`, post-mortem and debuggers derived from it included.
         shells = {
-            "pdb": ("Pdb", "interaction"),
-            "code": ("InteractiveConsole", "interact"),
-            "IPython.terminal.embed": ("InteractiveShellEmbed", "mainloop"),
+            "pdb": "Pdb.interaction",
+            "code": "InteractiveConsole.interact",
+            "IPython.terminal.embed": "InteractiveShellEmbed.mainloop",
         }
-        self._late = LatePatches({name: partial(self._open_alone, *shell) for name, shell in shells.items()})
+        self._late = LatePatches({name: partial(self._open_alone, method) for name, method in shells.items()})
 
     def install(self, patches: Patches) -> None:
         self._patches = patches
@@ -140,10 +140,12 @@ class Console:
             for comm in self._comms:
                 comm.be_patient()
 
-    def _open_alone(self, kind: str, name: str, module: ModuleType) -> None:
-        """A shell of this module is opened on rank 0; the script goes on elsewhere."""
-        owner: Any = vars(module)[kind]
-        plain: Callable[..., Any] = getattr(owner, name)
+    def _open_alone(self, method: str, module: ModuleType) -> None:
+        """Open the shell of this module on rank 0 alone; the script goes on elsewhere."""
+        found = found_in(module, method)
+        if found is None:
+            return
+        owner, name, plain = found
 
         def opened(shell: Any, *args: Any, **kwargs: Any) -> None:
             if self._rank != 0:
