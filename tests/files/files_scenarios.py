@@ -36,6 +36,7 @@ import threading
 import time
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from glob import glob
 from os import makedirs
@@ -293,7 +294,10 @@ def temporary_file_in_a_folder_of_choice_is_made_once(ranks: Ranks) -> Any:
     contents = [Path(file.name).read_text(), Path(path).read_text()]
     os.rename(file.name, "results/kept")
     os.rename(path, "results/low")
-    return [len(names), [Path(name).suffix for name in names], contents, os.path.basename(path)[:4]]
+    # What is named after that is each rank's own again: a socket of multiprocessing's, say.
+    number = zlib.crc32(tempfile.mktemp().encode())
+    alone = ranks.world_size == 1 or ranks.total(number) != ranks.world_size * number
+    return [len(names), [Path(name).suffix for name in names], contents, os.path.basename(path)[:4], alone]
 
 
 @scenario
@@ -1015,7 +1019,9 @@ def own_modules_by_names_of_libraries(ranks: Ranks) -> Any:
     sys.path.insert(0, "stubs")
     before = {name: sys.modules.pop(name, None) for name in modules}
     try:
-        found: list[Any] = [sorted(set(dir(importlib.import_module(name))) - set(dir(sys))) for name in modules]
+        found: list[Any] = [
+            sorted(set(dir(importlib.import_module(name))) - set(dir(sys))) for name in modules
+        ]
         found.append(importlib.import_module("wandb").init(project="mine"))
     finally:
         sys.path.remove("stubs")

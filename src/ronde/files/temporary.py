@@ -37,10 +37,14 @@ def making(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
         # What is made among temporary files is meant to go away, rather than to be found by the user.
         passes = located is None or files.paths.is_exempt(located) or located == among
         if stays and not passes:
-            if not beside:
-                names: Any = tempfile._get_candidate_names()  # pyright: ignore[reportAttributeAccessIssue]
-                names.rng.seed(files.alike(f"tempfile.{name}", lambda: names.rng.getrandbits(64)))
-            return plain(**given)  # what it calls for that is mediated
+            if beside:
+                return plain(**given)
+            names: Any = tempfile._get_candidate_names()  # pyright: ignore[reportAttributeAccessIssue]
+            names.rng.seed(files.alike(f"tempfile.{name}", lambda: names.rng.getrandbits(64)))
+            try:
+                return plain(**given)  # what it calls for that is mediated
+            finally:
+                names.rng.seed()  # later names are this rank's own
         with files.callers.unmediated():
             made = plain(**given)
         path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)

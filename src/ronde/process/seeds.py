@@ -2,6 +2,9 @@
 
 Unseeded generators take their entropy from the operating system; here it comes from one stream, equal on
 all ranks and fixed by the run's seed. So a script that seeds nothing stays in step.
+
+Identifiers, bytes and generators that a library asks for stay the operating system's: it names temporary
+files, locks and sockets by them, which ranks share a folder for.
 """
 
 from __future__ import annotations
@@ -21,6 +24,11 @@ from ronde.patching.caller import called_by_script
 from ronde.patching.patches import Patches
 
 __all__ = ["install", "seed_all"]
+
+# Libraries that name what belongs to the script by an identifier: a run, and the folder of its files.
+_TRACKERS = ("aim.", "clearml.", "comet_ml.", "mlflow.", "neptune.", "optuna.", "swanlab.")
+# Modules that call what the script gave them: `Field(default_factory=uuid4)`.
+_RELAYS = ("pydantic.main", "pydantic._internal._dataclasses")
 
 
 def seed_all(seed: int) -> None:
@@ -65,9 +73,9 @@ def install(patches: Patches, seed: int) -> None:
     def identifier(plain: Any, version: int) -> Any:
         @functools.wraps(plain)
         def make(*args: Any) -> uuid.UUID:
-            if args or not _on_main_thread():
-                return plain(*args)
-            return uuid.UUID(int=entropy.getrandbits(128), version=version)
+            if not args and called_by_script(*_RELAYS, or_by=_TRACKERS) and _on_main_thread():
+                return uuid.UUID(int=entropy.getrandbits(128), version=version)
+            return plain(*args)
 
         return make
 
