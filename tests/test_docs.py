@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ronde.plan import Mesh
+from ronde.plan.key import keys_of
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -28,6 +31,19 @@ def test_the_index_of_decisions_names_each_once() -> None:
         number, decision = name[:4], title.partition(". ")[2]
         assert title.startswith(f"# {int(number)}. ")
         assert f"| [{number}]({name}) | {decision} |" in index
+
+
+def test_the_front_page_of_the_documents_claims_what_the_readme_does() -> None:
+    readme, front = (ROOT / "README.md").read_text(), (ROOT / "docs/index.md").read_text()
+    devices = re.compile(r"\b(\w+) CUDA device\b(?= has been tried|, not on several)")
+    assert devices.findall(readme.lower().replace("cuda", "CUDA")) == devices.findall(front) == ["one"]
+    unsaid = [
+        key.name
+        for key in keys_of(Mesh)
+        if (ROOT / f"docs/{key.name}.md").exists()
+        and not (f"(docs/{key.name}.md)" in readme and f"({key.name}.md)" in front)
+    ]
+    assert unsaid == []
 
 
 def test_the_readme_names_every_room() -> None:

@@ -43,6 +43,7 @@ UNSAID = {
     "two trees over all ranks": SUMMED,
     "..., and there is one host only": SUMMED,
     "nothing travels, there is one rank": SUMMED,
+    "of the whole batch on each rank (data=1); inside of the model ranks exchange by ...": SUMMED,
     "NCCL knows the links between devices": SUMMED,
     "Gloo, one rank on each host": SUMMED,
     "Gloo, the processor is not of the kind x86-64": SUMMED,

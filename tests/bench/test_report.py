@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.samples import report, result
-from ronde.bench.kinds import read_report
+from ronde.bench.kinds import KINDS, read_report
 from ronde.bench.machine import Machine, cpu_model
 from ronde.bench.report import Report
 from ronde.errors import UsageError
@@ -57,6 +57,12 @@ def test_reports_that_the_documentation_shows(path: Path) -> None:
         f"this report of ronde bench {kind} has an older form, which this version does not read; measure "
         f"anew: ronde bench {kind} --json FILE"
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_older_form_of_every_kind_is_named(kind: str) -> None:
+    with pytest.raises(UsageError, match=f"this report of ronde bench {kind} has an older form"):
+        read_report(json.dumps({"kind": kind, "machine": {}, "results": [{"of": "before"}]}))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"machine": 3}', '{"machine": {}, "results": []}'])

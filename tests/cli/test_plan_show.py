@@ -68,6 +68,38 @@ def test_what_a_rank_holds_is_said(
     assert rule.endswith(f"U(w[t], g[t]) once per step, {updates}")
 
 
+@pytest.mark.parametrize(
+    ("plan", "holds"),
+    [
+        ("expert=2", ["1/2 of the experts of each mixture"]),
+        ("tensor=2,pipeline=2", ["the parameters of its stage", "1/2 of the matrices that are cut"]),
+        ("zero1,tensor=2", ["1/2 of the matrices that are cut", "and 1/W of the optimizer state"]),
+        (
+            "tensor=4,pipeline=2,expert=8,zero2",
+            ["its stage", "1/4 of the mat", "1/8 of the exp", "1/W of grad"],
+        ),
+        ("context=2", ["each rank keeps everything"]),
+    ],
+)
+def test_each_axis_says_what_it_leaves_to_a_rank(
+    capsys: pytest.CaptureFixture[str], plan: str, holds: list[str]
+) -> None:
+    show(plan)
+    shown = capsys.readouterr().out.partition("holds")[2].partition("update rule")[0]
+    assert [part for part in holds if part not in shown] == []
+    assert ("everything" in shown) == (plan == "context=2")
+
+
+@pytest.mark.parametrize("plan", ["tensor=2", "pipeline=2", "context=2"])
+def test_ranks_of_one_cut_model_exchange(capsys: pytest.CaptureFixture[str], plan: str) -> None:
+    assert show(plan, "--ranks", "2") == 0
+    shown = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("gradients"))
+    assert shown.endswith(
+        "of the whole batch on each rank (data=1); inside of the model ranks exchange by shared memory (all "
+        "ranks are on one host)"
+    )
+
+
 def test_one_rank_holds_everything_under_every_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert show("zero3", "--ranks", "1") == 0
     assert "holds          one rank keeps everything, and nothing moves" in capsys.readouterr().out

@@ -76,13 +76,13 @@ def test_a_killed_rank_is_named_with_its_signal_and_peers_are_ended(experiment: 
     assert time.monotonic() - began < LIMIT_S
     result = experiment.finish(process)
     assert result.code == 128 + signal.SIGKILL
-    assert result.err.startswith("ronde: rank 1 was killed by SIGKILL (out of memory?); logs of all ranks: ")
+    assert result.err.startswith("ronde: rank 1 was killed by SIGKILL; logs of all ranks: ")
 
 
 def test_a_killed_main_rank_alone_is_reported_too(experiment: Any) -> None:
     result = experiment.run("print('begun', flush=True); os.kill(os.getpid(), signal.SIGKILL)", ranks=1)
     assert (result.code, result.out) == (137, b"begun\n")
-    assert result.err.startswith("ronde: rank 0 was killed by SIGKILL (out of memory?)")
+    assert result.err.startswith("ronde: rank 0 was killed by SIGKILL")
 
 
 def test_a_crash_shows_the_end_of_the_ranks_log(experiment: Any) -> None:

@@ -17,6 +17,7 @@ from ronde.report.run import read_run
 from ronde.report.series import by_phase, by_route
 from ronde.testing import forked
 from ronde.trace.events import read_events
+from ronde.trace.pace import pace_of
 from ronde.trace.step_file import StepsOfRank
 
 SCRIPT = """
@@ -92,7 +93,13 @@ def test_the_run_is_told_as_one_that_has_ended(run: SimpleNamespace) -> None:
     assert [event.kind for event in read_events(run.folder / "logs")] == ["start", "end"]
     assert (run.run.start["script"], run.run.start["plan"]) == ("train.py", "ddp")
     text = page(run.run)
-    assert "samples/s, second half" in text
+    assert "samples/s, from the second step on" in text
+    for rank in run.run.ranks:
+        pace = pace_of(rank.steps.course)
+        assert pace is not None
+        assert rank.summary is not None
+        assert rank.summary.communication == pytest.approx(pace.communication_share, abs=0.02)
+        assert rank.summary.steps_per_second == pytest.approx(pace.steps_per_second, rel=0.02)
     assert "shared memory (all ranks are on one host)" in text
 
 

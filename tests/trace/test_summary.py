@@ -28,8 +28,8 @@ MAIN = RankSummary(
 def test_what_is_told() -> None:
     others = [dataclasses.replace(MAIN, rank=rank, communication=0.1) for rank in (1, 2)]
     assert summary_lines([MAIN, *others]) == [
-        "480 optimizer steps in 12.3 s, 41.2 steps/s, 1319 samples/s; "
-        "data 3%, compute 85%, communication 12% of the time",
+        "480 optimizer steps in 12.3 s; from the second on 41.2 steps/s, 1319 samples/s, "
+        "data 3%, compute 85%, communication 12% of that time",
         "gradients: shared memory (all ranks are on one host)",
         "on shards: Net (480 calls), Encoder (20 calls)",
         "Decoder runs in parts, not as one piece: it has hooks",

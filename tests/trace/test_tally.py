@@ -83,17 +83,23 @@ def test_a_module_may_see_other_rows_than_the_loader_has_put_together() -> None:
 
 def test_rates_leave_the_first_step_out() -> None:
     tally = Tally()
-    assert tally.rates() is None
+    waited = 5
+    tally.waited = lambda: waited
+    tally.begin()
     tally.train_on(8)
+    tally.deliver(1_000)
+    waited = 7
     tally.step()
-    assert tally.rates() is None
+    assert tally.pace().steps == 1  # all of it, the first step included
+    assert (tally.pace().data, tally.pace().waited) == (1e-6, 2e-9)
     tally.backward()
     tally.train_on(8)
+    tally.deliver(30)
+    waited = 11
     tally.step()
-    rates = tally.rates()
-    assert rates is not None
-    steps, rows = rates
-    assert abs(rows - 8 * steps) < 1e-9 * rows
+    pace = tally.pace()
+    assert (pace.steps, pace.samples, pace.data, pace.waited) == (1, 8, 30e-9, 4e-9)
+    assert pace.samples_per_second == 8 * pace.steps_per_second
 
 
 def test_the_launcher_sees_what_the_main_rank_counts(tmp_path: Path) -> None:

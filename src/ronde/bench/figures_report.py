@@ -20,17 +20,18 @@ def written(kind: str, report: Any) -> str:
     return json.dumps({"kind": kind, **dataclasses.asdict(report)}, indent=2) + "\n"
 
 
-def read(text: str, made: Callable[..., Made], result: Callable[[Mapping[str, Any]], Any]) -> Made:
+def read(kind: str, text: str, made: Callable[..., Made], result: Callable[[Mapping[str, Any]], Any]) -> Made:
     """The report that `written` wrote; lists become tuples.
 
     Args:
+        kind: the word in its JSON.
         made: the report's class.
         result: makes one of its `results` of its fields.
 
     Raises:
-        UsageError: for anything else.
+        UsageError: for anything else, and for what an earlier version wrote.
     """
-    with reading(text):
+    with reading(text, kind):
         fields = json.loads(text)
         fields.pop("kind")
         machine, results = Machine(**fields.pop("machine")), tuple(map(result, fields.pop("results")))

@@ -105,7 +105,7 @@ class FirstCallReport:
         Raises:
             UsageError: for anything else, and for what an earlier version wrote.
         """
-        with reading(text):
+        with reading(text, KIND):
             fields = json.loads(text)
             results = tuple(_result(each) for each in fields["results"])
             machine = Machine(**fields["machine"])

@@ -48,7 +48,7 @@ class HorovodReport:
         Raises:
             UsageError: for anything else.
         """
-        return read(text, cls, figures_of)
+        return read(KIND, text, cls, figures_of)
 
 
 def measure(

@@ -10,11 +10,12 @@ from ronde.bench.chaos import report as chaos
 from ronde.bench.collectives import report as collectives
 from ronde.bench.memory import report as memory
 from ronde.bench.parallel import report as parallel
+from ronde.bench.report import KINDS as STEPS
 from ronde.bench.report import Report
 from ronde.bench.serving import report as serving
 from ronde.bench.sync import report as sync
 
-__all__ = ["AnyReport", "read_report"]
+__all__ = ["KINDS", "AnyReport", "read_report"]
 
 AnyReport: TypeAlias = (
     Report
@@ -31,7 +32,7 @@ AnyReport: TypeAlias = (
     | parallel.ParallelReport
 )
 
-_KINDS = {
+KINDS = {
     collectives.KIND: collectives.CollectivesReport,
     memory.KIND: memory.MemoryReport,
     first_call.KIND: first_call.FirstCallReport,
@@ -43,7 +44,9 @@ _KINDS = {
     planner.KIND: planner.PlannerReport,
     sync.KIND: sync.SyncReport,
     parallel.KIND: parallel.ParallelReport,
+    **dict.fromkeys(STEPS, Report),
 }
+"""Every kind of report by its word; what has none is read as one of steps."""
 
 
 def read_report(text: str) -> AnyReport:
@@ -52,7 +55,7 @@ def read_report(text: str) -> AnyReport:
     Raises:
         UsageError: it is none.
     """
-    return _KINDS.get(_kind(text), Report).from_json(text)
+    return KINDS.get(_kind(text), Report).from_json(text)
 
 
 def _kind(text: str) -> str:

@@ -52,7 +52,7 @@ class PlannerReport:
         Raises:
             UsageError: for anything else.
         """
-        return figures_report.read(text, cls, _figure)
+        return figures_report.read(KIND, text, cls, _figure)
 
 
 def _figure(fields: Mapping[str, Any]) -> PlannerFigure:

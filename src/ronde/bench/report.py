@@ -15,6 +15,9 @@ from ronde.bench.sample import Sample
 __all__ = ["Report"]
 
 
+KINDS = ("dp", "overhead")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     """One invocation of `ronde bench`.
@@ -48,7 +51,7 @@ class Report:
         Raises:
             UsageError: for anything else, and for what an earlier version wrote.
         """
-        with reading(text):
+        with reading(text, *KINDS):
             fields = json.loads(text)
             fields["machine"] = Machine(**fields["machine"])
             fields["results"] = tuple(_result(described) for described in fields["results"])

@@ -65,7 +65,7 @@ class ServersReport:
         Raises:
             UsageError: for anything else.
         """
-        return read(text, cls, figures_of)
+        return read(KIND, text, cls, figures_of)
 
 
 def figures_of(fields: Mapping[str, Any]) -> Figures:

@@ -82,7 +82,7 @@ class TablesReport:
         Raises:
             UsageError: for anything else.
         """
-        return read(text, cls, _figures)
+        return read(KIND, text, cls, _figures)
 
 
 def _figures(fields: Mapping[str, Any]) -> TableFigures:

@@ -98,10 +98,9 @@ def shell_code(code: int) -> int:
 
 def signal_name(number: int) -> str:
     try:
-        name = signal.Signals(number).name
+        return signal.Signals(number).name
     except ValueError:
-        name = f"signal {number}"
-    return f"{name} (out of memory?)" if number == signal.SIGKILL else name
+        return f"signal {number}"
 
 
 def _advice_on_signal(number: int, world_size: int) -> list[str]:
@@ -204,8 +203,6 @@ def report(  # noqa: PLR0913 - each is evidence
     if first.kind != "signal":
         return "\n".join([words, *explained])
     head, *log = words.split("\n")
-    if explained:  # which knows whether it was
-        head = head.replace(" (out of memory?)", "")
     return "\n".join([head, *(explained or _advice_on_signal(first.exit_code - 128, world_size)), *log])
 
 

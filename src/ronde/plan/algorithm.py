@@ -10,7 +10,7 @@ from typing import Literal
 from ronde.errors import PlanError
 from ronde.plan.communication import Algorithm
 
-__all__ = ["Choice", "choose", "keeps_order_of_stores"]
+__all__ = ["Choice", "choose", "inside_model", "keeps_order_of_stores"]
 
 Chosen = Literal["shared-memory", "hierarchical", "ring", "tree", "backend"]
 
@@ -72,6 +72,15 @@ def choose(
     if algorithm == "hierarchical" and len(sizes) == 1:
         return Choice(algorithm="shared-memory", reason=f"{asked}, and there is one host only")
     return Choice(algorithm=algorithm, reason=asked)
+
+
+def inside_model(choice: Choice | str) -> str:
+    """How ranks exchange where all have one batch and a part of the model, or of its sequences, each.
+
+    Args:
+        choice: of the group of these ranks.
+    """
+    return f"of the whole batch on each rank (data=1); inside of the model ranks exchange by {choice}"
 
 
 def _fitting(sizes: Sequence[int], device: str, ordered: bool) -> Choice:

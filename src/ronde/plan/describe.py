@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ronde.plan.algorithm import choose
+from ronde.plan.algorithm import choose, inside_model
 from ronde.plan.axes import AXES
 from ronde.plan.communication import Communication
 from ronde.plan.compute import Compute
@@ -75,6 +75,8 @@ def _algorithm(plan: Plan, ranks: int | None) -> str:
     asked = plan.communication.algorithm
     if ranks == 1:
         return "nothing travels, there is one rank"
+    if ranks is not None and plan.mesh.data == 1:
+        return inside_model(choose("auto", (ranks,)))
     if ranks is not None:
         return f"on one host: {choose(asked, (ranks,))}"
     if asked != "auto":
@@ -107,17 +109,33 @@ def _holds(plan: Plan, ranks: int | None) -> str:
 
 
 def _kept(plan: Plan) -> str:
-    """What each of several ranks keeps."""
-    if plan.mesh.tensor > 1:
-        return (
-            f"each rank keeps 1/{plan.mesh.tensor} of the matrices that are cut, of their gradients and "
-            f"optimizer state, and all else;\n`ronde plan show --script` lists which are cut"
-        )
-    if plan.mesh.pipeline > 1:
-        return (
-            "each rank keeps the parameters of its stage, their gradients and optimizer state, and what\n"
-            "several stages use; `ronde plan show --script` lists the stages"
-        )
+    """What each of several ranks keeps: its part of the model, by each axis, and its part of the state."""
+    parts = _parts_of_model(plan)
+    if not parts:
+        return _kept_of_whole(plan)
+    kept = (
+        f"each rank keeps {', '.join(parts)},\n"
+        "gradients and optimizer state of that, and all that is not cut;\n"
+        "`ronde plan show --script` lists what is cut"
+    )
+    if plan.state.placement == "replicated":
+        return kept
+    return f"{kept};\nof what W ranks have alike,\n{_kept_of_whole(plan)}"
+
+
+def _parts_of_model(plan: Plan) -> tuple[str, ...]:
+    """What of a model the mesh leaves to one rank, for each axis that cuts it."""
+    mesh = plan.mesh
+    parts = {
+        "the parameters of its stage": mesh.pipeline,
+        f"1/{mesh.tensor} of the matrices that are cut": mesh.tensor,
+        f"1/{mesh.expert} of the experts of each mixture": mesh.expert,
+    }
+    return tuple(part for part, degree in parts.items() if degree > 1)
+
+
+def _kept_of_whole(plan: Plan) -> str:
+    """What a rank keeps of a model that no axis cuts."""
     match plan.state.placement:
         case "replicated":
             return "each rank keeps everything"

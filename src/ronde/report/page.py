@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
-from statistics import median
 
 from ronde import __version__
 from ronde.report.chart import Line, Mark, line_chart, meter, stacked_bars, stacked_columns
@@ -25,6 +24,7 @@ from ronde.report.series import (
 from ronde.report.style import SCRIPT, STYLE
 from ronde.report.words import show_duration, show_number, show_share
 from ronde.trace.memory import show_bytes
+from ronde.trace.pace import pace_of, steady
 from ronde.trace.step_file import StepRecord
 
 __all__ = ["page", "write"]
@@ -99,18 +99,21 @@ def _tiles(run: Run) -> str:
     main = run.ranks[0].steps
     course = main.course
     seconds = _seconds(run)
-    points, unit = throughput(course, main.monotonic)
-    speed = median(value for _, value in points[len(points) // 2 :]) if points else None
+    pace = pace_of(course)
+    per_second = (pace.samples_per_second or pace.steps_per_second) if pace else 0.0
+    unit = "samples/s" if pace and pace.samples else "steps/s"
     read = losses(course)
     peaks = [(_peak(each.steps.course), each.rank) for each in run.ranks if each.steps.course]
-    spent = [by_phase(_usual(each.steps.course)) for each in run.ranks]
-    whole = sum(sum(each.values()) for each in spent)
-    waited = sum(each["communication"] for each in spent) / whole if whole else 0.0
+    waited = pace.communication_share if pace else 0.0
     tiles = [
         ("Steps", f"{main.steps:,}", f"in {show_duration(seconds)}"),
-        ("Throughput", show_number(speed) if speed else "-", f"{unit}, second half" if speed else "no steps"),
+        (
+            "Throughput",
+            show_number(per_second) if pace else "-",
+            f"{unit}, from the second step on" if pace else "no steps",
+        ),
         ("Loss", show_number(read[-1][1]) if read else "-", _loss_words(run)),
-        ("Waiting for others", show_share(waited), "of the time of all ranks"),
+        ("Waiting for others", show_share(waited), f"of rank {main.rank}'s time, from the second step on"),
     ]
     if peaks:
         most, rank = max(peaks)
@@ -182,7 +185,7 @@ def _phases(run: Run) -> str:
     ranks = _chosen(run.ranks, lambda each: -_share_waited(each), _ROWS)
     rows: list[tuple[str, dict[str, float]]] = []
     for rank in ranks:
-        usual = _usual(rank.steps.course)
+        usual = steady(rank.steps.course)
         count = max(1, sum(each.steps for each in usual))
         rows.append((f"rank {rank.rank}", {part: sum_ / count for part, sum_ in by_phase(usual).items()}))
     caption = f"The mean step of each rank, without the first one{_of_all(run, ranks)}."
@@ -307,12 +310,6 @@ def _footer(run: Run) -> str:
     )
 
 
-def _usual(course: Sequence[StepRecord]) -> Sequence[StepRecord]:
-    """Without the first step, which has first calls and more in it, and without what came after the last."""
-    steps = [each for each in course if each.steps]
-    return steps[1:] if len(steps) > 1 and steps[0].steps == 1 else steps
-
-
 def _seconds(run: Run) -> float:
     last = max(
         (each.steps.course[-1].ended + each.steps.offset for each in run.ranks if each.steps.course),
@@ -326,8 +323,8 @@ def _peak(course: Sequence[StepRecord]) -> int:
 
 
 def _share_waited(rank: RankRun) -> float:
-    spent = by_phase(rank.steps.course)
-    return spent["communication"] / max(1e-9, sum(spent.values()))
+    pace = pace_of(rank.steps.course)
+    return pace.communication_share if pace else 0.0
 
 
 def _chosen(ranks: Sequence[RankRun], weight: Callable[[RankRun], float], most: int) -> list[RankRun]:

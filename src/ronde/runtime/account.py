@@ -29,23 +29,22 @@ def summarize(
     config: RankConfig,
     tally: Tally,
     *,
-    communication_ns: int = 0,
     algorithm: str = "",
     notes: Sequence[str] = (),
     memory: Memory | None = None,
 ) -> RankSummary:
-    spent = max(1, perf_counter_ns() - tally.begun_ns)
-    rates = tally.rates()
+    pace = tally.pace()
+    steady = tally.steps > 1
     return RankSummary(
         rank=config.rank,
         world_size=config.world_size,
-        seconds=spent / 1e9,
+        seconds=max(1, perf_counter_ns() - tally.begun_ns) / 1e9,
         steps=tally.steps,
         samples=tally.samples,
-        steps_per_second=rates and rates[0],
-        samples_per_second=rates and rates[1],
-        data=tally.data_ns / spent,
-        communication=communication_ns / spent,
+        steps_per_second=pace.steps_per_second if steady else None,
+        samples_per_second=pace.samples_per_second if steady else None,
+        data=pace.data_share,
+        communication=pace.communication_share,
         algorithm=algorithm,
         sharded=dict(tally.sharded),
         notes=tuple(notes),

@@ -21,7 +21,7 @@ from ronde.sync.averaging.local_steps import LocalSteps
 from ronde.sync.averaging.low_precision import LowPrecision
 from ronde.sync.averaging.protocol import Averaging
 
-__all__ = ["install", "join", "of_plan", "waited_ns"]
+__all__ = ["install", "join", "of_plan"]
 
 _FIRST_INTERVAL = 1  # of adaptive=true where every is not said; Paddle's init_k_steps
 
@@ -67,11 +67,6 @@ def install(patches: Patches, averaging: Averaging, plan: Plan) -> None:
     late = LatePatches({"ronde.server.embedding_table": lambda module: _refuse_tables(module, plan)})
     late.install()
     patches.undo(late.uninstall)
-
-
-def waited_ns(plan: Plan, averaging: Averaging) -> int:
-    """How long this rank's script was kept waiting; a background thread's waiting keeps nobody."""
-    return 0 if plan.update.rule == "async-average" else averaging.comm.waited_ns
 
 
 def _listen_to_losses(patches: Patches, averaging: Averaging) -> None:

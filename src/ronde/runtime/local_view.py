@@ -142,7 +142,9 @@ class LocalView:
 
     def traffic(self) -> GroupTraffic:
         """What this rank exchanges with others."""
-        return GroupTraffic(() if self.averaging is None else [self.averaging.comm], self._client)
+        groups = () if self.averaging is None else [self.averaging.comm]
+        background = self.plan.update.rule == "async-average"  # whose thread keeps nobody waiting
+        return GroupTraffic(groups, self._client, in_background=background)
 
     def finish(self) -> None:
         """The script is at its end: what servers have refused is raised here; publish what it ends with."""
@@ -155,14 +157,12 @@ class LocalView:
 
     def summary(self) -> RankSummary:
         notes = [*self.notes, *self.files.notes]
-        waited, account = 0, ""
+        account = ""
         if self.averaging is not None:
-            waited = averaging.waited_ns(self.plan, self.averaging)
             account = f"each rank's own ({self.plan.item('update')}); {self.averaging.account()}"
         return summarize(
             self.config,
             self.tally,
-            communication_ns=waited,
             algorithm=account,
             notes=notes,
             memory=self._meter.memory(),

@@ -55,7 +55,9 @@ def start_recording(config: RankConfig, tally: Tally, joined: _Joined | None) ->
     Returns:
         what `record` returns.
     """
-    recorder = open_recorder(config, GroupTraffic() if joined is None else joined.traffic())
+    traffic = GroupTraffic() if joined is None else joined.traffic()
+    tally.waited = traffic.waited_ns
+    recorder = open_recorder(config, traffic)
     if config.rank == 0:
         write_event(
             Path(config.run_dir),

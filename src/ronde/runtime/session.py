@@ -36,6 +36,7 @@ from ronde.parallel import one_pass
 from ronde.parallel.recompute import Inside
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
+from ronde.plan.algorithm import inside_model
 from ronde.plan.communication import Algorithm
 from ronde.process import parameter_order, pools
 from ronde.process.clock import Circumstances
@@ -181,7 +182,6 @@ class Session:
         self._edge.spread = self._sharding.spread
         self._publishing = self._published()
         self.checkpoints = self._saved()
-        self._waited_before = self._waited_ns()
         if config.world_size > 1 and config.device == "cpu":  # a CUDA device computes while the host goes on
             clock.start(self._waited_ns)
 
@@ -483,15 +483,21 @@ class Session:
             )
         if cuts and not self.tally.sharded and not self.calls.uncut:
             notes.append(why_uncut(self.calls, self._started.functions))
-        waited = self._waited_ns() - self._waited_before
         return summarize(
             self.config,
             self.tally,
-            communication_ns=waited,
-            algorithm=compression.account(self.plan, self.compression) or self._groups[1].algorithm,
+            algorithm=compression.account(self.plan, self.compression) or self._way_of_gradients(),
             notes=notes,
             memory=self.memory.memory(),
         )
+
+    def _way_of_gradients(self) -> str:
+        """How gradients are summed over ranks, in words."""
+        reducing = self._groups[1]
+        if reducing.world_size > 1 or self.config.world_size == 1:
+            return reducing.algorithm
+        cutting = next(group for group in reversed(self._groups) if group.world_size > 1)
+        return inside_model(cutting.algorithm)
 
     def _waited_ns(self) -> int:
         waited = 0

@@ -28,15 +28,21 @@ class GroupTraffic:
 
     A group sends all its bytes by one route. Where they go within a host first and then across, it is that
     across.
+
+    Args:
+        in_background: the groups belong to a thread of its own, whose waiting holds up no script.
     """
 
-    def __init__(self, groups: Sequence[Comm] = (), client: _Client | None = None) -> None:
+    def __init__(
+        self, groups: Sequence[Comm] = (), client: _Client | None = None, *, in_background: bool = False
+    ) -> None:
         self._groups = [(group, route) for group in groups if (route := _route(group)) is not None]
+        self._waiting = () if in_background else tuple(group for group, _ in self._groups)
         self._client = client
 
     def waited_ns(self) -> int:
         waited = 0 if self._client is None else self._client.waited_ns
-        for group, _ in self._groups:  # no generator: it is asked at each change of phase
+        for group in self._waiting:  # no generator: it is asked at each change of phase
             waited += group.waited_ns
         return waited
 

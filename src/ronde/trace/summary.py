@@ -27,10 +27,12 @@ class RankSummary:
         seconds: from the start of the script to its end; imports of ronde and torch come before.
         steps: optimizer steps.
         samples: rows of training batches, each batch once (see `Tally`); 0 where there is no telling.
-        steps_per_second, samples_per_second: from the first step to the last.
-        data: share of the time in which the script waited for a loader's batches.
-        communication: share in which it was blocked until other ranks had come and bytes were there. On
-            CUDA the host does not block, so most of it hides in what is left.
+        steps_per_second, samples_per_second: of the steady part, from the end of the first step to that of
+            the last; None where there are fewer than two.
+        data: share of the steady part in which the script waited for a loader's batches; of the whole time
+            where there is none.
+        communication: share in which it was blocked until other ranks or servers had come and bytes were
+            there. On CUDA the host does not block, so most of it hides in what is left.
         algorithm: how gradients were summed over ranks, and why so; "" on one rank.
         sharded: calls of modules on this rank's rows, by the modules' class.
         notes: sentences about what ran otherwise than asked, and why.
@@ -86,17 +88,20 @@ def summary_lines(summaries: Sequence[RankSummary]) -> list[str]:
     if main is None:
         return []
     done = "1 optimizer step" if main.steps == 1 else f"{main.steps or 'no'} optimizer steps"
-    parts = [f"{done} in {_seconds(main.seconds)}"]
+    done = f"{done} in {_seconds(main.seconds)}"
+    parts: list[str] = []
     if main.steps_per_second:
-        parts.append(f"{_figure(main.steps_per_second)} steps/s")
+        parts.append(f"from the second on {_figure(main.steps_per_second)} steps/s")
     if main.samples_per_second:
         parts.append(f"{_figure(main.samples_per_second)} samples/s")
     memory = _memory_lines(summaries)
     if main.world_size == 1:
         if main.compute_plan:
-            return [f"{', '.join(parts)}; one rank, {main.compute_plan}", *memory, *main.notes]
-        return [f"{', '.join(parts)}; one rank runs as plain python does", *memory, *main.notes]
-    lines = [f"{', '.join(parts)}; {_shares(main)} of the time"]
+            how = f"one rank, {main.compute_plan}"
+        else:
+            how = "one rank runs as plain python does"
+        return ["; ".join(each for each in (done, ", ".join(parts), how) if each), *memory, *main.notes]
+    lines = [f"{done}; {', '.join([*parts, _shares(main)])} of {'that' if parts else 'the'} time"]
     slowest = min(summaries, key=lambda each: each.communication)
     if main.communication - slowest.communication >= MUCH:
         lines.append(f"the others waited for rank {slowest.rank}: {_shares(slowest)} of its time")

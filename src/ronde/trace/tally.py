@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
+from ronde.trace.pace import Pace
 from ronde.trace.pulse import Pulse
 from ronde.trace.recorder import Recorder
 from ronde.trace.step_clock import StepClock
@@ -36,9 +38,11 @@ class Tally:
         vitals: what others see of this rank.
         clock: knows what the time of a step goes into.
         recorder: writes steps down, where it is set.
+        waited: nanoseconds that this rank has waited for others so far.
     """
 
     __slots__ = (
+        "_begun",
         "_counted",
         "_delivered",
         "_first",
@@ -60,6 +64,7 @@ class Tally:
         "sharded",
         "steps",
         "vitals",
+        "waited",
     )
 
     def __init__(self, pulse: Pulse | None = None) -> None:
@@ -83,12 +88,15 @@ class Tally:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._in_step = False
         self._owed = False
-        self._first: tuple[int, int] | None = None
-        self._last = (0, 0)
+        self.waited: Callable[[], int] = _nobody
+        self._begun = self._mark()
+        self._first: tuple[int, int, int, int, int] | None = None
+        self._last = self._begun
 
     def begin(self) -> None:
         """The script starts now."""
         self.begun_ns = perf_counter_ns()
+        self._begun = self._mark()
         if self.recorder is not None:
             self.recorder.begin()
 
@@ -153,7 +161,7 @@ class Tally:
         self._stepped.add(id(optimizer))
         if self._owed:
             self._fresh, self._owed = True, False
-        self._last = (perf_counter_ns(), self.samples)
+        self._last = self._mark()
         if self._first is None:
             self._first = self._last
         if self.pulse is not None:
@@ -174,12 +182,20 @@ class Tally:
         """An optimizer has stepped in a thread of the script's own, on samples that nobody counts."""
         self.steps += 1
 
-    def rates(self) -> tuple[float, float] | None:
-        """Steps and samples per second from the first step to the last; the first one warms up.
+    def pace(self) -> Pace:
+        """The steady part of the run; all of it so far where there are fewer than two steps."""
+        if self._first is None or self._last[0] <= self._first[0]:
+            return _between(self._begun, self._mark())
+        return _between(self._first, self._last)
 
-        None for fewer than two steps.
-        """
-        if self._first is None or self.steps < 2 or self._last[0] <= self._first[0]:
-            return None
-        seconds = (self._last[0] - self._first[0]) / 1e9
-        return (self.steps - 1) / seconds, (self._last[1] - self._first[1]) / seconds
+    def _mark(self) -> tuple[int, int, int, int, int]:
+        return perf_counter_ns(), self.steps, self.samples, self.data_ns, self.waited()
+
+
+def _between(first: tuple[int, int, int, int, int], last: tuple[int, int, int, int, int]) -> Pace:
+    ns, steps, samples, data, waited = (after - before for before, after in zip(first, last, strict=True))
+    return Pace(seconds=max(1, ns) / 1e9, steps=steps, samples=samples, data=data / 1e9, waited=waited / 1e9)
+
+
+def _nobody() -> int:
+    return 0

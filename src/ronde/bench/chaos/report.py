@@ -32,7 +32,7 @@ class ChaosReport:
         Raises:
             UsageError: for anything else.
         """
-        with reading(text):
+        with reading(text, KIND):
             fields = json.loads(text)
             return cls(
                 machine=Machine(**fields["machine"]),

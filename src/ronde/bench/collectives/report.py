@@ -113,7 +113,7 @@ class CollectivesReport:
         Raises:
             UsageError: for anything else, and for what an earlier version wrote.
         """
-        with reading(text):
+        with reading(text, KIND):
             fields = json.loads(text)
             del fields["kind"]
             fields["machine"] = Machine(**fields["machine"])

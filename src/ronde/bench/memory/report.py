@@ -90,7 +90,7 @@ class MemoryReport:
         Raises:
             UsageError: for anything else, and for what an earlier version wrote.
         """
-        with reading(text):
+        with reading(text, KIND):
             fields = json.loads(text)
             return cls(
                 machine=Machine(**fields["machine"]),

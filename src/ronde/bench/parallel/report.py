@@ -108,7 +108,7 @@ class ParallelReport:
         Raises:
             UsageError: for anything else.
         """
-        return read(text, cls, _mesh_run)
+        return read(KIND, text, cls, _mesh_run)
 
 
 def _mesh_run(fields: Mapping[str, Any]) -> MeshRun:

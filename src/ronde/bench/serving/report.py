@@ -71,7 +71,7 @@ class ServingReport:
         Raises:
             UsageError: for anything else.
         """
-        return read(text, cls, _figures)
+        return read(KIND, text, cls, _figures)
 
 
 def _figures(fields: Mapping[str, Any]) -> ServingFigures:

@@ -92,7 +92,7 @@ class SyncReport:
         Raises:
             UsageError: for anything else.
         """
-        return read(text, cls, _way)
+        return read(KIND, text, cls, _way)
 
 
 def _way(fields: Mapping[str, Any]) -> Way:

@@ -201,8 +201,10 @@ class Compression:
                 return RandomK(density, key=key, unbiased=not travels.error_feedback)
             case "onebit":
                 return OneBit()
-            case _:
+            case "twobit":
                 return TwoBit(travels.threshold)
+            case "none" | "fp16" | "bf16" | "int8" | "powersgd":
+                raise AssertionError(travels.compressor)  # these encode buckets
 
 
 class _Source:
