@@ -14,7 +14,8 @@ import pytest
 from ronde.cluster.environment import ClusterEnvironment
 from ronde.errors import LaunchError
 from ronde.launch import joined
-from ronde.launch.joined import find_store, launching_process
+from ronde.launch.joined import find_store
+from ronde.launch.launching_process import launching_process
 
 
 def place(rank: int, address: str = "", port: int = 0, **changes: Any) -> ClusterEnvironment:
@@ -69,7 +70,7 @@ def test_scripts_between_the_launcher_and_a_rank_are_passed_over(tmp_path: Path)
     """By the launcher's number the ranks of one job on a host find each other."""
     launcher = tmp_path / "mpirun"
     launcher.symlink_to("/bin/sh")
-    code = "from ronde.launch.joined import *; import os; print(launching_process(os.getppid()))"
+    code = "from ronde.launch.launching_process import *; import os; print(launching_process(os.getppid()))"
     ask = f"{sys.executable} -c '{code}'"
     words = [str(launcher), "-c", f'echo $$; sh -c "sh -c \\"{ask}; true\\"; true"; true']
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ronde.plan import Communication, Mesh, Plan, State, describe, expand
+from ronde.plan import Communication, Mesh, Plan, State, expand
 from ronde.plan.axes import KEYS
+from ronde.plan.describe import describe
 
 
 @pytest.mark.parametrize(

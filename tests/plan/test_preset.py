@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ronde.plan import PRESETS, Plan, describe, expand
+from ronde.plan import PRESETS, Plan, expand
+from ronde.plan.describe import describe
 
 # Name, canonical spelling, whether the plan is exact.
 EXPECTED = [

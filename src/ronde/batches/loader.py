@@ -14,7 +14,7 @@ from __future__ import annotations
 import collections
 import multiprocessing
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from typing import Any
@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
+from ronde.batches.first_tensor import first_tensor
 from ronde.batches.samples import Loading, Shown, Watched, watched
 from ronde.errors import RondeError, UsageError
 from ronde.patching.patches import Patches
@@ -36,7 +37,7 @@ from ronde.tensor.tree import Opaque, leaves, map_leaves
 from ronde.trace.step_clock import Part
 from ronde.trace.tally import Tally
 
-__all__ = ["LoaderEdge", "rows_of"]
+__all__ = ["LoaderEdge"]
 
 _AHEAD_BYTES = 1 << 16
 
@@ -102,7 +103,7 @@ class LoaderEdge:
             data = edge._deliver(iterator, data)
             if edge._context.on_main_thread():
                 spent = perf_counter_ns() - begun - (comm.waited_ns - waited)
-                edge._tally.deliver(spent, rows_of(data, edge._batch_dim))
+                edge._tally.deliver(spent, _rows_of(data, edge._batch_dim))
             if before is not None:
                 clock.enter(before)
             return data
@@ -293,14 +294,9 @@ def _is_marked(value: torch.Tensor) -> bool:
     return own_class(value) is not None or bool(written(value))
 
 
-def rows_of(data: Any, dim: int) -> int | None:
-    """Of the first tensor in a batch, None where there is none to begin with."""
-    entries = (
-        data.values() if isinstance(data, Mapping) else data if isinstance(data, (list, tuple)) else (data,)
-    )
-    for value in entries:
-        if isinstance(value, GlobalTensor):
-            return value._layout.rows
-        if isinstance(value, torch.Tensor):
-            return value.shape[dim] if value.dim() > dim else None
-    return None
+def _rows_of(batch: Any, dim: int) -> int | None:
+    """Rows of a batch's first tensor along its batch dim; None where it has none."""
+    first = first_tensor(batch)
+    if isinstance(first, GlobalTensor):
+        return first._layout.rows
+    return None if first is None or first.dim() <= dim else first.shape[dim]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ronde.cluster.host_list import HostSlots, read_hostfile
 from ronde.errors import UsageError
-from ronde.launch.ray_nodes import nodes_of_ray
 from ronde.launch.where import Where
 
 if TYPE_CHECKING:
@@ -98,6 +97,8 @@ def source_of(
         slots: of a host for which the script gives no number.
     """
     if where.by_ray:
+        from ronde.launch.ray_nodes import nodes_of_ray
+
         return lambda: nodes_of_ray(where.by_ray)
     if script is not None:
         from ronde.launch.membership import discovered

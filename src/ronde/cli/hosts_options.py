@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ronde.cluster.reach import is_this_host
 from ronde.errors import UsageError
-from ronde.launch.ray_nodes import ray_words
-from ronde.launch.remote_command import Way
 from ronde.launch.where import Where
 
 if TYPE_CHECKING:
@@ -39,7 +35,11 @@ def on_ray(address: str, hosts: str | None, hostfile: Path | None) -> Where:
 def is_here_alone(shares: tuple[tuple[str, int], ...], where: Where, *options: object) -> bool:
     """Whether the only host that is named is this one, and no option for others is given."""
     reached = where.by_srun or where.by_ray or any(options)
-    return len(shares) == 1 and not reached and is_this_host(shares[0][0])
+    if len(shares) != 1 or reached:
+        return False
+    from ronde.cluster.reach import is_this_host
+
+    return is_this_host(shares[0][0])
 
 
 def hosts_of(
@@ -72,6 +72,8 @@ def hosts_of(
             "srun; name the hosts by -H to take ssh"
         )
     from ronde.launch.hosts import Hosts
+    from ronde.launch.ray_nodes import ray_words
+    from ronde.launch.remote_command import Way
 
     if where.by_ray and (port is not None or command is not None):
         raise UsageError(
@@ -110,8 +112,12 @@ def _variables(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def _address(text: str | None) -> str:
+    if text is None:
+        return ""
+    import ipaddress
+
     try:
-        return "" if text is None else str(ipaddress.ip_address(text))
+        return str(ipaddress.ip_address(text))
     except ValueError:
         raise UsageError(
             f"--local-addr {text} is no IP address; give one of this host's, see `ip address`"

@@ -8,7 +8,8 @@ import typer
 
 from ronde.cli.plan_search import search
 from ronde.errors import UsageError
-from ronde.plan import Description, Plan, aliases_in, check, describe, expand, validate
+from ronde.plan import Plan, aliases_in, check, expand, validate
+from ronde.plan.describe import Description, describe
 from ronde.plan.validate import contradictions
 
 __all__ = ["plan"]

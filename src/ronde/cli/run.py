@@ -26,22 +26,20 @@ from ronde.cluster.torch_install import check_torch, newer_than_tried
 from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.launch.job import Job, Outcome
-from ronde.launch.joined import launching_process
+from ronde.launch.launching_process import launching_process
 from ronde.launch.local import launch
 from ronde.launch.rank_environment import threads_per_rank
 from ronde.launch.restarts import launch_with_restarts
-from ronde.launch.server_config import read_durability, read_token
 from ronde.launch.where import Where, decide
 from ronde.plan import Plan, aliases_in, read_plan
-from ronde.trace.evidence import Evidence
-from ronde.trace.explanation import Explanation
-from ronde.trace.recorder import StepRange
 from ronde.trace.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from ronde.launch.elastic import Elastic
     from ronde.launch.hosts import Hosts
     from ronde.launch.membership import Membership
+    from ronde.trace.evidence import Evidence
+    from ronde.trace.explanation import Explanation
 
 __all__ = ["run"]
 
@@ -230,7 +228,7 @@ def run(  # noqa: PLR0913 - one parameter per option
         shares = ()
     remote = hosts_of(where, shares, ssh_port, ssh_command, env or [], local_addr)
     endpoints = _endpoints(servers)
-    kept, sync = read_durability(durability or "log")
+    kept, sync = _durability(durability)
     if native and servers is not None and plan == "ddp":
         plan = "ps"  # the program says by its KVStore what servers are to do; only their rule is the plan's
     count_of_servers = str(len(endpoints)) if endpoints else servers
@@ -371,9 +369,19 @@ def _check_starts_servers(option: str, endpoints: tuple[str, ...], plan: Plan) -
         )
 
 
+def _durability(text: str | None) -> tuple[str, str]:
+    if text is None:
+        return "log", "never"
+    from ronde.launch.server_config import read_durability
+
+    return read_durability(text)
+
+
 def _token(endpoints: tuple[str, ...]) -> str:
     if not endpoints:
         return ""
+    from ronde.launch.server_config import read_token
+
     return read_token(os.environ)
 
 
@@ -418,6 +426,8 @@ def _traced(
         raise UsageError("--trace needs ranks that ronde has started, not torchrun; start them by --ranks N")
     if far:
         raise UsageError("--trace needs all ranks on this host; leave out -H, or leave out --trace")
+    from ronde.trace.recorder import StepRange
+
     try:
         StepRange.parse(steps or TRACED)
     except ValueError:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import os
 import sys
-import traceback
 import warnings
 from pathlib import Path
 
@@ -52,6 +50,8 @@ def check_script(script: str, *, syntax_error: int = 1) -> None:
             warnings.simplefilter("ignore")  # the rank will give them
             compile(source, script, "exec", dont_inherit=True)
     except SyntaxError as error:
+        import traceback
+
         traceback.print_exception(type(error), error, None)
         raise typer.Exit(syntax_error) from None
     except ValueError:
@@ -91,6 +91,8 @@ def _nearest(path: Path) -> str:
     """The script of the nearest name, in the folder that was meant."""
     if not path.parent.is_dir():
         return f" (nor a folder {str(path.parent)!r})"
+    import difflib
+
     scripts = [each.name for each in path.parent.glob("*.py")]
     near = difflib.get_close_matches(path.name, scripts, n=1) or [
         name for name in scripts if name == f"{path.name}.py"

@@ -6,9 +6,12 @@ import dataclasses
 import os
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from ronde.launch.failure_report import RankFailure
 from ronde.trace.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from ronde.launch.failure_report import RankFailure
 
 __all__ = ["WORKER", "Job", "Outcome"]
 

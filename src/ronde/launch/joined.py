@@ -1,4 +1,4 @@
-"""What ranks that somebody else has started need to know: by whom, and, without a store of its, a store."""
+"""Find or start the store at which ranks meet that another launcher has started."""
 
 from __future__ import annotations
 
@@ -12,35 +12,11 @@ from ronde.cluster.reach import candidates, is_this_host, listen_everywhere
 from ronde.errors import LaunchError
 from ronde.launch.store_process import start_store
 
-__all__ = ["find_store", "launching_process"]
+__all__ = ["find_store"]
 
-_LAUNCHERS = {
-    "slurmstepd", "mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted", "orterun", "orted",
-    "hydra_pmi_proxy", "hydra_bstrap_proxy", "pmi_proxy",
-}  # fmt: skip
-_GENERATIONS = 5
 # How long ranks of other hosts look for rank 0's word in the run directory.
 _MEETING_S = 60.0
 _LINGER_S = 3.0
-
-
-def launching_process(parent: int) -> int:
-    """The process of the launcher on this host from which this one descends, by way of shells and scripts.
-
-    Args:
-        parent: the number of this process's parent, which is the answer where none is known.
-    """
-    number = parent
-    for _ in range(_GENERATIONS):
-        try:
-            stat = Path(f"/proc/{number}/stat").read_text()
-        except OSError:
-            break
-        name = stat.partition("(")[2].rpartition(")")[0]
-        if name in _LAUNCHERS:
-            return number
-        number = int(stat.rpartition(")")[2].split()[1])
-    return parent
 
 
 def find_store(place: ClusterEnvironment, meeting: Path, log: Path) -> tuple[str, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ronde.plan.communication import Communication
 from ronde.plan.compute import Compute
 from ronde.plan.data import Data
-from ronde.plan.describe import Description, describe
 from ronde.plan.grammar import aliases_in
 from ronde.plan.mesh import Mesh
 from ronde.plan.plan import Plan, expand, read_plan
@@ -19,7 +18,6 @@ __all__ = [
     "Communication",
     "Compute",
     "Data",
-    "Description",
     "Mesh",
     "Plan",
     "Preset",
@@ -27,7 +25,6 @@ __all__ = [
     "Update",
     "aliases_in",
     "check",
-    "describe",
     "expand",
     "read_plan",
     "validate",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
+import os
 from collections.abc import Sequence
 from typing import Literal
 
@@ -40,7 +40,7 @@ class Choice:
 
 def keeps_order_of_stores(machine: str | None = None) -> bool:
     """Whether this kind of processor shows stores to other cores in program order; shared memory needs it."""
-    return (machine or platform.machine()).lower() in ("x86_64", "amd64")
+    return (machine or os.uname().machine).lower() in ("x86_64", "amd64")
 
 
 def choose(
@@ -62,7 +62,7 @@ def choose(
         raise PlanError(f"{asked} is for ranks on the CPU; NCCL chooses by itself: use algorithm=auto")
     if algorithm in ("shared-memory", "hierarchical") and not keeps_order_of_stores(machine):
         raise PlanError(
-            f"{asked} shares memory as x86-64 processors do, and this is {machine or platform.machine()}; "
+            f"{asked} shares memory as x86-64 processors do, and this is {machine or os.uname().machine}; "
             "use algorithm=auto"
         )
     if algorithm == "shared-memory" and len(sizes) > 1:

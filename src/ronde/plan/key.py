@@ -7,7 +7,6 @@ all read this one declaration, and know a new value by it.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import math
 from collections.abc import Iterable
@@ -220,5 +219,7 @@ def check_fields(axis: object) -> None:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`" (did you mean X?)"` for the known word nearest to `word`, or nothing where none is near."""
+    import difflib  # here, since only a mistake needs it
+
     nearest = difflib.get_close_matches(word.lower().replace("_", "-"), list(known), n=1, cutoff=0.5)
     return f" (did you mean {nearest[0]}?)" if nearest else ""

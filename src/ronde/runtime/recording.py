@@ -9,25 +9,25 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ronde.batches.loader import rows_of
+from ronde.batches.first_tensor import first_tensor
 from ronde.launch.rank_config import RankConfig
-from ronde.modules.calls import Calls
-from ronde.modules.compiled import pass_over
 from ronde.patching.patches import Patches
-from ronde.runtime.traffic import GroupTraffic
 from ronde.trace.events import write_event
 from ronde.trace.phases import Phase, Phases
-from ronde.trace.recorder import Recorder, StepRange, Traffic
+from ronde.trace.recorder import NO_TRAFFIC, Recorder, StepRange, Traffic
 from ronde.trace.spans import SpanFile, spans_path
 from ronde.trace.step_file import StepFile, steps_path
 from ronde.trace.tally import Tally
+
+if TYPE_CHECKING:
+    from ronde.modules.calls import Calls
 
 __all__ = ["open_recorder", "record", "start_recording"]
 
@@ -55,7 +55,7 @@ def start_recording(config: RankConfig, tally: Tally, joined: _Joined | None) ->
     Returns:
         what `record` returns.
     """
-    traffic = GroupTraffic() if joined is None else joined.traffic()
+    traffic = NO_TRAFFIC if joined is None else joined.traffic()
     tally.waited = traffic.waited_ns
     recorder = open_recorder(config, traffic)
     if config.rank == 0:
@@ -160,7 +160,8 @@ def _count_samples(tally: Tally, patches: Patches) -> None:
     def next_batch(iterator: Any) -> Any:
         data = plain_next(iterator)
         if here() and torch.is_grad_enabled():
-            tally.deliver(0, rows_of(data, 0))
+            first = first_tensor(data)
+            tally.deliver(0, len(first) if first is not None and first.dim() else None)
         return data
 
     patches.set(_BaseDataLoaderIter, "__next__", next_batch)
@@ -187,6 +188,8 @@ def _see_calls(recorder: Recorder, patches: Patches) -> None:
 
     @functools.wraps(compiler)
     def compile_(model: Any = None, **options: Any) -> Any:
+        from ronde.modules.compiled import pass_over  # here, for it costs a run without a compiler its start
+
         pass_over(call)
         return compiler(model, **options)
 

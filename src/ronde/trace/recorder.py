@@ -11,7 +11,7 @@ from ronde.trace.phases import PHASES, Phase, Phases
 from ronde.trace.spans import SpanFile
 from ronde.trace.step_file import StepFile
 
-__all__ = ["Recorder", "StepRange", "Traffic", "Travelled"]
+__all__ = ["NO_TRAFFIC", "Recorder", "StepRange", "Traffic", "Travelled"]
 
 # Asking for memory is a system call: so often at most.
 _LOOK_NS = 250_000_000
@@ -41,6 +41,22 @@ class Traffic(Protocol):
     def listen(self, hear: Callable[[str, int, int, int], object] | None) -> None:
         """Have each collective told: its name, when it began and ended, and its bytes."""
         ...
+
+
+class _NoTraffic:
+    """Traffic of one rank without a process group: always zero."""
+
+    def waited_ns(self) -> int:
+        return 0
+
+    def travelled(self) -> Travelled:
+        return Travelled()
+
+    def listen(self, hear: Callable[[str, int, int, int], object] | None) -> None:
+        """Accept a listener that has nothing to hear."""
+
+
+NO_TRAFFIC: Traffic = _NoTraffic()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
