@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from ronde.plan.resident import Census, Resident
 from ronde.runtime.memory.census import StorageCensus
-from ronde.runtime.memory.meter import MemoryMeter, in_measured_step
+from ronde.runtime.memory.meter import MemoryMeter, measured_steps
 from ronde.runtime.memory.process import allocated, peak_of_process
 from ronde.trace.memory import Memory, memory_line, show_bytes
 
@@ -18,7 +19,7 @@ KIB = 1024
 
 
 def test_measured_steps_grow_rare() -> None:
-    measured = [steps for steps in range(9000) if in_measured_step(steps)]
+    measured = list(itertools.takewhile(lambda steps: steps < 9000, measured_steps()))
     assert measured[:12] == [0, 1, 2, 3, 16, 17, 128, 129, 1024, 1025, 2048, 2049]
     assert measured[12:] == [4096, 4097, 6144, 6145, 8192, 8193]
 

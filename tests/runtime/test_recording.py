@@ -24,7 +24,14 @@ class Rank:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         config = RankConfig(
-            rank=0, world_size=1, local_rank=0, local_world_size=1, run_dir=str(folder), store="", script=""
+            rank=0,
+            world_size=1,
+            local_rank=0,
+            local_world_size=1,
+            run_dir=str(folder),
+            store="",
+            script="",
+            trace_steps="1:",  # with a record of each step
         )
         recorder = open_recorder(config, GroupTraffic())
         assert recorder is not None

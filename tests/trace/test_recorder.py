@@ -61,10 +61,9 @@ def test_time_is_divided_and_waiting_is_no_phases(clock: Clock) -> None:
     others.waited += 12
     phases.enter(before)
     clock.passes(5)
-    spent = phases.take()
-    assert (spent[Phase.OTHER], spent[Phase.FORWARD]) == (15, 18)
+    phases.enter(Phase.OTHER)
+    assert (phases.spent[Phase.OTHER], phases.spent[Phase.FORWARD]) == (15, 18)
     assert shown == [Phase.FORWARD, Phase.OTHER, Phase.OTHER]
-    assert phases.take() == [0, 0, 0, 0, 0]
 
 
 def test_another_thread_and_a_fork_divide_nothing(clock: Clock) -> None:
@@ -81,11 +80,11 @@ def test_another_thread_and_a_fork_divide_nothing(clock: Clock) -> None:
 
 
 class Rank:
-    def __init__(self, folder: Path, traced: str = "") -> None:
+    def __init__(self, folder: Path, traced: str = "", *, shortest_ns: int = 0) -> None:
         self.folder, self.others = folder, Others()
         file = StepFile(steps_path(folder, 0), rank=0, world_size=1, process=1, clocks=(0, 0), host="here")
         spans = (SpanFile(spans_path(folder, 0)), StepRange.parse(traced)) if traced else None
-        self.recorder = Recorder(file, self.others, lambda: (4096, 0), spans)
+        self.recorder = Recorder(file, self.others, lambda: (4096, 0), spans, shortest_ns=shortest_ns)
 
     def read(self) -> StepsOfRank:
         found = read_steps(steps_path(self.folder, 0))
@@ -131,6 +130,34 @@ def test_a_loss_belongs_to_the_step_that_is_nearest(tmp_path: Path, clock: Clock
     clock.passes(5)
     recorder.stepped(3, 0)
     assert [(each.loss, each.losses) for each in rank.read().recent] == [(1.0, 1), (2.0, 1), (3.5, 2)]
+
+
+def test_short_steps_share_a_record(tmp_path: Path, clock: Clock) -> None:
+    rank = Rank(tmp_path, shortest_ns=25)
+    recorder, phases = rank.recorder, rank.recorder.phases
+    for step in range(1, 6):
+        phases.enter(Phase.FORWARD)
+        clock.passes(8)
+        phases.enter(Phase.OPTIMIZER)
+        clock.passes(2)
+        recorder.called()
+        recorder.read(float(step))
+        rank.others.total = Travelled((64 * step, 0, 0, 0), step, 0, 0)
+        recorder.stepped(step, 32 * step)
+    recorder.read(6.0)  # of the fifth step, whose record is not written yet
+    assert rank.read().steps == 5
+    clock.passes(100)
+    recorder.close()
+    three, two, tail = rank.read().course
+    assert [(each.step, each.steps, each.samples) for each in (three, two, tail)] == [
+        (3, 3, 96),
+        (5, 2, 64),
+        (5, 0, 0),
+    ]
+    assert (three.forward, three.optimizer, three.ended - three.begun) == (24, 6, 30)
+    assert (two.forward, two.optimizer, two.ended - two.begun, two.sent[0]) == (16, 4, 20, 128)
+    assert (three.loss, two.loss, two.losses) == (2.0, 5.0, 3)
+    assert (tail.ended - tail.begun, tail.other) == (100, 100)
 
 
 def test_what_comes_after_the_end_is_nobodys(tmp_path: Path, clock: Clock) -> None:

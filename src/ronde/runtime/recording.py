@@ -225,7 +225,9 @@ def _see_optimizers(phases: Phases, patches: Patches) -> None:
 
     def end(*_: Any) -> None:
         if around and phases.here():
-            phases.enter(around.pop())
+            before = around.pop()
+            if before != phases.current:  # the record of the step may have entered it already
+                phases.enter(before)
 
     patches.undo(register_optimizer_step_pre_hook(begin).remove)
     patches.undo(register_optimizer_step_post_hook(end).remove)
@@ -239,9 +241,10 @@ def _see_reads(recorder: Recorder, patches: Patches) -> Readers:
     to_text: Any = torch.Tensor.__format__
 
     def is_loss(value: torch.Tensor) -> bool:
-        if is_dynamo_compiling() or phases.current != Phase.OTHER or not phases.here():
+        if is_dynamo_compiling() or phases.current != Phase.OTHER:
             return False
-        return value.grad_fn is not None and value.is_floating_point()
+        # Asked so, torch makes no object for the node of the graph.
+        return value.requires_grad and not value.is_leaf and phases.here()
 
     @functools.wraps(item)
     def read_item(value: torch.Tensor, /) -> Any:

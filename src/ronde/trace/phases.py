@@ -43,36 +43,38 @@ class Phases:
     monotonic clock, which all processes of a host share.
 
     Args:
-        waited: nanoseconds that this rank has waited for others so far.
+        waited: nanoseconds that this rank has waited for others so far; None: it never waits.
         show: hears of the phase that begins.
 
     Attributes:
         current: the phase of the thread that made this; OTHER for any other process.
         begun: when it began.
+        net: the same, less the waiting up to then.
+        spent: nanoseconds in each phase up to then, by `Phase`.
         on_change: hears of each phase that ends, while it is set.
     """
 
     __slots__ = (
         "__weakref__",
         "_show",
-        "_since",
-        "_spent",
         "_thread",
         "_waited",
         "begun",
         "current",
+        "net",
         "on_change",
+        "spent",
     )
 
-    def __init__(self, waited: Callable[[], int], show: Callable[[int], object]) -> None:
+    def __init__(self, waited: Callable[[], int] | None, show: Callable[[int], object]) -> None:
         self._waited = waited
         self._show = show
         self._thread = get_ident()
-        self._spent = [0] * len(PHASES)
+        self.spent = [0] * len(PHASES)
         self.current = Phase.OTHER
         self.on_change: Change | None = None
         self.begun = perf_counter_ns()
-        self._since = self.begun - waited()
+        self.net = self.begun - (0 if waited is None else waited())
         _all.add(self)
 
     def here(self) -> bool:
@@ -85,9 +87,9 @@ class Phases:
         if get_ident() != self._thread:
             return before
         now = perf_counter_ns()
-        net = now - self._waited()
-        self._spent[before] += net - self._since
-        self._since = net
+        net = now if self._waited is None else now - self._waited()
+        self.spent[before] += net - self.net
+        self.net = net
         self.current = phase
         self._show(phase)
         if self.on_change is not None:
@@ -99,12 +101,6 @@ class Phases:
         """Nothing that runs from now on is divided."""
         self._thread = 0
         self.on_change = None
-
-    def take(self) -> list[int]:
-        """Nanoseconds in each phase since this was asked last; the phase goes on, as from `begun`."""
-        self.enter(self.current)
-        spent, self._spent = self._spent, [0] * len(PHASES)
-        return spent
 
 
 _all: weakref.WeakSet[Phases] = weakref.WeakSet()

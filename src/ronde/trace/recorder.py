@@ -1,11 +1,11 @@
-"""Puts together what each optimizer step of a rank was, and writes it down as it ends."""
+"""Record the phases, traffic and losses of optimizer steps in a rank's step file."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ronde.trace.phases import PHASES, Phase, Phases
 from ronde.trace.spans import SpanFile
@@ -15,6 +15,8 @@ __all__ = ["NO_TRAFFIC", "Recorder", "StepRange", "Traffic", "Travelled"]
 
 # Asking for memory is a system call: so often at most.
 _LOOK_NS = 250_000_000
+# A record costs some microseconds: shorter steps share one.
+_SHORTEST_NS = 2_000_000
 
 
 @dataclasses.dataclass(slots=True)
@@ -86,14 +88,34 @@ class StepRange:
         return isinstance(step, int) and self.first <= step <= self.last
 
 
+class _Mark(NamedTuple):
+    """Counters at one moment.
+
+    Attributes:
+        steps, samples: totals of the run.
+        time: nanoseconds of the monotonic clock.
+        net: the same without waiting for other ranks.
+        spent: nanoseconds in each phase, by `Phase`, since the start.
+    """
+
+    steps: int
+    samples: int
+    time: int
+    net: int
+    spent: tuple[int, ...]
+
+
 class Recorder:
     """One per rank; what happens is told to `phases`, and each step to this.
+
+    Steps that follow each other within `shortest_ns` share a record.
 
     Args:
         file: where steps are written.
         traffic: what this rank exchanges with others.
         memory: gives the bytes of the process and of its device.
         spans: where a timeline is written, of these steps; None for none.
+        shortest_ns: nanoseconds that a record of steps spans at least; a timeline has a record per step.
 
     Attributes:
         phases: what the rank does.
@@ -105,15 +127,17 @@ class Recorder:
         traffic: Traffic,
         memory: Callable[[], tuple[int, int]],
         spans: tuple[SpanFile, StepRange] | None = None,
+        *,
+        shortest_ns: int = _SHORTEST_NS,
     ) -> None:
         self._file, self._traffic, self._ask_memory = file, traffic, memory
-        self.phases = Phases(traffic.waited_ns, file.show)
+        self.phases = Phases(None if traffic is NO_TRAFFIC else traffic.waited_ns, file.show)
         self._spans, self._traced = spans if spans is not None else (None, StepRange(1, 0))
-        self._steps = self._samples = 0
-        self._begun = self.phases.begun
-        self._waited = traffic.waited_ns()
+        self._shortest_ns = 0 if spans is not None else shortest_ns
+        # Up to where records are written, and the last step, which may be further.
+        self._written = self._reached = self._mark(0, 0, self.phases.current)
         self._before = traffic.travelled()
-        self._memory, self._looked = memory(), self._begun
+        self._memory, self._looked = memory(), self._written.time
         # What the script read as its loss before the step to which it belongs.
         self._losses: list[float] = []
         self._computed = False
@@ -122,8 +146,7 @@ class Recorder:
 
     def begin(self) -> None:
         """The script starts now."""
-        self.phases.take()
-        self._begun, self._waited = self.phases.begun, self._traffic.waited_ns()
+        self._written = self._reached = self._mark(0, 0, self.phases.current)
         self._before = self._traffic.travelled()
 
     def called(self) -> None:
@@ -132,7 +155,7 @@ class Recorder:
 
     def read(self, value: float) -> None:
         """The script has read a loss: that of the step to come, or of the last one."""
-        if self._computed or not self._steps:
+        if self._computed or not self._written.steps or self._reached is not self._written:
             self._losses.append(value)
         else:
             self._file.read_loss(value)
@@ -141,11 +164,15 @@ class Recorder:
         """An optimizer has stepped; so many steps are done, on so many samples."""
         if self._closed:
             return
-        if self.phases.current == Phase.OPTIMIZER:
-            self.phases.enter(Phase.OTHER)  # what still comes of its step is the next one's
-        now = self._write(steps, samples)
+        current = self.phases.current
+        # What still comes of an optimizer's step is the next step's.
+        reached = self._mark(steps, samples, Phase.OTHER if current == Phase.OPTIMIZER else current)
+        self._reached = reached
         self._computed = False
-        self._file.show_since(now, steps, samples)
+        self._file.show_since(reached.time, steps, samples)
+        if reached.time - self._written.time < self._shortest_ns:
+            return
+        self._write(reached)
         if self._spans is not None:
             self._spans.flush()
             self._trace_if_asked()
@@ -155,31 +182,42 @@ class Recorder:
         if self._closed or not self.phases.here():
             return
         self._closed = True
-        self._write(self._steps, self._samples)
+        if self._reached is not self._written:
+            self._write(self._reached)
+        self._write(self._mark(self._reached.steps, self._reached.samples, self.phases.current))
         self.phases.end()
         self._file.close()
         self._traffic.listen(None)
         if self._spans is not None:
             self._spans.close()
 
-    def _write(self, steps: int, samples: int) -> int:
-        spent = self.phases.take()
-        now, waited, travelled = self.phases.begun, self._traffic.waited_ns(), self._traffic.travelled()
-        if now - self._looked > _LOOK_NS:
-            self._memory, self._looked = self._ask_memory(), now
+    def _mark(self, steps: int, samples: int, phase: int) -> _Mark:
+        phases = self.phases
+        phases.enter(phase)
+        return _Mark(steps, samples, phases.begun, phases.net, tuple(phases.spent))
+
+    def _write(self, reached: _Mark) -> None:
+        """Append the record of what happened since the last one."""
+        written, travelled = self._written, self._traffic.travelled()
+        if reached.time - self._looked > _LOOK_NS:
+            self._memory, self._looked = self._ask_memory(), reached.time
         before, losses = self._before, self._losses
+        data, forward, backward, optimizer = (
+            reached.spent[phase] - written.spent[phase]
+            for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+        )
         self._file.write(
             [
-                steps,
-                steps - self._steps,
-                self._begun,
-                now,
-                spent[Phase.DATA],
-                spent[Phase.FORWARD],
-                spent[Phase.BACKWARD],
-                spent[Phase.OPTIMIZER],
-                waited - self._waited,
-                samples - self._samples,
+                reached.steps,
+                reached.steps - written.steps,
+                written.time,
+                reached.time,
+                data,
+                forward,
+                backward,
+                optimizer,
+                reached.time - written.time - (reached.net - written.net),
+                reached.samples - written.samples,
                 *self._memory,
                 *(after - earlier for after, earlier in zip(travelled.sent, before.sent)),
                 travelled.collectives - before.collectives,
@@ -189,25 +227,22 @@ class Recorder:
                 len(losses),
             ]
         )
-        if self._spans is not None and self.phases.on_change is not None and steps > self._steps:
-            self._spans.add("step", self._begun, now, steps)
-        self._steps, self._samples, self._begun, self._waited = steps, samples, now, waited
-        self._before = travelled
+        if self._spans is not None and self.phases.on_change is not None and reached.steps > written.steps:
+            self._spans.add("step", written.time, reached.time, reached.steps)
+        self._written, self._before = reached, travelled
         if losses:
             self._losses = []
-        return now
 
     def _trace_if_asked(self) -> None:
         """Whether the step to come is part of the timeline."""
         spans = self._spans
         if spans is None:
             return
-        if self._steps + 1 not in self._traced:
+        number = self._written.steps + 1
+        if number not in self._traced:
             self.phases.on_change = None
             self._traffic.listen(None)
             return
-
-        number = self._steps + 1
 
         def changed(phase: int, begin: int, end: int) -> None:
             spans.add(PHASES[phase], begin, end, number)

@@ -185,7 +185,7 @@ def _figures_of(directory: RunDirectory, rank: int, timeline: tuple[Span, ...]) 
     usual = [each for each in steps.recent if each.step > 3] or list(steps.recent)
     return RankFigures(
         memory={str(kind): nbytes for kind, nbytes in summary.memory.peaks.items()},
-        sent=int(statistics.median(sum(each.sent) for each in usual)),
+        sent=int(statistics.median(sum(each.sent) / max(each.steps, 1) for each in usual)),
         waited=statistics.median(each.waited / max(each.ended - each.begun, 1) for each in usual),
         timeline=timeline,
     )

@@ -6,8 +6,9 @@ others pay a comparison.
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ronde.runtime.memory.census import StorageCensus
 from ronde.runtime.memory.process import allocated, peak_of_process, peak_on_device
 from ronde.trace.memory import Memory
 
-__all__ = ["MemoryMeter", "in_measured_step"]
+__all__ = ["MemoryMeter", "measured_steps"]
 
 # Measured steps: two in a row, because a step of one optimizer may be followed by another's.
 _IN_A_ROW = 2
@@ -29,18 +30,17 @@ _SETTLED = 2
 _gradient: Any = vars(torch._C.TensorBase)["grad"].__get__
 
 
-def in_measured_step(steps: int) -> bool:
-    """Whether the step behind so many is measured.
+def measured_steps() -> Iterator[int]:
+    """Counts of completed steps at which the next step is measured.
 
-    >>> [steps for steps in range(200) if in_measured_step(steps)]
+    >>> list(itertools.islice(measured_steps(), 8))
     [0, 1, 2, 3, 16, 17, 128, 129]
     """
-    begin = _FIRST
-    while begin < _FARTHEST and steps >= begin + _IN_A_ROW:
-        begin *= _FACTOR
-    if begin >= _FARTHEST:
-        return steps % _FARTHEST < _IN_A_ROW
-    return steps < _IN_A_ROW or begin <= steps < begin + _IN_A_ROW
+    near = [_FIRST]
+    while near[-1] * _FACTOR < _FARTHEST:
+        near.append(near[-1] * _FACTOR)
+    for begin in itertools.chain([0], near, itertools.count(_FARTHEST, _FARTHEST)):
+        yield from range(begin, begin + _IN_A_ROW)
 
 
 class MemoryMeter:
@@ -74,6 +74,9 @@ class MemoryMeter:
         self._before: int | None = None
         self._called = False
         self._steps = 0
+        self._measured = measured_steps()
+        next(self._measured)  # the first step, which is armed already
+        self._next = next(self._measured)
 
     def called(self, module: torch.nn.Module) -> None:
         """The script calls a model."""
@@ -103,7 +106,9 @@ class MemoryMeter:
             self._before = self._besides(self.count())
             self._called = False
         self._steps += 1
-        armed = in_measured_step(self._steps)
+        armed = self._steps == self._next
+        if armed:
+            self._next = next(self._measured)
         if armed is not self.armed:
             self.armed, self._before = armed, None
             self.on_change(armed)
