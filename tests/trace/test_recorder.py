@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from ronde.trace import phases as phases_module
+from ronde.trace import recorder as recorder_module
 from ronde.trace.events import read_events, write_event
 from ronde.trace.phases import Phase, Phases
-from ronde.trace.recorder import Recorder, StepRange, Travelled
+from ronde.trace.recorder import NO_TRAFFIC, Recorder, StepRange, Travelled
 from ronde.trace.spans import SpanFile, read_spans, spans_path
 from ronde.trace.step_file import StepFile, StepsOfRank, read_steps, steps_path
 
@@ -24,6 +25,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_000
         monkeypatch.setattr(phases_module, "perf_counter_ns", lambda: self.now)
+        monkeypatch.setattr(recorder_module, "perf_counter_ns", lambda: self.now)
 
     def passes(self, ns: int) -> None:
         self.now += ns
@@ -158,6 +160,38 @@ def test_short_steps_share_a_record(tmp_path: Path, clock: Clock) -> None:
     assert (two.forward, two.optimizer, two.ended - two.begun, two.sent[0]) == (16, 4, 20, 128)
     assert (three.loss, two.loss, two.losses) == (2.0, 5.0, 3)
     assert (tail.ended - tail.begun, tail.other) == (100, 100)
+
+
+def test_one_rank_measures_the_first_of_short_steps(tmp_path: Path, clock: Clock) -> None:
+    file = StepFile(steps_path(tmp_path, 0), rank=0, world_size=1, process=1, clocks=(0, 0), host="here")
+    recorder = Recorder(file, NO_TRAFFIC, lambda: (4096, 0), shortest_ns=70)
+    phases = recorder.phases
+
+    def step(number: int) -> None:
+        for phase, ns in ((Phase.FORWARD, 6), (Phase.BACKWARD, 9), (Phase.OPTIMIZER, 3)):
+            if not phases.paused():
+                phases.enter(phase)
+            clock.passes(ns)
+        recorder.stepped(number, number)
+        clock.passes(2)  # the script's own
+
+    for number in range(1, 4):
+        step(number)
+    assert phases.paused()
+    clock.passes(30)  # beyond the end of the pause
+    step(4)
+    step(5)
+    clock.passes(1_000)  # what follows is not like the step
+    recorder.close()
+    found = read_steps(steps_path(tmp_path, 0))
+    assert found is not None
+    assert (found.steps, [(each.step, each.steps) for each in found.course]) == (5, [(4, 4), (5, 1), (5, 0)])
+    first, second, tail = found.course
+    assert first.ended - first.begun == 4 * 18 + 3 * 2 + 30
+    assert (second.forward, second.backward, second.optimizer, second.ended - second.begun) == (6, 9, 3, 20)
+    # Two steps are measured, 36; a pause of 72 counts as 70 between them.
+    assert (first.forward, first.backward, first.optimizer) == (35, 53, 17)
+    assert (tail.other, tail.ended - tail.begun) == (1_002, 1_002)
 
 
 def test_what_comes_after_the_end_is_nobodys(tmp_path: Path, clock: Clock) -> None:

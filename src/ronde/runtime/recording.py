@@ -43,6 +43,8 @@ class _Joined(Protocol):
 Readers = Mapping[str, Callable[..., Any]]
 """What stands for the script's readings of numbers, by their names."""
 
+# Module globals are found sooner than attributes of a class.
+OPTIMIZER, UNMEASURED = Phase.OPTIMIZER, Phase.UNMEASURED
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -174,8 +176,17 @@ def _see_calls(recorder: Recorder, patches: Patches) -> None:
 
     def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         # Inside of a model, too: it is asked quickly. What the compiler reads is to be as without ronde.
-        if is_dynamo_compiling() or phases.current > Phase.OPTIMIZER or not phases.here():
+        if is_dynamo_compiling():
             return plain(module, *args, **kwargs)
+        current = phases.current
+        if current == UNMEASURED:
+            if perf_counter_ns() < phases.resume_at:
+                return plain(module, *args, **kwargs)
+        elif current > OPTIMIZER:
+            return plain(module, *args, **kwargs)
+        if not phases.here():
+            return plain(module, *args, **kwargs)
+        phases.paused()
         before = phases.enter(Phase.FORWARD)
         try:
             return plain(module, *args, **kwargs)
@@ -202,7 +213,7 @@ def _around(patches: Patches, owner: Any, name: str, phases: Phases, phase: int)
 
     @functools.wraps(plain)
     def counted(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or not phases.here():
+        if is_dynamo_compiling() or phases.paused() or not phases.here():
             return plain(*args, **kwargs)
         before = phases.enter(phase)
         try:
@@ -217,7 +228,7 @@ def _see_optimizers(phases: Phases, patches: Patches) -> None:
     around: list[int] = []  # what ran before each of the steps under way
 
     def begin(*_: Any) -> None:
-        if not phases.here():
+        if (phases.current == UNMEASURED and phases.paused()) or not phases.here():
             return
         if phases.current != Phase.OPTIMIZER:
             around.clear()  # a step that raised has left its mark
@@ -226,7 +237,8 @@ def _see_optimizers(phases: Phases, patches: Patches) -> None:
     def end(*_: Any) -> None:
         if around and phases.here():
             before = around.pop()
-            if before != phases.current:  # the record of the step may have entered it already
+            # The record of the step may have entered it already, or begun a pause.
+            if phases.current not in (before, Phase.UNMEASURED):
                 phases.enter(before)
 
     patches.undo(register_optimizer_step_pre_hook(begin).remove)
@@ -241,7 +253,7 @@ def _see_reads(recorder: Recorder, patches: Patches) -> Readers:
     to_text: Any = torch.Tensor.__format__
 
     def is_loss(value: torch.Tensor) -> bool:
-        if is_dynamo_compiling() or phases.current != Phase.OTHER:
+        if is_dynamo_compiling() or OPTIMIZER <= phases.current != UNMEASURED:
             return False
         # Asked so, torch makes no object for the node of the graph.
         return value.requires_grad and not value.is_leaf and phases.here()

@@ -24,13 +24,14 @@ class Phase:
     DATA: the loader's next batch.
     FORWARD: the outermost call of a module.
     BACKWARD: backward, and what is computed again in it.
+    UNMEASURED: short steps between two that are measured.
     """
 
-    OTHER, OPTIMIZER, DATA, FORWARD, BACKWARD = range(5)
+    OTHER, OPTIMIZER, DATA, FORWARD, BACKWARD, UNMEASURED = range(6)
 
 
 PHASES = ("other", "optimizer", "data", "forward", "backward")
-"""Their names, by number."""
+"""Names of the measured phases, by number."""
 
 Change = Callable[[int, int, int], object]
 """Hears of a phase that is over: its number, and when it began and ended, in nanoseconds."""
@@ -52,6 +53,7 @@ class Phases:
         net: the same, less the waiting up to then.
         spent: nanoseconds in each phase up to then, by `Phase`.
         on_change: hears of each phase that ends, while it is set.
+        resume_at: end of the pause, by the monotonic clock.
     """
 
     __slots__ = (
@@ -63,6 +65,7 @@ class Phases:
         "current",
         "net",
         "on_change",
+        "resume_at",
         "spent",
     )
 
@@ -70,9 +73,10 @@ class Phases:
         self._waited = waited
         self._show = show
         self._thread = get_ident()
-        self.spent = [0] * len(PHASES)
+        self.spent = [0] * (Phase.UNMEASURED + 1)
         self.current = Phase.OTHER
         self.on_change: Change | None = None
+        self.resume_at = 0
         self.begun = perf_counter_ns()
         self.net = self.begun - (0 if waited is None else waited())
         _all.add(self)
@@ -96,6 +100,20 @@ class Phases:
             self.on_change(before, self.begun, now)
         self.begun = now
         return before
+
+    def pause(self, until: int) -> None:
+        """Leave the phases unmeasured up to a moment of the monotonic clock, in nanoseconds."""
+        self.enter(Phase.UNMEASURED)
+        self.resume_at = until
+
+    def paused(self) -> bool:
+        """Whether phases are unmeasured now; past the end of a pause measuring resumes in OTHER."""
+        if self.current != Phase.UNMEASURED:
+            return False
+        if perf_counter_ns() < self.resume_at:
+            return True
+        self.enter(Phase.OTHER)
+        return False
 
     def end(self) -> None:
         """Nothing that runs from now on is divided."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+
+# Bound at import: the module's own is replaced for scripts.
+from time import perf_counter_ns
 from typing import NamedTuple, Protocol
 
 from ronde.trace.phases import PHASES, Phase, Phases
@@ -15,8 +18,8 @@ __all__ = ["NO_TRAFFIC", "Recorder", "StepRange", "Traffic", "Travelled"]
 
 # Asking for memory is a system call: so often at most.
 _LOOK_NS = 250_000_000
-# A record costs some microseconds: shorter steps share one.
-_SHORTEST_NS = 2_000_000
+# Measuring a step costs some tens of microseconds.
+_SHORTEST_NS = 10_000_000
 
 
 @dataclasses.dataclass(slots=True)
@@ -108,7 +111,8 @@ class _Mark(NamedTuple):
 class Recorder:
     """One per rank; what happens is told to `phases`, and each step to this.
 
-    Steps that follow each other within `shortest_ns` share a record.
+    Steps that follow each other within `shortest_ns` share a record. On one rank only the first of them is
+    measured by phase, and the others are assumed to be like it.
 
     Args:
         file: where steps are written.
@@ -134,8 +138,10 @@ class Recorder:
         self.phases = Phases(None if traffic is NO_TRAFFIC else traffic.waited_ns, file.show)
         self._spans, self._traced = spans if spans is not None else (None, StepRange(1, 0))
         self._shortest_ns = 0 if spans is not None else shortest_ns
-        # Up to where records are written, and the last step, which may be further.
+        self._is_alone = traffic is NO_TRAFFIC
+        # Up to where records are written, the last measured step, and the last step in a pause behind it.
         self._written = self._reached = self._mark(0, 0, self.phases.current)
+        self._unmeasured: tuple[int, int, int] | None = None
         self._before = traffic.travelled()
         self._memory, self._looked = memory(), self._written.time
         # What the script read as its loss before the step to which it belongs.
@@ -155,36 +161,44 @@ class Recorder:
 
     def read(self, value: float) -> None:
         """The script has read a loss: that of the step to come, or of the last one."""
-        if self._computed or not self._written.steps or self._reached is not self._written:
+        is_written = self._unmeasured is None and self._reached is self._written
+        if self._computed or not is_written or not self._written.steps:
             self._losses.append(value)
         else:
             self._file.read_loss(value)
 
     def stepped(self, steps: int, samples: int) -> None:
-        """An optimizer has stepped; so many steps are done, on so many samples."""
+        """Record that an optimizer has stepped; totals of steps and samples are given."""
+        phases = self.phases
+        if phases.current == Phase.UNMEASURED and (now := perf_counter_ns()) < phases.resume_at:
+            self._unmeasured = now, steps, samples
+            self._file.show_since(now, steps, samples)
+            return
         if self._closed:
             return
-        current = self.phases.current
-        # What still comes of an optimizer's step is the next step's.
-        reached = self._mark(steps, samples, Phase.OTHER if current == Phase.OPTIMIZER else current)
-        self._reached = reached
         self._computed = False
+        # What still comes of an optimizer's step is the next step's.
+        in_step = phases.current in (Phase.OPTIMIZER, Phase.UNMEASURED)
+        reached = self._reached = self._mark(steps, samples, Phase.OTHER if in_step else phases.current)
+        self._unmeasured = None
         self._file.show_since(reached.time, steps, samples)
-        if reached.time - self._written.time < self._shortest_ns:
-            return
-        self._write(reached)
-        if self._spans is not None:
-            self._spans.flush()
-            self._trace_if_asked()
+        if reached.time - self._written.time >= self._shortest_ns:
+            self._write(reached)
+            if self._spans is not None:
+                self._spans.flush()
+                self._trace_if_asked()
+        elif self._is_alone:
+            phases.pause(self._written.time + self._shortest_ns)
 
     def close(self) -> None:
         """The script is at its end: what came behind the last step is kept, too."""
         if self._closed or not self.phases.here():
             return
         self._closed = True
-        if self._reached is not self._written:
-            self._write(self._reached)
-        self._write(self._mark(self._reached.steps, self._reached.samples, self.phases.current))
+        last = self._last_step()
+        if last.steps > self._written.steps:
+            self._write(last)
+        self._write(self._mark(last.steps, last.samples, Phase.OTHER))
         self.phases.end()
         self._file.close()
         self._traffic.listen(None)
@@ -196,26 +210,39 @@ class Recorder:
         phases.enter(phase)
         return _Mark(steps, samples, phases.begun, phases.net, tuple(phases.spent))
 
+    def _last_step(self) -> _Mark:
+        begun = self._reached
+        if self._unmeasured is None:
+            return begun
+        now, steps, samples = self._unmeasured
+        pause = now - begun.time
+        return _Mark(steps, samples, now, begun.net + pause, (*begun.spent[:-1], begun.spent[-1] + pause))
+
+    def _spent_since_written(self, reached: _Mark) -> list[int]:
+        """Nanoseconds in each measured phase; unmeasured time is shared out in proportion."""
+        spent = [after - before for after, before in zip(reached.spent, self._written.spent)]
+        # What a pause lasted beyond its end, in a call that began before, is not like the measured step.
+        unmeasured = min(spent.pop(), self._shortest_ns)
+        measured = sum(spent)
+        return [phase + phase * unmeasured // measured for phase in spent] if measured else spent
+
     def _write(self, reached: _Mark) -> None:
         """Append the record of what happened since the last one."""
         written, travelled = self._written, self._traffic.travelled()
         if reached.time - self._looked > _LOOK_NS:
             self._memory, self._looked = self._ask_memory(), reached.time
         before, losses = self._before, self._losses
-        data, forward, backward, optimizer = (
-            reached.spent[phase] - written.spent[phase]
-            for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-        )
+        spent = self._spent_since_written(reached)
         self._file.write(
             [
                 reached.steps,
                 reached.steps - written.steps,
                 written.time,
                 reached.time,
-                data,
-                forward,
-                backward,
-                optimizer,
+                spent[Phase.DATA],
+                spent[Phase.FORWARD],
+                spent[Phase.BACKWARD],
+                spent[Phase.OPTIMIZER],
                 reached.time - written.time - (reached.net - written.net),
                 reached.samples - written.samples,
                 *self._memory,
