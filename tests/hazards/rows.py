@@ -401,11 +401,11 @@ HAZARDS = {
                 m.a(x).clamp(0.1) if _is_large(x) else m.a(x).clamp(max=0.1)
             ),
             "more columns left out": _wide_from,
-            "another layer for those behind": _layer_by_layer,
             "another buffer written": _written_by_size,
             "another number on the model": _noted_large,
         }.items()
     },
+    "more rows, another layer for those behind": Hazard(_by_size(_layer_by_layer), "parts", "(split)"),
     "more rows, a note of them beside": Hazard(_noted_large_beside, "parts", "how many rows there are"),
     "the same for all sizes": Hazard(_by_size(_all_of_it), "whole"),
     "more rows, another limit": Hazard(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -23,10 +23,13 @@ def compared(
     steps: Sequence,
     rows: int,
     elsewhere: dict[int, str] | None = None,
+    axes: Iterable[int] | None = None,
 ) -> tuple[Any, str]:
     ranks = OneRank(4 * rows, rows, elsewhere=elsewhere or {})
     with joining():
-        return Comparison(module, (args, {}), ranks, steps).run(lambda: module(*args))
+        return Comparison(module, (args, {}), axes or [0] * len(args), ranks, steps).run(
+            lambda: module(*args)
+        )
 
 
 # TorchScript changes its operations as it learns.
@@ -47,7 +50,7 @@ def test_other_rows_make_no_difference(name: str) -> None:
             for each, axis in zip(args, axes, strict=True)
             if axis is not None
         )
-        output, problem = compared(module, few, steps, rows)
+        output, problem = compared(module, few, steps, rows, axes=[each for each in axes if each is not None])
         assert not problem
         assert output is not None
 
@@ -96,6 +99,31 @@ def test_a_number_that_changes_is_found(name: str) -> None:
     assert said in problem
     assert module.n == 1  # as it was
     assert torch.equal(state, torch.get_rng_state())
+
+
+ROWLESS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "slice that takes all": lambda self, x: self.layer(x) + self.mask[: 1 + 5 * (self.n % 2), :6].mean(0),
+    "grid that is made anew": lambda self, x: (
+        self.layer(x) + (torch.linspace(0, 1, 6).square() if self.n % 2 else self.mask[0])
+    ),
+    "copy of a weight": lambda self, x: F.linear(
+        x, self.layer.weight if self.n % 2 else self.layer.weight * 2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWLESS)
+def test_operations_without_rows_may_differ(name: str) -> None:
+    def counted(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.n += 1
+        return ROWLESS[name](self, x)
+
+    module, args = Written(counted, layer=linear(), mask=torch.ones(6, 6), n=0), (table(),)
+    steps = observe(module, args).steps
+    output, problem = compared(module, args, steps, 8)
+    assert not problem
+    module.n = 1
+    torch.testing.assert_close(output, module(*args))
 
 
 def test_what_was_written_is_put_back() -> None:

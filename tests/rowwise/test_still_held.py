@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -95,3 +96,22 @@ def test_numbers_of_rows_are_found_anywhere() -> None:
         return self.layer(x)
 
     assert not observe(Written(forward, layer=linear()), (table(),)).verdict.sharded
+
+
+@pytest.mark.parametrize("more", [0, 2])
+def test_references_are_counted_whatever_the_interpreter_adds(
+    monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    plain = sys.getrefcount
+    monkeypatch.setattr(sys, "getrefcount", lambda each: plain(each) - 2 + more)
+    box: list[torch.Tensor] = []
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        made = self.layer(x)
+        if self.keeps:
+            box.append(made)
+        return made * 2
+
+    for keeps in (False, True):
+        module = Written(forward, layer=linear(), keeps=keeps)
+        assert observe(module, (table(),)).verdict.sharded is not keeps

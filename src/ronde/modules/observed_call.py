@@ -192,7 +192,7 @@ def compare(call: ShardedCall, around: Around, outside: Outside, steps: Steps) -
     ranks = _Ranks(context, call.cut.rows, call.cut.count(context.rank))
     # What it normalizes is looked at, as in the observed call.
     call = dataclasses.replace(call, verdict=dataclasses.replace(call.verdict, batchless=False))
-    comparison = Comparison(call.module, call.given, ranks, steps, outside())
+    comparison = Comparison(call.module, call.given, call.verdict.inputs, ranks, steps, outside())
     said, start = HeldOutput(), now()
     args, kwargs = call.given
     with (

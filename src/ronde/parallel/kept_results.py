@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ronde.rng.draws import is_random
-from ronde.tensor.memory import memory, written
+from ronde.rowwise.operation import written
+from ronde.tensor.memory import memory
 
 __all__ = ["Keeping", "Kept"]
 

@@ -24,6 +24,7 @@ from ronde.rowwise.normalize import normalize
 from ronde.rowwise.operation import replaced, tensors
 from ronde.rowwise.parts import alike
 from ronde.rowwise.repeat import matched
+from ronde.rowwise.sequence import follow_function
 from ronde.rowwise.verdict import MixesRows, meet
 from ronde.rowwise.watch import Away, Watch
 
@@ -44,6 +45,12 @@ def functions_tried(watch: Watch) -> Iterator[None]:
     """Inside, functions of the script's are tried as they are applied."""
 
     def apply(plain: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
+        result = carried_out(plain, kind, args, kwargs)
+        with torch._C.DisableTorchFunction():
+            follow_function(watch.marks, args, result)
+        return result
+
+    def carried_out(plain: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
         run = functools.partial(plain, **kwargs)
         looks_up = watch.ranks.looks_up(kind)
         if watch.away:
@@ -101,7 +108,7 @@ def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
         raise MixesRows(meet(name))
     with watch.looking_away(Away.NOTED):
         result = run(*args)
-    results = tensors((result,))
+    results = tensors(result)
     given = {id(each) for each in tensors(args)}
     if any(id(each) in given for each in results):
         raise MixesRows(f"it changes its argument in place ({name})")
@@ -156,7 +163,7 @@ _Axes = Sequence["tuple[int, Order] | None"]
 
 def _forward_axes(watch: Watch, args: Any, run: Callable[..., Any], orders: list[Order]) -> _Axes:
     with torch.no_grad():
-        whole, *parts = [tensors((run(*_given(watch, args, part)),)) for part in range(3)]
+        whole, *parts = [tensors(run(*_given(watch, args, part))) for part in range(3)]
     found = [matched(each, rows, orders) for each, *rows in zip(whole, *parts, strict=True)]
     return [(each.axis, each.order) if each.order is not None else None for each in found]
 
@@ -211,7 +218,7 @@ def _backward(
         factor: what these are multiplied by, and gradients are divided by.
     """
     with torch.enable_grad():
-        results = tensors((run(*args),))
+        results = tensors(run(*args))
         if not given:
             given += [
                 torch.rand(each.shape, generator=watch.generator(each.device), device=each.device).to(

@@ -8,7 +8,7 @@ unwound as an observed one is, and then observed anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ from ronde.rng.by_parts import is_made_of_others
 from ronde.rowwise.backward import applied_by, ends_recomputation
 from ronde.rowwise.compiled import aside
 from ronde.rowwise.labels import Marks
-from ronde.rowwise.sequence import Sequence, Step, is_same, step_of
+from ronde.rowwise.operation import written
+from ronde.rowwise.sequence import Sequence, Step, follow, follow_function, is_same, step_of
 from ronde.rowwise.undo import Undo
 from ronde.rowwise.watch import Ranks
-from ronde.tensor.memory import tensors, written
+from ronde.tensor.tree import leaves
 
 __all__ = ["Comparison"]
 
@@ -36,7 +37,7 @@ class Comparison(TorchDispatchMode):
     """One call, of which each operation is held against the one that was in its place.
 
     Args:
-        module, call, ranks: as of an observation.
+        module, call, axes, ranks: as of an observation.
         sequence: what the observed call did.
         outside: variables beside the module that its code names, and what they hold.
     """
@@ -47,6 +48,7 @@ class Comparison(TorchDispatchMode):
         self,
         module: torch.nn.Module,
         call: Any,
+        axes: Iterable[int | None],
         ranks: Ranks,
         sequence: Sequence,
         outside: Iterable[tuple[str, Any]] = (),
@@ -54,6 +56,9 @@ class Comparison(TorchDispatchMode):
         super().__init__()
         self._module, self._ranks, self._sequence = module, ranks, sequence
         self._undo, self._marks = Undo(module, call, outside), Marks()
+        for value, axis in zip(leaves(call), axes, strict=True):
+            if axis is not None:
+                self._marks.hold_rows(value)
         self._place = 0
         self._away = False
         # All ranks know of the problem.
@@ -97,26 +102,31 @@ class Comparison(TorchDispatchMode):
         if isinstance(func, HigherOrderOperator):
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            self.seen(func, args, kwargs, None)
+            self._compare(func, args, kwargs)
             result = func(*args, **kwargs)
-            if not (func.is_view or func._schema.is_mutable):
-                for each in tensors(result):
-                    self._marks.made(each)
+            follow(self._marks, func, args, kwargs, result)
             return result
 
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """An operation is about to be carried out, or was without being handed over: a recurrent layer."""
+        """Compare an operation that was carried out without being handed over: a recurrent layer."""
+        self._compare(func, args, kwargs)
+        follow(self._marks, func, args, kwargs, result)
+
+    def _compare(self, func: Any, args: Any, kwargs: Any) -> None:
         self._undo.keep(written(func, args, kwargs), self._marks)
-        if not self._away:
-            self._step(step_of(func, args, kwargs))
+        if not self._away and (step := step_of(self._marks, func, args, kwargs)) is not None:
+            self._step(step)
 
     def _apply(self, plain: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
         """Ranks ask each other before a collective."""
-        if not (self._ranks.normalizes(kind) or self._ranks.looks_up(kind)):
-            return plain(*args, **kwargs)
-        self._step((kind.__name__, ()))
-        with self._collective():
-            return plain(*args, **kwargs)
+        joins = self._ranks.normalizes(kind) or self._ranks.looks_up(kind)
+        if joins:
+            self._step((kind.__name__, ()))
+        with self._collective() if joins else nullcontext():
+            result = plain(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            follow_function(self._marks, args, result)
+        return result
 
     def _step(self, step: Step) -> None:
         """The next operation."""

@@ -58,7 +58,7 @@ def call(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
     result = _here(func, args, kwargs)
     watch.drawn = None
     with torch._C.DisableTorchFunction(), watch.looking_away():
-        for made, *few in zip(tensors((result,)), *parts):
+        for made, *few in zip(tensors(result), *parts):
             _adopt(watch, made, few, lies)
     return result
 
@@ -100,7 +100,7 @@ def _beside_rows(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
     finally:
         watch.counted = before
     with torch._C.DisableTorchFunction(), torch.no_grad(), watch.looking_away():
-        for made, *few in zip(tensors((result,)), *parts):
+        for made, *few in zip(tensors(result), *parts):
             mark = watch.of(made)
             if type(mark) is Label:
                 rows = [mark.order.pick(made, mark.axis, part) for part in PARTS]
@@ -125,7 +125,7 @@ def _on_part(watch: Watch, func: Any, args: Any, kwargs: Any, part: int) -> list
     with torch._C.DisableTorchFunction(), torch.no_grad(), watch.looking_away():
         args, kwargs = replaced(_with(args, kwargs, lambda rows: rows.part(part)), shown)
         try:
-            return tensors((func(*args, **kwargs),))
+            return tensors(func(*args, **kwargs))
         except Exception:  # its own, on what it was never given
             raise MixesRows(COUNTS) from None
 
@@ -136,7 +136,7 @@ def _made(watch: Watch, func: Any, name: str, given: tuple[Any, Any]) -> list[to
     if name in _DRAWS or name in _EMPTY:
         kwargs = {key: value for key, value in kwargs.items() if key != "generator"} | {"device": "meta"}
     with watch.looking_away(), torch._C.DisableTorchFunction():
-        return tensors((func(*args, **kwargs),))
+        return tensors(func(*args, **kwargs))
 
 
 def _spread(watch: Watch, parts: Sequence[Sequence[torch.Tensor]]) -> tuple[int, Order] | None:

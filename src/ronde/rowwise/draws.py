@@ -34,8 +34,8 @@ def carry_out(watch: Watch, op: Operation) -> Any:
     if sized is None:
         result = _without_rows(watch, op)
         if not op.written:
-            watch.made(tensors((result,)))
-        for each in op.written or tensors((result,)):
+            watch.made(tensors(result))
+        for each in op.written or tensors(result):
             watch.put(each, Drawn())
         return result
     axis, order = sized
@@ -67,7 +67,7 @@ def _of_rows(watch: Watch, op: Operation) -> Any:
     if op.facts.name not in _OF_FIRST or others or (written and drawn is not written[0]):
         raise _cannot_be_cut(op.facts.name)
     result = _drawn(watch, op, label.order, label.axis, drawn.dim(), tuple(memory_order(drawn)))
-    for each in written or tensors((result,)):
+    for each in written or tensors(result):
         if not written:
             watch.made([each])
         if each.dim() > label.axis and each.shape[label.axis] == len(label.order):

@@ -52,7 +52,7 @@ class Functions(TorchFunctionMode):
         except MixesRows as found:
             self._watch.counts.problem = self._watch.counts.problem or str(found)
             raise
-        for each in tensors((result,)):
+        for each in tensors(result):
             if self._watch.rows_of(each) is not None:
                 self._note(each)
         return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -204,10 +204,11 @@ _Place = tuple[Any, ...]
 
 @dataclasses.dataclass(slots=True)
 class _Memory:
-    """A storage: a weak reference, without which its address would be used again, and the marks in it."""
+    """A storage: a weak reference, without which its address would be used again, and what is known of it."""
 
     held: StorageWeakRef
     is_new: bool
+    may_hold_rows: bool = False
     marks: dict[_Place, Mark] = dataclasses.field(default_factory=dict)
 
 
@@ -236,19 +237,32 @@ class Marks:
         if storage is not None and storage._cdata not in self._memory:
             self._memory[storage._cdata] = _Memory(StorageWeakRef(storage), True)
 
+    def may_hold_rows(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether some of it was made of rows of the batch, whatever became of them."""
+        known = (self._memory.get(address(each)) for each in tensors)
+        return any(memory is not None and memory.may_hold_rows for memory in known)
+
+    def hold_rows(self, tensor: torch.Tensor) -> None:
+        if (storage := _storage(tensor)) is not None:
+            self._of(storage).may_hold_rows = True
+
     def put(self, tensor: torch.Tensor, mark: Mark | None) -> None:
         storage = _storage(tensor)
         if storage is None:
             if mark is not None:
                 raise MixesRows(meet("sparse"))
             return
-        memory = self._memory.get(storage._cdata)
-        if memory is None:
-            memory = self._memory[storage._cdata] = _Memory(StorageWeakRef(storage), False)
+        memory = self._of(storage)
         if mark is None:
             memory.marks.pop(_place(tensor), None)
         else:
             memory.marks[_place(tensor)] = mark
+
+    def _of(self, storage: torch.UntypedStorage) -> _Memory:
+        known = self._memory.get(storage._cdata)
+        if known is None:
+            known = self._memory[storage._cdata] = _Memory(StorageWeakRef(storage), False)
+        return known
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:

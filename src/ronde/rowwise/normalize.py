@@ -49,7 +49,7 @@ def normalize(watch: Watch, value: torch.Tensor, run: Callable[[], Any], *, keep
         require_all(watch)
     with watch.looking_away(Away.JOINED):
         result = run()
-    first, *others = tensors((result,))
+    first, *others = tensors(result)
     with torch._C.DisableTorchFunction():
         watch.made([first, *others])
         if type(label) is Label:

@@ -164,6 +164,7 @@ class Observation:
             with torch._C.DisableTorchFunction():
                 times = value.shape[axis] // watch.counts.mine
                 watch.label(value, watch.orders.repeated(1, times), axis)
+                watch.marks.hold_rows(value)
 
 
 @contextmanager

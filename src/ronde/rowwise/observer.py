@@ -16,7 +16,7 @@ from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Mixed, Relative, address
 from ronde.rowwise.normalize import keeps_statistics
 from ronde.rowwise.operation import Operation, tensors
-from ronde.rowwise.sequence import step_of
+from ronde.rowwise.sequence import follow
 from ronde.rowwise.verdict import HOST_READ, MixesRows, meet
 from ronde.rowwise.watch import Away, Watch
 
@@ -51,12 +51,20 @@ class Observer(TorchDispatchMode):
 
     def _carried_out(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         watch = self._watch
-        if watch.away:
-            if watch.away is not Away.TRIED:
-                self._note(Operation(func, args, kwargs, watch.of))
+        if watch.away is Away.TRIED:
             return func(*args, **kwargs)
         op = Operation(func, args, kwargs, watch.of)
-        watch.sequence.steps.append(step_of(func, args, kwargs))
+        if watch.away:
+            self._note(op)
+            result = op.run()
+        else:
+            result = self._looked_at(op)
+        follow(watch.marks, func, args, kwargs, result)
+        return result
+
+    def _looked_at(self, op: Operation) -> Any:
+        watch = self._watch
+        watch.note(op.func, op.args, op.kwargs)
         _check_operands(watch, op)
         _check_words(op)
         if op.facts.written:
@@ -71,7 +79,7 @@ class Observer(TorchDispatchMode):
         watch.undo.keep(op.written, watch.marks)
         if watch.away is not Away.NOTED:
             return
-        watch.sequence.steps.append(step_of(op.func, op.args, op.kwargs))
+        watch.note(op.func, op.args, op.kwargs)
         _check_words(op)
         for target in op.written:
             name = watch.undo.name_of(target)
@@ -85,13 +93,14 @@ class Observer(TorchDispatchMode):
             return
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             op = Operation(func, args, kwargs, watch.of)
-            watch.sequence.steps.append(step_of(func, args, kwargs))
+            watch.note(func, args, kwargs)
             _check_operands(watch, op)
             kinds = {type(mark) for mark in op.marks} - {type(None), Drawn}
             if Mixed in kinds or Relative in kinds:
                 raise MixesRows(meet(op.facts.name))
             if kinds:
                 repeat.mark_results(watch, op, result, repeat.learn(watch, op))
+            follow(watch.marks, func, args, kwargs, result)
 
 
 def _check_words(op: Operation) -> None:
@@ -159,7 +168,7 @@ def _of_rows(watch: Watch, op: Operation, kinds: set[type]) -> Any:
         watch.put(result, label)
         return result
     if Relative not in kinds:
-        if _is_view(op):
+        if op.facts.is_view:
             return views.carry_out_view(watch, op)
         if op.facts.is_pointwise:
             return views.carry_out_pointwise(watch, op)
@@ -168,8 +177,8 @@ def _of_rows(watch: Watch, op: Operation, kinds: set[type]) -> Any:
 
 def _without_rows(watch: Watch, op: Operation, mark: Drawn | None) -> Any:
     result = op.run()
-    results = tensors((result,))
-    if not op.facts.written and not _is_view(op):
+    results = tensors(result)
+    if not op.facts.written and not op.facts.is_view:
         watch.made(results)
     if mark is not None:
         for each in op.written or results:
@@ -194,16 +203,12 @@ def _mixed(watch: Watch, op: Operation, kinds: set[type]) -> Any:
     if not kinds.isdisjoint((Label, Relative)):
         raise MixesRows(meet(how.how))
     result = op.run()
-    results = op.written or tensors((result,))
-    if not op.facts.written and not _is_view(op):
+    results = op.written or tensors(result)
+    if not op.facts.written and not op.facts.is_view:
         watch.made(results)
     for each in results:
         watch.overwrite(op, each, how) if op.written else watch.put(each, how)
     return result
-
-
-def _is_view(op: Operation) -> bool:
-    return op.facts.is_view or op.facts.name in views.LIKE_VIEWS
 
 
 def _shape_tells(op: Operation) -> bool:

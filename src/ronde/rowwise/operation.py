@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from ronde.rowwise.labels import Label, Mark
 
-__all__ = ["Facts", "Operation", "facts_of", "numbers_in", "replaced", "tensors"]
+__all__ = ["Facts", "Operation", "facts_of", "numbers_in", "replaced", "tensors", "written"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def facts_of(func: Any) -> Facts:
     )
     return Facts(
         name,
-        func.is_view,
+        func.is_view or name in _LIKE_VIEWS,
         torch.Tag.pointwise in func.tags or name in _POINTWISE,
         () if func.is_view else written,
         frozenset(
@@ -57,6 +57,8 @@ def facts_of(func: Any) -> Facts:
     )
 
 
+# Views in all but their memory.
+_LIKE_VIEWS = {"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"}
 # Of a type that lengths have, too.
 _NO_LENGTHS = {"shifts", "index"}
 # They are, though torch has no tag on them.
@@ -99,7 +101,7 @@ class Operation:
         self.facts = facts_of(func) if facts is None else facts
         self.operands = tensors(args)
         if kwargs:
-            self.operands += tensors(kwargs.values())
+            self.operands += tensors([*kwargs.values()])
         self.marks = [of(operand) for operand in self.operands]
 
     def run(self) -> Any:
@@ -125,18 +127,22 @@ class Operation:
     @property
     def written(self) -> list[torch.Tensor]:
         """Tensors that it changes."""
-        return [each for place, _ in self.facts.written for each in tensors((self.given(place),))]
+        return [each for place, _ in self.facts.written for each in tensors(self.given(place))]
 
 
-def tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+def tensors(value: Any) -> list[torch.Tensor]:
     """Those among arguments or results, and in lists of them."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (tuple, list)):
-            found += tensors(value)
-    return found
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [tensor for each in value for tensor in tensors(each)]
+    return []
+
+
+def written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The arguments of an operation that its schema says it changes."""
+    places = facts_of(func).written
+    return tensors([args[place] if place < len(args) else kwargs.get(name) for place, name in places])
 
 
 def numbers_in(value: Any) -> list[int]:

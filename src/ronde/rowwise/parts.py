@@ -54,7 +54,7 @@ class Parts:
             _check_states(args)
         result = op.func(*args, **kwargs)
         written = [args[place] if place < len(args) else kwargs[name] for place, name in op.facts.written]
-        return tensors(written) or tensors((result,))
+        return tensors(written) or tensors(result)
 
     def tells(self, results: list[torch.Tensor]) -> bool:
         """Whether random values led to something that can be compared."""

@@ -103,7 +103,7 @@ def learn(watch: Watch, op: Operation) -> Learnt:
 def mark_results(watch: Watch, op: Operation, result: Any, learnt: Learnt) -> None:
     """Know of the results what was learnt, if the few first rows are as they were by themselves."""
     with torch.no_grad(), watch.looking_away():
-        results = op.written or tensors((result,))
+        results = op.written or tensors(result)
         if not op.written:
             watch.made(results)
         for place, each in enumerate(results):

@@ -6,10 +6,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ronde.rowwise.operation import facts_of, tensors
+import torch
+
+from ronde.rng.draws import is_random
+from ronde.rowwise.labels import Marks
+from ronde.rowwise.operation import facts_of, tensors, written
 from ronde.rowwise.rows import Branch
 
-__all__ = ["Sequence", "Step", "is_same", "step_of"]
+__all__ = ["Sequence", "Step", "follow", "follow_function", "is_same", "step_of"]
 
 Step = tuple[str, "tuple[Any, ...] | None"]
 
@@ -37,19 +41,46 @@ class Sequence:
         return all(branch.at(whole) == branch.at(mine) == branch.at(self.rows) for branch in self.branches)
 
 
-def step_of(func: Any, args: Any, kwargs: Any) -> Step:
-    """An operation with its numbers; a length is named by the dimension of an operand that is as long."""
+def step_of(marks: Marks, func: Any, args: Any, kwargs: Any) -> Step | None:
+    """Describe an operation with its numbers; None for one without rows, which mixes none.
+
+    Models make a mask or a grid anew when a length changes, and torch leaves out a slice that takes all.
+    A length is named by the dimension of an operand that is as long.
+    """
     facts = facts_of(func)
     name = str(func)
     if facts.name == "lift_fresh" and args[0].device.type == "cpu":
         return name, tuple(args[0].flatten()[:64].tolist())
-    lengths = [length for tensor in tensors((*args, *kwargs.values())) for length in tensor.shape]
+    operands = tensors((*args, *kwargs.values()))
+    if not (marks.may_hold_rows(operands) or is_random(func, args, kwargs)):
+        return None
+    lengths = [length for tensor in operands for length in tensor.shape]
     found: list[Any] = []
     for place, argument in enumerate(facts.names):
         value = args[place] if place < len(args) else kwargs.get(argument)
         for each in _numbers(value):
-            found.append(_described(each, place in facts.sizes or facts.name == "arange", lengths))
+            found.append(_described(each, place in facts.sizes, lengths))
     return name, tuple(found)
+
+
+def follow(marks: Marks, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """Know of the memory of an operation's results whether it is new, and may hold rows."""
+    results, changed = tensors(result), written(func, args, kwargs)
+    if not (changed or facts_of(func).is_view):
+        for each in results:
+            marks.made(each)
+    _pass_rows_on(marks, (*args, *kwargs.values()), [*results, *changed])
+
+
+def follow_function(marks: Marks, args: Any, result: Any) -> None:
+    """Know of the memory of a function's results whether it may hold rows."""
+    _pass_rows_on(marks, args, tensors(result))
+
+
+def _pass_rows_on(marks: Marks, given: Any, results: list[torch.Tensor]) -> None:
+    if marks.may_hold_rows(tensors(given)):
+        for each in results:
+            marks.hold_rows(each)
 
 
 def _numbers(value: Any) -> list[Any]:

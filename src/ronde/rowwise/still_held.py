@@ -57,8 +57,9 @@ class Kept:
 
     def __init__(self, given: Sequence[Any], counts: Counts) -> None:
         self._counts = counts
+        self._alone = _references_to_one()
         self._given = [
-            (weakref.ref(tensor), _holders(tensor)) for tensor in given if isinstance(tensor, torch.Tensor)
+            (weakref.ref(tensor), _references(tensor)) for tensor in given if isinstance(tensor, torch.Tensor)
         ]
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}
 
@@ -85,15 +86,17 @@ class Kept:
 
     def _held(self, returned: _Returned) -> list[torch.Tensor]:
         """Tensors that have more holders than are accounted for."""
-        before = {id(tensor): holders - 1 for ref, holders in self._given if (tensor := ref()) is not None}
+        before = {
+            id(tensor): held - self._alone for ref, held in self._given if (tensor := ref()) is not None
+        }
         excess: dict[int, int] = {}
         suspects: list[torch.Tensor] = []
         for ref in {**self._made, **{id(ref()): ref for ref, _ in self._given}}.values():
             tensor = ref()
             if tensor is None:
                 continue
-            # What refers to it here is one more.
-            more = _holders(tensor) - 1 - before.get(id(tensor), 0) - returned.references[id(tensor)]
+            known = before.get(id(tensor), 0) + returned.references[id(tensor)]
+            more = _references(tensor) - self._alone - known
             if more > 0:
                 excess[id(tensor)] = more
                 suspects.append(tensor)
@@ -132,10 +135,15 @@ class _Returned:
 _NO_DATA = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.nn.Module)
 
 
-def _holders(tensor: torch.Tensor) -> int:
-    """References to a tensor from Python, that of the asking function too, but not that of the graph."""
-    held: Any = tensor
-    return sys.getrefcount(tensor) - (held._use_count() > 1) - 3
+def _references(tensor: Any) -> int:
+    """Count the references to a tensor, that of the graph left out, with those that the count itself adds."""
+    return sys.getrefcount(tensor) - (tensor._use_count() > 1)
+
+
+def _references_to_one() -> int:
+    """Count those to a tensor that one local variable holds: how many it is depends on the interpreter."""
+    alone = torch.empty(0)
+    return _references(alone)
 
 
 @functools.cache
@@ -144,9 +152,9 @@ def _tells_of_graphs() -> bool:
     with torch.inference_mode(False), torch.enable_grad():
         made = torch.ones(1, requires_grad=True) * 2
         result = made.sin()
-        alone = _holders(made)
+        alone = _references(made)
         kept = [made]
-        both = _holders(made)
+        both = _references(made)
         del kept
         return result.requires_grad and both == alone + 1
 

@@ -15,10 +15,8 @@ from ronde.rowwise.rows import Branch
 from ronde.rowwise.verdict import MixesRows, meet
 from ronde.rowwise.watch import Watch
 
-__all__ = ["LIKE_VIEWS", "carry_out_pointwise", "carry_out_view", "is_constant_along"]
+__all__ = ["carry_out_pointwise", "carry_out_view", "is_constant_along"]
 
-# Views in all but their memory.
-LIKE_VIEWS = {"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"}
 _RESHAPES = {"view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy"}
 _TAKES = {"slice", "split", "narrow", "unsafe_split"}
 _AS_IT_IS = {"alias", "detach", "lift_fresh", "_conj", "_neg_view", "conj"}
@@ -31,7 +29,7 @@ def carry_out_view(watch: Watch, op: Operation) -> Any:
     if op.facts.name == "squeeze":
         _note_squeeze(watch, op, label)
     result = op.run()
-    for each, ids in zip(tensors((result,)), _ids(op, label, result), strict=True):
+    for each, ids in zip(tensors(result), _ids(op, label, result), strict=True):
         made = label if ids is label.ids else labelled(ids, watch.orders, label)
         if made is None and each.numel():
             raise MixesRows(meet(op.facts.name))
@@ -86,7 +84,7 @@ def _ids(op: Operation, label: Label, result: Any) -> Sequence[torch.Tensor]:
         return [reshaped(label, result.shape)]
     if name == "as_strided":
         return [_strided(op, label)]
-    return tensors((op.func(label.ids, *op.args[1:], **op.kwargs),))
+    return tensors(op.func(label.ids, *op.args[1:], **op.kwargs))
 
 
 def _strided(op: Operation, label: Label) -> torch.Tensor:
@@ -132,7 +130,7 @@ def _span(shape: Sequence[int], outer: int, rows: int, inner: int) -> tuple[int 
 def carry_out_pointwise(watch: Watch, op: Operation) -> Any:
     """Each entry is made of those at the same place, which must be of one row."""
     result = op.run()
-    results = tensors((result,)) if not op.written else op.written
+    results = tensors(result) if not op.written else op.written
     shape = results[0].shape
     label = broadcast(op, shape)
     if not op.written:

@@ -14,7 +14,7 @@ from ronde.rng.draws import Draw
 from ronde.rowwise.labels import Drawn, Label, Mark, Marks, Mixed, Order, Orders, Relative, along
 from ronde.rowwise.operation import Operation
 from ronde.rowwise.rows import Counts
-from ronde.rowwise.sequence import Sequence
+from ronde.rowwise.sequence import Sequence, step_of
 from ronde.rowwise.undo import Undo
 from ronde.rowwise.verdict import MixesRows, meet
 
@@ -108,6 +108,11 @@ class Watch:
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(0)
         return self._generators[device]
+
+    def note(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Let later calls be compared by an operation."""
+        if (step := step_of(self.marks, func, args, kwargs)) is not None:
+            self.sequence.steps.append(step)
 
     def of(self, tensor: torch.Tensor) -> Mark | None:
         return self.marks.of(tensor)
