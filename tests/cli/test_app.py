@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 import types
@@ -165,8 +164,7 @@ def test_an_option_whose_value_has_its_name_says_its_name():
     """Releases 0.27 of typer take `metavar="PLAN"` of a parameter `plan` for the option `--PLAN`."""
     seen = 0
     for command in COMMANDS:
-        function = getattr(importlib.import_module(command.module), command.attribute)
-        for name, parameter, said in options_of(function, command.name):
+        for name, parameter, said in options_of(command.load(), command.name):
             seen += 1
             # What stands first in an annotation is an option's name, though typer calls it a default.
             assert said.default is not ... or said.metavar != parameter.upper(), f"ronde {name}: {parameter}"

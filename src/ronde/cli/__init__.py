@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 try:
-    from ronde.cli.app import main
+    from ronde.cli.entry import main
 except KeyboardInterrupt:  # while the command itself is being imported
     sys.exit(130)
 

@@ -17,7 +17,7 @@ import typer
 import typer.main
 
 from ronde import __version__
-from ronde.errors import RondeError
+from ronde.cli.exits import exit_with
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -44,12 +44,13 @@ class Command:
     replaces_launchers: bool = False
 
     def load(self) -> Any:
-        return getattr(importlib.import_module(self.module), self.attribute)
+        module = importlib.import_module(self.module)
+        vars(module).setdefault("typer", typer)  # for the annotations of one that does without otherwise
+        return getattr(module, self.attribute)
 
 
 # What the parser raises: typer has no name for it, and takes it from click or from a copy of its own.
 _Unparsable: Any = typer.BadParameter.__base__
-INTERRUPTED = 128 + 2  # as a shell has it for a process that SIGINT ended
 
 COMMANDS = (
     Command(
@@ -151,22 +152,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     its `exit_code`; any other exception is a defect of ronde and keeps its traceback.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    exit_with(lambda: _parsed(words))
+
+
+def _parsed(words: list[str]) -> int | None:
     name = "ronde"
     try:
         application = _application(asked_for=words[0] if words else None)
         name, command, rest = _descend(typer.main.get_command(application), words)
         if name in _REPLACING_LAUNCHERS:
             rest = _in_own_words(command, rest)
-        code = command.main(args=rest, prog_name=name, standalone_mode=False)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    except RondeError as error:
-        print(f"ronde: error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        return command.main(args=rest, prog_name=name, standalone_mode=False)
     except _Unparsable as error:
         print(_told(error, name), file=sys.stderr)
-        sys.exit(error.exit_code)
-    sys.exit(code or 0)
+        return error.exit_code
 
 
 def _in_own_words(command: Any, words: list[str]) -> list[str]:

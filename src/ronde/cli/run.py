@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ronde.checkpoint.cadence import read_cadence
 from ronde.cli.elastic_options import elastic_of, named_by_script
 from ronde.cli.hosts_options import hosts_of, is_here_alone, on_ray
@@ -35,6 +33,8 @@ from ronde.plan import Plan, aliases_in, read_plan
 from ronde.trace.run_directory import RunDirectory
 
 if TYPE_CHECKING:
+    import typer
+
     from ronde.launch.elastic import Elastic
     from ronde.launch.hosts import Hosts
     from ronde.launch.membership import Membership
@@ -286,7 +286,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     code = _launched(job, remote, elasticity, restarts).exit_code
     if trace is not None:
         _write_timeline(job, trace)
-    raise typer.Exit(code)
+    sys.exit(code)
 
 
 def _launched(

@@ -8,8 +8,6 @@ import sys
 import warnings
 from pathlib import Path
 
-import typer
-
 from ronde.errors import UsageError
 
 __all__ = ["check_module", "check_script"]
@@ -53,7 +51,7 @@ def check_script(script: str, *, syntax_error: int = 1) -> None:
         import traceback
 
         traceback.print_exception(type(error), error, None)
-        raise typer.Exit(syntax_error) from None
+        sys.exit(syntax_error)
     except ValueError:
         return  # null bytes: an archive without a suffix, or nonsense of which python will speak
 
