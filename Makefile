@@ -36,7 +36,7 @@ EPOCHS ?= $(if $(wildcard /usr/share/datasets/fashion-mnist/train-images-idx3-ub
 DEMO_STATE := XDG_STATE_HOME=$(CURDIR)/demo-out/state
 DEMO := $(DEMO_STATE) $(RONDE)
 
-.PHONY: help env demo demo-recsys test lint format soak test-cluster ends gpu bench docs clean
+.PHONY: help env demo demo-recsys test lint format soak test-cluster ends alarms gpu bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -79,6 +79,9 @@ test-cluster: $(READY) ## launchers on real ssh servers, Slurm, MPI and Ray, whi
 
 ends: $(READY) ## the table of how every script of the tests ends on 2 ranks (tests/ends), and what differs
 	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m ends $(ARGS)
+
+alarms: $(READY) ## 200 proofs of right runs by ronde verify, and how many of them are false alarms (an hour)
+	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m alarms $(ARGS)
 
 gpu: $(READY) ## the tests that need a CUDA device
 	$(PYTHON) -m pytest tests/gpu -m gpu $(ARGS)

@@ -70,15 +70,29 @@ def verified(
 
 
 def test_a_broken_law_is_exit_code_1(verified: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
-    # The script reads its own process number: no two processes give the same answer.
-    (tmp_path / "train.py").write_text(
-        SCRIPT.replace("lr=0.1", "lr=0.1, weight_decay=__import__('os').getpid() / 1e4")
-    )
+    # The script does something else where it finds itself among ranks.
+    among = "any(name.startswith('RONDE') for name in __import__('os').environ)"
+    (tmp_path / "train.py").write_text(SCRIPT.replace("lr=0.1", f"lr=0.1, weight_decay=0.1 * {among}"))
     code, out, err = verified("--ranks", "2", "train.py")
     assert code == 1, out + err
     assert "L2 update     BROKEN" in out
     assert "first: rank 0, step 1 (SGD 1), parameter " in out
     assert out.endswith("The law is broken.\n")
+
+
+def test_plain_python_that_does_not_repeat_itself_is_exit_code_2(
+    verified: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    # The script reads its own process number: no two processes give the same answer.
+    (tmp_path / "train.py").write_text(
+        SCRIPT.replace("lr=0.1", "lr=0.1, weight_decay=__import__('os').getpid() / 1e4")
+    )
+    code, out, err = verified("--ranks", "2", "train.py")
+    assert (code, out) == (2, "")
+    assert (
+        "train.py: plain python does not repeat itself, so there is nothing to compare ranks with: two" in err
+    )
+    assert "differ in step 1 (SGD 1), parameter " in err
 
 
 def test_nothing_to_compare_is_exit_code_2(

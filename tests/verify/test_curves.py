@@ -30,6 +30,7 @@ def record(reads: list[Read], rank: int = 0, norms: tuple[float, ...] = ()) -> R
             Gradients(step=step, norms={"a": norm, "b": None}) for step, norm in enumerate(norms, 1)
         ),
         steps=(),
+        starts={},
         opened={},
         circumstances=(),
         in_parts=(0, 0),

@@ -98,9 +98,12 @@ def verify(  # noqa: PLR0913 - one parameter per option
     for alias in aliases_in(plan):
         say(f"plan {alias}")
     # So that what the runs have written is removed; SIGINT raises by itself.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
-    proof = prove(job, ranks=ranks)
+    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        proof = prove(job, ranks=ranks)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     print(to_text(proof))
     if json_file is not None:
         json_file.write_text(to_json(proof) + "\n")

@@ -20,18 +20,25 @@ def in_double(plain: Run) -> bool:
     return bool(kinds) and kinds <= {numpy.dtype(numpy.float64), numpy.dtype(numpy.complex128)}
 
 
-def compare(plain: Run, run: Run, tolerance: Tolerance, repeats: Sequence[Run] = ()) -> tuple[Verdict, ...]:
+def compare(
+    plain: Run, run: Run, tolerance: Tolerance, repeats: Sequence[Run] = (), until: int | None = None
+) -> tuple[Verdict, ...]:
     """The six clauses' verdicts on `run`, against plain python; all ranks are compared.
 
     Args:
         repeats: further runs of plain python; what they print and write differently is left out.
+        until: the optimizer step (counted from 1) before which the comparison ends, but that of files.
     """
-    reference = plain.records[0]
+    reference, records = plain.records[0], run.records
+    exits = plain.exit_code, run.exit_code
+    if until is not None:
+        reference, records = reference.before(until), tuple(each.before(until) for each in records)
+        exits = 0, 0
     return (
-        data.compare(reference, run.records),
-        update.compare(reference, run.records, tolerance),
-        values.compare(reference, run.records, tolerance),
-        control.compare(reference, run.records, plain_exit=plain.exit_code, ranks_exit=run.exit_code),
+        data.compare(reference, records),
+        update.compare(reference, records, tolerance),
+        values.compare(reference, records, tolerance),
+        control.compare(reference, records, plain_exit=exits[0], ranks_exit=exits[1]),
         files.compare(
             files.Output(plain.files, plain.stdout),
             files.Output(run.files, run.stdout),
@@ -39,5 +46,5 @@ def compare(plain: Run, run: Run, tolerance: Tolerance, repeats: Sequence[Run] =
             tolerance,
             [files.Output(each.files, each.stdout) for each in repeats],
         ),
-        randomness.compare(reference, run.records),
+        randomness.compare(reference, records),
     )

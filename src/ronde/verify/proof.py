@@ -16,7 +16,16 @@ from ronde.verify.compare import compare, in_double
 from ronde.verify.curves import Curve, loss_curves
 from ronde.verify.record import Twin
 from ronde.verify.runs import Job, Run, Starter, run_on_ranks, run_plain, spawn
-from ronde.verify.twins import TWINS, Rounding, noise_of, rounding_of
+from ronde.verify.twins import (
+    TWINS,
+    Parting,
+    Rounding,
+    first_parting,
+    noise_of,
+    rounding_of,
+    unrepeated,
+    why,
+)
 
 __all__ = ["Proof", "judge", "verify"]
 
@@ -38,6 +47,7 @@ class Proof:
         failure: the end of what the ranks wrote to standard error, when they failed.
         note: why the runs are not in double precision, though that was asked for.
         rounding: where numbers lay that rounding has turned, when that is why ranks differ.
+        parting: where a twin takes another course than the plain run; ranks are compared until there.
     """
 
     job: Job
@@ -52,6 +62,7 @@ class Proof:
     failure: str = ""
     note: str = ""
     rounding: Rounding | None = None
+    parting: Parting | None = None
 
     @property
     def holds(self) -> bool:
@@ -62,7 +73,8 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = (), starter: S
     """Prove, or refute, that `ranks` ranks give the script's single-device answer.
 
     Raises:
-        UsageError: when the script fails in plain python, or the plan refuses it: nothing is to be compared.
+        UsageError: when the script fails in plain python or does not repeat itself there, or the plan refuses
+            it: nothing is to be compared.
     """
     if job.precision != "fp32":
         # The plan's own rounding is what is compared.
@@ -137,10 +149,14 @@ def judge(
         start: runs a twin of the plain run. That is done only where a clause seems broken: then a bound may
             have been too narrow for what rounding does in this script, or no two runs of plain python agree.
         strict: in double precision to the last places, each parameter by itself.
+
+    Raises:
+        UsageError: when plain python does not repeat itself.
     """
 
     def proof(noise: Noise = QUIET, repeats: Sequence[Run] = ()) -> Proof:
         tolerance = _tolerance(job, plain, noise, strict=strict)
+        parting = first_parting(plain, repeats)
         return Proof(
             job=job,
             ranks=ranks,
@@ -148,42 +164,48 @@ def judge(
             tolerance=tolerance,
             steps=len(plain.records[0].steps),
             floor=noise.floor if repeats else None,
-            twins=len(repeats),
-            verdicts=compare(plain, run, tolerance, repeats),
+            twins=max(0, len(repeats) - 1),
+            verdicts=compare(plain, run, tolerance, repeats, parting.step if parting else None),
             curves=loss_curves(plain.records[0], run.records, tolerance, job.directory),
             failure=_LOGS.sub("", run.stderr).rstrip()[-4000:] if run.exit_code else "",
+            parting=parting,
         )
 
     found = proof()
-    twins: tuple[Run, ...] = ()
-    noise = QUIET
-    if start is not None:
-        for twin in TWINS:
-            if found.holds or found.failure or _is_no_rounding(found):
-                break
-            another = start(twin)
-            if another.exit_code == 0:
-                twins = (*twins, another)
-                noise = noise_of(plain, twins)
-                found = proof(noise, twins)
-    if found.holds or found.failure or start is None or _is_no_rounding(found):
+    if start is None or found.holds:
+        return found
+    again = start("again")
+    if parting := unrepeated(plain, again, found.tolerance):
+        raise _unrepeatable(job, plain, parting)
+    found = proof(QUIET, [again])
+    repeats, noise = [again], QUIET
+    for twin in TWINS:
+        if found.holds or found.failure:
+            return found
+        another = start(twin)
+        if another.exit_code == plain.exit_code:
+            repeats.append(another)
+            noise = noise_of(plain, repeats)
+            found = proof(noise, repeats)
+            if found.parting is not None and found.parting.step == 1:
+                raise _unrepeatable(job, plain, found.parting)
+    if found.holds:
         return found
     turned = start("turned")
-    if turned.exit_code == 0 and turned.records[0].turned:
+    if turned.exit_code == plain.exit_code and turned.records[0].turned:
         wider = Noise.largest((noise, noise_of(plain, (turned,))))
-        excused = proof(wider, (*twins, turned))
+        excused = proof(wider, [*repeats, turned])
         rounding = rounding_of(plain, run, turned, noise)
         if excused.holds and rounding is not None:
-            return dataclasses.replace(excused, floor=noise.floor, twins=len(twins), rounding=rounding)
+            return dataclasses.replace(excused, floor=noise.floor, twins=found.twins, rounding=rounding)
     return found
 
 
-def _is_no_rounding(found: Proof) -> bool:
-    """Whether a clause is broken in a way that no twin could justify."""
-    return any(
-        each.clause in ("L1", "L4", "L6") or (each.worst is not None and each.worst > found.tolerance.most)
-        for each in found.verdicts
-        if each.status is Status.broken
+def _unrepeatable(job: Job, plain: Run, parting: Parting) -> UsageError:
+    return UsageError(
+        f"{job.script}: plain python does not repeat itself, so there is nothing to compare ranks with: two "
+        f"runs with one seed and one clock differ in {parting.what}; {why(plain)}; make it do the same in "
+        "every run"
     )
 
 

@@ -30,8 +30,8 @@ __all__ = [
     "read_record",
 ]
 
-Twin = Literal["", "halves", "thirds", "up", "down", "threads", "turned"]
-"""Batches computed in halves or thirds, parameters rounded up or down, another number of threads, numbers
+Twin = Literal["", "again", "halves", "up", "threads", "turned"]
+"""The same once more, batches computed in halves, parameters rounded up, another number of threads, numbers
 at a tie or a kink turned."""
 
 ENVIRONMENT_KEY = "RONDE_RECORD"
@@ -86,9 +86,13 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """One batch that a loader handed out: a fingerprint of each tensor in it."""
+    """One batch that a loader handed out: a fingerprint of each tensor in it.
+
+    `step`: optimizer steps that had been taken before.
+    """
 
     fingerprints: tuple[str, ...]
+    step: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +151,7 @@ class RankRecord:
     Attributes:
         ids: index batches of samplers (drawn ahead of the batches when a loader prefetches).
         circumstances: readings of the clock and seeds, by name, in order.
+        starts: by "process" and "thread", the script's lines that start some.
         opened: how often each file under the scratch directory was opened for writing.
         in_parts: outermost forwards that could (and could not) be computed in parts.
         turned: how many numbers a twin has turned at a tie or a kink, by step and place.
@@ -160,11 +165,25 @@ class RankRecord:
     gradients: tuple[Gradients, ...]
     steps: tuple[Step, ...]
     circumstances: tuple[tuple[str, Any], ...]
+    starts: Mapping[str, tuple[str, ...]]
     opened: dict[str, int]
     in_parts: tuple[int, int]
     turned: tuple[Turned, ...]
     stopped: bool
     tensors: Path
+
+    def before(self, step: int) -> RankRecord:
+        """What was recorded until this step (counted from 1) began."""
+        batches = tuple(each for each in self.batches if each.step < step)
+        return dataclasses.replace(
+            self,
+            batches=batches,
+            ids=self.ids[: len(batches)],
+            reads=tuple(each for each in self.reads if each.step < step),
+            gradients=tuple(each for each in self.gradients if each.step < step),
+            steps=self.steps[: step - 1],
+            stopped=True,
+        )
 
     def entries(self, stored: Stored) -> numpy.ndarray:
         """The kept entries of a stored tensor, flat."""
@@ -228,6 +247,7 @@ def read_record(directory: Path, rank: int) -> RankRecord:
     gradients: list[Gradients] = []
     steps: list[Step] = []
     circumstances: list[tuple[str, Any]] = []
+    starts: dict[str, dict[str, None]] = {}
     opened: dict[str, int] = {}
     in_parts = [0, 0]
     turned: list[Turned] = []
@@ -237,7 +257,7 @@ def read_record(directory: Path, rank: int) -> RankRecord:
         fields = json.loads(line)
         kind = fields.pop("kind")
         if kind == "batch":
-            batches.append(Batch(fingerprints=tuple(fields["fingerprints"])))
+            batches.append(Batch(fingerprints=tuple(fields["fingerprints"]), step=len(steps)))
         elif kind == "ids":
             ids.append(fields["ids"])
         elif kind == "read":
@@ -250,6 +270,8 @@ def read_record(directory: Path, rank: int) -> RankRecord:
             steps.append(Step(**fields, parameters=parameters))
         elif kind == "circumstance":
             circumstances.append((fields["name"], fields["value"]))
+        elif kind == "start":
+            starts.setdefault(fields["what"], {})[fields["where"]] = None
         elif kind == "opened":
             opened[fields["path"]] = opened.get(fields["path"], 0) + 1
         elif kind == "in_parts":
@@ -266,6 +288,7 @@ def read_record(directory: Path, rank: int) -> RankRecord:
         gradients=tuple(gradients),
         steps=tuple(steps),
         circumstances=tuple(circumstances),
+        starts={what: tuple(places) for what, places in starts.items()},
         opened=opened,
         in_parts=(in_parts[0], in_parts[1]),
         turned=tuple(turned),

@@ -15,11 +15,12 @@ import torch
 from ronde.verify.batches import BatchRecorder
 from ronde.verify.chances import Chances
 from ronde.verify.double import compute_in_double
-from ronde.verify.nudged import Nudged
-from ronde.verify.parts import InParts
+from ronde.verify.halves import InHalves
 from ronde.verify.reads import ReadRecorder
 from ronde.verify.record import RecordConfig, Writer
+from ronde.verify.rounded_up import RoundedUp
 from ronde.verify.sites import Sites
+from ronde.verify.starts import StartRecorder
 from ronde.verify.steps import StepRecorder
 from ronde.verify.turned import Turning
 from ronde.verify.writes import Unmediated, WriteRecorder
@@ -72,16 +73,18 @@ def record(
     _differ(config, writer)
     WriteRecorder(writer, config.scratch, config.tree, unmediated).install()
     BatchRecorder(writer).install()
-    ReadRecorder(writer, Sites(config.scratch, config.tree)).install()
+    sites = Sites(config.scratch, config.tree)
+    ReadRecorder(writer, sites).install()
+    StartRecorder(writer, sites).install()
     StepRecorder(writer, config.steps).install()
 
 
 def _differ(config: RecordConfig, writer: Writer) -> None:
     """A twin differs from the plain run by rounding alone."""
-    if config.twin in ("halves", "thirds"):
-        InParts(writer, 2 if config.twin == "halves" else 3, narrow=config.narrow).install()
-    elif config.twin in ("up", "down"):
-        Nudged(up=config.twin == "up").install()
+    if config.twin == "halves":
+        InHalves(writer, narrow=config.narrow).install()
+    elif config.twin == "up":
+        RoundedUp().install()
     elif config.twin == "threads":
         torch.set_num_threads(torch.get_num_threads() + 1)
     elif config.twin == "turned":

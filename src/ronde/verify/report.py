@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 
 from ronde.verify.clauses.verdict import Status
 from ronde.verify.proof import Proof
@@ -40,9 +41,16 @@ def to_text(proof: Proof) -> str:
         lines.append(f"  {each.clause} {each.title:<11}{mark:<7} {each.compared}{worst}")
         if each.divergence:
             lines.append(f"{'':15}first: {each.divergence}")
-    if proof.floor is not None:
+    if proof.floor is not None and proof.twins:
         of = "a twin" if proof.twins == 1 else f"{proof.twins} twins"
         lines.append(f"  noise floor: {proof.floor:.1e}, by {of} of the plain run")
+    if blurred := tolerance.noise.blurred(tolerance.sharp):
+        lines.append(f"  {_blurred(blurred, len(tolerance.noise.shares), tolerance.sharp)}")
+    if proof.parting is not None:
+        lines.append(
+            f"  rounding: a twin does something else from step {proof.parting.step} on "
+            f"({proof.parting.what}), so ranks are compared until there"
+        )
     if proof.rounding is not None:
         lines.append(f"  {_rounding(proof.rounding)}")
     if proof.note:
@@ -52,6 +60,14 @@ def to_text(proof: Proof) -> str:
         lines.append(proof.failure)
     lines.append("The law holds." if proof.holds else "The law is broken.")
     return "\n".join(lines)
+
+
+def _blurred(first: Mapping[str, int], of: int, distance: float) -> str:
+    name = min(first, key=lambda each: first[each])
+    return (
+        f"rounding: plain python's own twins lie more than {distance:.0e} apart in {len(first)} of {of} "
+        f"parameters, first in {name} after step {first[name]}; smaller mistakes do not show there"
+    )
 
 
 def _rounding(rounding: Rounding) -> str:
@@ -78,6 +94,8 @@ def to_json(proof: Proof) -> str:
         "noise_floor": proof.floor,
         "twins": proof.twins,
         "rounding": None if proof.rounding is None else dataclasses.asdict(proof.rounding),
+        "parting": None if proof.parting is None else dataclasses.asdict(proof.parting),
+        "blurred_after_step": proof.tolerance.noise.blurred(proof.tolerance.sharp),
         "not_in_double_precision": proof.note,
         "clauses": [{**dataclasses.asdict(each), "status": each.status.name} for each in proof.verdicts],
         "failure": proof.failure,

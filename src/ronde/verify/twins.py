@@ -1,19 +1,34 @@
-"""Twins of the plain run: plain python, different from it by rounding alone, to show what rounding does."""
+"""Further runs of plain python: whether they repeat the first, and how far rounding takes them from it."""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from ronde.verify.clauses import update, values
+from ronde.verify.clauses import control, data, randomness, update, values
 from ronde.verify.clauses.noise import Noise
-from ronde.verify.record import Turned, Twin
+from ronde.verify.clauses.verdict import Status, Tolerance
+from ronde.verify.record import RankRecord, Turned, Twin
 from ronde.verify.runs import Run
 
-__all__ = ["TWINS", "Rounding", "noise_of", "rounding_of"]
+__all__ = ["TWINS", "Parting", "Rounding", "first_parting", "noise_of", "rounding_of", "unrepeated", "why"]
 
-TWINS: tuple[Twin, ...] = ("halves", "thirds", "up", "down", "threads")
-"""Those whose largest difference is the noise floor."""
+TWINS: tuple[Twin, ...] = ("halves", "up", "threads")
+"""Runs that differ from the plain one by rounding; the largest difference is the noise floor."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Parting:
+    """Where a run of plain python takes another course than the first.
+
+    Attributes:
+        step: the first optimizer step, counted from 1, in which or after which it does something else.
+        what: the difference in words.
+    """
+
+    step: int
+    what: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,19 +44,97 @@ class Rounding:
     turned: Turned
 
 
+def unrepeated(plain: Run, again: Run, tolerance: Tolerance) -> Parting | None:
+    """Where plain python, run once more, does something else than it did; None if nowhere.
+
+    What it prints and writes does not count: names and times that differ there are left out.
+    """
+    if again.exit_code != plain.exit_code:
+        what = f"the second run ended with exit code {again.exit_code}, the first with {plain.exit_code}"
+        return Parting(step=len(again.records[0].steps) + 1, what=what)
+
+    def differ(one: RankRecord, other: RankRecord) -> str:
+        verdicts = (
+            update.compare(other, [one], tolerance),
+            values.compare(other, [one], tolerance),
+        )
+        return _course(one, other) or next((each.divergence for each in verdicts if each.divergence), "")
+
+    return _parting(again.records[0], plain.records[0], differ)
+
+
+def first_parting(plain: Run, twins: Iterable[Run]) -> Parting | None:
+    """Where the first of the twins takes another course: other batches, steps, branches or draws."""
+    found = (_parting(twin.records[0], plain.records[0], _course) for twin in twins)
+    return min((each for each in found if each is not None), key=lambda each: each.step, default=None)
+
+
+def _parting(
+    run: RankRecord, plain: RankRecord, differ: Callable[[RankRecord, RankRecord], str]
+) -> Parting | None:
+    if not differ(run, plain):
+        return None
+    steps = range(1, max(len(run.steps), len(plain.steps)) + 1)
+    # What is so of the records before a step is so before every later one.
+    count = bisect.bisect_left(
+        steps, True, key=lambda n: bool(differ(run.before(n + 1), plain.before(n + 1)))
+    )
+    what = differ(run.before(count + 2), plain.before(count + 2)) or differ(run, plain)
+    what = (
+        what.removeprefix("rank 0, ")
+        .removeprefix("rank 0: ")
+        .replace(" in plain python", " in the first run")
+    )
+    return Parting(step=count + 1, what=what)
+
+
+def _course(run: RankRecord, plain: RankRecord) -> str:
+    """The first difference but for numbers, in words; empty if there is none."""
+    verdicts = (
+        data.compare(plain, [run]),
+        control.compare(plain, [run], plain_exit=0, ranks_exit=0),
+        randomness.compare(plain, [run]),
+    )
+    broken = next((each.divergence for each in verdicts if each.status is Status.broken), "")
+    layouts = (
+        f"step {step.step} ({step.optimizer}): {wrong}"
+        for step, expected in zip(run.steps, plain.steps, strict=False)
+        if (wrong := update.differing_layout(step, expected))
+    )
+    return broken or next(layouts, "")
+
+
+def why(plain: Run) -> str:
+    """What may have made plain python do something else the second time."""
+    starts = plain.records[0].starts
+    kinds = [(name, starts[what]) for what, name in _KINDS.items() if what in starts]
+    if kinds:
+        named = " and ".join(f"the {name} started at {', '.join(places[:3])}" for name, places in kinds)
+        return f"{named} run at their own pace"
+    return (
+        "it starts no process and no thread, so look for a set's order, addresses in memory, torch.empty, a "
+        "library's clock, files that a run changes"
+    )
+
+
+_KINDS = {"process": "processes", "thread": "threads"}
+
+
 def noise_of(plain: Run, twins: Iterable[Run]) -> Noise:
     """How far the twins lie from the plain run."""
     reference = plain.records[0]
-    return Noise.largest(
-        Noise(
-            vector=update.vector_differences(twin.records[0], reference),
-            shares=update.share_differences(twin.records[0], reference),
-            gradients=values.norm_differences(twin.records[0], reference),
-            tensors=update.tensor_differences(twin.records[0], reference),
-            values=values.value_differences(twin.records[0], reference),
+
+    def noise(record: RankRecord) -> Noise:
+        apart = update.differences(record, reference)
+        return Noise(
+            vector=apart.vector,
+            shares=apart.shares,
+            tensors=apart.tensors,
+            gradients=values.norm_differences(record, reference),
+            values=values.value_differences(record, reference),
         )
-        for twin in twins
-    )
+
+    return Noise.largest(noise(twin.records[0]) for twin in twins)
 
 
 def rounding_of(plain: Run, run: Run, turned: Run, noise: Noise) -> Rounding | None:
@@ -54,7 +147,7 @@ def rounding_of(plain: Run, run: Run, turned: Run, noise: Noise) -> Rounding | N
     reference = plain.records[0]
     apart = Noise.largest(
         Noise(
-            vector=update.vector_differences(rank, reference),
+            vector=update.differences(rank, reference).vector,
             gradients=values.norm_differences(rank, reference),
         )
         for rank in run.records

@@ -9,7 +9,7 @@ import io
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from ronde.verify.clauses.database import database_rows, is_database
 from ronde.verify.clauses.events import can_read_events, differing_events, is_event_file
 from ronde.verify.clauses.packed import is_packed, unpacked
-from ronde.verify.clauses.text import alike, differing_number, unstable_numbers
+from ronde.verify.clauses.text import Unstable, differing_number
 from ronde.verify.clauses.verdict import DUST, Tolerance
 
 __all__ = ["Beyond", "Comparison", "compare_contents"]
@@ -60,27 +60,29 @@ def compare_contents(
     if is_event_file(reference):
         if not can_read_events():
             return Comparison(beyond=Beyond.unread)
-        return Comparison(differing_events(mine, reference, tolerance) or "")
+        return Comparison(differing_events(mine, reference, tolerance, repeats) or "")
     unreadable = object()
     other = _load(reference, unreadable)
     if other is not unreadable:
         value = _load(mine, unreadable)
         if value is unreadable:
             return Comparison("cannot be loaded, in plain python it can")
-        again = [_load(repeat, unreadable) for repeat in repeats]
-        return Comparison(_differing_value(value, other, _Allowed.of(tolerance, other, again), "") or "")
+        again = [loaded for each in repeats if (loaded := _load(each, unreadable)) is not unreadable]
+        allowed = _Allowed.of(tolerance, other, again)
+        unstable = {place for each in again for place, _ in _differences(each, other, allowed, "")}
+        found = _differences(value, other, allowed, "")
+        return Comparison(next((wrong for place, wrong in found if not _lies_in(place, unstable)), ""))
     if is_packed(reference):
         return _compare_packed(mine, reference, tolerance, repeats)
     try:
         text, expected_text = content.decode(), expected.decode()
     except UnicodeDecodeError:
         return _compare_bytes(content, expected, [repeat.read_bytes() for repeat in repeats])
-    unstable: set[int] = set()
-    for repeat in repeats:
-        again = repeat.read_bytes().decode(errors="replace")
-        if not alike(expected_text, again):
-            return Comparison(beyond=Beyond.unstable)
-        unstable |= unstable_numbers(expected_text, again, tolerance)
+    unstable = Unstable.of(
+        expected_text, (repeat.read_bytes().decode(errors="replace") for repeat in repeats), tolerance
+    )
+    if unstable.lines is None or unstable.lines:  # a log, mostly, whose lines come from several threads
+        return Comparison(beyond=Beyond.unstable)
     return Comparison(differing_number(text, expected_text, tolerance, unstable) or "")
 
 
@@ -133,20 +135,30 @@ class _Allowed:
     @classmethod
     def of(cls, tolerance: Tolerance, reference: Any, repeats: Sequence[Any]) -> _Allowed:
         """As parameters: in the last places each tensor by itself, else against all that the file holds."""
-        arrays = dict(_arrays(reference, ""))
-        scale = max((_scale(each) for each in arrays.values()), default=0.0)
+        numbers = dict(_numbers(reference, ""))
+        arrays = (each for each in numbers.values() if isinstance(each, numpy.ndarray))
+        scale = max((_scale(each) for each in arrays), default=0.0)
         noise: dict[str, float] = {}
         for again in repeats:
-            for place, repeated in _arrays(again, ""):
-                if place in arrays:
-                    noise[place] = max(noise.get(place, 0.0), _apart(arrays[place], repeated))
+            for place, repeated in _numbers(again, ""):
+                if place in numbers:
+                    apart = _apart(numpy.asarray(numbers[place]), numpy.asarray(repeated))
+                    noise[place] = max(noise.get(place, 0.0), apart)
         return cls(tolerance, DUST * scale if tolerance.per_tensor else scale, noise)
 
     def apart(self, place: str, reference: numpy.ndarray) -> float:
-        """The largest difference of an entry."""
+        """The largest difference of an entry of an array."""
         scale = max(self.scale, _scale(reference))
-        noise = self.noise.get(place, 0.0) / scale if scale else 0.0
-        return scale * max(self.tolerance.values, self.tolerance.of_noise(noise))
+        return max(scale * self.tolerance.values, self.tolerance.thrice(self.noise.get(place, 0.0)))
+
+    def close(self, place: str, value: float, reference: float) -> bool:
+        """Whether two numbers that stand there by themselves agree."""
+        return self.tolerance.close(value, reference, 0.0, self.noise.get(place, 0.0))
+
+
+def _lies_in(place: str, places: Iterable[str]) -> bool:
+    """Whether the place is one of these, or inside of one."""
+    return any(place == each or not each or place.startswith((f"{each}.", f"{each}[")) for each in places)
 
 
 def _apart(one: numpy.ndarray, other: numpy.ndarray) -> float:
@@ -218,18 +230,20 @@ def _pickle_module() -> Any:
     return module
 
 
-def _arrays(value: Any, place: str) -> Iterator[tuple[str, numpy.ndarray]]:
-    """All arrays inside, by their places."""
+def _numbers(value: Any, place: str) -> Iterator[tuple[str, numpy.ndarray | float]]:
+    """All arrays inside, and numbers that stand by themselves, by their places."""
     if isinstance(value, torch.Tensor):
         yield place, _array(value)
-    elif isinstance(value, numpy.ndarray):
+    elif isinstance(value, (numpy.ndarray, float)):
         yield place, value
     elif isinstance(value, Mapping):
         for key, each in value.items():
-            yield from _arrays(each, _inside(place, key))
+            yield from _numbers(each, _inside(place, key))
     elif isinstance(value, (list, tuple)):
         for index, each in enumerate(value):
-            yield from _arrays(each, f"{place}[{index}]")
+            yield from _numbers(each, f"{place}[{index}]")
+    elif hasattr(value, "__dict__"):
+        yield from _numbers(vars(value), place)
 
 
 def _inside(place: str, key: Any) -> str:
@@ -243,59 +257,56 @@ def _scale(array: numpy.ndarray) -> float:
     return float(numpy.abs(array[numpy.isfinite(array)]).max(initial=0.0))
 
 
-def _differing_value(mine: Any, reference: Any, allowed: _Allowed, place: str) -> str | None:
-    where = place or "contents"
-    if type(mine).__name__ != type(reference).__name__:
-        return f"{where}: a {type(mine).__name__}, in plain python a {type(reference).__name__}"
-    if isinstance(reference, torch.Tensor):
-        if mine.shape != reference.shape or mine.dtype != reference.dtype:
-            return (
-                f"{where}: {mine.dtype} {tuple(mine.shape)}, "
-                f"in plain python {reference.dtype} {tuple(reference.shape)}"
-            )
-        if mine.requires_grad != reference.requires_grad:
-            return f"{where}: requires_grad {mine.requires_grad}, in plain python {reference.requires_grad}"
-        return _differing_array(_array(mine), _array(reference), allowed, place)
-    if isinstance(reference, numpy.ndarray):
-        if mine.shape != reference.shape or mine.dtype != reference.dtype:
-            return f"{where}: {mine.dtype} {mine.shape}, in plain python {reference.dtype} {reference.shape}"
-        return _differing_array(mine, reference, allowed, place)
-    if isinstance(reference, Mapping):
-        return _differing_mapping(mine, reference, allowed, place)
-    if isinstance(reference, (list, tuple)):
-        if len(mine) != len(reference):
-            return f"{where}: {len(mine)} items, in plain python {len(reference)}"
+def _differences(mine: Any, reference: Any, allowed: _Allowed, place: str) -> Iterator[tuple[str, str]]:
+    """The places where two values differ, each with the difference in words."""
+    wrong = _differing(mine, reference, allowed, place)
+    if wrong:
+        yield place, f"{place or 'contents'}{wrong}"
+    elif isinstance(reference, Mapping):
+        for key, value in reference.items():
+            yield from _differences(mine[key], value, allowed, _inside(place, key))
+    elif isinstance(reference, (list, tuple)):
         for index, (one, other) in enumerate(zip(mine, reference, strict=True)):
-            wrong = _differing_value(one, other, allowed, f"{place}[{index}]")
-            if wrong:
-                return wrong
-        return None
-    if isinstance(reference, float):
-        agrees = allowed.tolerance.close(mine, reference, 0.0)
-        return None if agrees else f"{where}: {mine}, in plain python {reference}"
-    if isinstance(reference, int) and not isinstance(reference, bool):
-        agrees = allowed.tolerance.close_whole(mine, reference, 0.0)
-        return None if agrees else f"{where}: {mine}, in plain python {reference}"
-    if isinstance(reference, (type(None), bool, complex, str, bytes)):
-        return None if mine == reference else f"{where}: {mine!r}, in plain python {reference!r}"
-    if hasattr(reference, "__dict__"):
-        return _differing_mapping(vars(mine), vars(reference), allowed, place)
-    told, expected = (_ADDRESS.sub("", repr(value)) for value in (mine, reference))
-    return None if told == expected else f"{where}: {told}, in plain python {expected}"
+            yield from _differences(one, other, allowed, f"{place}[{index}]")
+    elif _is_object(reference):
+        yield from _differences(vars(mine), vars(reference), allowed, place)
 
 
-def _differing_mapping(
-    mine: Mapping[Any, Any], reference: Mapping[Any, Any], allowed: _Allowed, place: str
-) -> str | None:
-    if list(mine) != list(reference):
+def _differing(mine: Any, reference: Any, allowed: _Allowed, place: str) -> str:
+    """In what two values differ, but for what they hold; empty if in nothing."""
+    if type(mine).__name__ != type(reference).__name__:
+        return f": a {type(mine).__name__}, in plain python a {type(reference).__name__}"
+    if isinstance(reference, (torch.Tensor, numpy.ndarray)):
+        if mine.shape != reference.shape or mine.dtype != reference.dtype:
+            shapes = tuple(mine.shape), tuple(reference.shape)
+            return f": {mine.dtype} {shapes[0]}, in plain python {reference.dtype} {shapes[1]}"
+        if isinstance(reference, numpy.ndarray):
+            return _differing_array(mine, reference, allowed, place)
+        if mine.requires_grad != reference.requires_grad:
+            return f": requires_grad {mine.requires_grad}, in plain python {reference.requires_grad}"
+        return _differing_array(_array(mine), _array(reference), allowed, place)
+    if isinstance(reference, Mapping):
         odd = [key for key in [*mine, *reference] if (key in mine) != (key in reference)]
         what = f"key {odd[0]!r} is in one only" if odd else "the order of keys"
-        return f"{place or 'contents'}: {what} (ranks, plain python)"
-    for key, value in reference.items():
-        wrong = _differing_value(mine[key], value, allowed, _inside(place, key))
-        if wrong:
-            return wrong
-    return None
+        return "" if list(mine) == list(reference) else f": {what} (ranks, plain python)"
+    if isinstance(reference, (list, tuple)):
+        return "" if len(mine) == len(reference) else f": {len(mine)} items, in plain python {len(reference)}"
+    if isinstance(reference, float):
+        agrees = allowed.close(place, mine, reference)
+    elif isinstance(reference, int) and not isinstance(reference, bool):
+        agrees = allowed.tolerance.close_whole(mine, reference, 0.0)
+    elif isinstance(reference, (type(None), bool, complex, str, bytes)):
+        agrees, mine, reference = mine == reference, repr(mine), repr(reference)
+    elif _is_object(reference):
+        agrees = True
+    else:
+        mine, reference = (_ADDRESS.sub("", repr(value)) for value in (mine, reference))
+        agrees = mine == reference
+    return "" if agrees else f": {mine}, in plain python {reference}"
+
+
+def _is_object(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not isinstance(value, (torch.Tensor, numpy.ndarray))
 
 
 def _array(tensor: torch.Tensor) -> numpy.ndarray:
@@ -304,9 +315,7 @@ def _array(tensor: torch.Tensor) -> numpy.ndarray:
     return (plain.float() if plain.dtype is torch.bfloat16 else plain).numpy()
 
 
-def _differing_array(
-    mine: numpy.ndarray, reference: numpy.ndarray, allowed: _Allowed, place: str
-) -> str | None:
+def _differing_array(mine: numpy.ndarray, reference: numpy.ndarray, allowed: _Allowed, place: str) -> str:
     if reference.dtype.kind not in "fc":
         wrong = allowed.tolerance.wrong_whole(mine, reference, 0.0)
     else:
@@ -314,8 +323,6 @@ def _differing_array(
         with numpy.errstate(invalid="ignore"):
             wrong = ~same & ~(numpy.abs(mine - reference) <= allowed.apart(place, reference))
     if not numpy.any(wrong):
-        return None
+        return ""
     first = int(numpy.flatnonzero(wrong)[0])
-    return (
-        f"{place or 'contents'}, entry {first}: {mine.flat[first]}, in plain python {reference.flat[first]}"
-    )
+    return f", entry {first}: {mine.flat[first]}, in plain python {reference.flat[first]}"

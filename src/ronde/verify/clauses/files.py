@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ronde.verify.clauses.contents import Beyond, compare_contents
-from ronde.verify.clauses.text import differing_number, unstable_numbers
+from ronde.verify.clauses.text import Unstable, differing_number
 from ronde.verify.clauses.verdict import Tolerance, Verdict, verdict
 from ronde.verify.record import RankRecord
 
@@ -43,15 +43,17 @@ def compare(
     pairs, lonely = _pair(plain, run, repeats)
     wrong, beyond = _contents(pairs, tolerance)
     divergence = lonely or _written_once(ranks, run) or wrong
-    unstable: set[int] = set()
-    for repeat in repeats:
-        unstable |= unstable_numbers(plain.stdout, repeat.stdout, tolerance)
+    unstable = Unstable.of(plain.stdout, (repeat.stdout for repeat in repeats), tolerance)
     printed = differing_number(run.stdout, plain.stdout, tolerance, unstable)
     if printed:
         divergence = divergence or f"standard output, {printed}"
     compared = f"{len(plain.files)} files, {len(plain.stdout.splitlines())} printed lines"
-    if unstable:
-        compared += f" ({len(unstable)} numbers left out that differ between runs of plain python)"
+    if unstable.lines is None:
+        compared += " (not compared: two runs of plain python print other numbers of lines)"
+    elif unstable.lines or unstable.left_out:
+        what = [(unstable.lines, "lines"), (unstable.left_out, "numbers")]
+        counts = " and ".join(f"{len(each)} {name}" for each, name in what if each)
+        compared += f" ({counts} left out that differ between runs of plain python)"
     for reason, names in beyond.items():
         what = "that it is there" if len(names) == 1 else "that they are there"
         compared += f" (of {len(names)} only {what}: {reason.value.format(names[0])})"
@@ -81,16 +83,16 @@ def _parts(names: Iterable[str]) -> set[str]:
 def _pair(plain: Output, run: Output, repeats: Sequence[Output]) -> tuple[list[_Pair], str | None]:
     """Files that belong together, and the first that has no counterpart.
 
-    A name that only one of two runs of plain python writes has a clock time or the like in it: such files are
+    A name that not all runs of plain python write has a clock time or the like in it: such files are
     paired by the rest of their names, in order.
     """
-    again = repeats[0] if repeats else plain
-    stable = set(plain.files) & set(again.files)
+    again = repeats or [plain]
+    stable = set(plain.files).intersection(*(each.files for each in again))
     pairs = [
         _Pair(
             run.files[name],
             plain.files[name],
-            tuple(each.files[name] for each in repeats if name in each.files),
+            tuple(each.files[name] for each in repeats),
             name,
         )
         for name in sorted(stable & set(run.files))
@@ -98,19 +100,20 @@ def _pair(plain: Output, run: Output, repeats: Sequence[Output]) -> tuple[list[_
     missing = sorted(stable - set(run.files))
     if missing:
         return pairs, f"file {missing[0]} is not written on ranks"
-    known = _parts(plain.files) & _parts(again.files)
+    known = _parts(plain.files).intersection(*(_parts(each.files) for each in again))
     theirs = _shapes(set(plain.files) - stable, known)
-    others = _shapes(set(again.files) - stable, known)
+    others = [_shapes(set(each.files) - stable, known) for each in again]
     ours = _shapes(set(run.files) - stable, known)
     for shape in sorted({*ours, *theirs}):
         mine, expected = ours.get(shape, []), theirs.get(shape, [])
+        if any(len(other.get(shape, [])) != len(expected) for other in others):
+            continue  # two runs of plain python write another number of them
         if len(mine) < len(expected):
             return pairs, f"file {expected[len(mine)]}, or one named like it, is not written on ranks"
         if len(mine) > len(expected):
             return pairs, f"file {mine[len(expected)]} is written on ranks only"
-        third = others.get(shape, [])
         for index, (one, other) in enumerate(zip(mine, expected, strict=True)):
-            same = (again.files[third[index]] if index < len(third) else plain.files[other],)
+            same = tuple(each.files[names[shape][index]] for each, names in zip(again, others, strict=True))
             pairs.append(_Pair(run.files[one], plain.files[other], same, other))
     return pairs, None
 

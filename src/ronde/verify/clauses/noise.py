@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
 
 __all__ = ["QUIET", "Noise", "Site"]
-
-_Key = TypeVar("_Key", bound=Hashable)
 
 Site = tuple[str, str, bool]
 """A line of the script, the call by which it read, and whether it read whole numbers."""
@@ -22,20 +19,28 @@ class Noise:
         vector: after each step, of the vector of all parameters, relative to its length.
         shares: after each step, of one parameter, relative to the length of that vector.
         gradients: before each step, of a parameter's gradient norm, relative to that of all gradients.
-        tensors: of each parameter in any step, relative to its largest entry.
+        tensors: after each step, of one parameter, relative to its largest entry.
         values: of what a line of the script read.
     """
 
     vector: tuple[float, ...] = ()
     shares: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     gradients: tuple[float, ...] = ()
-    tensors: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    tensors: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     values: Mapping[Site, float] = dataclasses.field(default_factory=dict)
 
     @property
     def floor(self) -> float:
         """The largest difference of the vector of all parameters."""
         return max(self.vector, default=0.0)
+
+    def blurred(self, distance: float) -> dict[str, int]:
+        """The parameters in which twins lie further apart than that, and the step from which on they do."""
+        first = {
+            name: next((step for step, apart in enumerate(share, 1) if not apart <= distance), 0)
+            for name, share in self.shares.items()
+        }
+        return {name: step for name, step in first.items() if step}
 
     def vector_at(self, step: int) -> float:
         """After the step with this number, counted from 1."""
@@ -44,6 +49,10 @@ class Noise:
     def share_at(self, name: str, step: int) -> float:
         """Of this parameter after the step with this number, counted from 1."""
         return _at(self.shares.get(name, ()), step)
+
+    def tensor_at(self, name: str, step: int) -> float:
+        """Of this parameter's largest entry after the step with this number, counted from 1."""
+        return _at(self.tensors.get(name, ()), step)
 
     def gradients_at(self, step: int) -> float:
         """Before the step with this number, counted from 1."""
@@ -56,13 +65,13 @@ class Noise:
         for each in several:
             found = cls(
                 vector=_longest(found.vector, each.vector),
-                shares={
-                    name: _longest(found.shares.get(name, ()), each.shares.get(name, ()))
-                    for name in {**found.shares, **each.shares}
-                },
+                shares=_longest_of_each(found.shares, each.shares),
                 gradients=_longest(found.gradients, each.gradients),
-                tensors=_merged(found.tensors, each.tensors),
-                values=_merged(found.values, each.values),
+                tensors=_longest_of_each(found.tensors, each.tensors),
+                values={
+                    site: max(found.values.get(site, 0.0), each.values.get(site, 0.0))
+                    for site in {**found.values, **each.values}
+                },
             )
         return found
 
@@ -79,5 +88,7 @@ def _longest(one: tuple[float, ...], other: tuple[float, ...]) -> tuple[float, .
     return tuple(max(_at(one, step), _at(other, step)) for step in steps)
 
 
-def _merged(one: Mapping[_Key, float], other: Mapping[_Key, float]) -> dict[_Key, float]:
-    return {key: max(one.get(key, 0.0), other.get(key, 0.0)) for key in {**one, **other}}
+def _longest_of_each(
+    one: Mapping[str, tuple[float, ...]], other: Mapping[str, tuple[float, ...]]
+) -> dict[str, tuple[float, ...]]:
+    return {name: _longest(one.get(name, ()), other.get(name, ())) for name in {**one, **other}}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 
 from ronde.verify.clauses.verdict import Tolerance
 
-__all__ = ["alike", "differing_number", "unstable_numbers"]
+__all__ = ["Unstable", "differing_number"]
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|\bnan\b|[-+]?\binf\b")
 
@@ -16,22 +18,68 @@ _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|\b
 _BESIDE_THE_VALUE = re.compile(r",\s+grad_fn=<[^>]*>|(?<=<)\w+Backward\d*(?= object at)| at 0x[0-9a-f]+")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Unstable:
+    """In what runs of plain python differ from the first of them.
+
+    Attributes:
+        lines: those whose words differ, counted from 0; None: there are more lines, or fewer.
+        numbers: by position (counted in numbers), how far these lie apart, where the words agree.
+        left_out: positions of numbers that differ by more than rounding: clock times and the like.
+    """
+
+    lines: frozenset[int] | None = frozenset()
+    numbers: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    left_out: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, reference: str, repeats: Iterable[str], tolerance: Tolerance) -> Unstable:
+        """Compare the text of the first run with those of its repeats."""
+        lines, repeats = reference.splitlines(keepends=True), list(repeats)
+        others = [repeat.splitlines(keepends=True) for repeat in repeats]
+        if any(len(other) != len(lines) for other in others):
+            return cls(lines=None)
+        odd = frozenset(
+            place
+            for place, line in enumerate(lines)
+            if any(not _have_same_words(other[place], line) for other in others)
+        )
+        numbers: dict[int, float] = {}
+        left_out: set[int] = set()
+        for repeat in repeats:
+            pairs = zip(_parts(_with_lines_of(reference, repeat, odd))[1], _parts(reference)[1], strict=True)
+            for place, (mine, expected) in enumerate(pairs):
+                if mine != expected:
+                    apart = abs(float(mine) - float(expected))
+                    if math.isfinite(apart):
+                        numbers[place] = max(numbers.get(place, 0.0), apart)
+                    if not _agree(mine, expected, tolerance):
+                        left_out.add(place)
+        return cls(lines=odd, numbers=numbers, left_out=frozenset(left_out))
+
+
+_STABLE = Unstable()
+
+
 def differing_number(
-    text: str, reference: str, tolerance: Tolerance, without: Collection[int] = ()
+    text: str, reference: str, tolerance: Tolerance, unstable: Unstable = _STABLE
 ) -> str | None:
     """The first place where two texts differ by more than rounding, in words; None if there is none.
 
-    Integers must agree as whole numbers. Others must agree within the tolerance or within one unit of their
-    last printed digit. `without` are the positions (counted in numbers) of numbers to pass over.
+    Integers must agree as whole numbers. Others must agree within the tolerance, thrice what runs of plain
+    python differ there, or one unit of their last printed digit.
     """
-    words, numbers = _parts(text)
+    if unstable.lines is None:
+        return None
+    words, numbers = _parts(_with_lines_of(reference, text, unstable.lines))
     expected_words, expected_numbers = _parts(reference)
     for index, (mine, expected) in enumerate(zip(words, expected_words, strict=False)):
         if _single_spaced(mine) != _single_spaced(expected):
             line = _line(expected_words, index) + _common(mine, expected).count("\n")
             return f"line {line}: {_excerpt(mine)}, in plain python {_excerpt(expected)}"
-        compared = index < min(len(numbers), len(expected_numbers)) and index not in without
-        if compared and not _agree(numbers[index], expected_numbers[index], tolerance):
+        compared = index < min(len(numbers), len(expected_numbers)) and index not in unstable.left_out
+        noise = unstable.numbers.get(index, 0.0)
+        if compared and not _agree(numbers[index], expected_numbers[index], tolerance, noise):
             line = _line(expected_words, index + 1)
             return f"line {line}: {numbers[index]}, in plain python {expected_numbers[index]}"
     if len(words) != len(expected_words):
@@ -41,17 +89,18 @@ def differing_number(
     return None
 
 
-def unstable_numbers(first: str, second: str, tolerance: Tolerance) -> set[int]:
-    """Positions of numbers that differ between two runs of plain python: clock times and the like."""
-    words, numbers = _parts(first)
-    other_words, other_numbers = _parts(second)
-    if len(words) != len(other_words):
-        return set()
-    pairs = zip(numbers, other_numbers, strict=True)
-    return {index for index, (mine, other) in enumerate(pairs) if not _agree(mine, other, tolerance)}
+def _with_lines_of(reference: str, text: str, places: Collection[int]) -> str:
+    """The text with lines of the reference in the place of its own."""
+    if not places:
+        return text
+    lines = text.splitlines(keepends=True)
+    for place, line in enumerate(reference.splitlines(keepends=True)[: len(lines)]):
+        if place in places:
+            lines[place] = line
+    return "".join(lines)
 
 
-def alike(first: str, second: str) -> bool:
+def _have_same_words(first: str, second: str) -> bool:
     """Whether two texts differ in numbers only, so that these can be told apart one by one."""
     (words, _), (others, _) = _parts(first), _parts(second)
     return [_single_spaced(each) for each in words] == [_single_spaced(each) for each in others]
@@ -63,14 +112,14 @@ def _parts(text: str) -> tuple[list[str], list[str]]:
     return _NUMBER.split(compared), _NUMBER.findall(compared)
 
 
-def _agree(mine: str, reference: str, tolerance: Tolerance) -> bool:
+def _agree(mine: str, reference: str, tolerance: Tolerance, noise: float = 0.0) -> bool:
     if mine == reference:
         return True
     if mine.lstrip("+-").isdigit() and reference.lstrip("+-").isdigit():
-        return tolerance.close_whole(int(mine), int(reference), 0.0)
+        return tolerance.close_whole(int(mine), int(reference), 0.0, noise)
     value, expected = float(mine), float(reference)
     unit = min(_last_digit(mine), _last_digit(reference)) * 1.001
-    return abs(value - expected) <= unit or tolerance.close(value, expected, 0.0)
+    return abs(value - expected) <= unit or tolerance.close(value, expected, 0.0, noise)
 
 
 def _last_digit(number: str) -> float:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy
 
 from ronde.verify.clauses.verdict import DUST, Tolerance, Verdict, verdict
 from ronde.verify.record import RankRecord, Step
 
-__all__ = ["compare", "share_differences", "tensor_differences", "vector_differences"]
+__all__ = ["Differences", "compare", "differences", "differing_layout"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ def _first(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> _Found:
     worst = 0.0
     for step, expected in zip(rank.steps, plain.steps, strict=False):
         where = f"rank {rank.rank}, step {expected.step} ({expected.optimizer})"
-        wrong = _layout(step, expected)
+        wrong = differing_layout(step, expected)
         if wrong:
             return _Found(step=expected.step, text=f"{where}: {wrong}", worst=worst)
         difference = _difference(rank, step, plain, expected)
@@ -90,41 +90,49 @@ def _beyond(difference: _Difference, tolerance: Tolerance, step: int) -> tuple[s
         name = max(beyond, key=lambda each: difference.shares[each], default="")
         return name, tolerance.of_share(name, step)
     beyond = [
-        name for name, relative in difference.tensors.items() if not relative <= tolerance.of_tensor(name)
+        name
+        for name, relative in difference.tensors.items()
+        if not relative <= tolerance.of_tensor(name, step)
     ]
     name = max(beyond, key=lambda each: difference.tensors[each], default="")
-    return name, tolerance.of_tensor(name)
+    return name, tolerance.of_tensor(name, step)
 
 
-def vector_differences(run: RankRecord, reference: RankRecord) -> tuple[float, ...]:
-    """Of the vector of all parameters after each step, relative; the largest so far, as differences grow."""
-    steps = zip(run.steps, reference.steps, strict=False)
-    differences = (_difference(run, mine, reference, other).vector for mine, other in steps)
-    return tuple(itertools.accumulate(differences, max))
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Differences:
+    """After each step, relative; the largest so far, as differences grow.
+
+    Attributes:
+        vector: of the vector of all parameters.
+        shares: by name of a parameter, relative to the length of that vector.
+        tensors: by name of a parameter, relative to its largest entry.
+    """
+
+    vector: tuple[float, ...]
+    shares: dict[str, tuple[float, ...]]
+    tensors: dict[str, tuple[float, ...]]
 
 
-def share_differences(run: RankRecord, reference: RankRecord) -> dict[str, tuple[float, ...]]:
-    """By name of a parameter and step, relative to the length of the vector of all; the largest so far."""
-    found: dict[str, list[float]] = {}
-    for place, (mine, other) in enumerate(zip(run.steps, reference.steps, strict=False)):
-        shares = _difference(run, mine, reference, other).shares if _layout(mine, other) is None else {}
-        for name in {*found, *shares}:
-            series = found.setdefault(name, [0.0] * place)
-            series.append(max(series[-1] if series else 0.0, shares.get(name, 0.0)))
-    return {name: tuple(series) for name, series in found.items()}
+def differences(run: RankRecord, reference: RankRecord) -> Differences:
+    """How far two runs lie apart, until they step other parameters."""
+    pairs = itertools.takewhile(
+        lambda pair: differing_layout(*pair) is None, zip(run.steps, reference.steps, strict=False)
+    )
+    found = [_difference(run, mine, reference, other) for mine, other in pairs]
+    return Differences(
+        vector=tuple(itertools.accumulate((each.vector for each in found), max)),
+        shares=_largest_so_far([each.shares for each in found]),
+        tensors=_largest_so_far([each.tensors for each in found]),
+    )
 
 
-def tensor_differences(run: RankRecord, reference: RankRecord) -> dict[str, float]:
-    """By name of a parameter, the largest relative difference in any step."""
-    found: dict[str, float] = {}
-    for mine, other in zip(run.steps, reference.steps, strict=False):
-        if _layout(mine, other) is None:
-            for name, relative in _difference(run, mine, reference, other).tensors.items():
-                found[name] = max(found.get(name, 0.0), relative)
-    return found
+def _largest_so_far(steps: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
+    names = {name for step in steps for name in step}
+    return {name: tuple(itertools.accumulate((step.get(name, 0.0) for step in steps), max)) for name in names}
 
 
-def _layout(step: Step, expected: Step) -> str | None:
+def differing_layout(step: Step, expected: Step) -> str | None:
+    """In what two steps are not of the same parameters, in words; None if they are."""
     if step.optimizer != expected.optimizer:
         return f"a step of {step.optimizer}"
     if list(step.parameters) != list(expected.parameters):

@@ -1,4 +1,4 @@
-"""A twin of the plain run: plain torch, every outermost forward computed in parts (halves, thirds).
+"""A twin of the plain run: plain torch, every outermost forward computed in two halves.
 
 A model whose rows see each other (batch norm) is not the same function of two parts, but it is of a batch
 whose rows come in another order: that changes the order of sums as well.
@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from ronde.verify.draws import Draws, UnknownDraw
 from ronde.verify.record import Writer
 
-__all__ = ["InParts"]
+__all__ = ["InHalves"]
 
 # Parts differ from the whole by rounding only; what differs by more couples the rows of a batch.
 _ROUNDING = 1e-3
@@ -36,7 +36,7 @@ def _rounding(leaf: torch.Tensor, narrow: bool) -> float:
     return _ROUNDING_IN_NARROW_TYPES if narrow else _ROUNDING
 
 
-class InParts:
+class InHalves:
     """Computes an outermost model call whole and, where that is the same function, again in parts.
 
     The whole comes first, so that its side effects are there either way. Where the parts' rows are not the
@@ -45,13 +45,11 @@ class InParts:
     draw. The whole is kept when nothing of this is possible.
 
     Args:
-        parts: how many.
         narrow: models compute in half precision, by the plan.
     """
 
-    def __init__(self, writer: Writer, parts: int = 2, *, narrow: bool = False) -> None:
+    def __init__(self, writer: Writer, *, narrow: bool = False) -> None:
         self._writer = writer
-        self._parts = parts
         self._narrow = narrow
         self._depth = 0
         self._drawing: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -86,7 +84,7 @@ class InParts:
         drew = not torch.equal(random_before, torch.get_rng_state())
         noisy = None
         known = draws.known and host_before == _host_generators()
-        if rows >= self._parts and known and (not drew or module in self._drawing):
+        if rows >= 2 and known and (not drew or module in self._drawing):
 
             def part(indices: torch.Tensor) -> list[Any]:
                 some = [each[indices] if _is_batch(each, rows) else each for each in leaves]
@@ -109,7 +107,7 @@ class InParts:
         self, part: Callable[[torch.Tensor], list[Any]], whole: Any, rows: int, changed: list[Any]
     ) -> Any:
         """What stands for `whole`, computed in parts or in another order of rows; None if nothing does."""
-        pieces = torch.arange(rows).tensor_split(self._parts)
+        pieces = torch.arange(rows).tensor_split(2)
         noisy = None if changed else _join(whole, [part(each) for each in pieces], self._narrow)
         if noisy is None:
             _put_back(changed)
