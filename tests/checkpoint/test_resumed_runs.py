@@ -147,6 +147,38 @@ def test_ranks_are_started_again(tmp_path: Path) -> None:
     assert [line.split()[1] for line in out.splitlines()] == list("012345")
 
 
+def test_lines_that_were_shown_are_not_shown_again_after_a_restart(tmp_path: Path) -> None:
+    """The script fails once, at step 7; the steps since the checkpoint of step 4 are done twice."""
+    script = """
+        import os, torch
+
+        net = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        print("begins")
+        for step in range(1, 10):
+            loss = net(torch.randn(8, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print("step", step, round(loss.item(), 3), flush=True)
+            if step == 7 and not os.path.exists("failed"):
+                while not os.path.exists("saved/step-00000004"):
+                    pass
+                open("failed", "w").close()
+                os.abort()
+        """
+    (tmp_path / "train.py").write_text(textwrap.dedent(script))
+    words = ["run", "--ranks", "2", "--seed", "1", "--checkpoint", "saved", "--every", "4"]
+    done = forked.run([*words, "--restarts", "1", "--run-dir", "logs", "train.py"], directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "resumed at step 4" in done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["begins"],
+        *(["step", str(step)] for step in range(1, 10)),
+    ]
+    assert "step 5 " in (tmp_path / "logs" / "rank-0.log").read_text()  # the log has what its attempt did
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_nothing_is_lost_where_all_are(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     words = ["run", "--ranks", "1", "--seed", "3", "--checkpoint", "saved", "--every", "3"]

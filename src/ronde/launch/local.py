@@ -24,6 +24,9 @@ from ronde.plan import Plan
 from ronde.trace.pulse import Pulse
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ronde.launch.repeated_lines import RepeatedLines
     from ronde.launch.servers import Servers
     from ronde.launch.witness import Explain
 
@@ -87,7 +90,15 @@ def _open_output(job: Job, rank: int, screen: Screen | None) -> RankOutput:
         like_user=job.shown and not job.labelled,
         screen=screen if shown and not job.labelled else None,
         label=f"[{rank}]" if job.labelled else "",
+        repeated=_repeated(job) if job.checkpoint and not job.labelled else None,
     )
+
+
+def _repeated(job: Job) -> Callable[[str], RepeatedLines]:
+    """Makes of a stream's name what leaves out lines that were shown before."""
+    from ronde.launch.repeated_lines import RepeatedLines
+
+    return lambda stream: RepeatedLines(job.run_directory.path, stream, resumed=job.resume)
 
 
 def _check(job: Job) -> None:

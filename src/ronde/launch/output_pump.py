@@ -13,11 +13,15 @@ import select
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ronde.launch.bytes_out import write_all
 from ronde.launch.labelled_lines import LabelledLines
 from ronde.launch.screen import Screen
 from ronde.launch.terminal import copy_size, open_pty
+
+if TYPE_CHECKING:
+    from ronde.launch.repeated_lines import RepeatedLines
 
 __all__ = ["OutputPump", "RankOutput", "fill_standard_descriptors"]
 
@@ -42,7 +46,8 @@ class OutputPump:
     """Copies one channel to `log`, and to `sink` if there is one, until all its writers are gone.
 
     `like` is the user's stream whose terminal size the channel follows, `screen` the terminal on which
-    ronde may show a line of its own. With a `label`, it stands before each line that is passed on.
+    ronde may show a line of its own. With a `label`, it stands before each line that is passed on. Lines that
+    `repeated` knows are not passed on.
     """
 
     def __init__(
@@ -54,8 +59,10 @@ class OutputPump:
         like: int,
         screen: Screen | None = None,
         label: str = "",
+        repeated: RepeatedLines | None = None,
     ) -> None:
         self._source = source
+        self._repeated = repeated
         self._lines = LabelledLines(label, sink) if label and sink is not None else None
         self._pass_on = self._lines.add if self._lines is not None else _passing(sink, screen)
         self._like = like
@@ -100,13 +107,20 @@ class OutputPump:
                         write_all(self._log, data)
                     except OSError:
                         logging = False  # a full disk must not stop the script's output
-                if self._pass_on is not None:
-                    self._pass_on(data)
-                self._last = data[-1:]
+                self._show(data if self._repeated is None else self._repeated.add(data))
+            if self._repeated is not None:
+                self._show(self._repeated.end())
         if self._lines is not None:
             self._lines.end()
         os.close(self._source)
         os.close(self._log)
+
+    def _show(self, data: bytes) -> None:
+        if not data:
+            return
+        if self._pass_on is not None:
+            self._pass_on(data)
+        self._last = data[-1:]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,7 +133,14 @@ class RankOutput:
 
     @classmethod
     def open(
-        cls, log: Path, *, shown: bool, like_user: bool, screen: Screen | None = None, label: str = ""
+        cls,
+        log: Path,
+        *,
+        shown: bool,
+        like_user: bool,
+        screen: Screen | None = None,
+        label: str = "",
+        repeated: Callable[[str], RepeatedLines] | None = None,
     ) -> RankOutput:
         """Open the log and what leads to it.
 
@@ -128,6 +149,7 @@ class RankOutput:
         ask (progress bars do, `os.get_terminal_size` raises), and all ranks must get one answer.
         Otherwise the rank writes into the log by itself.
         `label`: what stands before each line that is shown, with the name of its stream.
+        `repeated`: makes of a stream's name what leaves out lines that were shown before.
         """
         log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         one_file = not label and os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))
@@ -140,8 +162,10 @@ class RankOutput:
                 ours, theirs = _open_channel(descriptor)
                 sink = descriptor if shown else None
                 named = f"{label}<{_STREAMS[descriptor]}>:" if label else ""
+                known = repeated(_STREAMS[descriptor]) if shown and repeated is not None else None
+                kept = os.dup(log_file)
                 pumps.append(
-                    OutputPump(ours, sink, os.dup(log_file), like=descriptor, screen=screen, label=named)
+                    OutputPump(ours, sink, kept, like=descriptor, screen=screen, label=named, repeated=known)
                 )
                 ends.append(theirs)
             else:

@@ -43,6 +43,7 @@ from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
 from ronde.files import ScriptFiles
 from ronde.launch.rank_config import RankConfig
+from ronde.launch.repeated_lines import count_lines, write_position
 from ronde.patching.patches import Patches
 from ronde.rng.random_state import host_states
 from ronde.tensor.global_tensor import GlobalTensor, materialize
@@ -196,6 +197,8 @@ class Checkpoints:
         self._runs_script = True
         if self._journal.replaying:
             self._be_silent()
+        elif self._config.resume and self._leads:
+            write_position(Path(self._config.run_dir), {"stdout": 0, "stderr": 0})
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_termination)
 
@@ -542,6 +545,7 @@ class Checkpoints:
             put_generators(state["random"])
         self._journal.begin_recording()
         self._files.end_replay(state["sizes"])
+        self._say_position()
         self._speak_again()
         self._told = self._steps
         self._gradients.clear()
@@ -582,11 +586,29 @@ class Checkpoints:
 
     def _be_silent(self) -> None:
         """What the script prints on its way back was printed before."""
+        one_file = os.path.samestat(os.fstat(1), os.fstat(2))
         self._silence = [os.dup(1), os.dup(2)]
-        nothing = os.open(os.devnull, os.O_WRONLY)
         for number in (1, 2):
-            os.dup2(nothing, number)
-        os.close(nothing)
+            nowhere = os.dup(1) if number == 2 and one_file else self._nowhere()
+            os.dup2(nowhere, number)
+            os.close(nowhere)
+
+    def _nowhere(self) -> int:
+        """A file that nobody sees; on rank 0 its lines are counted."""
+        if not self._leads:
+            return os.open(os.devnull, os.O_WRONLY)
+        path = os.path.join(self._config.run_dir, "rank-0.replayed")
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        os.unlink(path)
+        return file
+
+    def _say_position(self) -> None:
+        """Tell the launcher how many lines were printed by here in the run that is resumed."""
+        if not self._silence or not self._leads:
+            return
+        _flush_output()
+        lines = {"stdout": count_lines(1), "stderr": count_lines(2)}
+        write_position(Path(self._config.run_dir), lines)
 
     def _speak_again(self) -> None:
         if not self._silence:

@@ -44,9 +44,10 @@ KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun|joined)-[0-9a-f]{6,}")
 OWN_FILE = re.compile(
-    r"rank-\d+(\.attempt-\d+)?\.(log|error\.json|summary\.json|stack|crash|vitals|steps|spans)|\w+\.board"
-    r"|store(\.\d+)?|store\.log|pulse|launch\.json|events\.jsonl"
+    r"rank-\d+(\.attempt-\d+)?\.(log|error\.json|summary\.json|stack|crash|vitals|steps|spans|position)|\w+\.board"
+    r"|store(\.\d+)?|store\.log|pulse|launch\.json|events\.jsonl|printed-\w+"
 )
+_OF_ALL_ATTEMPTS = ("events.jsonl", "printed-stdout", "printed-stderr")
 _KEPT = re.compile(r"(rank-\d+)\.(log|error\.json|steps)")
 
 OWN_EVIDENCE = re.compile(r"(stall|failure|explanation)(\.json|-rank-\d+\.(stack|crash)\.txt)")
@@ -141,7 +142,7 @@ class RunDirectory:
             elif (
                 OWN_FILE.fullmatch(entry.name)
                 and "attempt" not in entry.name
-                and entry.name != "events.jsonl"
+                and entry.name not in _OF_ALL_ATTEMPTS
             ):
                 os.unlink(entry.path)
 

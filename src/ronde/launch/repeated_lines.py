@@ -1,0 +1,101 @@
+"""Leaves out lines that an earlier attempt of a run has shown: a restart does some steps again.
+
+A rank that is brought back says at which line of its output that is. From there on lines are compared, their
+numbers aside, with those that were shown; at the first one that differs everything is shown again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+
+__all__ = ["RepeatedLines", "count_lines", "write_position"]
+
+_SIZE = 8
+_OWN = b"ronde: "
+_PIECES = re.compile(rb"[^\n]*\n|[^\n]+")
+_NUMBER = re.compile(rb"[0-9]+(\.[0-9]*)?")
+
+
+class RepeatedLines:
+    """Passes on a channel's bytes, without lines that were shown before.
+
+    Args:
+        directory: the run directory, which all attempts share.
+        stream: `stdout` or `stderr`.
+        resumed: the rank is to be brought back, and will say to which line.
+    """
+
+    def __init__(self, directory: Path, stream: str, *, resumed: bool) -> None:
+        self._directory, self._stream = directory, stream
+        # Digests of the lines that were shown, one behind another.
+        self._file = os.open(directory / f"printed-{stream}", os.O_RDWR | os.O_CREAT, 0o666)
+        self._known = os.fstat(self._file).st_size // _SIZE if resumed else 0
+        self._at = None if resumed else 0
+        self._line = b""
+
+    def add(self, data: bytes) -> bytes:
+        """What is to be shown of some bytes; a line that may be left out is held back until its end."""
+        if self._at is None:
+            self._at = _read_position(self._directory, self._stream)
+        if self._at is None:  # what is said before the script
+            return data
+        shown = bytearray()
+        for piece in _PIECES.findall(data):
+            holding = self._at < self._known
+            self._line += piece
+            if not holding:
+                shown += piece
+            if self._line.endswith(b"\n"):
+                line, self._line = self._line, b""
+                if self._is_new(line) and holding:
+                    shown += line
+        return bytes(shown)
+
+    def end(self) -> bytes:
+        """What was held back of a last line without an end."""
+        held = self._line if self._at is not None and self._at < self._known else b""
+        os.close(self._file)
+        return held
+
+    def _is_new(self, line: bytes) -> bool:
+        if line.startswith(_OWN):
+            return True
+        assert self._at is not None
+        digest = hashlib.blake2b(_NUMBER.sub(b"0", line.rstrip(b"\r\n")), digest_size=_SIZE).digest()
+        repeated = self._at < self._known and os.pread(self._file, _SIZE, self._at * _SIZE) == digest
+        if not repeated:
+            self._known = 0
+            os.ftruncate(self._file, self._at * _SIZE)
+            os.pwrite(self._file, digest, self._at * _SIZE)
+        self._at += 1
+        return not repeated
+
+
+def count_lines(file: int) -> int:
+    """How many whole lines an open file has, without ronde's own."""
+    os.lseek(file, 0, os.SEEK_SET)
+    with os.fdopen(os.dup(file), "rb") as lines:
+        return sum(line.endswith(b"\n") and not line.startswith(_OWN) for line in lines)
+
+
+def write_position(directory: Path, lines: dict[str, int]) -> None:
+    """Say how many lines of each stream come before what a rank will print from now on."""
+    path = directory / "rank-0.position"
+    beside = path.with_suffix(".position.new")
+    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        os.write(file, json.dumps(lines).encode())
+    finally:
+        os.close(file)
+    os.rename(beside, path)
+
+
+def _read_position(directory: Path, stream: str) -> int | None:
+    try:
+        return int(json.loads((directory / "rank-0.position").read_bytes())[stream])
+    except (OSError, ValueError, KeyError):
+        return None
