@@ -86,12 +86,7 @@ ON_ONE_RANK_TOO = (
     "recompute=selective",
 )
 # What a plan cannot keep for a script it refuses by name; tests/parallel has a test of each sentence.
-# A sparse gradient is not cut.
-SPARSE = {"sparse_embedding", "sparse_hybrid"}
 REFUSED = {
-    **dict.fromkeys(
-        ("zero1", "zero2", "zero3", "central", "zero3,offload=all", "ps", "ps,servers=2"), SPARSE
-    ),
     "micro-batches=3": {
         *{"ema", "frozen", "gan", "multitask", "recommender", "resnet_batchnorm", "swa", "wgan_gp"},
     },

@@ -84,6 +84,17 @@ def _other_line(rank: Any) -> str:
         return _outcome(lambda: comm.all_reduce(torch.ones(2)))
 
 
+def _below_one_line(rank: Any) -> str:
+    with checked(rank, "below") as comm, comm.at_one_line():
+        if rank.rank:
+            return _outcome(lambda: comm.all_reduce(torch.ones(2)))
+        return _outcome(lambda: comm.all_reduce(torch.ones(2)))
+
+
+def test_lines_below_one_are_not_compared(ranks: Any) -> None:
+    assert ranks(2, _below_one_line) == ["went on"] * 2
+
+
 def _other_mark(rank: Any) -> str:
     with checked(rank, "mark") as comm:
         return _outcome(lambda: [comm.mark(f"step {rank.rank}"), comm.barrier()])

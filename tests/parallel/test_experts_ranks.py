@@ -47,6 +47,41 @@ class Balanced(Listed):
         return super().forward(x), self.gate(x).softmax(-1).flatten(0, -2).mean(0).pow(2).sum()
 
 
+class Touched(Listed):
+    """Of experts without tokens the parameters are touched, so that they have a gradient."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        choices = self.gate(x.reshape(-1, x.shape[-1])).topk(self.chosen, -1).indices
+        for number, expert in enumerate(self.experts):
+            if not (choices == number).any() and self.training:
+                out[0, 0] += 0 * sum(each.sum() for each in expert.parameters())
+        return out
+
+
+class Noted(Listed):
+    """As in minimind: a loss over all tokens is kept on the module, for who adds it up."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.gate(x.reshape(-1, x.shape[-1])).softmax(-1)
+        chosen = F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+        self.loss = (chosen.mean(0) * scores.mean(0)).sum()
+        return super().forward(x)
+
+
+class Emptied(Listed):
+    """Experts without tokens are called on none."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        weights, choices = self.gate(tokens).softmax(-1).topk(self.chosen, -1)
+        out = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            rows, places = torch.where(choices == number)
+            out.index_add_(0, rows, expert(tokens[rows]) * weights[rows, places, None])
+        return out.view_as(x)
+
+
 class Together(nn.Module):
     """The parameters of all experts, one behind another."""
 
@@ -89,7 +124,7 @@ class Model(nn.Module):
         extra: Any = 0.0
         for mixture in (self.first, self.second):
             made = mixture(x)
-            made, beside = made if isinstance(made, tuple) else (made, 0.0)
+            made, beside = made if isinstance(made, tuple) else (made, getattr(mixture, "loss", 0.0))
             x, extra = x + made, extra + beside
         return self.head(x), extra
 
@@ -98,6 +133,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "listed": lambda: Model(Listed),
     "fused": lambda: Model(Fused),
     "balanced": lambda: Model(Balanced),
+    "touched": lambda: Model(Touched, chosen=1),
+    "noted": lambda: Model(Noted, chosen=1),
+    "emptied": lambda: Model(Emptied, chosen=1),
 }
 
 
@@ -133,15 +171,22 @@ def named(name: str, rows: int = 6) -> list[torch.Tensor]:
     return train(MODELS[name], loss_of, rows)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["listed", "fused", "balanced"])
 def test_a_mixture_trains_as_on_one_device(two: Ranks, name: str):
     compare(two, "data=2,expert=2", named, name)
 
 
-def test_a_rank_may_have_no_tokens_for_an_expert(two: Ranks):
+@pytest.mark.parametrize("name", ["listed", "fused", "touched", "noted", "emptied"])
+def test_a_rank_may_have_no_tokens_for_an_expert(two: Ranks, name: str):
     """Of two rows with three tokens each most experts have none."""
-    for name in ("listed", "fused"):
-        compare(two, "data=2,expert=2", named, name, 2)
+    compare(two, "data=2,expert=2", named, name, 2)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["touched", "noted", "emptied"])
+@pytest.mark.parametrize("rows", [5, 6, 30])
+def test_a_mixture_sees_to_its_idle_experts(two: Ranks, name: str, rows: int):
+    compare(two, "data=2,expert=2", named, name, rows)
 
 
 @pytest.mark.soak
@@ -200,7 +245,13 @@ def test_a_rank_keeps_its_experts_only(two: Ranks, name: str):
         assert (2 * own, notes) == (whole, [])
 
 
-def test_what_is_not_spread_is_said(two: Ranks):
-    for _, _, notes in two(train_and_hold, "balanced"):
-        (said,) = notes
-        assert said == "expert=2 does not spread the experts of Balanced: what it returns is not of tokens"
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("balanced", "Balanced: what it returns is not of tokens"),
+        ("noted", "Noted: each call keeps something on it (loss)"),
+    ],
+)
+def test_what_is_not_spread_is_said(two: Ranks, name: str, said: str):
+    for _, _, notes in two(train_and_hold, name):
+        assert notes == [f"expert=2 does not spread the experts of {said}"]

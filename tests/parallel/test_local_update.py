@@ -228,5 +228,5 @@ def test_the_state_of_an_optimizer_is_read_from_servers_and_loaded_into_them() -
 def test_sparse_gradients_are_refused() -> None:
     embedding = nn.Embedding(4, 2, sparse=True)
     embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(UsageError, match="take no sparse gradients"):
+    with pytest.raises(UsageError, match="take no sparse gradient, which weight has"):
         _refuse_others(torch.optim.SGD(embedding.parameters(), 0.1))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -41,6 +42,7 @@ class LockstepCheck:
         self._names: dict[tuple[str, torch.dtype, torch.Size], str] = {}
         self._process = os.getpid()
         self._thread = threading.get_ident()
+        self._place = ""
         self.last = self.late_ns = 0
 
     def collective(self, operation: str, tensor: torch.Tensor) -> int:
@@ -71,6 +73,15 @@ class LockstepCheck:
         if os.getpid() == self._process:
             self._compare(what)
 
+    @contextmanager
+    def at_one_line(self) -> Iterator[None]:
+        """Inside, this rank is at the script's line that came here, wherever code called from it is."""
+        before, self._place = self._place, self._where()
+        try:
+            yield
+        finally:
+            self._place = before
+
     def waits(self, number: int) -> None:
         self._board.waits(number)
 
@@ -88,7 +99,7 @@ class LockstepCheck:
 
     def _compare(self, what: str) -> int:
         board = self._board
-        where = self._lines.nearest(sys._getframe(2))
+        where = self._where()
         if threading.get_ident() != self._thread and _is_scripts(threading.current_thread()):
             where += ", in another thread"
         number = board.record(what, where)
@@ -97,6 +108,9 @@ class LockstepCheck:
             if entries:
                 raise self._error(entries)
         return number
+
+    def _where(self) -> str:
+        return self._place or self._lines.nearest(sys._getframe(1))
 
     def _error(self, entries: Sequence[Entry]) -> DivergedError:
         paths = [(entry.rank + self._first_rank, entry.where, entry.what) for entry in entries]

@@ -212,7 +212,8 @@ def compare(call: ShardedCall, around: Around, outside: Outside, steps: Steps) -
 def _together(context: Context, together: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
     context.together = together
     try:
-        yield
+        with context.comm.at_one_line():  # a rank with a problem leaves the module before others do
+            yield
     finally:
         context.together = None
 

@@ -11,19 +11,15 @@ from torch import nn
 
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
-from ronde.parallel.expert_exchange import Exchange, linked
+from ronde.parallel.expert_exchange import Cannot, Exchange, linked
 from ronde.parallel.expert_structure import Mixture
 from ronde.parallel.holding import holding
 from ronde.tensor.tree import leaves, map_leaves
 
-__all__ = ["Cannot", "Outputs", "call_fused", "call_listed", "noting"]
+__all__ = ["Outputs", "call_fused", "call_listed", "noting"]
 
 Leaf = Callable[[torch.Tensor], "torch.Tensor | None"]
 """What stands for a parameter of an expert of this rank."""
-
-
-class Cannot(Exception):
-    """A mixture is not called in a way that can be spread; why, in a few words."""
 
 
 _Kind = tuple[torch.Size, torch.dtype, torch.device]
@@ -119,15 +115,13 @@ def call_listed(
     their ranks have made of it. So what an expert is given may not depend on what another gives.
 
     Raises:
-        Cannot: an expert is given something else than tokens.
+        Cannot: on all ranks, where an expert is given something else than tokens, or the first run fails.
     """
-    rehearsed: list[tuple[int, torch.Tensor]] = []
-    with _answering(mixture, lambda number, given: _nothing(rehearsed, outputs, number, given)):
-        mixture.module.forward(*args, **kwargs)
+    rehearsed, problem = _rehearse(mixture, outputs, args, kwargs)
     numbers = range(mixture.count)
     by_expert = [[each for number, each in rehearsed if number == expert] for expert in numbers]
     counts = [sum(map(len, each)) for each in by_expert]
-    exchange = Exchange(comm, counts, [bool(each) for each in by_expert])
+    exchange = Exchange(comm, counts, [bool(each) for each in by_expert], problem)
     given = [part for each in by_expert for part in each] or [outputs.given(0)]
     rows = exchange.there(torch.cat(given))
     made = _made_here(mixture, comm, leaf, exchange, rows, outputs.made(0))
@@ -167,11 +161,24 @@ def noting(mixture: Mixture, outputs: Outputs) -> Iterator[None]:
         yield
 
 
-def _nothing(
-    rehearsed: list[tuple[int, torch.Tensor]], outputs: Outputs, number: int, given: torch.Tensor
-) -> torch.Tensor:
-    rehearsed.append((number, given))
-    return outputs.made(len(given))
+def _rehearse(
+    mixture: Mixture, outputs: Outputs, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[tuple[int, torch.Tensor]], str]:
+    """Which experts are given what, and why this cannot be told; "" where it can."""
+    rehearsed: list[tuple[int, torch.Tensor]] = []
+
+    def answer(number: int, given: torch.Tensor) -> torch.Tensor:
+        rehearsed.append((number, given))
+        return outputs.made(len(given))
+
+    try:
+        with _answering(mixture, answer):
+            mixture.module.forward(*args, **kwargs)
+    except Cannot as cannot:
+        return [], str(cannot)
+    except Exception as error:  # what is wrong with the whole batch too is raised there, on all ranks
+        return [], f"it failed on the tokens of one rank ({type(error).__name__}: {error})"
+    return rehearsed, ""
 
 
 def _made_here(

@@ -15,9 +15,13 @@ from torch.autograd.function import once_differentiable
 from ronde.comm.process_group import Comm
 from ronde.tensor.context import Context
 
-__all__ = ["Exchange", "linked", "true_gradient"]
+__all__ = ["Cannot", "Exchange", "linked", "true_gradient"]
 
 _Function: Any = torch.autograd.Function
+
+
+class Cannot(Exception):
+    """A mixture is not called in a way that can be spread; why, in a few words."""
 
 
 class _AllToAll(_Function):
@@ -79,17 +83,23 @@ class Exchange:
 
     Args:
         counts: this rank's tokens for each expert; experts lie on ranks in their order, equally many on each.
+        problem: why this rank cannot go on; "" where it can.
 
     Attributes:
         here: for each rank its tokens for each of this rank's experts.
         asked: for each expert of this rank, whether any rank has asked for it, with tokens or without.
+
+    Raises:
+        Cannot: on all ranks, where one has a problem.
     """
 
-    def __init__(self, comm: Comm, counts: Sequence[int], called: Sequence[bool]) -> None:
+    def __init__(self, comm: Comm, counts: Sequence[int], called: Sequence[bool], problem: str = "") -> None:
         self._comm = comm
         each = len(counts) // comm.world_size
-        told = torch.tensor([counts, called], device=comm.control_device)
+        told = torch.tensor([counts, called, [bool(problem)] * len(counts)], device=comm.control_device)
         known = comm.all_gather(told)
+        if known[:, 2].any():
+            raise Cannot(next(filter(None, comm.all_gather_object(problem))))
         own = slice(comm.rank * each, (comm.rank + 1) * each)
         self.here: list[list[int]] = known[:, 0, own].tolist()
         self.asked: list[bool] = known[:, 1, own].bool().any(0).tolist()

@@ -31,6 +31,7 @@ from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client, Request
 from ronde.server.transport.wire import Operation
 from ronde.sync.gradient_parts import Ranges
+from ronde.sync.parameter_name import parameter_name
 from ronde.tensor.context import Context
 
 __all__ = ["GeoUpdate", "LocalUpdate", "ServedParameters"]
@@ -246,10 +247,12 @@ def _on_first_server(tensor: torch.Tensor, servers: int) -> Ranges:
 
 def _refuse_others(optimizer: Any, *_: Any) -> None:
     tensors = (each for group in optimizer.param_groups for each in group["params"])
-    if any(each.grad is not None and each.grad.is_sparse for each in tensors):
+    sparse = next((each for each in tensors if each.grad is not None and each.grad.is_sparse), None)
+    if sparse is not None:
         raise UsageError(
-            "servers that step by themselves take no sparse gradients, as embeddings with sparse=True have; "
-            "use --plan hybrid, which spreads their rows, or geo,every=K, where ranks step"
+            f"servers that step by themselves take no sparse gradient, which {parameter_name(sparse)} has; "
+            f"use --plan hybrid, which spreads the rows of embeddings, or ps, or geo,every=K, where ranks "
+            "step"
         )
     if is_elementwise(optimizer) and can_step_on_servers(optimizer):
         return

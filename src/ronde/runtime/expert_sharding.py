@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from ronde.errors import UsageError
-from ronde.parallel.expert_calls import Cannot, Outputs, call_fused, call_listed, noting
+from ronde.parallel.expert_calls import Outputs, call_fused, call_listed, noting
 from ronde.parallel.expert_division import ExpertDivision
-from ronde.parallel.expert_exchange import true_gradient
+from ronde.parallel.expert_exchange import Cannot, true_gradient
 from ronde.parallel.expert_structure import Mixture
 from ronde.parallel.stage_gradients import StageGradients
 from ronde.plan import Plan
+from ronde.rowwise.undo import Held
 from ronde.runtime.block_sharding import BlockRanks, BlockSharding
 from ronde.tensor.context import Region
 from ronde.tensor.global_tensor import GlobalTensor, localize
@@ -66,11 +66,8 @@ class ExpertSharding(BlockSharding):
         try:
             return self._carry_out(mixture, args, kwargs)
         except Cannot as cannot:
-            item, name = self._plan.item("expert"), type(module).__name__
-            raise UsageError(
-                f"{item} spreads the experts of {name}, which is called in another way than the first time: "
-                f"{cannot}; call it alike, or take a plan without expert"
-            ) from None
+            self._tried[module][module.training] = str(cannot)
+            return NotImplemented
 
     def notes(self) -> list[str]:
         said = super().notes()
@@ -110,7 +107,7 @@ class ExpertSharding(BlockSharding):
         module = mixture.module
         with torch.no_grad():
             buffers = [(each, each.clone()) for each in module.buffers()]
-            state = _generators()
+            state, held = _generators(), Held.by(module)
             try:
                 found = self._carry_out(mixture, args, kwargs)
             except Cannot as cannot:
@@ -120,6 +117,10 @@ class ExpertSharding(BlockSharding):
                 changed = any(not torch.equal(each, before) for each, before in buffers)
                 for each, before in buffers:
                     each.copy_(before)
+                kept = next(held.changes(), "")
+                held.restore()
+            if kept:
+                return f"each call keeps something on it ({kept})"
             if drawn:
                 return "it draws random numbers"
             if changed:
@@ -151,7 +152,8 @@ class ExpertSharding(BlockSharding):
                 output = call_fused(mixture, comm, self._leaf, args, kwargs)
             else:
                 outputs = self._outputs[mixture.module]
-                output = call_listed(mixture, comm, self._leaf, outputs, args, kwargs)
+                with self._cut.watched(_refuse_use):
+                    output = call_listed(mixture, comm, self._leaf, outputs, args, kwargs)
         size = layout.local_size(script.rank)
 
         def of_rows(value: Any) -> Any:
@@ -169,6 +171,11 @@ class ExpertSharding(BlockSharding):
             return None
         assert self._script is not None
         return true_gradient(self._script, self._blocks.demand(block, gradient=parameter.requires_grad))
+
+
+def _refuse_use(parameter: torch.Tensor) -> None:
+    """Ranks have tokens of their own, so not all of them come to what a mixture does for an idle expert."""
+    raise Cannot("its forward uses parameters of an expert itself, not by calling it")
 
 
 def _generators() -> list[torch.Tensor]:

@@ -362,8 +362,7 @@ class Session:
     def _install_modules(self) -> None:
         patches, context, say = self.patches, self.context, self.notes.say
         tables.install(patches, context.comm, self.plan, self.files.for_itself, self.client, say)
-        if self._sharding.gradients is None and not self.plan.state.cuts_optimizer:
-            sparse_weights.install(patches, self.reducer.adopt_sparse, self._sharding.look_up)
+        sparse_weights.install(patches, self.reducer.adopt_sparse, self._sharding.look_up)
         batch_norm.install(patches, context)
         fast_path.install(patches, context, self.calls.pieces)
         recurrent.install(patches)

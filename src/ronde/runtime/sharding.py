@@ -285,9 +285,9 @@ class Sharding:
 def _spreads_rows(plan: Plan, world_size: int) -> bool:
     """Whether sparse weights of torch's embeddings are in parts.
 
-    Where the plan cuts other state too, sparse gradients are refused. Micro-batches may be fewer on one rank
-    than on another, a compiled model asks no parameter for its rows, and a scale of float16 looks at whole
-    gradients.
+    Where the plan cuts other state too, sparse gradients are whole on every rank. Micro-batches may be
+    fewer on one rank than on another, a compiled model asks no parameter for its rows, and a scale of
+    float16 looks at whole gradients.
     """
     compute = plan.compute
     plain = compute.micro_batches == 1 and compute.precision != "fp16" and not compute.compile

@@ -17,6 +17,7 @@ from ronde.errors import UsageError
 from ronde.plan.resident import Census
 from ronde.sync.bucket_memory import GradientMemory
 from ronde.sync.leaf import Leaf, give_gradient, gradient_of, gradients_of
+from ronde.sync.parameter_name import parameter_name
 
 __all__ = ["Bucket", "assign_buckets", "average"]
 
@@ -94,15 +95,15 @@ class Bucket:
         """A gradient has been accumulated; after the bucket left, what was sent is `stale`.
 
         Raises:
-            UsageError: for a sparse gradient.
+            UsageError: for a sparse gradient, unless an embedding has announced it.
         """
         place = self._places[id(tensor)]
         gradient = gradient_of(tensor)
         if gradient is not None and gradient.layout != torch.strided:
             raise UsageError(
-                f"a parameter of shape {list(tensor.shape)} has a sparse gradient, which only embeddings "
-                f"of torch.nn may have, and only where every rank has all state; use --plan ddp, or "
-                f"sparse=False and Adam in place of SparseAdam"
+                f"{parameter_name(tensor)} has a sparse gradient that is not from an embedding with "
+                f"sparse=True; no plan averages it over ranks: make it dense (sparse_grad=False, a dense "
+                f"matrix), or use --ranks 1"
             )
         if self.launched:
             self.stale = True

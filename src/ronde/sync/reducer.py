@@ -326,13 +326,14 @@ class Reducer:
     def _buckets(self, cut: list[list[Leaf]], optimizer: Any) -> list[Bucket]:
         """Buckets of these leaves; ranks come alike."""
         parts = self._parts
-        if parts is not None:
-            return [CutBucket(members, self._comm, parts, self.memory) for members in cut]
         # On one rank the average is there already, without memory to send it from.
-        if not cut or self._comm.world_size == 1:
+        if not cut or (self._comm.world_size == 1 and parts is None):
             return []
-        sparse = [leaf for members in cut for leaf in members if leaf.sparse]
+        leaves = [leaf for members in cut for leaf in members if leaf.sparse]
+        sparse = [SparseBucket(leaf, self._comm, self.memory, self._rows) for leaf in leaves]
         cut = [dense for members in cut if (dense := [leaf for leaf in members if not leaf.sparse])]
+        if parts is not None:
+            return [*(CutBucket(members, self._comm, parts, self.memory) for members in cut), *sparse]
         encoded: list[Bucket] = []
         if self._compress is not None:
             made = [(members, self._compress(members, optimizer, self.memory)) for members in cut]
@@ -342,11 +343,7 @@ class Reducer:
         buffers = self._allocate(shapes, [members[0].device for members in cut]) if cut else []
         dense = [Bucket(*each, self.memory) for each in zip(cut, buffers, strict=True)]
         # Behind the others, which they would keep from leaving early.
-        return [
-            *dense,
-            *encoded,
-            *(SparseBucket(leaf, self._comm, self.memory, self._rows) for leaf in sparse),
-        ]
+        return [*dense, *encoded, *sparse]
 
     def _forget_gone(self) -> None:
         """Let go of leaves that are gone on every rank: each collects its garbage when it likes."""

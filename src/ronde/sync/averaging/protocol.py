@@ -11,6 +11,7 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
+from ronde.sync.parameter_name import parameter_name
 
 __all__ = ["Averaging", "add_parts", "average_gradients", "flats_of", "members_of"]
 
@@ -119,10 +120,11 @@ def average_gradients(comm: Comm, optimizer: Any) -> None:
 
 
 def _average_gradients(comm: Comm, members: Sequence[torch.Tensor]) -> None:
-    if any(each.grad is not None and each.grad.layout != torch.strided for each in members):
+    sparse = (each for each in members if each.grad is not None and each.grad.layout != torch.strided)
+    if (found := next(sparse, None)) is not None:
         raise UsageError(
-            "during the warm-up ranks average dense gradients only, and an embedding with "
-            "sparse=True has others; use sparse=False, or leave warm-up out"
+            f"during the warm-up ranks average dense gradients only, and that of {parameter_name(found)} is "
+            f"sparse; use sparse=False, or leave warm-up out"
         )
     there = comm.votes([each.grad is not None for each in members])
     computed = [each for each, count in zip(members, there, strict=True) if count]
