@@ -161,6 +161,24 @@ def _of_some_lengths() -> Iterator[Any]:
     yield from train(Masked(), call=lambda model, x, y: model(x[:, : next(lengths)]))
 
 
+class Anchored(nn.Module):
+    """Makes its grid anew when the shape of its input changes, as heads of detectors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shape, self.grid, self.made, self.out = None, torch.empty(0), 0, nn.Linear(4, 3)
+
+    def forward(self, x: T) -> T:
+        if self.shape != x.shape:
+            self.grid, self.shape, self.made = torch.linspace(0, 1, 3, dtype=D), x.shape, self.made + 1
+        return self.out(x) + self.grid
+
+
+def _with_its_shape() -> Iterator[Any]:
+    model = Anchored()
+    yield from train(model, seen=lambda: (tuple(model.shape), model.made))
+
+
 HAZARDS = {
     "a bank": Hazard(_bank(list, 4), "parts", _MIXED),
     "a bank for long": Hazard(_bank(list, 25, epochs=10), "parts", _MIXED),
@@ -170,5 +188,6 @@ HAZARDS = {
     "a cached mask": Hazard(_with_cache(_told_of), "whole"),
     "a cached method": Hazard(_with_cache(_of_a_method), "whole"),
     "cached by rows": Hazard(_with_cache(_by_rows), "parts", "how many rows there are"),
+    "a kept shape": Hazard(_with_its_shape, "parts", "on itself"),
     "a mask of which as much is taken as the input is long": Hazard(_of_some_lengths, "whole"),
 }

@@ -39,7 +39,12 @@ SAMPLES = {
         },
         *{"in a dict", "evaluated in between", "cumulative batch norm", "attribute set by the script"},
     },
-    "lengths": {"a bank", "a cached method", "a mask of which as much is taken as the input is long"},
+    "lengths": {
+        "a bank",
+        "a cached method",
+        "a kept shape",
+        "a mask of which as much is taken as the input is long",
+    },
     "unnamed": {"branch in a module that is imported in forward", "model by its global name"},
 }
 # The same of `rows`, where what differs is what the number of rows decides.
