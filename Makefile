@@ -8,11 +8,19 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
+# `make test TORCH=2.14.1` runs the tests with another torch, in an environment of its own on top of .venv.
+TORCH ?=
+# The oldest and the newest release that ronde is tried with; .venv has the one between, of constraints.txt.
+TORCHES := 2.11.0 2.14.1
 VENV := .venv
 # The interpreter that creates the environment: `make env BASE_PYTHON=python3.12`.
 BASE_PYTHON ?= python3
 
-ifeq ($(PYTHON),)
+ifneq ($(TORCH),)
+  override PYTHON := $(CURDIR)/.venv-$(TORCH)/bin/python
+  READY := .venv-$(TORCH)/.ready
+  export PYTHONPATH := $(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH))
+else ifeq ($(PYTHON),)
   override PYTHON := $(CURDIR)/$(VENV)/bin/python
   READY := $(VENV)/.ready
   DOCS_READY := $(VENV)/.docs-ready
@@ -36,7 +44,7 @@ EPOCHS ?= $(if $(wildcard /usr/share/datasets/fashion-mnist/train-images-idx3-ub
 DEMO_STATE := XDG_STATE_HOME=$(CURDIR)/demo-out/state
 DEMO := $(DEMO_STATE) $(RONDE)
 
-.PHONY: help env demo demo-recsys test lint format soak test-cluster ends alarms gpu bench docs clean
+.PHONY: help env demo demo-recsys test test-torches lint format soak test-cluster ends alarms gpu bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -53,8 +61,12 @@ demo: $(READY) ## train on real data on 2 ranks, then prove that one device give
 demo-recsys: $(READY) ## two recommenders, from raw data to AUC, on one device, on 2 ranks, with a killed server, and served (3 to 5 minutes)
 	@$(DEMO_STATE) $(PYTHON) examples/recommender/compare.py $(ARGS)
 
-test: lint ## lint, types, import contract, tests
+test: $(if $(TORCH),$(READY),lint) ## lint, types, import contract, tests (TORCH=2.14.1: the tests, with that torch)
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m 'not soak and not gpu and not cluster' $(ARGS)
+
+test-torches: $(READY) ## tests of what stands on torch's private names, with the oldest and the newest torch
+	@for torch in $(TORCHES); do \
+	  echo "torch $$torch"; $(MAKE) --no-print-directory test TORCH=$$torch ARGS="-q -m torches $(ARGS)"; done
 
 lint: $(READY) ## format check, lint, types, import contract
 	$(PYTHON) -m ruff format --check --quiet
@@ -94,7 +106,7 @@ docs: $(READY) $(DOCS_READY) ## the documentation, into docs/_build; warnings ar
 	@echo "docs/_build/index.html"
 
 clean: ## remove the environment, the demo's output and caches
-	rm -rf $(VENV) demo-out dist build docs/_build .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-* demo-out dist build docs/_build .pytest_cache .ruff_cache .import_linter_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -113,4 +125,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 $(VENV)/.docs-ready: $(VENV)/.ready
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
 	  $(VENV)/bin/python -m pip install -qq -c constraints.txt -e '.[docs]'
+	@touch $@
+
+.venv-%/.ready: .venv/.ready tests/torch_environment.py
+	@echo 'Creating .venv-$* (once: a gigabyte or more) ...'
+	@.venv/bin/python tests/torch_environment.py $* .venv-$*
 	@touch $@

@@ -114,9 +114,25 @@ def test_tf32_says_that_a_cpu_has_none() -> None:
     if torch.cuda.is_available():
         pytest.skip("for machines without a CUDA device")
     notes: list[str] = []
-    allow_tf32(notes.append)
+    allow_tf32(Patches(), notes.append)
     assert notes[0].startswith("precision=tf32 changes nothing on a CPU")
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_tf32_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    patches, cudnn = Patches(), torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    try:
+        torch.set_float32_matmul_precision("highest")
+        cudnn.allow_tf32 = False
+        allow_tf32(patches, lambda note: None)
+        assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == ("high", True)
+        patches.restore()
+        assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == ("highest", False)
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32 = before[1]
 
 
 def _trained(scaler: Any) -> tuple[list[torch.Tensor], list[float]]:

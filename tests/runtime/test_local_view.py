@@ -117,3 +117,25 @@ def test_optimizers_that_servers_do_not_know_are_refused_by_name(tmp_path: Path)
     assert done.returncode == 2
     assert "Adafactor is another" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_makes_a_group_of_ranks_gets_its_precision_back(tmp_path: Path) -> None:
+    script = """
+        import torch
+        import torch.distributed as dist
+
+        class Net(torch.nn.Linear):
+            def forward(self, inputs):
+                print(torch.is_autocast_enabled("cpu"), flush=True)
+                return super().forward(inputs)
+
+        net = Net(5, 1)
+        net(torch.ones(4, 5))
+        dist.init_process_group("gloo")
+        output = net(torch.ones(4, 5))
+        assert output.dtype is torch.float32
+        dist.destroy_process_group()
+    """
+    done = launched(tmp_path, script, "--ranks", "2", "--plan", "local-sgd,precision=bf16")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "False"]

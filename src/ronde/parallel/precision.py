@@ -98,11 +98,18 @@ class _Thread(threading.local):
     inside = False
 
 
-def allow_tf32(note: Callable[[str], object]) -> None:
+def allow_tf32(patches: Patches, note: Callable[[str], object]) -> None:
     """Let matrix products and convolutions on CUDA devices round what they multiply to TF32."""
     if not torch.cuda.is_available():
         note("precision=tf32 changes nothing on a CPU, which computes in float32; try precision=bf16")
         return
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    def undo() -> None:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
+
+    patches.undo(undo)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
 

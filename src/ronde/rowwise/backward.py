@@ -76,7 +76,8 @@ def applied_by(how: Callable[..., Any]) -> Iterator[None]:
     plain = torch.autograd.Function.__dict__["apply"]
 
     def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
-        return how(functools.partial(plain.__func__, kind), kind, args, kwargs)
+        # Bound by the descriptor protocol: a classmethod up to torch 2.13, of C from 2.14 on.
+        return how(plain.__get__(None, kind), kind, args, kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
     try:

@@ -70,7 +70,7 @@ def install_around(plan: Plan, patches: Patches, *, in_script: Callable[[], bool
     if plan.compute.precision in NARROW:
         Precision(plan.compute.precision, note).install(patches)
     elif plan.compute.precision == "tf32":
-        allow_tf32(note)
+        allow_tf32(patches, note)
 
 
 def _compiler(plan: Plan) -> Callable[..., Any]:
@@ -92,9 +92,8 @@ def loss_scaling(
     return LossScaling(agreed, parts) if plan.compute.precision == "fp16" else None
 
 
-def install_alone(plan: Plan, note: Note) -> None:
-    """All of it for a process that is alone and has no boundary; it stays as long as the process."""
-    patches = Patches()
+def install_alone(plan: Plan, patches: Patches, note: Note) -> None:
+    """Put all of it into effect in a process that computes alone, without a boundary."""
     install_inside(plan, patches, Inside(lambda: True, lambda: False, note))
     install_around(plan, patches, in_script=None, note=note)
     scaling = loss_scaling(plan, lambda answer: answer)

@@ -96,7 +96,7 @@ class LocalView:
             averaging.install(patches, self.averaging, plan)
         patches.undo(register_optimizer_step_post_hook(self._after_step).remove)
         self._slices.install(patches)
-        compute.install_alone(plan, self.notes.say)
+        compute.install_alone(plan, patches, self.notes.say)
         if self._publishing is not None:
             self._publishing.install(patches)
         take_over.install(patches, config, self.retire)

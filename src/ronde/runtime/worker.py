@@ -208,10 +208,11 @@ def _session(
     alone = config.world_size == 1 and not config.checkpoint
     if alone and plan.compute == Compute() and plan.state.on(1) == State():
         return None
+    from ronde.patching.patches import Patches
     from ronde.runtime import compute
 
     if alone and not plan.state.server_count and not compute.needs_boundary(plan):
-        compute.install_alone(plan, notes.setdefault)
+        compute.install_alone(plan, Patches(), notes.setdefault)
         return None
     from ronde.runtime.api import activate
 

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
         # The second run. Beneath what the script is told, which is replayed: libraries only.
         hurry(Patches())
     Chances(writer, config.replay).install()
-    compute.install_alone(Plan.parse(plan), lambda _: None)
+    compute.install_alone(Plan.parse(plan), Patches(), lambda _: None)
     record(config, writer)
     execute(script, rest, module=kind == "module")
 
