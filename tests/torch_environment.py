@@ -1,9 +1,9 @@
-"""Make an environment with another torch on top of this one: `python tests/torch_environment.py 2.14.1 FOLDER`.
+"""Make an environment with another torch on top of this one: `python torch_environment.py 2.14.1 FOLDER`.
 
-All packages but torch are those of the interpreter that runs this, found through a .pth file. A torch built for
-CUDA asks for 4 GB of NVIDIA's libraries when it is loaded, and calls none of them on a CPU. So the three that
-its start-up does call are installed, each other name is a link to a library that torch brings, and functions
-are looked up when they are first called. Such an environment is for tests on CPU alone.
+All packages but torch are those of the interpreter that runs this, found through a .pth file. A torch built
+for CUDA asks for 4 GB of NVIDIA's libraries when it is loaded, and calls none of them on a CPU. So the three
+that its start-up does call are installed, each other name is a link to a library that torch brings, and
+functions are looked up when they are first called. Such an environment is for tests on CPU alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-# `site` runs the lines of a .pth file; by `addsitedir` it does so in the shared folder too (editable installs).
+# `site` runs the lines of a .pth file; by `addsitedir` also those of the shared folder (editable installs).
 _SHARED = "import site; site.addsitedir({!r})\n"
 _FIRST_CALL = "import os, sys; sys.setdlopenflags(os.RTLD_LAZY)\n"
 _MISSING = re.compile(r"(lib[\w.]+\.so[.\d]*): cannot open shared object file")
