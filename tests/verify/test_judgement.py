@@ -154,14 +154,14 @@ def test_a_twin_that_steps_other_parameters_is_a_verdict_too(tmp_path: Path) -> 
 
 
 MAKERS = """
-import queue, random, subprocess, threading
+import queue, threading
 import torch
-batches, seed = queue.Queue(), random.SystemRandom().random
-urandom = open("/dev/urandom", "rb")  # stands for what comes first
+batches = queue.Queue()
 for maker in range(2):
-    threading.Thread(target=lambda: batches.put(torch.tensor([[float(urandom.read(1)[0] + maker)]]))).start()
+    threading.Thread(target=lambda maker=maker: batches.put(torch.full((1, 1), float(maker)))).start()
+among_ranks = any(name.startswith("RONDE") for name in __import__("os").environ)
 model = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.2 if among_ranks else 0.1)
 for step in range(2):
     model(batches.get()).mean().backward()
     optimizer.step()
@@ -169,9 +169,10 @@ for step in range(2):
 
 
 def test_a_proof_says_that_plain_python_does_not_repeat_itself(host: WarmHost, tmp_path: Path) -> None:
+    """Whose threads mostly come in one order: the repeat holds the first one back."""
     (tmp_path / "train.py").write_text(MAKERS)
     job = Job(script="train.py", directory=tmp_path)
-    told = "the threads started at train.py:7 run at their own pace"
+    told = "the threads started at train.py:6 run at their own pace"
     with pytest.raises(UsageError, match=told):
         verify(job, ranks=2, starter=host.start)
 

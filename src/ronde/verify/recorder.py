@@ -75,7 +75,7 @@ def record(
     BatchRecorder(writer).install()
     sites = Sites(config.scratch, config.tree)
     ReadRecorder(writer, sites).install()
-    StartRecorder(writer, sites).install()
+    StartRecorder(writer, sites, delay=config.twin == "again").install()
     StepRecorder(writer, config.steps).install()
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from multiprocessing import Process
+from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -16,12 +20,21 @@ from ronde.verify.sites import Sites
 __all__ = ["StartRecorder"]
 
 
-class StartRecorder:
-    """Wraps the calls that start them; those of a loader or a library's import are not the script's."""
+# More than such a process or thread differs by itself, and too little to be noticed.
+_DELAY_S = 0.3
 
-    def __init__(self, writer: Writer, sites: Sites) -> None:
+
+class StartRecorder:
+    """Wraps the calls that start them; those of a loader or a library's import are not the script's.
+
+    Args:
+        delay: hold the first one back, so that what depends on its pace differs from another run.
+    """
+
+    def __init__(self, writer: Writer, sites: Sites, *, delay: bool = False) -> None:
         self._writer = writer
         self._sites = sites
+        self._delay = delay
 
     def install(self) -> None:
         for kind, name, what in (
@@ -36,6 +49,23 @@ class StartRecorder:
         def start(*args: Any, **kwargs: Any) -> Any:
             if self._writer.active and (where := self._sites.of(sys._getframe(1))) is not None:
                 self._writer.event("start", what=what, where=where)
+                if self._delay and _can_be_delayed(args[0]):
+                    self._delay = False
+                    args[0].run = _delayed(args[0].run)
             return original(*args, **kwargs)
 
         return start
+
+
+def _delayed(run: Callable[[], Any]) -> Callable[[], Any]:
+    def wait_and_run() -> Any:
+        time.sleep(_DELAY_S)
+        return run()
+
+    return wait_and_run
+
+
+def _can_be_delayed(started: object) -> bool:
+    """Not a process that is started with a pickle of what it runs."""
+    forks = isinstance(started, Process) and multiprocessing.get_start_method() == "fork"
+    return forks or isinstance(started, (threading.Thread, ForkProcess))
