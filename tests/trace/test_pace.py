@@ -51,7 +51,7 @@ def test_the_summary_and_the_report_count_alike(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.steps"
     file = StepFile(path, rank=0, world_size=2, process=os.getpid(), clocks=clocks, host="here")
     exchange, tally = Exchange(), Tally()
-    tally.recorder = Recorder(file, exchange, lambda: (0, 0))
+    tally.recorder = Recorder(file, exchange, lambda: (0, 0), shortest_ns=0)
     tally.waited = exchange.waited_ns
     tally.begin()
     for waited in (700_000, 50_000, 90_000, 10_000):
