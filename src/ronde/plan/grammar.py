@@ -22,11 +22,6 @@ from ronde.plan.axes import AXES, KEYS, axis_of
 from ronde.plan.key import Choice, Key, did_you_mean
 from ronde.plan.preset import PRESETS
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # pyright: ignore[reportMissingImports]
-
 __all__ = ["Item", "aliases_in", "items_of_source", "items_of_table", "items_of_text", "settle"]
 
 
@@ -126,6 +121,10 @@ def _item(piece: str, whole: str) -> Item:
 
 
 def _items_of_file(path: Path) -> tuple[Item, ...]:
+    if sys.version_info >= (3, 11):  # imported here, since few runs read a plan from a file
+        import tomllib
+    else:
+        import tomli as tomllib  # pyright: ignore[reportMissingImports]
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
