@@ -150,15 +150,12 @@ def test_short_steps_share_a_record(tmp_path: Path, clock: Clock) -> None:
     assert rank.read().steps == 5
     clock.passes(100)
     recorder.close()
-    three, two, tail = rank.read().course
-    assert [(each.step, each.steps, each.samples) for each in (three, two, tail)] == [
-        (3, 3, 96),
-        (5, 2, 64),
-        (5, 0, 0),
-    ]
+    first, three, one, tail = rank.read().course
+    counts = [(each.step, each.steps, each.samples) for each in (first, three, one, tail)]
+    assert counts == [(1, 1, 32), (4, 3, 96), (5, 1, 32), (5, 0, 0)]
     assert (three.forward, three.optimizer, three.ended - three.begun) == (24, 6, 30)
-    assert (two.forward, two.optimizer, two.ended - two.begun, two.sent[0]) == (16, 4, 20, 128)
-    assert (three.loss, two.loss, two.losses) == (2.0, 5.0, 3)
+    assert (one.forward, one.optimizer, one.ended - one.begun, one.sent[0]) == (8, 2, 10, 64)
+    assert [(each.loss, each.losses) for each in (first, three, one)] == [(1.0, 1), (3.0, 3), (5.5, 2)]
     assert (tail.ended - tail.begun, tail.other) == (100, 100)
 
 
@@ -178,19 +175,23 @@ def test_one_rank_measures_the_first_of_short_steps(tmp_path: Path, clock: Clock
     for number in range(1, 4):
         step(number)
     assert phases.paused()
-    clock.passes(30)  # beyond the end of the pause
+    clock.passes(130)  # beyond the end of the pause
     step(4)
     step(5)
     clock.passes(1_000)  # what follows is not like the step
     recorder.close()
     found = read_steps(steps_path(tmp_path, 0))
     assert found is not None
-    assert (found.steps, [(each.step, each.steps) for each in found.course]) == (5, [(4, 4), (5, 1), (5, 0)])
-    first, second, tail = found.course
-    assert first.ended - first.begun == 4 * 18 + 3 * 2 + 30
-    assert (second.forward, second.backward, second.optimizer, second.ended - second.begun) == (6, 9, 3, 20)
-    # Two steps are measured, 36; a pause of 72 counts as 70 between them.
-    assert (first.forward, first.backward, first.optimizer) == (35, 53, 17)
+    assert (found.steps, [(each.step, each.steps) for each in found.course]) == (
+        5,
+        [(1, 1), (4, 3), (5, 1), (5, 0)],
+    )
+    first, short, last, tail = found.course
+    assert (first.forward, first.backward, first.optimizer, first.ended - first.begun) == (6, 9, 3, 18)
+    # The second and the fourth are measured, 38; a pause of 152 counts as 70 between them.
+    assert (short.forward, short.backward, short.optimizer) == (34, 51, 17)
+    assert short.ended - short.begun == 190
+    assert (last.forward, last.backward, last.optimizer, last.ended - last.begun) == (6, 9, 3, 20)
     assert (tail.other, tail.ended - tail.begun) == (1_002, 1_002)
 
 

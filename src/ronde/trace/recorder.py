@@ -182,7 +182,8 @@ class Recorder:
         reached = self._reached = self._mark(steps, samples, Phase.OTHER if in_step else phases.current)
         self._unmeasured = None
         self._file.show_since(reached.time, steps, samples)
-        if reached.time - self._written.time >= self._shortest_ns:
+        # The first step has a record of its own: what is steady begins behind it.
+        if not self._written.steps or reached.time - self._written.time >= self._shortest_ns:
             self._write(reached)
             if self._spans is not None:
                 self._spans.flush()
