@@ -7,6 +7,7 @@ RondeError            what a user of ronde may catch
   FunctionError       a function that `ronde.launch` ran has raised on some rank
   BenchError          a measured run failed, or did not measure what it should
 PeerLost              a peer rank died (a BaseException, see there)
+  RaisedAlone         an exception of one rank that the others cannot raise too
   DivergedError       ranks took different paths through the script
 """
 
@@ -21,6 +22,7 @@ __all__ = [
     "LaunchError",
     "PeerLost",
     "PlanError",
+    "RaisedAlone",
     "RondeError",
     "UsageError",
 ]
@@ -61,6 +63,18 @@ class PeerLost(BaseException):
     it, or the surviving ranks would go on with half a reduction. The launcher names the rank that
     failed first; this error itself is never the news.
     """
+
+
+class RaisedAlone(PeerLost):
+    """One rank has raised where others wait for its messages: the script is not to catch that there alone.
+
+    Args:
+        error: what it has raised.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class DivergedError(PeerLost):

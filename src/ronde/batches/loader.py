@@ -94,7 +94,7 @@ class LoaderEdge:
                 with edge._fetching(iterator):
                     if before is not None:
                         clock.enter(Part.ROWS if iterator._ronde_loading.proven else Part.SCRIPT)
-                    data = plain_next(iterator)
+                    data = edge._next(plain_next, iterator)
             finally:
                 if before is not None:
                     clock.enter(before)
@@ -113,6 +113,19 @@ class LoaderEdge:
         patches.set(_BaseDataLoaderIter, "_next_index", next_index)
         patches.set(_BaseDataLoaderIter, "__next__", next_batch)
         patches.set(_MapDatasetFetcher, "fetch", self._watched(self._plain_fetch))
+
+    def _next(self, plain_next: Any, iterator: Any) -> Any:
+        """The next batch, of which a rank's own samples may raise on that rank alone."""
+        if not self._may_stand():
+            return plain_next(iterator)
+        try:
+            return self._context.attempt(lambda: plain_next(iterator))
+        except StopIteration:
+            raise
+        except Exception:
+            if iterator._ronde_queue:
+                iterator._ronde_queue.popleft()  # a script that catches this is given the batch behind it
+            raise
 
     def _watched(self, plain_fetch: Any) -> Callable[[Any, Any], Any]:
         """Reads the samples of a batch, in whatever process. Modules that they go through are no models."""

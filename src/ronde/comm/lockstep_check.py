@@ -45,6 +45,15 @@ class LockstepCheck:
         self._place = ""
         self.last = self.late_ns = 0
 
+    @contextmanager
+    def anywhere(self, place: str) -> Iterator[None]:
+        """Inside, ranks are compared wherever they stand, and `place` is told in place of a line."""
+        before, self._place = self._place, place
+        try:
+            yield
+        finally:
+            self._place = before
+
     def collective(self, operation: str, tensor: torch.Tensor) -> int:
         """This rank is about to send `tensor`; returns the number to wait under.
 

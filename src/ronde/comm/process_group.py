@@ -106,6 +106,7 @@ class Comm:
         collectives: how many.
         listener: while it is set, hears of each collective (its name, when it began and ended in nanoseconds,
             its bytes), and of each time that this rank waits ("wait", with -1 bytes).
+        before: while it is set, called before each collective.
         alone: this rank is in a debugger, and the others are not: a collective would wait for ever.
         algorithm: how sums are taken, and why so, in words.
         note: what the user should know about how bytes travel.
@@ -134,6 +135,7 @@ class Comm:
         self.collectives = 0
         self.listener: Callable[[str, int, int, int], object] | None = None
         self.alone = False
+        self.before: Callable[[], None] | None = None
         self.topology = topology
         self.algorithm = algorithm
         self.note = note
@@ -173,6 +175,8 @@ class Comm:
         if isinstance(backend, SharedMemoryBackend) and _travels_as_it_is(tensor):
             # In one go: starting and waiting apart take longer than a small exchange itself.
             flat = tensor if tensor.dim() == 1 else tensor.view(-1)
+            if self.before is not None:
+                self.before()
             number = self.announce("all_reduce", tensor)
             begun = perf_counter_ns()
             self.block(lambda: backend.all_reduce_now(flat), number)
@@ -394,6 +398,14 @@ class Comm:
         votes = torch.tensor(flags, dtype=torch.int32, device=self.control_device)
         return self.all_reduce(votes).tolist()
 
+    def failures(self, failed: bool) -> int:
+        """How many ranks have failed; they may come from different lines of the script."""
+        check = self.check
+        if check is None:
+            return self.votes([failed])[0]
+        with check.anywhere("the end of what a `try` stands around"):
+            return self.votes([failed])[0]
+
     def barrier(self) -> None:
         """Return when every rank has come here."""
         self.all_reduce(torch.zeros(1, device=self.control_device))
@@ -443,6 +455,8 @@ class Comm:
     def _start(
         self, operation: str, tensor: torch.Tensor, launch: Callable[[], Any], nbytes: int | None = None
     ) -> Pending:
+        if self.before is not None:
+            self.before()
         number = self.announce(operation, tensor, nbytes)
         started = None
         if self.listener is not None:

@@ -186,7 +186,7 @@ class ModelEdge:
     ) -> Any:
         assert self.spread is not None
         whole = functools.partial(self._taken_apart, plain, module, args, kwargs, values)
-        output = self.spread(module, args, kwargs, whole)
+        output = self._attempt(module, functools.partial(self.spread, module, args, kwargs, whole))
         if output is NotImplemented:
             return whole()
         if torch.is_grad_enabled():
@@ -290,12 +290,12 @@ class ModelEdge:
     def _replicated(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any) -> Any:
         with self._context.enter(Region.REPLICATED, None), self._calling(module):
             args, kwargs = map_leaves(materialize, call)
-            return plain(module, *args, **kwargs)
+            return self._attempt(module, functools.partial(plain, module, *args, **kwargs))
 
     def _sharded(
         self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, batch: Batch, verdict: Verdict
     ) -> Any:
-        clock = self._context.clock
+        context, clock = self._context, self._context.clock
         if not torch.is_grad_enabled():
             self._calls.on_evaluation()
         if clock.armed:
@@ -304,8 +304,12 @@ class ModelEdge:
         made = self._observable(plain, module, call, verdict, batch)
         steps_aside = verdict.joint or self._watches_draws(verdict)
         with self._around(Region.SHARDED, made), aside(module) if steps_aside else nullcontext():
-            output = self._way(made)
+            output = self._attempt(module, lambda: self._way(made))
         return self._outward(module, call, output, batch, verdict, start)
+
+    def _attempt(self, module: torch.nn.Module, work: Callable[[], Any]) -> Any:
+        """A call that may raise on some ranks only: others may have gone further, and changed buffers there."""
+        return self._context.attempt(work, changed=module.buffers)
 
     def _observable(
         self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, verdict: Verdict, batch: Batch

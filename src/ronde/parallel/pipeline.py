@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 from ronde.comm.process_group import Comm
-from ronde.errors import UsageError
+from ronde.errors import RaisedAlone, UsageError
 from ronde.modules.sharded_call import ShardedCall
 from ronde.parallel.absent import Shape, packed
 from ronde.parallel.micro_losses import Gradients
 from ronde.parallel.pieces import given_to, joined, rows_of
 from ronde.parallel.pipeline_edges import Ends, Join, Tie
-from ronde.parallel.pipeline_piece import PieceOfCall, UsedElsewhere
+from ronde.parallel.pipeline_piece import PieceOfCall, UnitFailed, UsedElsewhere
 from ronde.parallel.pipeline_route import Rerouted, Route
 from ronde.parallel.separate_leaves import HeldLeaves, SeparateLeaves
 from ronde.parallel.stages import Stages
@@ -99,6 +99,8 @@ class Pipeline:
             state = torch.get_rng_state()
             try:
                 return self._run(call, losses)
+            except UnitFailed as failed:
+                raise failed.error from failed.error.__cause__
             except (UsedElsewhere, Rerouted, _NotForward) as found:
                 # All ranks have come to the same place of the first micro-batch.
                 torch.set_rng_state(state)
@@ -108,6 +110,10 @@ class Pipeline:
                     self._routes.pop(call.module, None)
                 elif isinstance(found, _NotForward):
                     losses = None
+            except Exception as error:
+                if call.context.attempting:
+                    raise RaisedAlone(error) from error
+                raise
 
     def complete(self) -> None:
         """Return when all that this rank has sent has gone."""
@@ -153,6 +159,7 @@ class Pipeline:
         routes = self._routes.setdefault(call.module, {})
         outputs: list[tuple[Any, ...]] = []
         traces: list[list[torch.Tensor]] = []
+        raised: list[Exception] = []
         form: Any = None
         route = Route()
         for piece in range(whole.world_size):
@@ -163,9 +170,12 @@ class Pipeline:
                 form = run.carry_out(call, given)
             outputs.append(tuple(leaves(form)))
             traces.append(run.trace)
+            raised += run.raised
         joined_here = joined(call, form, outputs, whole) if whole.world_size > 1 else form
         output = self._output(joined_here, route, token, [each for trace in traces for each in trace], device)
         self.complete()
+        if raised:
+            raise UnitFailed(raised[0])
         return output
 
     @contextmanager
@@ -230,6 +240,8 @@ class Pipeline:
                 run = PieceOfCall(comm, stages, route, token, tied, device, separate, sent[piece])
                 with self._drawing(call, whole, piece):
                     output = run.carry_out(call, given[piece])
+                if run.raised:
+                    raise run.raised[0]
                 if not route.is_forward:
                     raise _NotForward
                 waiting[piece] = _Waiting(output if comm.rank in route.sources else None, run.trace)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.overrides import _pop_mode_temporarily
 from torch.utils import _pytree as pytree
 
+from ronde.comm.packed_exception import pack_exception, unpack_exception
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.modules.sharded_call import ShardedCall
@@ -25,7 +26,15 @@ from ronde.parallel.skipped_draws import DrawsOfUnit, draw_again
 from ronde.parallel.stages import Stages, StageUnit
 from ronde.tensor.tree import leaves, map_leaves
 
-__all__ = ["PieceOfCall", "UsedElsewhere"]
+__all__ = ["PieceOfCall", "UnitFailed", "UsedElsewhere"]
+
+
+class UnitFailed(Exception):
+    """A unit has raised, which no rank waits for any more: in the first micro-batch all ranks have it."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
 
 
 class UsedElsewhere(Exception):
@@ -49,6 +58,7 @@ class PieceOfCall:
 
     Attributes:
         trace: by what its messages are found in backward.
+        raised: what units of this rank have raised; zeros went on in place of what they return.
     """
 
     def __init__(
@@ -74,6 +84,7 @@ class PieceOfCall:
         self._absence = Absence(device, self._between, notes=self._learns)
         self._next = 0
         self.trace: list[torch.Tensor] = []
+        self.raised: list[Exception] = []
 
     def carry_out(self, call: ShardedCall, given: Sequence[Any]) -> Any:
         """The model's output, of which this rank has some tensors and others are absent."""
@@ -163,8 +174,11 @@ class PieceOfCall:
             return None, Problem(parameter=_name_of(used.parameter, self._stages, unit))
         except Exception as error:
             if self._learns:
-                self._comm.broadcast_object(Problem(error=f"{type(error).__name__}: {error}"), unit.stage)
-            raise
+                self._comm.broadcast_object(Problem(error=pack_exception(error)), unit.stage)
+                raise UnitFailed(error) from error
+            self.raised.append(error)
+            known = self._route.steps[self._next - 1].output
+            return known.rebuilt(lambda leaf: self._zeros(leaf, values)), None
         return output, None if draws is None else Output.of(output, values, draws.drawn)
 
     def _own_leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
@@ -217,6 +231,12 @@ class PieceOfCall:
             return values[leaf.place]
         return self._absence.stand_in(leaf) if isinstance(leaf, Shape) else leaf
 
+    def _zeros(self, leaf: Any, values: Sequence[Any]) -> Any:
+        """In place of what a unit of this rank failed to return: the others wait for its messages."""
+        if isinstance(leaf, Same):
+            return values[leaf.place]
+        return leaf.room(self._device).zero_() if isinstance(leaf, Shape) else leaf
+
     def _failed(self, unit: StageUnit, problem: Problem) -> Exception:
         if problem.parameter:
             known = {
@@ -225,7 +245,7 @@ class PieceOfCall:
                 for name, parameter in each.module.named_parameters()
             }
             return UsedElsewhere(known[problem.parameter])
-        return UsageError(f"{unit.name} failed on rank {unit.stage} of the pipeline: {problem.error}")
+        return UnitFailed(unpack_exception(problem.error))
 
 
 _MISSING: Any = object()

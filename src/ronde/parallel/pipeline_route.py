@@ -78,9 +78,13 @@ class Same:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """What a unit's rank tells the others instead, when it cannot go on: `error`, or a parameter's name."""
+    """What a unit's rank tells the others instead, when it cannot go on: `error`, or a parameter's name.
 
-    error: str = ""
+    Attributes:
+        error: an exception, packed.
+    """
+
+    error: bytes = b""
     parameter: str = ""
 
 

@@ -240,6 +240,16 @@ class ShardedParameters:
                 if unit.let_go():
                     self._table.locate(unit)
 
+    def settle(self) -> None:
+        """What is under way has raised, and not all ranks had come as far: let go of what is whole on any."""
+        with _aside(self._context):
+            comm = self._context.comm
+            units = list(self._table.units)
+            for unit, count in zip(units, comm.votes([unit.whole for unit in units]), strict=True):
+                if unit.whole and count < comm.world_size:
+                    unit.written = False  # it was read only, and ranks would meet for what was written
+        self.rest(keep_last=False)
+
     def dissolve(self, tensor: torch.Tensor) -> None:
         """Make the unit of a parameter whole, until its parameters are cut anew. All ranks come here."""
         found = self._table.entry(tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -92,7 +93,11 @@ class Backward:
                 casts = {id(each.leaf): (each.narrow, each.otherwise) for each in leaves} if lossy else None
                 reduced = reducer.backward(divided=divide, graph=graph, casts=casts)
                 with self._whole_leaves(leaves if lossy else []), self._sharding.backward(), reduced:
-                    plain(tensors, grad_tensors, *args, **kwargs)
+                    work = functools.partial(plain, tensors, grad_tensors, *args, **kwargs)
+                    if context.region is Region.SCRIPT:
+                        context.attempt(work, reducer.settle, sends=self._sharding.sends_gradients)
+                    else:
+                        work()
             calls.tally.backward()
             if before is not None:
                 clock.enter(before)

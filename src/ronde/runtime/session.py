@@ -50,6 +50,7 @@ from ronde.runtime.backward import Backward
 from ronde.runtime.groups import join_group, join_some, listens_on, shares_memory, signal_board
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.optimizers import Optimizers
+from ronde.runtime.shared_exceptions import SharedExceptions
 from ronde.runtime.sharding import Sharding
 from ronde.runtime.traffic import GroupTraffic
 from ronde.runtime.type_questions import questions_of_script
@@ -142,6 +143,8 @@ class Session:
             self.reducer.on_first = Watch(self.tally.vitals.finite)
         self._sharding.average_by(self.reducer)
         self.context = Context(comm=rows, adopt=self.reducer.adopt, clock=clock)
+        shared = SharedExceptions(comm, self._groups, self.context, self._sharding.settle)
+        self.context.attempt = shared.attempt
         self._sharding.bind(self.context)
         data, pieces = plan.data, plan.compute.micro_batches
         self.calls = Calls(self.context, self.notes, self.tally, batch_dim=data.batch_dim, pieces=pieces)

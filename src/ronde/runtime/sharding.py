@@ -100,6 +100,9 @@ class Sharding:
     #: Carries out calls of modules that ranks compute together, within a model that runs in parts.
     spread: Spread | None = None
 
+    #: In a backward one rank waits for another alone.
+    sends_gradients = False
+
     #: Makes of a model's output what it is on this rank's rows; None where it is that.
     outward: Callable[[Any], Any] | None = None
 
@@ -204,6 +207,11 @@ class Sharding:
                 if not self._saved.begin():
                     self._parameters.pin()  # what the script's hooks keep of rows must stay there
             yield
+
+    def settle(self) -> None:
+        """A computation has raised on all ranks, which had not come as far: the same is whole on all."""
+        if self._parameters is not None:
+            self._parameters.settle()
 
     def building(self) -> AbstractContextManager[None]:
         """Around the making of a model."""

@@ -36,6 +36,8 @@ class StageSharding(BlockSharding):
         pipeline: carries a model's call out.
     """
 
+    sends_gradients = True
+
     def __init__(
         self,
         plan: Plan,

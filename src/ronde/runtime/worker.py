@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ronde.errors import DivergedError, PeerLost, RondeError
+from ronde.errors import DivergedError, PeerLost, RaisedAlone, RondeError
 from ronde.launch.rank_config import RankConfig
 from ronde.runtime.account import give_account, open_tally, summarize
 from ronde.runtime.ending import exit_code, groups_have_threads, leave
@@ -75,6 +75,8 @@ def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> No
         raise
     except DivergedError as diverged:
         _end_diverged(config, diverged)
+    except RaisedAlone as alone:
+        _end_by(config, alone.error)
     except PeerLost as lost:
         _report(config, "peer", lost, str(lost))
         ours = config.has_launcher
@@ -95,12 +97,17 @@ def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> No
         _refuse(config, error)
         sys.exit(error.exit_code)
     except BaseException as error:
-        advice = hint(error, config)
-        words = f"ronde: {advice}\n" if advice else ""
-        _report(config, "script", error, formatted(error) + words, advice=advice)
-        show(error)
-        sys.stderr.write(words)
-        sys.exit(1)
+        _end_by(config, error)
+
+
+def _end_by(config: RankConfig, error: BaseException) -> NoReturn:
+    """An exception of the script's own ends it."""
+    advice = hint(error, config)
+    words = f"ronde: {advice}\n" if advice else ""
+    _report(config, "script", error, formatted(error) + words, advice=advice)
+    show(error)
+    sys.stderr.write(words)
+    sys.exit(1)
 
 
 def _end_diverged(config: RankConfig, diverged: DivergedError) -> NoReturn:

@@ -35,7 +35,12 @@ class Bucket:
         leaves: in the order in which backward is expected to reach them.
         buffer: `Bucket.size(leaves)` elements; None for a kind of bucket that does without.
         memory: is told where gradients lie.
+
+    Attributes:
+        waits: a launch may wait for the other ranks.
     """
+
+    waits = False
 
     def __init__(self, leaves: Sequence[Leaf], buffer: Buffer | None, memory: GradientMemory) -> None:
         self.leaves = list(leaves)

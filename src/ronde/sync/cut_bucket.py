@@ -31,6 +31,8 @@ class CutBucket(Bucket):
         parts: where parts are kept, and who has which.
     """
 
+    waits = True
+
     def __init__(
         self, leaves: Sequence[Leaf], comm: Comm, parts: GradientParts, memory: GradientMemory
     ) -> None:

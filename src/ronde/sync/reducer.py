@@ -281,6 +281,17 @@ class Reducer:
             self.on_averaged()
         self.hooks.run(self._comm)
 
+    def settle(self) -> None:
+        """A backward has raised, and on all ranks: average what is there, so that it is the same on all."""
+        groups = [group for group in self._groups if group.leaves and group.buckets]
+        for group in groups:
+            for bucket in group.buckets[group.next :]:
+                bucket.launch()
+        average([bucket for group in groups for bucket in group.buckets])
+        for group in groups:
+            for bucket in group.buckets:
+                bucket.deliver()
+
     @torch.no_grad()
     def _scale(self, factor: float) -> None:
         """Multiply every gradient that is there, so that what is accumulated is of one size with it."""
@@ -374,12 +385,24 @@ class Reducer:
             self._first(tensor)
             self._first = None
         while group.next < len(group.buckets) and group.buckets[group.next].early:
-            group.under_way = [launched for launched in group.under_way if not launched.advance()]
-            group.buckets[group.next].launch()
-            group.under_way.append(group.buckets[group.next])
-            group.next += 1
+            self._launch_next(group)
         if before is not None:
             self._clock.enter(before)
+
+    def _launch_next(self, group: _Group) -> None:
+        """Send a bucket in the midst of a backward; ranks come here at different places of it."""
+        comm, bucket = self._comm, group.buckets[group.next]
+        before = comm.before
+        if before is not None and bucket.waits:
+            before()  # a rank that has raised will not come
+        comm.before = None
+        try:
+            group.under_way = [launched for launched in group.under_way if not launched.advance()]
+            bucket.launch()
+            group.under_way.append(bucket)
+            group.next += 1
+        finally:
+            comm.before = before
 
     def _finish(self) -> None:
         if self.on_finish is not None:

@@ -90,7 +90,7 @@ def _install_grad(patches: Patches, context: Context, on_backward: Callable[[], 
         if not whole:
             return plain(given[0], asked, given[1], **options)
         local = [_gradient_target(value) for value in asked]
-        results = plain(given[0], local, given[1], **options)
+        results = context.attempt(lambda: plain(given[0], local, given[1], **options))
         return tuple(_leave(context, *each) for each in zip(asked, results, strict=True))
 
     patches.set(torch.autograd, "grad", modes_first(grad))

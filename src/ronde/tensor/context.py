@@ -70,6 +70,9 @@ class Context:
         together: in an observed call, has all ranks do what needs all of them, or none of them.
         weight: how many times the true one the local gradient of a shard is; see `edges`.
         on_whole: hears of each function that is carried out on whole values, with its arguments.
+        attempt: does what may raise on some ranks only, and has all raise what the script would catch; see
+            `SharedExceptions.attempt`.
+        attempting: such a thing is under way, and the script would catch what it raises.
         averages_leaves: gradients of leaves that enter shards whole become their mean over ranks by `adopt`.
     """
 
@@ -90,6 +93,8 @@ class Context:
         self.compared = False
         self.on_whole: Callable[[Any, Any], None] | None = None
         self.together: Callable[[Callable[[], Any]], Any] | None = None
+        self.attempt: Callable[..., Any] = _do
+        self.attempting = False
         self._thread = threading.get_ident()
         self._reader: Callable[[], threading.Thread | None] = lambda: None
         _contexts.add(self)
@@ -149,6 +154,10 @@ class Context:
             yield
         finally:
             self.standing = before
+
+
+def _do(work: Callable[[], Any], *_: Any, **__: Any) -> Any:
+    return work()
 
 
 _AT_FIRST = Standing(Region.SCRIPT)

@@ -23,6 +23,8 @@ class CompressedBucket(Bucket):
         exchange: for the backward that begins, and whether an optimizer has stepped since the last one.
     """
 
+    waits = True
+
     def __init__(
         self,
         leaves: Sequence[Leaf],

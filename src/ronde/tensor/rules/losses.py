@@ -106,8 +106,8 @@ def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: di
     if weight is not None:
         local["weight"] = enter(context, weight)
     if reduction == "none":
-        return rewrap(whole, func(**local), layout)
-    local_sum = func(**{**local, "reduction": "sum"})
+        return rewrap(whole, context.attempt(lambda: func(**local)), layout)
+    local_sum = context.attempt(lambda: func(**{**local, "reduction": "sum"}))
     if reduction == "sum":
         return sum_ranks_deferred(context, local_sum)
     everywhere = not isinstance(target, GlobalTensor) or target._ahead is not None
@@ -152,8 +152,8 @@ def pointwise(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     local = {key: local_operand(context, value, layout) for key, value in named.items()}
     reduction = named["reduction"]
     if reduction == "none":
-        return rewrap(sharded[0], func(**local), layout)
-    local_sum = func(**{**local, "reduction": "sum"})
+        return rewrap(sharded[0], context.attempt(lambda: func(**local)), layout)
+    local_sum = context.attempt(lambda: func(**{**local, "reduction": "sum"}))
     (shape,) = shapes
     divisor = {"sum": 1, "mean": torch.Size(shape).numel(), "batchmean": shape[0]}.get(reduction)
     return sum_ranks_deferred(context, local_sum, divisor) if divisor else NotImplemented

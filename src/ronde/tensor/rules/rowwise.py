@@ -86,7 +86,8 @@ def pick(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str
         return NotImplemented
     if value._layout.dim in dimensions(value, dim):
         return NotImplemented
-    return rewrap(value, func(value._local, dim, index._local), value._layout)
+    picked = context.attempt(lambda: func(value._local, dim, index._local))
+    return rewrap(value, picked, value._layout)
 
 
 def join(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:

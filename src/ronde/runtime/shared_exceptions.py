@@ -1,0 +1,146 @@
+"""An exception that one rank has, and that the script would catch, is raised on all ranks at the same call.
+
+What ranks compute each on rows of their own (a model's call, a loss, a backward) may raise on one of them
+alone: a label out of range, memory that is not enough. Where the script would catch that, ranks vote when
+such a computation ends. Elsewhere nothing is sent: the exception ends the script, and with it all ranks.
+
+A rank that has raised takes part in nothing more of the computation. So before each collective inside of it
+the others vote too, and learn there that they are not to go on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+from ronde.comm.packed_exception import pack_exception, unpack_exception
+from ronde.comm.process_group import Comm
+from ronde.errors import RaisedAlone
+from ronde.rng.random_state import host_states, put_back
+from ronde.tensor.context import Context, in_transform
+from ronde.trace.try_statements import TryStatements
+
+__all__ = ["SharedExceptions"]
+
+T = TypeVar("T")
+
+
+class _Elsewhere(BaseException):
+    """Another rank has raised; by this the others leave the computation."""
+
+
+class SharedExceptions:
+    """Carries out what may raise on some ranks only; one per session.
+
+    Args:
+        comm: of all ranks.
+        groups: whose collectives are inside of such computations, in one order on all ranks.
+        context: where the script stands.
+        settle: has what ranks keep in parts as it was before; called on all when all raise.
+    """
+
+    def __init__(
+        self, comm: Comm, groups: Sequence[Comm], context: Context, settle: Callable[[], object]
+    ) -> None:
+        self._comm, self._groups, self._context = comm, groups, context
+        self._settle = settle
+        self._tries = TryStatements(*torch.__path__)
+
+    def attempt(
+        self,
+        work: Callable[[], T],
+        settle: Callable[[], object] | None = None,
+        *,
+        changed: Callable[[], Iterable[torch.Tensor]] = tuple,
+        sends: bool = False,
+    ) -> T:
+        """Do this; if it raises on some rank, and the script would catch that, it raises on all.
+
+        That is the exception of the lowest rank that has one, and all random generators then stand as there.
+
+        Args:
+            settle: brings to an end what some ranks have sent, and others may not; called on all.
+            changed: gives what the work may have changed, alike on all ranks; it becomes as on that rank.
+            sends: inside, one rank waits for another alone, and would wait for ever.
+
+        Raises:
+            RaisedAlone: in place of the exception, where `sends`.
+        """
+        if self._context.attempting or not self._is_together() or not self._tries.catch(sys._getframe(1)):
+            return work()
+        raised: Exception | None = None
+        result: Any = None
+        try:
+            with self._watched():
+                result = work()
+        except _Elsewhere:
+            failed = True
+        except StopIteration:  # the end of a loader, which all ranks have come to
+            raise
+        except Exception as error:
+            if sends:
+                raise RaisedAlone(error) from error
+            raised = error
+            failed = self._comm.failures(True) > 0
+        else:
+            failed = self._comm.failures(False) > 0
+        if not failed:
+            return result
+        del result
+        if settle is not None:
+            settle()
+        self._settle()
+        try:
+            raise self._first(raised, changed())
+        finally:
+            del raised  # it holds this frame, and so what the script's own hold
+
+    def _is_together(self) -> bool:
+        context = self._context
+        return (
+            self._comm.world_size > 1
+            and context.on_main_thread()
+            and not self._comm.alone
+            and torch._C._current_graph_task_id() == -1
+            and not in_transform()
+        )
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Inside, ranks vote before they meet."""
+        self._context.attempting = True
+        self._have_before(self._meet)
+        try:
+            yield
+        finally:
+            self._context.attempting = False
+            self._have_before(None)
+
+    def _meet(self) -> None:
+        self._have_before(None)
+        try:
+            failed = self._comm.failures(False)
+        finally:
+            self._have_before(self._meet)
+        if failed:
+            raise _Elsewhere
+
+    def _have_before(self, before: Callable[[], None] | None) -> None:
+        for group in self._groups:
+            group.before = before
+
+    def _first(self, raised: Exception | None, changed: Iterable[torch.Tensor]) -> BaseException:
+        """The exception of the lowest rank that has one: on that rank itself, elsewhere one like it."""
+        mine = None if raised is None else (pack_exception(raised), torch.get_rng_state(), host_states())
+        everywhere = self._comm.all_gather_object(mine)
+        rank, first = next((rank, each) for rank, each in enumerate(everywhere) if each is not None)
+        packed, drawn, hosts = first
+        torch.set_rng_state(drawn)
+        put_back(hosts)
+        for each in changed:
+            self._comm.broadcast(each, rank)
+        return raised if raised is not None and rank == self._comm.rank else unpack_exception(packed)

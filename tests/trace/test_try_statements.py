@@ -1,0 +1,105 @@
+"""Which lines of a source catch what a computation raises."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from contextlib import suppress
+from typing import Any
+
+import _pytest
+import execnet
+import pluggy
+import pytest
+import xdist
+
+from ronde.trace.try_statements import TryStatements, caught_lines
+
+# What runs these tests catches what they raise.
+_FOLDERS = [os.path.dirname(each.__file__) for each in (_pytest, pluggy, xdist, execnet)]
+
+
+@pytest.mark.parametrize(
+    ("handler", "caught"),
+    [
+        ("except IndexError:\n    pass", True),
+        ("except:\n    pass", True),
+        ("except RuntimeError as error:\n    if 'memory' in str(error):\n        skip()\n    else:\n        raise", True),
+        ("except (KeyboardInterrupt, RuntimeError):\n    pass", True),
+        ("except KeyboardInterrupt:\n    pass", False),
+        ("except (KeyboardInterrupt, SystemExit):\n    pass", False),
+        ("except queue.Empty:\n    pass", True),
+        ("except Exception:\n    clean_up()\n    raise", False),
+        ("except Exception as error:\n    raise ValueError from error", False),
+        ("except Exception:\n    if rare:\n        return\n    raise", True),
+        ("finally:\n    clean_up()", False),
+        ("finally:\n    return", True),
+        ("except KeyboardInterrupt:\n    pass\nexcept ValueError:\n    pass", True),
+    ],
+)
+def test_handlers(handler: str, caught: bool) -> None:
+    source = f"def train():\n    try:\n        step()\n        step()\n{textwrap.indent(handler, '    ')}\n"
+    assert caught_lines(source) == ({("train", 1): [range(3, 5)]} if caught else {})
+
+
+@pytest.mark.parametrize(
+    ("item", "caught"),
+    [
+        ("contextlib.suppress(IndexError)", True),
+        ("suppress(KeyboardInterrupt)", False),
+        ("torch.no_grad()", False),
+        ("open(path) as file, pytest.raises(ValueError)", True),
+        ("lock", False),
+    ],
+)
+def test_with_statements(item: str, caught: bool) -> None:
+    assert caught_lines(f"with {item}:\n    step()\n") == ({("<module>", 0): [range(2, 3)]} if caught else {})
+
+
+def test_a_function_that_is_made_in_a_try_is_not_called_there() -> None:
+    source = "try:\n    import fast\n    def step():\n        fast()\nexcept Exception:\n    pass\n"
+    assert caught_lines(source) == {("<module>", 0): [range(2, 5)]}
+
+
+def test_handlers_and_what_follows_are_outside() -> None:
+    source = "try:\n    step()\nexcept ValueError:\n    step()\nelse:\n    step()\nfinally:\n    step()\nstep()\n"
+    assert caught_lines(source) == {("<module>", 0): [range(2, 3)]}
+
+
+def test_a_decorated_function_begins_with_its_decorator() -> None:
+    source = "@wraps\n@other\ndef step():\n    try:\n        run()\n    except ValueError:\n        pass\n"
+    assert list(caught_lines(source)) == [("step", 1)]
+
+
+def _here(tries: TryStatements) -> bool:
+    return tries.catch(sys._getframe(1))
+
+
+def _plain(tries: TryStatements) -> bool:
+    return _here(tries)
+
+
+def _around(tries: TryStatements, work: Any) -> bool:
+    try:
+        return work(tries)
+    except ValueError:
+        return False
+
+
+def test_frames_of_the_script_are_asked() -> None:
+    tries = TryStatements(*_FOLDERS)
+    assert not _plain(tries)
+    assert _around(tries, _plain)
+    assert not (lambda: _plain(tries))()
+    with suppress(ValueError):
+        assert _plain(tries)
+        assert [_plain(tries) for _ in range(2)] == [True, True]
+    assert not _plain(tries)
+
+
+def test_code_without_a_source_may_catch() -> None:
+    tries = TryStatements(*_FOLDERS)
+    names: dict[str, Any] = {"plain": _plain, "tries": tries}
+    exec("try:\n    found = plain(tries)\nexcept ValueError:\n    pass\n", names)
+    assert names["found"]
