@@ -1,9 +1,10 @@
-"""Exceptions of one rank that the script catches: on all ranks at the same call, and training as on one device."""
+"""Exceptions of one rank that the script catches come to all ranks, and training is as on one device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy
@@ -38,11 +39,15 @@ def _trained(
             loss = step(model, x, y)
             loss.backward()
         except Exception as error:
-            said.append((number, type(error).__name__, str(error)))
+            said.append((number, type(error).__name__.replace("Local", "ArithmeticError"), str(error)))
             continue
         optimizer.step()
         said.append(loss.item())
-    return [*said, *(each.detach().flatten().tolist() for each in model.state_dict().values()), torch.rand(1).item()]
+    return [
+        *said,
+        *(each.detach().flatten().tolist() for each in model.state_dict().values()),
+        torch.rand(1).item(),
+    ]
 
 
 def _ids(number: int) -> torch.Tensor:
@@ -55,7 +60,7 @@ def _rows(number: int) -> torch.Tensor:
 
 def bad_label() -> list[Any]:
     def step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(model(x.abs()), y.where(x[:, 0] >= 0, torch.tensor(7)))
+        return F.cross_entropy(model(x.abs()), y.where(x[:, 0] >= 0, 7))
 
     return _trained(nn.Linear(12, 3), step, _rows)
 
@@ -75,9 +80,14 @@ def bad_id() -> list[Any]:
 
 
 def before_norm_and_dropout() -> list[Any]:
-    """Other ranks wait in the midst of the model for what normalizes; what is drawn behind it is not drawn."""
+    """Other ranks wait in the midst of the model for statistics; what is drawn behind that is not drawn."""
     model = nn.Sequential(
-        nn.Embedding(20, 6), nn.Flatten(), nn.Dropout(0.2), nn.BatchNorm1d(12), nn.Dropout(0.2), nn.Linear(12, 3)
+        nn.Embedding(20, 6),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.BatchNorm1d(12),
+        nn.Dropout(0.2),
+        nn.Linear(12, 3),
     )
     return _trained(model, lambda model, x, y: F.cross_entropy(model(x), y), _ids)
 
@@ -131,19 +141,29 @@ class _Own(Exception):
 
 
 class _Raises(nn.Linear):
+    """Raises where there is a negative row, which nobody reads but torch."""
+
+    words = "negative"
+
     def __init__(self, kind: str) -> None:
         super().__init__(12, 3)
         self.kind = kind
+        self.register_buffer("table", torch.zeros(1, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if (x < 0).any():
-            raise {
-                "memory": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-                "host memory": lambda: MemoryError(),
-                "own": lambda: _Own(5, why="negative"),
-                "local": lambda: type("Local", (ArithmeticError,), {})("a class made here"),
-            }[self.kind]()
-        return super().forward(x)
+        try:
+            return super().forward(x) + F.embedding((x[:, 0] < 0).long(), self.table)
+        except IndexError:
+            raise self.error() from None
+
+    def error(self) -> Exception:
+        if self.kind == "memory":
+            return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        if self.kind == "host memory":
+            return MemoryError()
+        if self.kind == "own":
+            return _Own(5, why=self.words)
+        return type("Local", (ArithmeticError,), {})("a class made here")
 
 
 def raising(kind: str) -> list[Any]:
@@ -200,7 +220,8 @@ PIECES = {
     "before_norm_and_dropout": before_norm_and_dropout, "in_backward": in_backward,
     "in_backward_of_norm": in_backward_of_norm, "gradients_asked": gradients_asked,
     "memory": lambda: raising("memory"), "host memory": lambda: raising("host memory"),
-    "own": lambda: raising("own"), "suppressed": suppressed, "bad_sample": bad_sample,
+    "own": lambda: raising("own"), "local": lambda: raising("local"),
+    "suppressed": suppressed, "bad_sample": bad_sample,
     "shuffled": lambda: bad_sample(shuffle=True), "bad_sample_of_workers": lambda: bad_sample(2),
 }  # fmt: skip
 
@@ -250,3 +271,55 @@ def test_under_every_plan(ranks: Any, name: str, plan: str) -> None:
     if plan == "pipeline=2" and name in _NOT_IN_STAGES:
         pytest.skip("ends with the exception of its rank")
     _check(ranks, 2, name, plan)
+
+
+def _votes(rank: Rank, *, caught: bool) -> int:
+    with rank.session() as session:
+        torch.manual_seed(0)
+        model = nn.Linear(12, 3)
+
+        def step() -> None:
+            F.cross_entropy(model(torch.rand(6, 12)), torch.randint(0, 3, (6,))).backward()
+
+        def caught_step() -> None:
+            try:
+                step()
+            except RuntimeError:
+                model.zero_grad()
+
+        def ended_step() -> None:
+            try:
+                step()
+            except KeyboardInterrupt:
+                model.zero_grad()
+
+        for _ in range(4):
+            step()
+        before = session.everybody.collectives
+        (caught_step if caught else ended_step)()
+        return session.everybody.collectives - before
+
+
+def test_ranks_vote_where_the_script_catches_only(ranks: Any) -> None:
+    """After a call, a loss and a backward."""
+    (alone, _), (caught, _) = ranks(2, partial(_votes, caught=False)), ranks(2, partial(_votes, caught=True))
+    assert caught - alone == 3
+
+
+def _several(rank: Rank) -> str:
+    with rank.session():
+        model = _Raises("own")
+        for _ in range(4):
+            model(torch.rand(6, 12))
+        _Raises.words = f"as rank {rank.rank} has it"
+        try:
+            model(-torch.rand(6, 12))
+        except _Own as error:
+            return str(error)
+        finally:
+            _Raises.words = "negative"
+    return "nothing"
+
+
+def test_of_several_the_lowest_rank_is_heard(ranks: Any) -> None:
+    assert ranks(3, _several) == ["row 5: as rank 0 has it"] * 3

@@ -25,7 +25,7 @@ _FOLDERS = [os.path.dirname(each.__file__) for each in (_pytest, pluggy, xdist, 
     [
         ("except IndexError:\n    pass", True),
         ("except:\n    pass", True),
-        ("except RuntimeError as error:\n    if 'memory' in str(error):\n        skip()\n    else:\n        raise", True),
+        ("except RuntimeError as error:\n    if rare:\n        skip()\n    else:\n        raise", True),
         ("except (KeyboardInterrupt, RuntimeError):\n    pass", True),
         ("except KeyboardInterrupt:\n    pass", False),
         ("except (KeyboardInterrupt, SystemExit):\n    pass", False),
@@ -63,7 +63,9 @@ def test_a_function_that_is_made_in_a_try_is_not_called_there() -> None:
 
 
 def test_handlers_and_what_follows_are_outside() -> None:
-    source = "try:\n    step()\nexcept ValueError:\n    step()\nelse:\n    step()\nfinally:\n    step()\nstep()\n"
+    source = (
+        "try:\n    step()\nexcept ValueError:\n    step()\nelse:\n    step()\nfinally:\n    step()\nstep()\n"
+    )
     assert caught_lines(source) == {("<module>", 0): [range(2, 3)]}
 
 
@@ -91,7 +93,6 @@ def test_frames_of_the_script_are_asked() -> None:
     tries = TryStatements(*_FOLDERS)
     assert not _plain(tries)
     assert _around(tries, _plain)
-    assert not (lambda: _plain(tries))()
     with suppress(ValueError):
         assert _plain(tries)
         assert [_plain(tries) for _ in range(2)] == [True, True]

@@ -295,7 +295,7 @@ class ModelEdge:
     def _sharded(
         self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, batch: Batch, verdict: Verdict
     ) -> Any:
-        context, clock = self._context, self._context.clock
+        clock = self._context.clock
         if not torch.is_grad_enabled():
             self._calls.on_evaluation()
         if clock.armed:
@@ -308,7 +308,7 @@ class ModelEdge:
         return self._outward(module, call, output, batch, verdict, start)
 
     def _attempt(self, module: torch.nn.Module, work: Callable[[], Any]) -> Any:
-        """A call that may raise on some ranks only: others may have gone further, and changed buffers there."""
+        """A call that may raise on some ranks only; others may have gone further, and changed buffers."""
         return self._context.attempt(work, changed=module.buffers)
 
     def _observable(

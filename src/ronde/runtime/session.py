@@ -50,8 +50,8 @@ from ronde.runtime.backward import Backward
 from ronde.runtime.groups import join_group, join_some, listens_on, shares_memory, signal_board
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.optimizers import Optimizers
-from ronde.runtime.shared_exceptions import SharedExceptions
 from ronde.runtime.sharding import Sharding
+from ronde.runtime.shared_exceptions import SharedExceptions
 from ronde.runtime.traffic import GroupTraffic
 from ronde.runtime.type_questions import questions_of_script
 from ronde.runtime.uncut import why_uncut
@@ -142,9 +142,7 @@ class Session:
         if self.tally.vitals is not None:
             self.reducer.on_first = Watch(self.tally.vitals.finite)
         self._sharding.average_by(self.reducer)
-        self.context = Context(comm=rows, adopt=self.reducer.adopt, clock=clock)
-        shared = SharedExceptions(comm, self._groups, self.context, self._sharding.settle)
-        self.context.attempt = shared.attempt
+        self.context = self._context(rows)
         self._sharding.bind(self.context)
         data, pieces = plan.data, plan.compute.micro_batches
         self.calls = Calls(self.context, self.notes, self.tally, batch_dim=data.batch_dim, pieces=pieces)
@@ -187,6 +185,12 @@ class Session:
         self.checkpoints = self._saved()
         if config.world_size > 1 and config.device == "cpu":  # a CUDA device computes while the host goes on
             clock.start(self._waited_ns)
+
+    def _context(self, rows: Comm) -> Context:
+        context = Context(comm=rows, adopt=self.reducer.adopt, clock=self.tally.clock)
+        shared = SharedExceptions(self.everybody, self._groups, context, self._sharding.settle)
+        context.attempt = shared.attempt
+        return context
 
     def _in_step(self) -> bool:
         """Whether the code that runs now is the script's, and run by all ranks together."""

@@ -43,6 +43,10 @@ __all__ = ["main"]
 _WAIT_FOR_END = 10
 # The same for torchrun, which ends ranks as soon as one of their host is gone, but not those of other hosts.
 _WAIT_FOR_TORCHRUN = 3
+_CAUGHT_ALONE = (
+    "the script would catch this, but one rank alone has raised it while others wait for what it was to send "
+    "them: all end. Check for it before the model is called, or take a plan without pipeline"
+)
 
 
 def main() -> None:
@@ -76,7 +80,7 @@ def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> No
     except DivergedError as diverged:
         _end_diverged(config, diverged)
     except RaisedAlone as alone:
-        _end_by(config, alone.error)
+        _end_by(config, alone.error, _CAUGHT_ALONE)
     except PeerLost as lost:
         _report(config, "peer", lost, str(lost))
         ours = config.has_launcher
@@ -100,9 +104,9 @@ def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> No
         _end_by(config, error)
 
 
-def _end_by(config: RankConfig, error: BaseException) -> NoReturn:
+def _end_by(config: RankConfig, error: BaseException, advice: str = "") -> NoReturn:
     """An exception of the script's own ends it."""
-    advice = hint(error, config)
+    advice = advice or hint(error, config)
     words = f"ronde: {advice}\n" if advice else ""
     _report(config, "script", error, formatted(error) + words, advice=advice)
     show(error)

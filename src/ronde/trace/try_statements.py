@@ -12,7 +12,6 @@ import io
 import linecache
 import os
 import sysconfig
-import tokenize
 from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType
 from typing import Any
@@ -92,7 +91,7 @@ class TryStatements:
         return any(frame.f_lineno in lines for lines in scopes.get((code.co_name, first), ()))
 
 
-def caught_lines(source: str) -> dict[Scope, list[range]]:
+def caught_lines(source: str | bytes) -> dict[Scope, list[range]]:
     """For each function of a source, and ("<module>", 0), the lines on which it catches exceptions.
 
     Raises:
@@ -109,9 +108,7 @@ def _read(file: str) -> dict[Scope, list[range]] | None:
         if file in linecache.cache:  # a cell of a notebook is nowhere else
             return caught_lines("".join(linecache.getlines(file)))
         with io.open_code(os.path.abspath(file)) as opened:
-            encoding, _ = tokenize.detect_encoding(opened.readline)
-        with io.open_code(os.path.abspath(file)) as opened:
-            return caught_lines(opened.read().decode(encoding))
+            return caught_lines(opened.read())
     except (OSError, SyntaxError, ValueError):
         return None
 
@@ -121,8 +118,11 @@ def _walk(nodes: Iterable[ast.AST], scope: Scope, found: dict[Scope, list[range]
         inner = scope
         if isinstance(node, _SCOPES):
             decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
-            inner = getattr(node, "name", "<lambda>"), min(node.lineno, *(each.lineno for each in decorators), node.lineno)
-        elif isinstance(node, _TRIES) and any(map(_catches, node.handlers)) or _swallows(node):
+            inner = (
+                getattr(node, "name", "<lambda>"),
+                min(node.lineno, *(each.lineno for each in decorators), node.lineno),
+            )
+        elif _swallows(node):
             body: list[ast.stmt] = node.body  # pyright: ignore[reportAttributeAccessIssue]
             found.setdefault(scope, []).append(range(body[0].lineno, (body[-1].end_lineno or 0) + 1))
         _walk(ast.iter_child_nodes(node), inner, found)
@@ -137,7 +137,7 @@ def _catches(handler: ast.ExceptHandler) -> bool:
 
 
 def _swallows(node: ast.AST) -> bool:
-    """Whether a statement lets no exception out though it names none."""
+    """Whether it is a statement that lets exceptions of a computation go no further."""
     if isinstance(node, (ast.With, ast.AsyncWith)):
         calls = (item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call))
         return any(
@@ -145,7 +145,11 @@ def _swallows(node: ast.AST) -> bool:
             and not (call.args and all(_last_name(each) in _OTHERS for each in call.args))
             for call in calls
         )
-    return isinstance(node, _TRIES) and any(isinstance(each, _LEAVING) for each in _own(node.finalbody))
+    if not isinstance(node, _TRIES):
+        return False
+    return any(map(_catches, node.handlers)) or any(
+        isinstance(each, _LEAVING) for each in _own(node.finalbody)
+    )
 
 
 def _own(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
