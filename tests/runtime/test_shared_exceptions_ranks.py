@@ -144,15 +144,16 @@ class _Raises(nn.Linear):
     """Raises where there is a negative row, which nobody reads but torch."""
 
     words = "negative"
+    table: torch.Tensor
 
     def __init__(self, kind: str) -> None:
         super().__init__(12, 3)
         self.kind = kind
         self.register_buffer("table", torch.zeros(1, 3))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         try:
-            return super().forward(x) + F.embedding((x[:, 0] < 0).long(), self.table)
+            return super().forward(input) + F.embedding((input[:, 0] < 0).long(), self.table)
         except IndexError:
             raise self.error() from None
 

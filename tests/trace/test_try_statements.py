@@ -17,7 +17,7 @@ import xdist
 from ronde.trace.try_statements import TryStatements, caught_lines
 
 # What runs these tests catches what they raise.
-_FOLDERS = [os.path.dirname(each.__file__) for each in (_pytest, pluggy, xdist, execnet)]
+_FOLDERS = [os.path.dirname(str(each.__file__)) for each in (_pytest, pluggy, xdist, execnet)]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ _OTHERS = frozenset(
 _SWALLOWING = frozenset("suppress raises assertRaises assertRaisesRegex".split())
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _SCOPES = (*_FUNCTIONS, ast.ClassDef)
-_TRIES: tuple[Any, ...] = (ast.Try, *((ast.TryStar,) if hasattr(ast, "TryStar") else ()))
+_TRIES: tuple[Any, ...] = (ast.Try, getattr(ast, "TryStar", ast.Try))  # since Python 3.11
 _LEAVING = (ast.Return, ast.Break, ast.Continue)
 
 _STANDARD, _INSTALLED = (
@@ -136,7 +136,7 @@ def _catches(handler: ast.ExceptHandler) -> bool:
     return not ends or any(isinstance(node, _LEAVING) for node in _own(handler.body))
 
 
-def _swallows(node: ast.AST) -> bool:
+def _swallows(node: Any) -> bool:
     """Whether it is a statement that lets exceptions of a computation go no further."""
     if isinstance(node, (ast.With, ast.AsyncWith)):
         calls = (item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call))
