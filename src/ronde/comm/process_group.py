@@ -403,7 +403,7 @@ class Comm:
         check = self.check
         if check is None:
             return self.votes([failed])[0]
-        with check.anywhere("the end of what a `try` stands around"):
+        with check.anywhere("any line"):
             return self.votes([failed])[0]
 
     def barrier(self) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ronde.comm.process_group import Comm
-from ronde.errors import RaisedAlone, UsageError
+from ronde.errors import RaisedAlone, RondeError, UsageError
 from ronde.modules.sharded_call import ShardedCall
 from ronde.parallel.absent import Shape, packed
 from ronde.parallel.micro_losses import Gradients
@@ -111,7 +111,8 @@ class Pipeline:
                 elif isinstance(found, _NotForward):
                     losses = None
             except Exception as error:
-                if call.context.attempting:
+                # What is refused is refused on all ranks.
+                if call.context.attempting and not isinstance(error, RondeError):
                     raise RaisedAlone(error) from error
                 raise
 
