@@ -21,13 +21,12 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ronde.batches.first_tensor import first_tensor
 from ronde.batches.samples import Loading, Shown, Watched, watched
 from ronde.errors import RondeError, UsageError
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import BaseDataLoaderIter, DatasetKind, MapDatasetFetcher
 from ronde.plan.data import Data
 from ronde.tensor.context import Context, Region
 from ronde.tensor.fingerprint import require_alike
@@ -65,14 +64,14 @@ class LoaderEdge:
         self._tally, self._note = tally, note
         self._unmediated = unmediated
         self._known: weakref.WeakKeyDictionary[DataLoader[Any], Loading] = weakref.WeakKeyDictionary()
-        self._plain_fetch: Any = _MapDatasetFetcher.fetch
+        self._plain_fetch: Any = MapDatasetFetcher.fetch
 
     def install(self, patches: Patches) -> None:
         edge, comm, clock = self, self._context.comm, self._context.clock
-        plain_init: Any = _BaseDataLoaderIter.__init__
-        plain_reset: Any = _BaseDataLoaderIter._reset
-        plain_index: Any = _BaseDataLoaderIter._next_index
-        plain_next: Any = _BaseDataLoaderIter.__next__
+        plain_init: Any = BaseDataLoaderIter.__init__
+        plain_reset: Any = BaseDataLoaderIter._reset
+        plain_index: Any = BaseDataLoaderIter._next_index
+        plain_next: Any = BaseDataLoaderIter.__next__
 
         def init(iterator: Any, loader: Any) -> None:
             plain_init(iterator, loader)
@@ -108,11 +107,11 @@ class LoaderEdge:
                 clock.enter(before)
             return data
 
-        patches.set(_BaseDataLoaderIter, "__init__", init)
-        patches.set(_BaseDataLoaderIter, "_reset", reset)
-        patches.set(_BaseDataLoaderIter, "_next_index", next_index)
-        patches.set(_BaseDataLoaderIter, "__next__", next_batch)
-        patches.set(_MapDatasetFetcher, "fetch", self._watched(self._plain_fetch))
+        patches.set(BaseDataLoaderIter, "__init__", init)
+        patches.set(BaseDataLoaderIter, "_reset", reset)
+        patches.set(BaseDataLoaderIter, "_next_index", next_index)
+        patches.set(BaseDataLoaderIter, "__next__", next_batch)
+        patches.set(MapDatasetFetcher, "fetch", self._watched(self._plain_fetch))
 
     def _next(self, plain_next: Any, iterator: Any) -> Any:
         """The next batch, of which a rank's own samples may raise on that rank alone."""
@@ -201,7 +200,7 @@ class LoaderEdge:
     def _judge(self, loader: Any) -> Loading:
         if self._loading == "full":
             return Loading()
-        if loader._dataset_kind != _DatasetKind.Map:
+        if loader._dataset_kind != DatasetKind.Map:
             return Loading("an iterable dataset has no indices to be cut")
         if not loader._auto_collation:
             return Loading("the loader makes no batches of samples")

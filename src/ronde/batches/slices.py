@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import BaseDataLoaderIter, DatasetKind
 from ronde.tensor.tree import map_leaves
 
 __all__ = ["LocalSlices", "share_of"]
@@ -43,10 +43,10 @@ class LocalSlices:
 
     def install(self, patches: Patches) -> None:
         slices = self
-        plain_init: Any = _BaseDataLoaderIter.__init__
-        plain_reset: Any = _BaseDataLoaderIter._reset
-        plain_index: Any = _BaseDataLoaderIter._next_index
-        plain_next: Any = _BaseDataLoaderIter.__next__
+        plain_init: Any = BaseDataLoaderIter.__init__
+        plain_reset: Any = BaseDataLoaderIter._reset
+        plain_index: Any = BaseDataLoaderIter._next_index
+        plain_next: Any = BaseDataLoaderIter.__next__
 
         def init(iterator: Any, loader: Any) -> None:
             iterator._ronde_cuts = torch.is_grad_enabled()
@@ -62,22 +62,22 @@ class LocalSlices:
         def next_index(iterator: Any) -> Any:
             with slices._common_stream():
                 index = plain_index(iterator)
-            if iterator._ronde_cuts and iterator._dataset_kind == _DatasetKind.Map and _is_batch(index):
+            if iterator._ronde_cuts and iterator._dataset_kind == DatasetKind.Map and _is_batch(index):
                 slices.cut += 1
                 return index[share_of(len(index), slices._rank, slices._ranks)]
             return index
 
         def next_batch(iterator: Any) -> Any:
             data = plain_next(iterator)
-            if iterator._ronde_cuts and iterator._dataset_kind != _DatasetKind.Map:
+            if iterator._ronde_cuts and iterator._dataset_kind != DatasetKind.Map:
                 data = slices._rows(data)
             slices._deliver(_count(data))
             return data
 
-        patches.set(_BaseDataLoaderIter, "__init__", init)
-        patches.set(_BaseDataLoaderIter, "_reset", reset)
-        patches.set(_BaseDataLoaderIter, "_next_index", next_index)
-        patches.set(_BaseDataLoaderIter, "__next__", next_batch)
+        patches.set(BaseDataLoaderIter, "__init__", init)
+        patches.set(BaseDataLoaderIter, "_reset", reset)
+        patches.set(BaseDataLoaderIter, "_next_index", next_index)
+        patches.set(BaseDataLoaderIter, "__next__", next_batch)
 
     @contextmanager
     def _common_stream(self) -> Iterator[None]:

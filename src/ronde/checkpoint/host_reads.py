@@ -11,6 +11,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ronde.patching.torch_internals import (
+    count_function_modes,
+    function_mode_at,
+    push_function_mode,
+    take_function_mode,
+)
 from ronde.trace.script_line import RONDE
 
 __all__ = ["HostReads"]
@@ -24,7 +30,6 @@ _SHAPED_BY_VALUES = frozenset(
     "_unique_consecutive_impl _return_output _return_inverse _return_counts _consecutive_return_output "
     "_consecutive_return_inverse _consecutive_return_counts bincount".split()
 )
-_stack: Any = torch._C
 
 
 class HostReads(TorchFunctionMode):
@@ -64,8 +69,8 @@ class HostReads(TorchFunctionMode):
 
     def begin(self) -> None:
         """Hear of what this thread does from now on."""
-        above = _taken_off(_stack._len_torch_function_stack())
-        _stack._push_on_torch_function_stack(self)
+        above = _taken_off(count_function_modes())
+        push_function_mode(self)
         _put_on(above)
 
     def end(self) -> None:
@@ -89,22 +94,22 @@ class HostReads(TorchFunctionMode):
 
     def _above(self) -> list[Any] | None:
         """Take it off with the modes above it, and return these; None, and no change, if it is not on."""
-        count = _stack._len_torch_function_stack()
+        count = count_function_modes()
         for index in range(count):
-            if _stack._get_function_stack_at(index) is self:
+            if function_mode_at(index) is self:
                 above = _taken_off(count - index - 1)
-                _stack._pop_torch_function_stack()
+                take_function_mode()
                 return above
         return None
 
 
 def _taken_off(count: int) -> list[Any]:
-    return [_stack._pop_torch_function_stack() for _ in range(count)]
+    return [take_function_mode() for _ in range(count)]
 
 
 def _put_on(modes: list[Any]) -> None:
     for mode in reversed(modes):
-        _stack._push_on_torch_function_stack(mode)
+        push_function_mode(mode)
 
 
 def _by_values(name: str, args: Any) -> bool:

@@ -14,6 +14,13 @@ from ronde.comm.lane import Started
 from ronde.comm.scattering import end_to_end, reduce_scatter_by_all_reduce
 from ronde.comm.shared_memory import SharedMemory
 from ronde.comm.sharing import share_by_messages
+from ronde.patching.torch_internals import (
+    DisableTorchDispatch,
+    all_gather_single,
+    all_to_all_single,
+    count_dispatch_modes,
+    set_grad_enabled,
+)
 
 __all__ = ["Backend", "SharedMemoryBackend", "TorchBackend", "unseen"]
 
@@ -101,7 +108,7 @@ class TorchBackend:
 
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Any:
         if self.on_cuda or len(flat) <= _SLICE:
-            return self._group._allgather_base(out.view(-1), flat)
+            return all_gather_single(self._group, out.view(-1), flat)
         rows = [row.split(_SLICE) for row in out.view(-1, len(flat)).unbind(0)]
         slices = zip(flat.split(_SLICE), zip(*rows, strict=True), strict=True)
         return _Together([self._group.allgather([list(places)], [sent]) for sent, places in slices])
@@ -131,7 +138,7 @@ class TorchBackend:
     def _exchange(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> _Split:
         out = pieces[0].new_empty(sum(map(len, outs)))
         sizes = [len(each) for each in outs], [len(each) for each in pieces]
-        work = self._group.alltoall_base(out, torch.cat(list(pieces)), *sizes)
+        work = all_to_all_single(self._group, out, torch.cat(list(pieces)), *sizes)
         return _Split(work, out, outs)
 
     def send(self, flat: torch.Tensor, to: int) -> Any:
@@ -141,7 +148,7 @@ class TorchBackend:
         return self._group.recv([flat], source, 0)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._group._set_default_timeout(timeout)
+        self._group.set_timeout(timeout)
 
     def close(self) -> None:
         """End the backend's threads as well.
@@ -206,14 +213,13 @@ class unseen:
     __slots__ = ("_guard", "_with_grad")
 
     def __init__(self, flat: torch.Tensor | None = None) -> None:
-        seen = type(flat) is not torch.Tensor or torch._C._len_torch_dispatch_stack()
-        guard: Any = torch._C._DisableTorchDispatch  # pyright: ignore[reportAttributeAccessIssue]
-        self._guard: Any = guard() if seen else None
+        seen = type(flat) is not torch.Tensor or count_dispatch_modes()
+        self._guard: Any = DisableTorchDispatch() if seen else None
 
     def __enter__(self) -> None:
         self._with_grad = torch.is_grad_enabled()
         if self._with_grad:
-            torch._C._set_grad_enabled(False)
+            set_grad_enabled(False)
         if self._guard is not None:
             self._guard.__enter__()
 
@@ -221,7 +227,7 @@ class unseen:
         if self._guard is not None:
             self._guard.__exit__(*error)
         if self._with_grad:
-            torch._C._set_grad_enabled(True)
+            set_grad_enabled(True)
 
 
 def _as_bytes_travel(method: Callable[..., None]) -> Callable[..., None]:

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ronde.patching.torch_internals import storage_use_count
+
 __all__ = ["Buffer", "InOwnMemory", "Source", "Storage", "TorchBuffer", "references"]
 
 # Where in a buffer a flat tensor would have been copied to.
@@ -79,8 +81,7 @@ class Storage:
 
 def references(storage: Any) -> int:
     """How many tensors and names lie in a storage, the caller's included."""
-    count: Any = torch._C._storage_Use_Count  # pyright: ignore[reportAttributeAccessIssue]
-    return count(storage._cdata)
+    return storage_use_count(storage._cdata)
 
 
 class InOwnMemory:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ronde.errors import UsageError
+from ronde.patching.torch_internals import waited_for
 
 __all__ = [
     "WIDER",
@@ -58,8 +58,7 @@ def reduction(op: Any) -> tuple[str, Any]:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself of one that a functional collective has returned."""
-    if isinstance(tensor, AsyncCollectiveTensor):
-        tensor = tensor.trigger_wait()
+    tensor = waited_for(tensor)
     if tensor.device.type != "cpu":
         raise UsageError(f"shared memory carries tensors on the CPU; this one is on {tensor.device}")
     return tensor

@@ -23,6 +23,7 @@ from ronde.comm.store_exchange import exchange_by
 from ronde.comm.topology import Place, Topology, learn
 from ronde.comm.transport import TorchTransport
 from ronde.errors import LaunchError
+from ronde.patching.torch_internals import gloo_options
 from ronde.plan.algorithm import Choice, choose
 from ronde.plan.communication import Algorithm
 
@@ -223,14 +224,10 @@ class _Meeting:
 def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta, host: str | None) -> Any:
     from torch.distributed import ProcessGroupGloo
 
-    options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
-    options._timeout = timeout
-    options._threads = 2
     device = (
         ProcessGroupGloo.create_device(hostname=host) if host else ProcessGroupGloo.create_default_device()
     )
-    options._devices = [device]
-    return ProcessGroupGloo(store, rank, world_size, options)
+    return ProcessGroupGloo(store, rank, world_size, gloo_options(device, timeout, threads=2))
 
 
 def _nccl(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> Any:

@@ -29,6 +29,7 @@ from ronde.comm.shared_mailbox import Mailbox
 from ronde.comm.shared_segment import share
 from ronde.comm.sharing import copy_in, copy_out, messages
 from ronde.comm.waiting import Counters, Waiting
+from ronde.patching.torch_internals import foreach_copy_
 
 __all__ = ["SharedMemory"]
 
@@ -169,7 +170,7 @@ class SharedMemory:
             return None
         parts = self._put(flat)
         rows = list(out.unbind(0))
-        return self._later(lambda: torch._foreach_copy_(rows, parts))
+        return self._later(lambda: foreach_copy_(rows, parts))
 
     def all_gather_into(self, outs: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
         """Put `flat` [n] of every rank into its of `outs`, [n] each."""

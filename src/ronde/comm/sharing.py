@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ronde.patching.torch_internals import foreach_copy_
+
 __all__ = ["copy_in", "copy_out", "messages", "share_by_messages"]
 
 _LARGE = 256 << 10
@@ -91,14 +93,14 @@ def messages(parts: Sequence[torch.Tensor], limit: int) -> Iterator[list[torch.T
 def copy_in(row: torch.Tensor, message: Sequence[torch.Tensor]) -> None:
     """Lay this rank's parts end to end into `row`."""
     if message:
-        torch._foreach_copy_(_places(row, message), list(message))
+        foreach_copy_(_places(row, message), list(message))
 
 
 def copy_out(rows: Sequence[torch.Tensor], message: Sequence[Sequence[torch.Tensor]], rank: int) -> None:
     """Put what the other ranks laid into their rows where it belongs; `rank` is this one."""
     for other, (row, parts) in enumerate(zip(rows, message, strict=True)):
         if other != rank and parts:
-            torch._foreach_copy_(list(parts), _places(row, parts))
+            foreach_copy_(list(parts), _places(row, parts))
 
 
 def _places(row: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:

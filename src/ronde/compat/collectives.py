@@ -10,6 +10,7 @@ import torch
 from ronde.comm.compressors.adasum import adasum
 from ronde.comm.process_group import Comm
 from ronde.comm.reductions import REDUCTIONS, reduce_into
+from ronde.patching.torch_internals import foreach_copy_
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter", "zeros_for"]
 
@@ -39,7 +40,7 @@ def all_reduce(
             reduce_into(flat, gathered, REDUCTIONS[operation])
     _scale(flat, after)
     if len(flats) > 1:
-        torch._foreach_copy_(flats, list(flat.split([each.numel() for each in flats])))
+        foreach_copy_(flats, list(flat.split([each.numel() for each in flats])))
 
 
 def _scale(flat: torch.Tensor, factor: float) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
-from torch._guards import CompileContext
-
 from ronde.patching.caller import is_script, is_standard
+from ronde.patching.torch_internals import CompileContext
 
 __all__ = ["Callers"]
 

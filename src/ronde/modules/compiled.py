@@ -18,6 +18,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import peek_interpreter_stack, skip_code
 from ronde.tensor.context import Context, Region
 
 __all__ = ["install", "pass_over", "uncompiled"]
@@ -54,8 +55,7 @@ def _install_cond(patches: Patches) -> None:
 
 def _is_traced() -> bool:
     """By `torch.export` and the like, or inside `torch.func`: there is no value to go by."""
-    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    return get_proxy_mode() is not None or functorch.peek_interpreter_stack() is not None
+    return get_proxy_mode() is not None or peek_interpreter_stack() is not None
 
 
 def pass_over(call: Any) -> None:
@@ -64,8 +64,6 @@ def pass_over(call: Any) -> None:
     That is one piece of code for all models, and the compiler gives up a piece that it has compiled a few
     times.
     """
-    from torch._dynamo.eval_frame import skip_code
-
     while getattr(call, "__module__", "").startswith("ronde."):
         skip_code(call.__code__)
         call = inspect.getclosurevars(call).nonlocals["plain"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import nested_tensor_from_mask
 from ronde.tensor.context import Context, Region
 
 __all__ = ["install", "may_take_fast_path"]
@@ -26,7 +27,7 @@ def install(patches: Patches, context: Context, pieces: int) -> None:
     Args:
         pieces: into how many pieces each rank's rows are cut, at most.
     """
-    plain = torch._nested_tensor_from_mask_left_aligned
+    plain = nested_tensor_from_mask
 
     def left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
         if context.standing.batchless or pieces > 1:

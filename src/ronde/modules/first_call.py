@@ -25,6 +25,7 @@ from ronde.modules.observed_call import (
 )
 from ronde.modules.sharded_call import ShardedCall
 from ronde.modules.traits import used_up_by
+from ronde.patching.torch_internals import current_graph_task_id
 from ronde.rowwise.verdict import Verdict
 from ronde.tensor.global_tensor import materialize
 from ronde.tensor.tree import map_leaves
@@ -75,7 +76,7 @@ class FirstCalls:
         known, form, numbers = self._observations.find(call)
         if known is not None:
             # What a checkpoint computes again in backward is no call of the script's.
-            again = torch._C._current_graph_task_id() != -1
+            again = current_graph_task_id() != -1
             if (
                 again
                 or not known.verdict.sharded

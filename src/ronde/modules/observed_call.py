@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ronde.errors import RondeError
 from ronde.modules.effect_handlers import effects_refused
 from ronde.modules.held_output import HeldOutput
 from ronde.modules.sharded_call import ShardedCall, drawing
+from ronde.patching.torch_internals import disable_current_modes, saved_tensor_hooks
 from ronde.rng.draws import Draw
 from ronde.rowwise.comparison import Comparison
 from ronde.rowwise.normalize import Elsewhere
@@ -95,7 +94,7 @@ class _Ranks:
 
     def together(self, work: Callable[[], Any]) -> Any:
         """Do what needs all ranks, if none of them has ended its observed call."""
-        with _disable_current_modes():
+        with disable_current_modes():
             if problem := self.agree(""):
                 raise Elsewhere(problem)
             return work()
@@ -126,7 +125,7 @@ def try_out(call: ShardedCall, around: Around, outside: Outside, given: Any, row
 
 def in_checkpoint() -> bool:
     """Whether torch's checkpoint counts what the operations under way save."""
-    top = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore[reportAttributeAccessIssue]
+    top = saved_tensor_hooks._top_saved_tensors_default_hooks(True)
     return top is not None and getattr(top[0], "__module__", "") == "torch.utils.checkpoint"
 
 

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from ronde.patching.torch_internals import (
+    count_dispatch_modes,
+    count_function_modes,
+    current_dispatch_modes,
+    current_function_modes,
+    saved_tensor_hooks,
+)
 
 __all__ = ["onlooker"]
 
-_functions: Any = torch._C._len_torch_function_stack
-_dispatches: Any = torch._C._len_torch_dispatch_stack
-_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks  # pyright: ignore[reportAttributeAccessIssue]
+_hooks: Any = saved_tensor_hooks._top_saved_tensors_default_hooks
 
 # A default device is a function mode, and selective checkpoints keep results by a mode of dispatch.
 _HARMLESS = ("ronde.", "torch.utils._device", "torch.utils.checkpoint")
@@ -23,12 +25,12 @@ _HARMLESS = ("ronde.", "torch.utils._device", "torch.utils.checkpoint")
 
 def onlooker() -> str | None:
     """What it is, in words; None where there is none. Called at every call of a model."""
-    if _functions():
-        for mode in _get_current_function_mode_stack():
+    if count_function_modes():
+        for mode in current_function_modes():
             if not type(mode).__module__.startswith(("torch.", *_HARMLESS)):
                 return f"{type(mode).__name__}, a torch function mode,"
-    if _dispatches():
-        for mode in _get_current_dispatch_mode_stack():
+    if count_dispatch_modes():
+        for mode in current_dispatch_modes():
             if not type(mode).__module__.startswith(_HARMLESS):
                 return f"{type(mode).__name__}, a torch dispatch mode,"
     hooks = _hooks(True)

@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import VF, current_dispatch_modes, disable_current_modes
 
 __all__ = ["RECURRENT", "install", "is_packed"]
 
-_VF: Any = torch._VF
 _ATEN: Any = torch.ops.aten
 RECURRENT: dict[str, Any] = {
     "lstm": _ATEN.lstm.input,
@@ -28,7 +27,7 @@ RECURRENT: dict[str, Any] = {
 
 def install(patches: Patches) -> None:
     for name, func in RECURRENT.items():
-        patches.set(_VF, name, _as_one(getattr(_VF, name), func))
+        patches.set(VF, name, _as_one(getattr(VF, name), func))
 
 
 def _as_one(plain: Callable[..., Any], func: Any) -> Callable[..., Any]:
@@ -39,12 +38,12 @@ def _as_one(plain: Callable[..., Any], func: Any) -> Callable[..., Any]:
     """
 
     def layer(*args: Any) -> Any:
-        modes = _get_current_dispatch_mode_stack()
+        modes = current_dispatch_modes()
         if not modes or not _may_be_one(modes, args):
             return plain(*args)
 
         def carry_out(*args: Any) -> Any:
-            with _disable_current_modes():
+            with disable_current_modes():
                 result = plain(*args)
             for mode in reversed(modes):
                 tell = getattr(mode, "seen", None)

@@ -8,12 +8,12 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.errors import RondeError
 from ronde.modules.calls import Calls
 from ronde.modules.candidates import Batch
 from ronde.patching.other_threads import others_run
+from ronde.patching.torch_internals import TorchDispatchMode
 from ronde.rng.by_parts import carry_out, takes_functions
 from ronde.rng.draws import Draw, SlicedDraws, drawn_in_kernels, draws_from_default
 from ronde.rng.rank_stream import RankStream

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import VF, ONNXTracedModule
 
 __all__ = ["install", "is_about_to_trace", "is_training", "one_frame_more"]
 
 # Where code that is compiled finds functions by name.
-_VF: Any = torch._VF
-_NAMESPACES = (torch, torch.nn.functional, _VF)
+_NAMESPACES = (torch, torch.nn.functional, VF)
 _PLACE_OF_FRAMES = 3  # of `_frames_up` among the arguments of torch.jit.script
 
 
@@ -41,11 +41,7 @@ def one_frame_more(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, A
 
 def is_about_to_trace(module: torch.nn.Module) -> bool:
     """Whether it wraps a model to trace it, for ONNX say: the sizes of the batch go into the graph."""
-    return isinstance(module, _TRACES)
-
-
-_JIT: Any = torch.jit
-_TRACES = _JIT._trace.ONNXTracedModule
+    return isinstance(module, ONNXTracedModule)
 
 
 def is_training(module: torch.nn.Module) -> bool:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy
 import torch
-from torch.nn.modules import module as modules
 from torch.nn.parameter import is_lazy
 
 from ronde.modules.named_places import Place, contents, named_places
 from ronde.modules.torchscript import is_training
 from ronde.patching.caller import is_users
+from ronde.patching.torch_internals import module_internals
 from ronde.rowwise.undo import Held, is_open
 
 __all__ = ["PLAIN", "Traits", "comparable", "used_up_by"]
@@ -220,7 +220,7 @@ def _is_torchs(hook: Any) -> bool:
 
 
 def _global_hooks() -> Iterator[Any]:
-    yield from modules._global_forward_hooks.values()
-    yield from modules._global_forward_pre_hooks.values()
-    yield from modules._global_backward_hooks.values()
-    yield from modules._global_backward_pre_hooks.values()
+    yield from module_internals._global_forward_hooks.values()
+    yield from module_internals._global_forward_pre_hooks.values()
+    yield from module_internals._global_backward_hooks.values()
+    yield from module_internals._global_backward_pre_hooks.values()

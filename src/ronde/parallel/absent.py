@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
+
+from ronde.patching.torch_internals import FakeTensor, FakeTensorMode, pytree
 
 __all__ = ["Absence", "Made", "Shape", "is_absent", "packed"]
 

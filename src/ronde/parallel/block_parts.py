@@ -10,11 +10,11 @@ import weakref
 from collections.abc import Sequence
 
 import torch
-from torch._C import DisableTorchFunction
 
 from ronde.comm.process_group import Comm
 from ronde.parallel.division import Division, can_be_cut, in_equal_parts
 from ronde.parallel.tensor_cut import CutRanges
+from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.sync.gradient_parts import Ranges
 
 __all__ = ["BlockParts"]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ronde.comm.process_group import Comm
+from ronde.patching.torch_internals import foreach_mul_
 from ronde.sync.gradient_parts import GradientParts
 
 __all__ = ["clip_parts"]
@@ -56,7 +57,7 @@ def clip_parts(
 
 def _scale(gradients: list[Any], factor: torch.Tensor) -> None:
     if gradients:
-        torch._foreach_mul_(gradients, factor.to(gradients[0].device))
+        foreach_mul_(gradients, factor.to(gradients[0].device))
 
 
 def _measure(

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
 
 from ronde.comm.process_group import Comm
 from ronde.parallel.flat import flat, flat_like, is_dense, overlapping
 from ronde.parallel.held_parts import HeldParts
 from ronde.parallel.tensor_cut import CutRanges
+from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.plan.resident import Census
 from ronde.sync.gradient_parts import Ranges
 from ronde.sync.home import Home

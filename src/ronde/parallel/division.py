@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 import torch
-from torch._C import DisableTorchFunction
 
 from ronde.parallel.flat import is_dense
 from ronde.parallel.units import by_kind
+from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.sync.gradient_parts import Ranges
 
 __all__ = ["ALIGNMENT", "Division", "can_be_cut", "in_equal_parts", "owned_by_main"]

@@ -16,6 +16,7 @@ from ronde.errors import UsageError
 from ronde.parallel.clipping import clip_parts
 from ronde.parallel.tensor_attribute import TensorAttribute
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import TensorBase
 from ronde.sync.gradient_parts import GradientParts
 from ronde.tensor.context import Context
 
@@ -42,7 +43,7 @@ def install(
     """
 
     for name in _NAMES:
-        native = getattr(torch._C.TensorBase, name)
+        native = getattr(TensorBase, name)
         patches.set(torch.Tensor, name, _attribute(native, context, parts, lasting))
     patches.set(
         torch.optim.Optimizer, "zero_grad", _zeroing(torch.optim.Optimizer.zero_grad, _of_optimizer, parts)

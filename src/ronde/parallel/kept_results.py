@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from torch.overrides import enable_reentrant_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ronde.patching.torch_internals import TorchDispatchMode, pytree
 from ronde.rng.draws import is_random
 from ronde.rowwise.operation import written
 from ronde.tensor.memory import memory
@@ -49,7 +48,7 @@ class Keeping(TorchDispatchMode):
                     note.tensor = None
         result = func(*args, **kwargs)
         if func in self._kept and not is_random(func, args, kwargs):
-            self._results.append(tree_map_only(torch.Tensor, self._noted, result))
+            self._results.append(pytree.tree_map_only(torch.Tensor, self._noted, result))
         return result
 
     def _noted(self, tensor: torch.Tensor) -> _Note:
@@ -73,9 +72,9 @@ class Kept(TorchDispatchMode):
         if func not in self._kept or is_random(func, args, kwargs):
             return func(*args, **(kwargs or {}))
         result = next(self._results)
-        if any(note.changed for note in tree_leaves(result) if isinstance(note, _Note)):
+        if any(note.changed for note in pytree.tree_leaves(result) if isinstance(note, _Note)):
             return func(*args, **(kwargs or {}))
-        return tree_map_only(_Note, _Note.value, result)
+        return pytree.tree_map_only(_Note, _Note.value, result)
 
 
 @dataclasses.dataclass(slots=True)

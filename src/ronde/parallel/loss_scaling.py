@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 
 from ronde.errors import UsageError
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import foreach_norm
 from ronde.sync.gradient_parts import GradientParts
 from ronde.tensor.graph import reached
 from ronde.tensor.loss_scale import divided, multiply
@@ -193,5 +194,5 @@ def _finite(gradients: Sequence[torch.Tensor]) -> bool:
     """Whether all are numbers."""
     values = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
     values = [value for value in values if value.numel()]
-    norms = [norm.to(values[0].device) for norm in torch._foreach_norm(values, torch.inf)] if values else []
+    norms = [norm.to(values[0].device) for norm in foreach_norm(values, torch.inf)] if values else []
     return not norms or bool(torch.isfinite(torch.stack(norms)).all())

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.utils._device
 import torch.utils.dlpack
 
 from ronde.files import OF_ALL_RANKS
@@ -17,10 +16,11 @@ from ronde.parallel.saved_parameters import SavedParameters
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.tensor_attribute import TensorAttribute
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import TensorBase, device_constructors
 
 __all__ = ["install"]
 
-_DATA: Any = torch._C.TensorBase.data  # pyright: ignore[reportAttributeAccessIssue]
+_DATA: Any = TensorBase.data
 
 
 # Functions that read what they are given, without asking it.
@@ -73,7 +73,7 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
 
     script: Any = torch.jit.script
     # It remembers which functions make tensors, as it finds them when it is first asked.
-    torch.utils._device._device_constructors()
+    device_constructors()
     for owner, names in _READING.items():
         for name in names:
             patches.set(owner, name, touching(getattr(owner, name)))

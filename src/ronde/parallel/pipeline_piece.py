@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import _pop_mode_temporarily
-from torch.utils import _pytree as pytree
 
 from ronde.comm.packed_exception import pack_exception, unpack_exception
 from ronde.comm.process_group import Comm
@@ -24,6 +22,7 @@ from ronde.parallel.pipeline_route import Output, Problem, Route, Same, Step, mo
 from ronde.parallel.separate_leaves import HeldLeaves
 from ronde.parallel.skipped_draws import DrawsOfUnit, draw_again
 from ronde.parallel.stages import Stages, StageUnit
+from ronde.patching.torch_internals import pop_function_mode, pytree
 from ronde.tensor.tree import leaves, map_leaves
 
 __all__ = ["PieceOfCall", "UnitFailed", "UsedElsewhere"]
@@ -121,7 +120,7 @@ class PieceOfCall:
 
     def _caller(self, unit: StageUnit, forward: Callable[..., Any]) -> Callable[..., Any]:
         def called(*args: Any, **kwargs: Any) -> Any:
-            with _pop_mode_temporarily():
+            with pop_function_mode():
                 return self._call(unit, forward, args, kwargs)
 
         return called

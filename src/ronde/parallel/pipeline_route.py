@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.parallel.absent import Absence, Shape, is_absent
 from ronde.parallel.stages import StageUnit
+from ronde.patching.torch_internals import pytree
 
 __all__ = ["Move", "Output", "Problem", "Rerouted", "Route", "Same", "Step", "moves_to", "sources_of"]
 

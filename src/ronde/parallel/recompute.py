@@ -20,6 +20,7 @@ from ronde.modules.traits import used_up_by
 from ronde.parallel.blocks import repeated_blocks
 from ronde.parallel.replay import Replay
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import current_graph_task_id
 from ronde.plan.compute import Recompute as Extent
 from ronde.tensor.context import in_transform
 from ronde.tensor.tree import map_leaves
@@ -100,7 +101,7 @@ class Recompute:
                 self._search(module)
                 # A parametrization is called without any: it keeps no activations. In backward the parts of a
                 # model are called by what computes them again: a checkpoint, a function of the user's.
-                if (args or kwargs) and torch._C._current_graph_task_id() == -1:
+                if (args or kwargs) and current_graph_task_id() == -1:
                     self._tell(module)
             self._depth += 1
             try:

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._C import DisableTorchFunction
 from torch.autograd.function import once_differentiable
 
 from ronde.comm.process_group import Comm
 from ronde.parallel.row_division import first_rows
 from ronde.parallel.sharded_parameters import ShardedParameters
+from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.sync.row_parts import exchange
 from ronde.tensor.context import Context, in_transform
 from ronde.tensor.tensor_class import own_class

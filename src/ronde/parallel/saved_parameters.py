@@ -12,18 +12,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.unit import Member, Saved
 from ronde.parallel.untraced import untraced
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import (
+    DisableTorchFunction,
+    DisableTorchFunctionSubclass,
+    saved_tensor_hooks,
+)
 from ronde.tensor.tensor_class import alike, own_class
 
 __all__ = ["SavedParameters"]
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_hooks: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+_hooks: Any = saved_tensor_hooks
 _push: Callable[..., None] = _hooks._push_saved_tensors_default_hooks
 
 

@@ -11,6 +11,7 @@ import torch
 
 from ronde.parallel.flat import flat
 from ronde.parallel.served_gradients import KeyedRanges
+from ronde.patching.torch_internals import foreach_copy_
 from ronde.server.dense import array_of
 from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client, Request
@@ -120,7 +121,7 @@ def write_answer(served: Sequence[Served], server: int, arrays: Sequence[Array])
         by_dtype.setdefault(tensor.dtype, []).append(flat(tensor)[slice(*(ranges[server] or ()))])
     for (dtype, targets), array in zip(by_dtype.items(), arrays, strict=True):
         came = torch.from_numpy(array.reshape(-1).view(np.uint8)).view(dtype)
-        torch._foreach_copy_(targets, list(came.split([each.numel() for each in targets])))
+        foreach_copy_(targets, list(came.split([each.numel() for each in targets])))
 
 
 def _told(client: Client, given: Sequence[Given], server: int) -> tuple[list[list[Any]], list[torch.Tensor]]:

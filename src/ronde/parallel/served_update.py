@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import xxhash
-from torch._C import DisableTorchFunction
 
 from ronde.parallel.division import Division
 from ronde.parallel.flat import flat, flat_like, overlapping
@@ -22,6 +21,7 @@ from ronde.parallel.served_gradients import KeyedRanges, ServedGradients
 from ronde.parallel.served_state import ServedState
 from ronde.parallel.served_step import Given, Served, ask_servers, can_step_on_servers
 from ronde.parallel.sharded_update import ShardedUpdate
+from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.server.transport.client import Client
 from ronde.sync.home import OnDevice
 from ronde.tensor.context import Context

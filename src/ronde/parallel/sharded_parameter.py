@@ -12,14 +12,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
 
+from ronde.patching.torch_internals import DisableTorchFunction, TensorBase
 from ronde.tensor.tree import instances
 
 __all__ = ["sharded_parameter"]
 
 T = torch.Tensor
-_Base: Any = torch._C.TensorBase
+_Base: Any = TensorBase
 
 _ATTRIBUTES = """
 shape ndim dtype device layout requires_grad grad _grad grad_fn is_leaf itemsize

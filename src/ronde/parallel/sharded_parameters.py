@@ -13,9 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ronde.errors import UsageError
 from ronde.launch.allocator import give_back
@@ -27,6 +25,11 @@ from ronde.parallel.unit import Member, Unit, of_several_processes
 from ronde.parallel.unit_table import Fate, Find, UnitTable
 from ronde.parallel.units import LEAST_BYTES, find_units
 from ronde.parallel.untraced import untraced
+from ronde.patching.torch_internals import (
+    DisableTorchFunction,
+    disable_current_modes,
+    temporarily_clear_interpreter_stack,
+)
 from ronde.plan.resident import Census
 from ronde.rowwise.compiled import is_compiled
 from ronde.sync.home import Home
@@ -405,10 +408,8 @@ def _aside(context: Context) -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         stack.enter_context(DisableTorchFunction())
-        stack.enter_context(_disable_current_modes())
+        stack.enter_context(disable_current_modes())
         stack.enter_context(untraced())
         if in_transform():
-            from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-
             stack.enter_context(temporarily_clear_interpreter_stack())
         yield

@@ -15,7 +15,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
 from torch.optim import Optimizer
 
 from ronde.errors import UsageError
@@ -26,6 +25,7 @@ from ronde.parallel.holders import state_is_held
 from ronde.parallel.hooked_step import replace_step
 from ronde.parallel.host_options import as_on_device, options_on_host
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.tensor.context import Context, Region
 
 __all__ = ["ShardedUpdate"]

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ronde.patching.torch_internals import TorchDispatchMode, pytree
 from ronde.rng.by_parts import carry_out
 from ronde.rng.draws import draws_from_default, is_drawn_by_others
 

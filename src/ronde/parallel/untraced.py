@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import torch
+from ronde.patching.torch_internals import get_tracing_state, set_tracing_state
 
 __all__ = ["untraced"]
-
-_current: Any = torch._C._get_tracing_state
-_put: Any = torch._C._set_tracing_state  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @contextmanager
 def untraced() -> Iterator[None]:
     """Inside, nothing is recorded."""
-    state = _current()
+    state = get_tracing_state()
     if state is None:
         yield
         return
-    _put(None)
+    set_tracing_state(None)
     try:
         yield
     finally:
-        _put(state)
+        set_tracing_state(state)

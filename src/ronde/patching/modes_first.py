@@ -11,14 +11,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch.overrides import (
-    _pop_mode_temporarily,  # pyright: ignore[reportAttributeAccessIssue]
-)
+from ronde.patching.torch_internals import is_in_function_mode, pop_function_mode
 
 __all__ = ["modes_first"]
 
-_is_in_mode: Any = torch._C._is_torch_function_mode_enabled
+_is_in_mode: Any = is_in_function_mode
 
 
 def modes_first(
@@ -34,7 +31,7 @@ def modes_first(
     def asking(*args: Any, **kwargs: Any) -> Any:
         if not _is_in_mode():
             return replacement(*args, **kwargs)
-        with _pop_mode_temporarily() as mode:
+        with pop_function_mode() as mode:
             return mode.__torch_function__(known_as() if known_as else asking, (), args, kwargs)
 
     return asking

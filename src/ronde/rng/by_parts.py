@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
+from ronde.patching.torch_internals import DispatchKey, HigherOrderOperator, TorchDispatchMode, has_kernel
 
 __all__ = ["carry_out", "is_made_of_others", "takes_functions"]
 
-_KEYS: Any = torch._C.DispatchKey  # pyright: ignore[reportAttributeAccessIssue]
 # The kernel of an operation that is carried out by calling others.
-_OF_OTHERS: Any = _KEYS.CompositeImplicitAutograd
-_has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
+_OF_OTHERS: Any = DispatchKey.CompositeImplicitAutograd
 
 
 def is_made_of_others(func: Any) -> bool:
@@ -26,13 +22,13 @@ def is_made_of_others(func: Any) -> bool:
     return (
         takes_functions(func)
         if isinstance(func, HigherOrderOperator)
-        else _has_kernel(func.name(), _OF_OTHERS)
+        else has_kernel(func.name(), _OF_OTHERS)
     )
 
 
 def takes_functions(func: Any) -> bool:
     """Whether an operation is given functions, and carried out by calling them: it is nobody's to look at."""
-    return isinstance(func, HigherOrderOperator) and _KEYS.CompositeExplicitAutograd in func.py_kernels
+    return isinstance(func, HigherOrderOperator) and DispatchKey.CompositeExplicitAutograd in func.py_kernels
 
 
 def carry_out(mode: TorchDispatchMode, func: Any, args: Any, kwargs: dict[str, Any] | None) -> Any:
@@ -41,7 +37,7 @@ def carry_out(mode: TorchDispatchMode, func: Any, args: Any, kwargs: dict[str, A
     TorchDispatchMode.__enter__(mode)
     try:
         if isinstance(func, HigherOrderOperator):
-            return func.py_kernels[_KEYS.CompositeExplicitAutograd](*args, **(kwargs or {}))
+            return func.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **(kwargs or {}))
         # Not `func.decompose`: for recurrent layers that is a function of torch's compiler, without dropout.
         return func._op_dk(_OF_OTHERS, *args, **(kwargs or {}))
     finally:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from ronde.patching.torch_internals import HigherOrderOperator, TorchDispatchMode, current_dispatch_modes
 from ronde.rng.by_parts import carry_out, is_made_of_others
 from ronde.tensor.layout import Layout, memory_order
 from ronde.tensor.output_axis import OutputAxis
@@ -185,7 +184,7 @@ class SlicedDraws(TorchDispatchMode):
     @staticmethod
     def active() -> SlicedDraws | None:
         """The mode that sees to draws now."""
-        modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, SlicedDraws)]
+        modes = [mode for mode in current_dispatch_modes() if isinstance(mode, SlicedDraws)]
         return modes[-1] if modes else None
 
     def __enter__(self) -> Any:

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.patching.other_threads import others_run
+from ronde.patching.torch_internals import TorchDispatchMode
 from ronde.rng.by_parts import carry_out, takes_functions
 from ronde.rng.draws import draws_from_default
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
+from torch.utils.checkpoint import CheckpointFunction
 
+from ronde.patching.torch_internals import DisableTorchFunction, StopRecomputationError
 from ronde.rowwise.labels import Label, Mixed, Order, along
 from ronde.rowwise.lookup import look_up
 from ronde.rowwise.normalize import normalize
@@ -37,7 +38,7 @@ _FACTOR = 2.0**10
 
 def ends_recomputation(error: Exception) -> bool:
     """Whether it is no error, but how torch breaks off what a checkpoint computes again."""
-    return isinstance(error, _StopRecomputationError)
+    return isinstance(error, StopRecomputationError)
 
 
 @contextmanager
@@ -46,7 +47,7 @@ def functions_tried(watch: Watch) -> Iterator[None]:
 
     def apply(plain: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
         result = carried_out(plain, kind, args, kwargs)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             follow_function(watch.marks, args, result)
         return result
 
@@ -62,7 +63,7 @@ def functions_tried(watch: Watch) -> Iterator[None]:
             return look_up(watch, kind.__name__, args, lambda: run(*args))
         if watch.ranks.normalizes(kind):
             return _normalized(watch, kind, args, run)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             rows = [each for each in tensors(args) if watch.rows_of(each) is not None]
         return _tried(watch, kind, args, run) if rows and _is_users(kind) else run(*args)
 
@@ -94,7 +95,7 @@ def _is_users(kind: Any) -> bool:
 
 def _normalized(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
     watch.sequence.steps.append((kind.__name__, ()))
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         value, *others = tensors(args)
         running = [each for each in others if not each.requires_grad and watch.undo.name_of(each) is not None]
     # With them: parameters in parts are made whole by theirs.
@@ -103,7 +104,7 @@ def _normalized(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> 
 
 def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
     name = kind.__name__
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         labels = [mark for each in tensors(args) if (mark := watch.rows_of(each)) is not None]
     if not all(type(label) is Label for label in labels):
         raise MixesRows(meet(name))
@@ -113,7 +114,7 @@ def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
     given = {id(each) for each in tensors(args)}
     if any(id(each) in given for each in results):
         raise MixesRows(f"it changes its argument in place ({name})")
-    with watch.looking_away(), _generators_kept(watch), torch._C.DisableTorchFunction():
+    with watch.looking_away(), _generators_kept(watch), DisableTorchFunction():
         watch.made(results)
         orders = _orders(watch, args)
         axes = _forward_axes(watch, args, run, orders)

@@ -12,9 +12,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from ronde.patching.torch_internals import (
+    DisableTorchFunction,
+    HigherOrderOperator,
+    TorchDispatchMode,
+    disable_current_modes,
+)
 from ronde.rng.by_parts import carry_out as by_parts
 from ronde.rng.by_parts import is_made_of_others
 from ronde.rowwise.backward import applied_by, ends_recomputation
@@ -92,7 +96,7 @@ class Comparison(TorchDispatchMode):
 
     def together(self, work: Callable[[], Any]) -> Any:
         """Do what needs all ranks, if each goes the same way."""
-        with self._collective(), _disable_current_modes():
+        with self._collective(), disable_current_modes():
             return work()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -101,7 +105,7 @@ class Comparison(TorchDispatchMode):
             return by_parts(self, func, args, kwargs)
         if isinstance(func, HigherOrderOperator):
             return func(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             self._compare(func, args, kwargs)
             result = func(*args, **kwargs)
             follow(self._marks, func, args, kwargs, result)
@@ -124,7 +128,7 @@ class Comparison(TorchDispatchMode):
             self._step((kind.__name__, ()))
         with self._collective() if joins else nullcontext():
             result = plain(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             follow_function(self._marks, args, result)
         return result
 

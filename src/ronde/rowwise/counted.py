@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.rowwise.labels import Drawn, Label, Order, Relative
 from ronde.rowwise.operation import replaced, tensors
 from ronde.rowwise.parts import PARTS, alike
@@ -49,7 +50,7 @@ def call(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
     if name == "randperm":
         raise MixesRows("its random draws cannot be cut (randperm)")
     parts = [_made(watch, func, name, _with(args, kwargs, lambda rows, n=n: rows.part(n))) for n in PARTS]
-    with torch._C.DisableTorchFunction(), watch.looking_away():
+    with DisableTorchFunction(), watch.looking_away():
         lies = _spread(watch, parts)
     if name in _DRAWS:
         if lies is None or lies[1] is not watch.orders.batch:
@@ -57,7 +58,7 @@ def call(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
         watch.drawn = lies
     result = _here(func, args, kwargs)
     watch.drawn = None
-    with torch._C.DisableTorchFunction(), watch.looking_away():
+    with DisableTorchFunction(), watch.looking_away():
         for made, *few in zip(tensors(result), *parts):
             _adopt(watch, made, few, lies)
     return result
@@ -99,7 +100,7 @@ def _beside_rows(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
         result = _here(func, args, kwargs)
     finally:
         watch.counted = before
-    with torch._C.DisableTorchFunction(), torch.no_grad(), watch.looking_away():
+    with DisableTorchFunction(), torch.no_grad(), watch.looking_away():
         for made, *few in zip(tensors(result), *parts):
             mark = watch.of(made)
             if type(mark) is Label:
@@ -122,7 +123,7 @@ def _on_part(watch: Watch, func: Any, args: Any, kwargs: Any, part: int) -> list
             return mark.parts[part].clone()
         return value.clone() if isinstance(value, torch.Tensor) else value
 
-    with torch._C.DisableTorchFunction(), torch.no_grad(), watch.looking_away():
+    with DisableTorchFunction(), torch.no_grad(), watch.looking_away():
         args, kwargs = replaced(_with(args, kwargs, lambda rows: rows.part(part)), shown)
         try:
             return tensors(func(*args, **kwargs))
@@ -135,7 +136,7 @@ def _made(watch: Watch, func: Any, name: str, given: tuple[Any, Any]) -> list[to
     args, kwargs = given
     if name in _DRAWS or name in _EMPTY:
         kwargs = {key: value for key, value in kwargs.items() if key != "generator"} | {"device": "meta"}
-    with watch.looking_away(), torch._C.DisableTorchFunction():
+    with watch.looking_away(), DisableTorchFunction():
         return tensors(func(*args, **kwargs))
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.rowwise import counted, repeat
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Relative
@@ -124,7 +125,7 @@ class Functions(TorchFunctionMode):
     def _shape_of(self, tensor: torch.Tensor) -> list[int] | None:
         """With what is a number of rows as such; None where there is none."""
         mark = self._watch.rows_of(tensor)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             shape: list[int] = list(tensor.shape)
         counts = self._watch.counts
         if type(mark) is Label:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.rowwise.labels import Label, along
 from ronde.rowwise.normalize import require_all
 from ronde.rowwise.operation import tensors
@@ -21,7 +20,7 @@ def look_up(watch: Watch, name: str, args: Any, run: Callable[[], Any]) -> Any:
 
     Its result has the shape of the ids, and floats behind.
     """
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         marks = [mark for each in tensors(args) if (mark := watch.rows_of(each)) is not None]
     labels = [mark for mark in marks if isinstance(mark, Label)]
     if len(labels) < len(marks):
@@ -29,7 +28,7 @@ def look_up(watch: Watch, name: str, args: Any, run: Callable[[], Any]) -> Any:
     require_all(watch)
     with watch.looking_away(Away.JOINED):
         result = run()
-    with watch.looking_away(), torch._C.DisableTorchFunction():
+    with watch.looking_away(), DisableTorchFunction():
         watch.made([result])
         for label in labels:
             watch.put(result, along(label.order, label.axis, result.shape))

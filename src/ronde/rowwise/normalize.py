@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.rowwise.labels import Label, Mixed
 from ronde.rowwise.operation import Operation, tensors
 from ronde.rowwise.verdict import MixesRows
@@ -36,7 +37,7 @@ def normalize(watch: Watch, value: torch.Tensor, run: Callable[[], Any], *, keep
     Args:
         keeps: it keeps statistics.
     """
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         label = watch.rows_of(value)
     if label is None:
         if keeps:
@@ -50,7 +51,7 @@ def normalize(watch: Watch, value: torch.Tensor, run: Callable[[], Any], *, keep
     with watch.looking_away(Away.JOINED):
         result = run()
     first, *others = tensors(result)
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         watch.made([first, *others])
         if type(label) is Label:
             watch.put(first, label)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.rng.draws import UnknownDraw
 from ronde.rowwise.backward import ends_recomputation, functions_tried
 from ronde.rowwise.compiled import aside
@@ -161,7 +162,7 @@ class Observation:
         for value, axis in zip(self._values, self._axes, strict=True):
             if axis is None or not isinstance(value, torch.Tensor):
                 continue
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 times = value.shape[axis] // watch.counts.mine
                 watch.label(value, watch.orders.repeated(1, times), axis)
                 watch.marks.hold_rows(value)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from ronde.patching.torch_internals import (
+    DisableTorchFunction,
+    HigherOrderOperator,
+    TorchDispatchMode,
+    disable_current_modes,
+)
 from ronde.rng.by_parts import carry_out as by_parts
 from ronde.rng.by_parts import is_made_of_others
 from ronde.rng.draws import is_random
@@ -42,7 +46,7 @@ class Observer(TorchDispatchMode):
             return by_parts(self, func, args, kwargs)
         if isinstance(func, HigherOrderOperator):
             raise MixesRows(meet(str(func)))
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             try:
                 return self._carried_out(func, args, kwargs)
             except MixesRows as found:
@@ -91,7 +95,7 @@ class Observer(TorchDispatchMode):
         watch = self._watch
         if watch.away:
             return
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
+        with DisableTorchFunction(), disable_current_modes():
             op = Operation(func, args, kwargs, watch.of)
             watch.note(func, args, kwargs)
             _check_operands(watch, op)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ronde.patching.torch_internals import FunctionBase
 from ronde.rowwise.rows import Counts
 from ronde.rowwise.undo import Held
 from ronde.rowwise.verdict import MixesRows
@@ -186,7 +187,7 @@ def _referrers(values: list[Any]) -> list[Any]:
 
 
 def _is_of_backward(holder: Any) -> bool:
-    return isinstance(holder, torch._C._FunctionBase) or _home(holder) == "torch.utils.checkpoint"
+    return isinstance(holder, FunctionBase) or _home(holder) == "torch.utils.checkpoint"
 
 
 def _home(holder: Any) -> str:

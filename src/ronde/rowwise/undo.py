@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ronde.patching.caller import is_users
+from ronde.patching.torch_internals import DisableTorchFunction, TensorBase
 from ronde.rowwise.generators import GENERATORS, States
 from ronde.rowwise.labels import Marks, address
 from ronde.rowwise.rows import is_counted
@@ -253,7 +254,7 @@ class Undo:
 
     def unwind(self) -> None:
         """All as before the call."""
-        with torch.no_grad(), torch._C.DisableTorchFunction():
+        with torch.no_grad(), DisableTorchFunction():
             for tensor, before in self._before.values():
                 _whole(tensor).copy_(before)
             for tensor, gradient in self._gradients:
@@ -266,12 +267,12 @@ class Undo:
             states.restore()
 
 
-_grad: Any = torch._C.TensorBase.grad
+_grad: Any = TensorBase.grad
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
     """Not by `tensor.grad`, which makes gradients whole of which ranks hold parts."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return _grad.__get__(tensor)
 
 

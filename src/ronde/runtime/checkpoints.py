@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ronde.checkpoint.cadence import Cadence
 from ronde.checkpoint.generators import Draws, put_generators
@@ -45,6 +44,7 @@ from ronde.files import ScriptFiles
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.repeated_lines import count_lines, write_position
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import BaseDataLoaderIter
 from ronde.rng.random_state import host_states
 from ronde.tensor.global_tensor import GlobalTensor, materialize
 from ronde.trace.events import write_event
@@ -141,7 +141,7 @@ class Checkpoints:
     def install(self, patches: Patches) -> None:
         """Stand around whatever computes; over all else that is put around it."""
         plain_call: Callable[..., Any] = torch.nn.Module.__call__
-        plain_next: Any = _BaseDataLoaderIter.__next__
+        plain_next: Any = BaseDataLoaderIter.__next__
         plain_backward: Any = torch.autograd.backward
         plain_grad: Any = torch.autograd.grad
         plain_add: Any = Optimizer.add_param_group
@@ -182,7 +182,7 @@ class Checkpoints:
 
         patches.set(time, "sleep", sleep)
         patches.set(torch.nn.Module, "__call__", call)
-        patches.set(_BaseDataLoaderIter, "__next__", next_batch)
+        patches.set(BaseDataLoaderIter, "__next__", next_batch)
         patches.set(torch.autograd, "backward", backward)
         patches.set(torch.autograd, "grad", grad)
         patches.set(Optimizer, "add_param_group", add_param_group)

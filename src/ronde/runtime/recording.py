@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ronde.batches.first_tensor import first_tensor
 from ronde.launch.rank_config import RankConfig
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import BaseDataLoaderIter
 from ronde.trace.events import write_event
 from ronde.trace.phases import Phase, Phases
 from ronde.trace.recorder import NO_TRAFFIC, Recorder, StepRange, Traffic
@@ -133,7 +133,7 @@ def record(recorder: Recorder, patches: Patches, calls: Calls | None) -> Readers
         calls.called = functools.partial(_forward, recorder)
     else:
         _see_calls(recorder, patches)
-    _around(patches, _BaseDataLoaderIter, "__next__", phases, Phase.DATA)
+    _around(patches, BaseDataLoaderIter, "__next__", phases, Phase.DATA)
     _around(patches, torch.autograd, "backward", phases, Phase.BACKWARD)
     _around(patches, torch.autograd, "grad", phases, Phase.BACKWARD)
     _see_optimizers(phases, patches)
@@ -155,7 +155,7 @@ def _forward(recorder: Recorder, call: Callable[..., Any], *args: Any) -> Any:
 
 def _count_samples(tally: Tally, patches: Patches) -> None:
     """On one rank, where nothing else counts them: what a loader delivered before a step."""
-    plain_next: Callable[..., Any] = _BaseDataLoaderIter.__next__
+    plain_next: Callable[..., Any] = BaseDataLoaderIter.__next__
     here = tally.recorder.phases.here if tally.recorder is not None else lambda: False
 
     @functools.wraps(plain_next)
@@ -166,7 +166,7 @@ def _count_samples(tally: Tally, patches: Patches) -> None:
             tally.deliver(0, len(first) if first is not None and first.dim() else None)
         return data
 
-    patches.set(_BaseDataLoaderIter, "__next__", next_batch)
+    patches.set(BaseDataLoaderIter, "__next__", next_batch)
 
 
 def _see_calls(recorder: Recorder, patches: Patches) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from ronde.comm.buffer import Buffer, Source
 from ronde.errors import UsageError
+from ronde.patching.torch_internals import foreach_copy_
 from ronde.plan.resident import Census
 from ronde.sync.bucket_memory import GradientMemory
 from ronde.sync.leaf import Leaf, give_gradient, gradient_of, gradients_of
@@ -160,7 +161,7 @@ class Bucket:
                         targets.append(flat[begin + start : begin + stop])
                         sources.append(dense[start:stop])
         if sources:
-            torch._foreach_copy_(targets, sources)
+            foreach_copy_(targets, sources)
         return left
 
     def advance(self) -> bool:

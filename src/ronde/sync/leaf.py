@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
+
+from ronde.patching.torch_internals import DisableTorchFunction, TensorBase
 
 __all__ = ["Leaf", "give_gradient", "gradient_of", "gradients_of"]
 
 # torch's own: what a script finds under the name may be made when it is asked for.
-_GRADIENT: Any = torch._C.TensorBase.grad  # pyright: ignore[reportAttributeAccessIssue]
+_GRADIENT: Any = TensorBase.grad
 
 
 class Leaf:

@@ -19,12 +19,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
 from torch.nn.parameter import is_lazy
 
 from ronde.comm.buffer import Buffer
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError, UsageError
+from ronde.patching.torch_internals import DisableTorchFunction, foreach_mul_
 from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket, assign_buckets, average
 from ronde.sync.bucket_memory import GradientMemory
@@ -299,7 +299,7 @@ class Reducer:
             return
         gradients = [gradient for leaf in self._leaves if (gradient := leaf.gradient) is not None]
         if gradients:
-            torch._foreach_mul_(gradients, factor)
+            foreach_mul_(gradients, factor)
         for parts in (self._parts, self._rows):
             if parts is not None:
                 parts.scale(factor)

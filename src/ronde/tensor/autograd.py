@@ -11,6 +11,7 @@ import torch.utils.checkpoint
 from ronde.errors import UsageError
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import EnableTorchFunction
 from ronde.tensor.context import Context, Region, Standing, in_transform
 from ronde.tensor.deferred import DeferredScalar
 from ronde.tensor.edges import Leave
@@ -46,7 +47,7 @@ def _install_engine(patches: Patches, context: Context) -> None:
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         before = context.clock.enter(Part.MODEL) if context.clock.armed else None
-        with torch._C._EnableTorchFunction():
+        with EnableTorchFunction():
             results = plain(*args, **kwargs)
         if before is not None:
             context.clock.enter(before)

@@ -15,6 +15,7 @@ import torch
 import torch.autograd.forward_ad
 
 from ronde.comm.process_group import Comm
+from ronde.patching.torch_internals import current_graph_task_id, forward_ad_level, peek_interpreter_stack
 from ronde.tensor.layout import Layout
 from ronde.trace.step_clock import StepClock
 
@@ -128,7 +129,7 @@ class Context:
             and self.world_size > 1
             and self.on_main_thread()
             and not self.comm.alone
-            and torch._C._current_graph_task_id() == -1
+            and current_graph_task_id() == -1
             and not in_transform()
         )
 
@@ -166,12 +167,12 @@ _contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 
 def in_transform() -> bool:
     """Inside `torch.func`: tensors are wrapped there, and cannot be sent."""
-    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+    return peek_interpreter_stack() is not None
 
 
 def carries_tangents() -> bool:
     """Inside `torch.autograd.forward_ad`: tangents go along with tensors, and are not sent with them."""
-    return torch.autograd.forward_ad._current_level >= 0
+    return forward_ad_level() >= 0
 
 
 def _fall_out_of_step() -> None:
@@ -188,6 +189,4 @@ def _in_backward() -> bool:
 
     Python has not started it; in one that it has started, the script would call backward by itself.
     """
-    return torch._C._current_graph_task_id() != -1 and isinstance(
-        threading.current_thread(), threading._DummyThread
-    )
+    return current_graph_task_id() != -1 and isinstance(threading.current_thread(), threading._DummyThread)

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
 
+from ronde.patching.torch_internals import DisableTorchFunction, make_wrapper_subclass
 from ronde.tensor.context import Context
 from ronde.tensor.tree import instances
 from ronde.trace.step_clock import Part
@@ -138,7 +138,7 @@ def defer(
         number: as `arrive`, without the graph.
     """
     with DisableTorchFunction():
-        shell: Any = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+        shell: Any = make_wrapper_subclass(
             DeferredScalar, stand_in.shape, dtype=stand_in.dtype, device=stand_in.device
         )
     shell._stand_in, shell._arrive, shell._arrived, shell._plain = stand_in, arrive, None, None

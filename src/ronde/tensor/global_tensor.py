@@ -12,9 +12,13 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 
 from ronde.errors import RondeError
+from ronde.patching.torch_internals import (
+    DisableTorchFunction,
+    DisableTorchFunctionSubclass,
+    make_wrapper_subclass,
+)
 from ronde.tensor.context import Context, Region, carries_tangents, in_transform
 from ronde.tensor.deferred import DeferredScalar, resolve
 from ronde.tensor.edges import Slice, gather_data
@@ -322,7 +326,7 @@ class _Shell(torch.autograd.Function):
 
 def _shell(local: torch.Tensor, layout: Layout) -> torch.Tensor:
     with DisableTorchFunction():
-        return torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+        return make_wrapper_subclass(
             GlobalTensor, layout.global_shape(local.shape), dtype=local.dtype, device=local.device
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ronde.patching.torch_internals import autograd_sequence_number
 from ronde.tensor.deferred import DeferredScalar
 
 __all__ = [
@@ -23,7 +24,7 @@ __all__ = [
 
 def now() -> int:
     """A mark in time: nodes of gradient graphs made from here on are not older."""
-    return torch.autograd._get_sequence_nr()
+    return autograd_sequence_number()
 
 
 def _nodes(results: Iterable[Any], since: int) -> Iterator[Any]:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from ronde.patching.torch_internals import temporarily_clear_interpreter_stack
 from ronde.tensor.context import Context
 from ronde.tensor.edges import Gather, gather_data
 from ronde.tensor.layout import Layout

@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunctionSubclass
 
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import DisableTorchFunctionSubclass
 from ronde.tensor.deferred import DeferredScalar
 from ronde.tensor.global_tensor import GlobalTensor
 

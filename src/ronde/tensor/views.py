@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from ronde.errors import RondeError
+from ronde.patching.torch_internals import temporarily_clear_interpreter_stack
 from ronde.tensor.kinds import VIEWS, leaves_graph, may_copy
 from ronde.tensor.memory import memory
 from ronde.tensor.shard import Origin, Shard, set_whole, was_changed, whole_value

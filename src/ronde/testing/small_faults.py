@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from ronde.modules import batch_norm
 from ronde.parallel.hooked_step import replace_step
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import VF
 from ronde.runtime.session import Session
 from ronde.tensor.deferred import defer
 from ronde.tensor.edges import SumRanks
@@ -150,7 +151,7 @@ def dropout_scaled(session: Session) -> None:
     """What dropout leaves is a thousandth too large on rank 1."""
     if session.config.rank == 1:
         # As the function of Python has it, which an observed call goes through twice.
-        own: Any = torch._VF
+        own: Any = VF
         dropout = own.dropout
         replace(own, "dropout", lambda x, p, training: dropout(x, p, training) * (1.001 if training else 1.0))
 

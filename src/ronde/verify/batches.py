@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import BaseDataLoaderIter
 from ronde.verify.reads import to_array
 from ronde.verify.record import Writer
 
@@ -27,7 +27,7 @@ class BatchRecorder:
 
     def install(self) -> None:
         recorder = self
-        next_batch = _BaseDataLoaderIter.__next__
+        next_batch = BaseDataLoaderIter.__next__
         index_batches = BatchSampler.__iter__
 
         def recorded_next(iterator: Any) -> Any:
@@ -49,7 +49,7 @@ class BatchRecorder:
                 yield indices
 
         patches = Patches()
-        patches.set(_BaseDataLoaderIter, "__next__", recorded_next)
+        patches.set(BaseDataLoaderIter, "__next__", recorded_next)
         patches.set(BatchSampler, "__iter__", recorded_indices)
 
 

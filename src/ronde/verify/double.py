@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ronde.patching.torch_internals import BaseDataLoaderIter, pytree
 
 __all__ = ["compute_in_double", "widened"]
 
@@ -144,7 +144,7 @@ def _cast_to_double(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _widen_arrivals() -> None:
     """Batches, which workers may have made elsewhere, and tensors that were saved."""
-    for kind in (_BaseDataLoaderIter, *_BaseDataLoaderIter.__subclasses__()):
+    for kind in (BaseDataLoaderIter, *BaseDataLoaderIter.__subclasses__()):
         kind._next_data = _widening_tree(kind._next_data)  # pyright: ignore[reportAttributeAccessIssue]
     rebuilding: Any = sys.modules["torch._utils"]
     rebuilding._rebuild_tensor_v2 = _widening_result(rebuilding._rebuild_tensor_v2)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ronde.patching.torch_internals import TorchDispatchMode
 from ronde.rng.draws import UnknownDraw, find_axis, is_random
 
 __all__ = ["Draws", "UnknownDraw"]

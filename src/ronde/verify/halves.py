@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils import _pytree as pytree
 
+from ronde.patching.torch_internals import current_graph_task_id, pytree
 from ronde.verify.draws import Draws, UnknownDraw
 from ronde.verify.record import Writer
 
@@ -60,7 +60,7 @@ class InHalves:
 
         def call_in_parts(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             # Within backward a checkpoint computes again, and must come to what it has computed before.
-            in_backward = torch._C._current_graph_task_id() != -1
+            in_backward = current_graph_task_id() != -1
             if recorder._depth or in_backward or not recorder._writer.active:
                 return call(module, *args, **kwargs)
             recorder._depth += 1

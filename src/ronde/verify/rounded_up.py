@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ronde.patching.torch_internals import unsafe_preserve_version_counter
+
 __all__ = ["RoundedUp"]
 
 
@@ -40,7 +42,7 @@ class RoundedUp:
                 continue
             self._known.add(id(parameter))
             # Beside autograd: an earlier call may have kept it for its backward.
-            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(parameter):
+            with torch.no_grad(), unsafe_preserve_version_counter(parameter):
                 parameter.copy_(_next(parameter))
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ronde.patching.torch_internals import TorchDispatchMode, unsafe_preserve_version_counter
 from ronde.verify.record import Writer
 
 __all__ = ["AtKinks", "Turning"]
@@ -85,7 +85,7 @@ class AtKinks(TorchDispatchMode):
             if count:
                 scale = float(numbers.abs().max())
                 self._turned(name, count, numbers.numel(), float(apart[apart > 0].min()) / scale)
-                with torch.autograd._unsafe_preserve_version_counter(numbers):
+                with unsafe_preserve_version_counter(numbers):
                     numbers.copy_(moved)
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and result.is_floating_point():

@@ -14,8 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from ronde.patching.torch_internals import zipfile_writer
 from ronde.verify.record import Writer
 
 __all__ = ["Unmediated", "WriteRecorder", "unfold"]
@@ -58,7 +57,7 @@ class WriteRecorder:
     def install(self) -> None:
         sys.addaudithook(self._audit)
         # torch.save writes through C++, which no audit event shows.
-        opener: Any = torch.serialization._open_zipfile_writer_file  # pyright: ignore[reportAttributeAccessIssue]
+        opener: Any = zipfile_writer
         original = opener.__init__
         recorder = self
 

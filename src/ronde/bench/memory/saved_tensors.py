@@ -17,14 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from ronde.bench.contenders import FOLDER
 from ronde.bench.memory.activations import Activations
 from ronde.parallel.blocks import repeated_blocks
 from ronde.parallel.recompute import COSTLY
+from ronde.patching.torch_internals import TorchDispatchMode, pytree
 
 __all__ = ["main", "saved_by"]
 
@@ -63,7 +62,7 @@ class _Saved:
 
     def _around(self, block: nn.Module, inside: _Storages) -> Iterator[Any]:
         def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
-            for value in tree_leaves((args, kwargs)):
+            for value in pytree.tree_leaves((args, kwargs)):
                 if isinstance(value, Tensor):
                     self._note(value, self.arguments)
             self._now.append(inside)
@@ -87,7 +86,7 @@ class _Saved:
 
     def _costly(self, result: Any) -> None:
         if len(self._now) > 2:
-            for value in tree_leaves(result):
+            for value in pytree.tree_leaves(result):
                 if isinstance(value, Tensor):
                     self._note(value, self.results)
 

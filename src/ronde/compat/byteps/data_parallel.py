@@ -14,6 +14,7 @@ from ronde.compat.horovod import basics
 from ronde.compat.horovod.compression import Compression
 from ronde.compat.horovod.functions import broadcast_parameters
 from ronde.compat.horovod.operations import synchronize
+from ronde.patching.torch_internals import execution_engine
 
 __all__ = ["DistributedDataParallel"]
 
@@ -65,7 +66,7 @@ class DistributedDataParallel(nn.Module):
         if not self.require_backward_grad_sync:
             return
         if not self._handles:
-            engine: Any = torch.autograd.Variable._execution_engine
+            engine: Any = execution_engine
             engine.queue_callback(self._complete)
         assert parameter.grad is not None
         sent, context = self._compression.compress(parameter.grad)

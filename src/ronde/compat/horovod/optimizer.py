@@ -14,6 +14,7 @@ from ronde.compat.horovod import operations as ops
 from ronde.compat.horovod.basics import ProcessSet, engine, global_process_set, size
 from ronde.compat.horovod.compression import Compression
 from ronde.compat.horovod.operations import Adasum, Average, synchronize
+from ronde.patching.torch_internals import current_graph_task_id, execution_engine
 
 __all__ = ["DistributedOptimizer"]
 
@@ -80,10 +81,10 @@ class _Reducing:
         self._delay[key] -= 1
         if self._delay[key] == 0:
             self._send(parameter)
-            backward = torch._C._current_graph_task_id()
+            backward = current_graph_task_id()
             if backward != self._backward:
                 self._backward = backward
-                engine: Any = torch.autograd.Variable._execution_engine
+                engine: Any = execution_engine
                 engine.queue_callback(ops.release)  # at its end
 
     def _send(self, parameter: torch.Tensor) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ronde.compat.horovod import operations as ops
 from ronde.compat.horovod.basics import size
 from ronde.compat.horovod.operations import Sum, synchronize
+from ronde.patching.torch_internals import BatchNorm
 
 __all__ = ["SyncBatchNorm"]
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(BatchNorm):
     """As `torch.nn.SyncBatchNorm`; input [rows, channels, ...]. In evaluation it is a usual batch norm."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:

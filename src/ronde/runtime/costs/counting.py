@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ronde.parallel.blocks import repeated_blocks
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import TorchDispatchMode, current_graph_task_id, pytree
 from ronde.runtime.costs.amounts import Part, Product
 from ronde.runtime.costs.fakes import answer, is_real, really
 
@@ -67,7 +66,7 @@ class Counter(TorchDispatchMode):
             return answer(args[0])
         else:
             result = func(*args, **kwargs)
-        if self.counting and torch._C._current_graph_task_id() == -1:
+        if self.counting and current_graph_task_id() == -1:
             self._count(func, args, result)
         return result
 
@@ -98,7 +97,7 @@ class Counter(TorchDispatchMode):
             self._attended = True
             self._note_results(result)
         elif not func.is_view and func.namespace != "prim" and func is not _aten.detach.default:
-            tensors = [each for each in tree_leaves((args, result)) if isinstance(each, Tensor)]
+            tensors = [each for each in pytree.tree_leaves((args, result)) if isinstance(each, Tensor)]
             part.moved += sum(each.numel() for each in tensors)
             part.kernels += 1
 
@@ -111,7 +110,7 @@ class Counter(TorchDispatchMode):
         part.products.append(new)
 
     def _note_results(self, result: Any) -> None:
-        for each in tree_leaves(result):
+        for each in pytree.tree_leaves(result):
             if isinstance(each, Tensor):
                 self._made[_key(each)] = each.detach()
 
@@ -168,7 +167,7 @@ class Counter(TorchDispatchMode):
             patches.restore()
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if not self.counting or torch._C._current_graph_task_id() != -1:
+        if not self.counting or current_graph_task_id() != -1:
             return
         self._inside += 1
         if self.model is None and torch.is_grad_enabled() and next(module.parameters(), None) is not None:
@@ -181,10 +180,10 @@ class Counter(TorchDispatchMode):
             self._attended = False
 
     def _leave(self, module: nn.Module, output: Any) -> None:
-        if not self.counting or torch._C._current_graph_task_id() != -1:
+        if not self.counting or current_graph_task_id() != -1:
             return
         self._inside -= 1
-        tensors = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
+        tensors = [each for each in pytree.tree_leaves(output) if isinstance(each, Tensor)]
         if module is self.model:
             # The output may be an object of its own, or a loss: rows are first those of the batch.
             self.rows += self._rows or next((int(each.shape[0]) for each in tensors[:1] if each.dim()), 0)
@@ -217,7 +216,7 @@ class Counter(TorchDispatchMode):
 
     def _batch(self, args: Any) -> None:
         self._rows = 0
-        tensors = [each for each in tree_leaves(args) if isinstance(each, Tensor) and each.dim()]
+        tensors = [each for each in pytree.tree_leaves(args) if isinstance(each, Tensor) and each.dim()]
         if not tensors:
             return
         self.know(iter(tensors))

@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from ronde.patching.patches import Patches
+from ronde.patching.torch_internals import FakeTensor, FakeTensorMode, disable_current_modes, pytree
 
 __all__ = ["answer", "faked", "is_real", "really"]
 
@@ -36,7 +34,7 @@ def answer(tensor: Tensor) -> bool | float | int | complex:
 
 def is_real(args: Any, kwargs: Any) -> bool:
     """Whether an operation is of the script's data: its operands have data, and no module is being made."""
-    operands = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    operands = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     if any(isinstance(each, FakeTensor) for each in operands):
         return False
     return bool(operands) or not _makes_a_module()
@@ -44,7 +42,7 @@ def is_real(args: Any, kwargs: Any) -> bool:
 
 def really(func: Any, args: Any, kwargs: Any) -> Any:
     """The operation on real tensors."""
-    with _disable_current_modes():
+    with disable_current_modes():
         return func(*args, **kwargs)
 
 

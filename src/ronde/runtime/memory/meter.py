@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
 
+from ronde.patching.torch_internals import DisableTorchFunction, TensorBase
 from ronde.plan.resident import Kind, Resident
 from ronde.runtime.memory.census import StorageCensus
 from ronde.runtime.memory.process import allocated, peak_of_process, peak_on_device
@@ -27,7 +27,7 @@ _FIRST, _FACTOR, _FARTHEST = 2, 8, 2048
 # In so many steps models are observed, caches filled: what counts is behind them, if there is more.
 _SETTLED = 2
 # What torch itself holds: reading `.grad` may mean more where gradients are in parts.
-_gradient: Any = vars(torch._C.TensorBase)["grad"].__get__
+_gradient: Any = vars(TensorBase)["grad"].__get__
 
 
 def measured_steps() -> Iterator[int]:

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ronde.errors import RondeError
+from ronde.patching.torch_internals import pytree
 from ronde.rowwise.generators import States
 from ronde.rowwise.undo import Held
 from ronde.server.embedding_table import EmbeddingTable

@@ -11,6 +11,7 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
+from ronde.patching.torch_internals import foreach_add_, foreach_copy_
 from ronde.sync.parameter_name import parameter_name
 
 __all__ = ["Averaging", "add_parts", "average_gradients", "flats_of", "members_of"]
@@ -105,7 +106,7 @@ def flats_of(members: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, list[t
 @torch.no_grad()
 def add_parts(members: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
     """Add to tensors what lies end to end in `flat`."""
-    torch._foreach_add_([each.detach() for each in members], _parts(members, flat))
+    foreach_add_([each.detach() for each in members], _parts(members, flat))
 
 
 @torch.no_grad()
@@ -138,7 +139,7 @@ def _average_gradients(comm: Comm, members: Sequence[torch.Tensor]) -> None:
 
 @torch.no_grad()
 def _write(members: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
-    torch._foreach_copy_([each.detach() for each in members], _parts(members, flat))
+    foreach_copy_([each.detach() for each in members], _parts(members, flat))
 
 
 def _parts(members: Sequence[torch.Tensor], flat: torch.Tensor) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ronde.comm.process_group import Comm
+from ronde.patching.torch_internals import foreach_add_, foreach_copy_
 from ronde.sync.compression.held import Held
 from ronde.sync.leaf import Leaf
 
@@ -61,9 +62,9 @@ class Exchange:
             # What is held back of a gradient that nobody computes now must not get lost: it waits.
             self._aside = [(view, view.clone()) for view in missing]
             if given:
-                torch._foreach_add_(views, given)
+                foreach_add_(views, given)
         elif given:
-            torch._foreach_copy_(views, given)
+            foreach_copy_(views, given)
         for view in missing:
             view.zero_()
 
