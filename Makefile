@@ -47,7 +47,7 @@ EPOCHS ?= $(if $(wildcard /usr/share/datasets/fashion-mnist/train-images-idx3-ub
 DEMO_STATE := XDG_STATE_HOME=$(CURDIR)/demo-out/state
 DEMO := $(DEMO_STATE) $(RONDE)
 
-.PHONY: help env demo demo-recsys test test-torches lint format soak test-cluster ends alarms gpu bench docs clean
+.PHONY: help env demo demo-recsys test test-torches lint format soak test-cluster ends tools alarms gpu bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -97,6 +97,9 @@ ends: $(READY) ## the table of how every script of the tests ends on 2 ranks (te
 
 alarms: $(READY) ## 200 proofs of right runs by ronde verify, and how many of them are false alarms (an hour)
 	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m alarms $(ARGS)
+
+tools: $(READY) ## the table of tools by plans (tests/tools), and its page
+	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m tools $(ARGS)
 
 gpu: $(READY) ## the tests that need a CUDA device
 	$(PYTHON) -m pytest tests/gpu -m gpu $(ARGS)

@@ -238,6 +238,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     for option, value in (("--durability", durability), ("--server-state", server_state)):
         if value is not None:
             _check_starts_servers(f"{option} {value}", endpoints, meant)
+    _check_saves_cut_models(meant, count, checkpoint, publish)
     check_module(script) if module else check_script(script)
     if restarts and (checkpoint is None or place is not None):
         why = "needs --checkpoint DIR" if checkpoint is None else "is torchrun's: use its --max-restarts"
@@ -455,6 +456,24 @@ def _checkpoint_place(given: str | None) -> str:
     if not given:
         return ""
     return given if "://" in given else os.path.abspath(given)
+
+
+def _check_saves_cut_models(plan: Plan, ranks: int, checkpoint: str | None, publish: float) -> None:
+    """Raise `UsageError` for an option that needs whole models where ranks have parts of them."""
+    cuts = plan.for_ranks(ranks).mesh.cuts_models
+    if cuts is None:
+        return
+    item = plan.item(cuts)
+    if checkpoint is not None:
+        raise UsageError(
+            f"{item} and --checkpoint {checkpoint} do not go together in this version: a checkpoint reads "
+            "whole gradients; nearest legal: --plan zero3, or let the script save"
+        )
+    if publish:
+        raise UsageError(
+            f"{item} and --publish {publish:g} do not go together in this version: no rank has the whole "
+            "model; nearest legal: --plan ddp"
+        )
 
 
 def _saved(place: str | None, *, resume: bool, native: bool, plan: str) -> int | None:

@@ -183,6 +183,8 @@ def _listen(incoming: int, ranks: HostRanks, unread: set[bytes]) -> None:
                 ranks.signal(int(content))
             elif kind is Kind.END:
                 ranks.end(look=bool(content))
+            elif kind is Kind.RELEASE:
+                ranks.release()
             elif kind is Kind.CLOSED:
                 unread.add(content)
     ranks.lose()

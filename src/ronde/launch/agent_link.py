@@ -36,6 +36,7 @@ class AgentLink:
         show: writes rank 0's output to the user's stdout (1) or stderr (2).
 
     Attributes:
+        ended: its ranks have.
         over: its last word has come, or it is gone.
     """
 
@@ -53,6 +54,7 @@ class AgentLink:
         self.name = name
         self.first_rank = first_rank
         self.ranks = ranks
+        self.ended = False
         self.over = False
         self.said: collections.deque[str] = collections.deque(maxlen=_LINES)
         self._news = news

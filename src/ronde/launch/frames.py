@@ -50,6 +50,8 @@ class Kind(bytes, enum.Enum):
     BEAT = b"b"  # [JSON: steps, samples; from a launcher nothing] I am still there
     OUT = b"1"  # [bytes] rank 0 has printed them
     ERR = b"2"  # [bytes] on stderr
+    ENDED = b"n"  # [nothing] the host's ranks have
+    RELEASE = b"o"  # [nothing] the ranks of all hosts have ended: end your servers
     DEATH = b"x"  # [JSON] the end of a rank process
     ERROR = b"E"  # [JSON] what a rank has written about its failure
     FILE = b"f"  # [name, newline, content] of the run directory

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class HostRanks:
         self._ranks: list[RankProcess] = []
         self._outputs: list[RankOutput] = []
         self._servers: Servers | None = None
+        self._released = threading.Event()
         self._places = ""
         self._inbox = SignalInbox()
         self._open = contextlib.ExitStack()
@@ -142,6 +144,8 @@ class HostRanks:
         supervisor = self._supervisor
         try:
             supervisor.watch()
+            if supervisor.exit_code() == 0:
+                self._outlast_the_others()
         finally:
             if self._servers is not None:
                 self._servers.end()
@@ -162,6 +166,17 @@ class HostRanks:
             "directory": str(self._directory.path),
         }
 
+    def _outlast_the_others(self) -> None:
+        """Servers serve the ranks of all hosts, so they end after the last of these."""
+        with contextlib.suppress(OSError):
+            self._sender.send(Kind.ENDED)
+            if self._servers is not None:
+                self._released.wait()
+
+    def release(self) -> None:
+        """The ranks of all hosts have ended. From any thread."""
+        self._released.set()
+
     def signal(self, number: int) -> None:
         """Give the ranks a signal that the launcher was sent. From any thread."""
         if number in (signal.SIGSTOP, signal.SIGCONT):
@@ -178,6 +193,7 @@ class HostRanks:
         """
         if look and not self._places:
             self._places = places(self._gathering.gather("asked"))
+        self.release()
         self._supervisor.end_with_others()
         self._inbox.wake()
 

@@ -389,6 +389,9 @@ class _HostsRun:
             self.end.take_news(kind, unpack(content), self._skew[link.index])
         elif kind is Kind.FILE:
             self.end.take_file(content)
+        elif kind is Kind.ENDED:
+            link.ended = True
+            self._release()
         elif kind is Kind.LAST:
             link.over = True
             self.end.take_last(link, unpack(content))
@@ -397,6 +400,13 @@ class _HostsRun:
             self.end.take_loss(link, link.said, link.code)
         if self.end.failed_at is not None:
             self._end_all()
+
+    def _release(self) -> None:
+        """Let servers end, when the ranks of all hosts have."""
+        if all(link.ended or link.over for link in self._links):
+            for link in self._links:
+                if not link.over:
+                    link.send(Kind.RELEASE)
 
     def _end_all(self) -> None:
         for link in self._links:

@@ -64,7 +64,7 @@ def install(patches: Patches, averaging: Averaging, plan: Plan) -> None:
         _listen_to_losses(patches, averaging)
     if plan.update.rule == "async-average":
         _refuse_clipping(patches, plan)
-    late = LatePatches({"ronde.server.embedding_table": lambda module: _refuse_tables(module, plan)})
+    late = LatePatches({"ronde.server.embedding_table": lambda module: _refuse_tables(patches, module, plan)})
     late.install()
     patches.undo(late.uninstall)
 
@@ -93,8 +93,11 @@ def _refuse_clipping(patches: Patches, plan: Plan) -> None:
     patches.set(torch.nn.utils.clip_grad, "clip_grad_norm_", clip_grad_norm_)
 
 
-def _refuse_tables(module: ModuleType, plan: Plan) -> None:
-    raise UsageError(
-        f"{module.EmbeddingTable.__name__} and {plan.item('update')} contradict each other: rows "
-        "are not averaged; use --plan hybrid, or geo,every=K with servers"
-    )
+def _refuse_tables(patches: Patches, module: ModuleType, plan: Plan) -> None:
+    def __init__(*_: Any, **__: Any) -> None:
+        raise UsageError(
+            f"EmbeddingTable and {plan.item('update')} contradict each other: rows are not averaged; use "
+            "--plan hybrid, or geo,every=K with servers"
+        )
+
+    patches.set(module.EmbeddingTable, "__init__", __init__)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ronde.comm.joining import connect_store
 from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.launch.rank_config import RankConfig
@@ -15,7 +17,7 @@ from ronde.plan import Plan
 if TYPE_CHECKING:
     from ronde.server.transport.client import Client
 
-__all__ = ["connect"]
+__all__ = ["connect", "name_of_run"]
 
 
 def connect(config: RankConfig, plan: Plan) -> Client | None:
@@ -46,7 +48,18 @@ def connect(config: RankConfig, plan: Plan) -> Client | None:
         worker=config.rank,
         workers=config.world_size,
         timeout=config.timeout,
-        run=run_id_of(config, os.environ),
+        run=name_of_run(config),
         expects={"update": rule_of_servers(plan), "staleness": plan.update.staleness or 0},
         say=say if config.rank == 0 else lambda words: None,
     )
+
+
+def name_of_run(config: RankConfig) -> str:
+    """The name by which servers know the run: rank 0's, as each host has one of its own."""
+    own = run_id_of(config, os.environ)
+    if config.local_world_size == config.world_size:
+        return own
+    store = connect_store(config.store, config.world_size, timedelta(seconds=config.timeout))
+    if config.rank == 0:
+        store.set("ronde/run", own)
+    return store.get("ronde/run").decode()

@@ -17,7 +17,7 @@ from ronde.batches.loader import LoaderEdge
 from ronde.cluster.mesh import Axis, MeshOfRanks
 from ronde.comm.agreement import Agreement
 from ronde.comm.process_group import Comm
-from ronde.errors import PlanError, UsageError
+from ronde.errors import UsageError
 from ronde.files import ScriptFiles, paths_of_rank
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import run_id_of
@@ -103,7 +103,6 @@ class Session:
     def __init__(
         self, config: RankConfig, plan: Plan, tally: Tally | None = None, entropy: Patches | None = None
     ) -> None:
-        _refuse_beside_cuts(config, plan)
         self.config = config
         self.plan = plan
         self.patches = Patches()
@@ -522,19 +521,3 @@ class Session:
         self._signals.uninstall()
         for group in self._groups:
             group.close()
-
-
-def _refuse_beside_cuts(config: RankConfig, plan: Plan) -> None:
-    """What a rank is told beside its plan, and does not go with a model that is cut."""
-    cuts = plan.for_ranks(config.world_size).mesh.cuts_models
-    if cuts is None:
-        return
-    if config.checkpoint:
-        raise PlanError(
-            f"{plan.item(cuts)} and --checkpoint {config.checkpoint} do not go together in this version: "
-            f"a checkpoint reads whole gradients; leave one of them out"
-        )
-    if config.publish:
-        raise PlanError(
-            f"{plan.item(cuts)} and --publish do not go together in this version; leave one of them out"
-        )

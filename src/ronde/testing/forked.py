@@ -1,13 +1,15 @@
 """`ronde ...` without the seconds in which every process imports torch: launcher and ranks are forks.
 
 A fork server has imported torch once. The launcher is forked from it, and its ranks from the launcher, where
-the real command starts interpreters. Signals, exit codes, output and process groups are those of it.
+the real command starts interpreters. Signals, exit codes, output and process groups are those of it. On
+several hosts each agent is a fork as well, on this host: `--ssh-command` only answers whether a host is up.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
+import math
 import multiprocessing
 import os
 import runpy
@@ -27,9 +29,6 @@ from types import SimpleNamespace
 from typing import Any
 
 __all__ = ["ForkedCommand", "run"]
-
-_WORKER = "ronde.runtime.worker"
-_SERVER = "ronde.server.process"
 
 
 class ForkedCommand:
@@ -128,7 +127,7 @@ def _launch(
     arguments: tuple[str, ...], directory: str, environment: dict[str, str], streams: list[str]
 ) -> None:
     """In the fork: the launcher."""
-    from ronde.launch import rank_process, servers
+    from ronde.launch import agent_link, rank_process, servers, store_process
 
     gc.freeze()
     for path, descriptor in ((os.devnull, 0), (streams[0], 1), (streams[1], 2)):
@@ -138,57 +137,75 @@ def _launch(
     os.chdir(directory)
     forking = SimpleNamespace(
         Popen=_Forked,
+        PIPE=subprocess.PIPE,
         DEVNULL=subprocess.DEVNULL,
         SubprocessError=subprocess.SubprocessError,
         TimeoutExpired=subprocess.TimeoutExpired,
     )
-    rank_process.subprocess = forking  # pyright: ignore[reportAttributeAccessIssue]
-    servers.subprocess = forking  # pyright: ignore[reportAttributeAccessIssue]
+    starters: Any = (agent_link, rank_process, servers, store_process)
+    for starter in starters:
+        starter.subprocess = forking
     sys.argv = ["ronde", *arguments]
 
     _become(lambda: runpy.run_module("ronde", run_name="__main__"), environment)
 
 
 class _Forked:
-    """A rank or a parameter server as a fork of its launcher; what that asks of `subprocess.Popen`."""
+    """A process of ronde as a fork of the one that starts it; what that asks of `subprocess.Popen`.
+
+    That is a rank, a parameter server, the agent of a host, or the store where ranks of hosts meet.
+    """
 
     def __init__(
         self,
         command: Sequence[str],
         *,
-        env: Mapping[str, str],
         stdin: int | None,
         stdout: Any,
         stderr: Any,
-        preexec_fn: Callable[[], None],
+        env: Mapping[str, str] | None = None,
+        preexec_fn: Callable[[], None] = lambda: None,
+        pass_fds: Sequence[int] = (),
+        start_new_session: bool = False,
     ) -> None:
-        program = {_WORKER: _work, _SERVER: _serve}.get(command[-1])
+        program = next((each for name, each in _PROGRAMS.items() if name in " ".join(command)), None)
         if program is None:
-            raise ValueError(f"only ranks and servers can be forked, not {command}")
+            raise ValueError(f"only processes of ronde can be forked, not {command}")
         self.returncode: int | None = None
+        self._asking = threading.Lock()
+        pipes = [os.pipe() if given == subprocess.PIPE else None for given in (stdin, stdout, stderr)]
+        theirs = [pipe and pipe[number > 0] for number, pipe in enumerate(pipes)]
+        self.stdin = pipes[0] and os.fdopen(pipes[0][1], "wb", buffering=0)
+        self.stdout, self.stderr = (pipe and os.fdopen(pipe[0], "rb") for pipe in pipes[1:])
         self.pid = os.fork()
         if not self.pid:
-            for given, descriptor in ((stdin, 0), (stdout, 1), (stderr, 2)):
-                if given == subprocess.DEVNULL:
-                    given = os.open(os.devnull, os.O_RDWR)
-                if given is not None:
-                    os.dup2(given if isinstance(given, int) else given.fileno(), descriptor)
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # nothing that lives on closes one of these again
+            for number, given in enumerate((stdin, stdout, stderr)):
+                descriptor = _number(given) if theirs[number] is None else theirs[number]
+                if descriptor is not None:
+                    os.dup2(descriptor, number)
+            _close_all_but(pass_fds)  # nothing that lives on closes one of these again
+            if start_new_session:
+                os.setsid()
             preexec_fn()
-            _become(program, env)
+            sys.argv = ["-c", *command[3:]]  # of the store; what else is started reads its environment
+            _become(program, os.environ.copy() if env is None else env)
+        for descriptor in theirs:
+            if descriptor is not None:
+                os.close(descriptor)
 
     def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
+        with self._asking:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
 
-    def wait(self, timeout: float) -> int:
-        until = time.monotonic() + timeout
+    def wait(self, timeout: float | None = None) -> int:
+        until = math.inf if timeout is None else time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > until:
-                raise subprocess.TimeoutExpired("a fork", timeout)
+                raise subprocess.TimeoutExpired("a fork", timeout or 0.0)
             time.sleep(0.005)
         assert self.returncode is not None
         return self.returncode
@@ -198,6 +215,32 @@ class _Forked:
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
+
+
+def _number(given: Any) -> int | None:
+    """The descriptor that `subprocess` would make of a stream."""
+    if given == subprocess.DEVNULL:
+        return os.open(os.devnull, os.O_RDWR)
+    return given if given is None or isinstance(given, int) else given.fileno()
+
+
+def _close_all_but(kept: Sequence[int]) -> None:
+    first = 3
+    for number in (*sorted(kept), os.sysconf("SC_OPEN_MAX")):
+        os.closerange(first, number)
+        first = number + 1
+
+
+def _lead_a_host() -> None:
+    from ronde.launch.agent import main
+
+    main()
+
+
+def _hold_the_store() -> None:
+    from ronde.runtime.store import main
+
+    main()
 
 
 def _serve() -> None:
@@ -211,6 +254,15 @@ def _work() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as the first lines of the worker do
     main()
+
+
+#: What may be forked, by a word of its command.
+_PROGRAMS = {
+    "ronde.runtime.worker": _work,
+    "ronde.server.process": _serve,
+    "ronde.launch.agent": _lead_a_host,
+    "ronde.runtime.store": _hold_the_store,
+}
 
 
 def _become(program: Callable[[], object], environment: Mapping[str, str]) -> None:

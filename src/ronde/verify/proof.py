@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ronde.errors import UsageError
+from ronde.plan import Plan
 from ronde.trace.run_directory import new_run_id
 from ronde.trace.temporary_folder import TemporaryFolder
 from ronde.verify.clauses.noise import QUIET, Noise
@@ -73,9 +74,14 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = (), starter: S
     """Prove, or refute, that `ranks` ranks give the script's single-device answer.
 
     Raises:
-        UsageError: when the script fails in plain python or does not repeat itself there, or the plan refuses
-            it: nothing is to be compared.
+        UsageError: when the script fails in plain python or does not repeat itself there, the plan refuses
+            it, or the plan is inexact: nothing is to be compared.
     """
+    if inexact := Plan.parse(job.plan).inexact_because:
+        raise UsageError(
+            f"ronde verify compares with one device, from which {', '.join(inexact)} departs by its design; "
+            f"nearest legal: --plan ddp"
+        )
     if job.precision != "fp32":
         # The plan's own rounding is what is compared.
         job = dataclasses.replace(job, double=False)
