@@ -27,7 +27,7 @@ UNSAID = {
     "..., load ... before; mean errors on rows that no constant was fitted to": (
         "a line above the table of `ronde bench planner`"
     ),
-    "a number of rows has no hash while a call is observed": "who asks for it computes without a cache, or in parts",
+    "a number of rows has no hash while a call is observed": "who asks computes without a cache",
     "an order of a schedule waits for itself": "an assertion about our own code",
     "a rank's share of the processor": "the name of a device",
     **dict.fromkeys(
