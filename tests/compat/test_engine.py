@@ -27,3 +27,26 @@ def test_who_waits_hears_of_a_rank_that_dies_inside_of_a_collective(monkeypatch:
     with pytest.raises(HorovodInternalError, match="'x' has failed: rank 1 was lost"):
         entry.wait()
     engine.shutdown()
+
+
+def test_a_name_comes_again_when_its_entry_has_been_waited_for_or_given_up() -> None:
+    engine = Engine(JobPlace(), Options())
+
+    def submitted() -> Entry:
+        request = Request(name="x", kind="allreduce", shape=(1,), dtype="float32", operation="sum")
+        entry = Entry(request, torch.ones(1))
+        engine.submit(entry)
+        return entry
+
+    first = submitted()
+    assert first.is_done
+    with pytest.raises(ValueError, match="'x' was submitted before, and its handle has not been waited for"):
+        submitted()
+    first.wait()
+    second = submitted()
+    first.wait()
+    with pytest.raises(ValueError, match="not been waited for"):
+        submitted()
+    second.let_go()
+    submitted()
+    engine.shutdown()

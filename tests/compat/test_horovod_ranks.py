@@ -176,7 +176,7 @@ def mistakes() -> None:
         with pytest.raises(NotImplementedError, match="3 is no power of 2"):
             calls.allreduce(torch.ones(1), op=Adasum)
     first = ops.allreduce_async(torch.ones(1), name=f"only {rank}")
-    with pytest.raises(ValueError, match="is on its way already"):
+    with pytest.raises(ValueError, match="its handle has not been waited for"):
         ops.allreduce_async(torch.ones(1), name=f"only {rank}")
     ops.barrier()  # until here nobody else has submitted it
     theirs = [
@@ -184,7 +184,13 @@ def mistakes() -> None:
     ]
     for handle in (first, *theirs):
         synchronize(handle)
-    assert calls.allreduce(torch.ones(1), op=Sum).item() == ranks
+    polled = ops.allreduce_async(torch.ones(1), name="polled", op=Sum)
+    with pytest.raises(ValueError, match="its handle has not been waited for"):
+        ops.allreduce_async(torch.ones(1), name="polled", op=Sum)
+    while not ops.poll(polled):
+        pass
+    assert calls.allreduce(torch.ones(2), name="polled", op=Sum).tolist() == [ranks] * 2
+    assert synchronize(polled).item() == ranks
 
 
 def uneven() -> int:
@@ -211,6 +217,31 @@ def sets() -> None:
     else:
         with pytest.raises(ValueError, match="rank 1 is no member"):
             calls.allreduce(torch.ones(1), process_set=outer)
+    for options in ({}, {"groups": 1}):
+        trains_within(outer, [0, 2] if rank != 1 else [1], options)
+
+
+def trains_within(process_set: hvd.ProcessSet, members: list[int], options: dict[str, Any]) -> None:
+    """Members have the mean of their gradients; a rank outside of the set has its own."""
+    model, expected = model_of(0), model_of(0)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        model.named_parameters(),
+        process_set=process_set,
+        **options,
+    )
+    plain = torch.optim.SGD(expected.parameters(), lr=0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        plain.zero_grad()
+        loss_of(model, step, 0, hvd.rank()).backward()
+        for member in members:
+            (loss_of(expected, step, 0, member) / len(members)).backward()
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        plain.step()
+    torch.testing.assert_close(list(model.parameters()), list(expected.parameters()), rtol=1e-12, atol=1e-12)
 
 
 def changing_sets() -> None:
@@ -333,6 +364,15 @@ def misuse() -> None:
     with pytest.raises(ValueError, match="op=Average only"):
         DistributedOptimizer(plain, op=Sum, gradient_predivide_factor=2.0)
     optimizer = DistributedOptimizer(plain, named_parameters=model.named_parameters())
+    weight = next(iter(model.parameters()))
+    assert optimizer._parameter_names[weight] == "0.weight"
+    assert len(optimizer._parameter_names) == 4
+    without_names = DistributedOptimizer(torch.optim.SGD([{"params": [weight]}], lr=0.1), op=Adasum)
+    assert without_names._parameter_names == {weight: "allreduce.noname.0.0"}
+    loss_of(model, 0, 0, 0).backward()
+    optimizer.load_state_dict(optimizer.state_dict())  # gives the gradients up that are on their way
+    optimizer.zero_grad()
+    ops.barrier()
     loss_of(model, 0, 0, 0).backward()
     with pytest.raises(AssertionError, match=r"zero_grad\(\) was called while"):
         optimizer.zero_grad()
@@ -390,7 +430,7 @@ def elastic() -> list[int]:
     optimizer = DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters()
     )
-    sampler = ElasticSampler(range(10), shuffle=False)
+    sampler = ElasticSampler(range(10), seed=3)
     state = TorchState(model=model, optimizer=optimizer, sampler=sampler, batch=0)
     reset: list[int] = []
     state.register_reset_callbacks([lambda: reset.append(state.batch)])
@@ -416,11 +456,16 @@ def elastic() -> list[int]:
     assert next(iter(model.parameters())).sub(next(iter(model_of(0).parameters()))).mean().item() == (
         pytest.approx(4.0)
     )
+    seen = {index for each in allgather_object(list(sampler)[:2]) for index in each}
     sampler.record_batch(0, 2)
-    assert sampler.processed_indices == set(range(6))  # those of other ranks too: they may be lost
+    assert sampler.processed_num == 6  # those of other ranks too: they may be lost
     state.sync()
-    assert sampler.processed_indices == set(range(6))
-    assert len(sampler) == 2
+    assert sampler.state_dict() == {"epoch": 0, "processed_num": 6}
+    assert (len(seen), len(sampler)) == (6, 2)
+    assert seen | set(sampler.remaining_indices) == set(range(10))
+    assert set().union(*allgather_object(list(sampler))) == set(sampler.remaining_indices)
+    sampler.set_epoch(1)
+    assert (sampler.processed_num, len(sampler)) == (0, 4)
     return found
 
 

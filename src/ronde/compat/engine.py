@@ -77,11 +77,11 @@ class Entry:
 
     Attributes:
         output: where an in-place result goes, and what a result that has the same shape is made in.
-        help: called by who waits: sends what is held, and does in this thread what is ready, where it may.
+        engine: to which it was submitted; None before.
         result: what `synchronize` returns.
     """
 
-    __slots__ = ("_done", "error", "finish", "help", "is_done", "output", "ready", "request", "result")
+    __slots__ = ("_done", "engine", "error", "finish", "is_done", "output", "ready", "request", "result")
 
     def __init__(self, request: Request, output: torch.Tensor | None) -> None:
         self.request = request
@@ -89,7 +89,7 @@ class Entry:
         self.result: Any = None
         self.error = ""
         self.finish: Callable[[Any], Any] | None = None
-        self.help: Callable[[], None] | None = None
+        self.engine: Engine | None = None
         self.ready: Any = None
         if output is not None and output.is_cuda:
             self.ready = torch.cuda.Event()
@@ -108,16 +108,22 @@ class Entry:
         Raises:
             HorovodInternalError: it has failed, on all ranks.
         """
-        if not self.is_done and self.help is not None:
-            self.help()
+        if not self.is_done and self.engine is not None:
+            self.engine.help()
         if not self.is_done:
             with self._done:
                 pass
+        self.let_go()
         if self.error:
             raise HorovodInternalError(self.error)
         if self.finish is not None:
             self.result, self.finish = self.finish(self.result), None
         return self.result
+
+    def let_go(self) -> None:
+        """Let its name come again once it has been exchanged."""
+        if self.engine is not None:
+            self.engine.free_name(self)
 
 
 class Engine:
@@ -144,6 +150,7 @@ class Engine:
         self.failure = ""
         self._lock = threading.Lock()
         self._pending: dict[tuple[int, str], Entry] = {}
+        self._awaited: dict[tuple[int, str], Entry] = {}  # until its caller has heard what came of it
         self._held: list[Entry] = []
         self._held_bytes = 0
         self._counts: dict[str, int] = {}
@@ -185,21 +192,22 @@ class Engine:
 
         Raises:
             HorovodInternalError: nothing can be exchanged any more.
-            ValueError: one of this name is on its way already.
+            ValueError: one of this name is on its way, or nobody has waited for it.
         """
         with self._lock:
             if self.failure:
                 raise HorovodInternalError(self.failure)
             for entry in entries:
                 key = entry.request.process_set, entry.request.name
-                if key in self._pending:
+                if key in self._awaited or key in self._pending:
                     raise ValueError(
-                        f"a tensor named {entry.request.name!r} is on its way already; wait for it by "
-                        "synchronize(), or give another name"
+                        f"a tensor named {entry.request.name!r} was submitted before, and its handle has not "
+                        "been waited for; call synchronize() on it first, or give another name"
                     )
             for entry in entries:
-                self._pending[entry.request.process_set, entry.request.name] = entry
-                entry.help = self._help
+                key = entry.request.process_set, entry.request.name
+                self._pending[key] = self._awaited[key] = entry
+                entry.engine = self
             self._held += entries
             self._held_bytes += sum(entry.request.nbytes for entry in entries)
             if held and self._held_bytes < _HELD_BYTES:
@@ -214,12 +222,20 @@ class Engine:
         if sent:
             self._send(sent)
 
+    def free_name(self, entry: Entry) -> None:
+        """Let the name of an entry come again; a later entry of this name keeps it."""
+        key = entry.request.process_set, entry.request.name
+        with self._lock:
+            if self._awaited.get(key) is entry:
+                del self._awaited[key]
+
     def _take_held(self) -> list[Entry]:
         """What is held, and no more from now on; inside the lock."""
         held, self._held, self._held_bytes = self._held, [], 0
         return held
 
-    def _help(self) -> None:
+    def help(self) -> None:
+        """Send what is held, and do in this thread what is ready, where it may."""
         if self._held:
             self.release()
         coordinator = self._coordinator  # `shutdown` in another thread takes it away

@@ -19,7 +19,7 @@ from torch.utils.data import Sampler
 
 from ronde.compat.engine import HorovodInternalError
 from ronde.compat.horovod import basics
-from ronde.compat.horovod.functions import allgather_object, broadcast_object
+from ronde.compat.horovod.functions import broadcast_object
 from ronde.compat.horovod.operations import broadcast_async, synchronize
 
 __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "run"]
@@ -138,12 +138,7 @@ class TorchState(ObjectState):
     def sync(self) -> None:
         for name in self._loaded:
             value = getattr(self, name)
-            if isinstance(value, ElasticSampler):
-                value.processed_indices = set().union(*allgather_object(value.processed_indices))
-                value.epoch = broadcast_object(value.epoch)
-                value.reset()
-            else:
-                value.load_state_dict(broadcast_object(value.state_dict()))
+            value.load_state_dict(broadcast_object(value.state_dict()))
         super().sync()
         self.save()
 
@@ -160,7 +155,7 @@ class ElasticSampler(Sampler[int]):
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
         self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
         self.epoch = 0
-        self.processed_indices: set[int] = set()
+        self.processed_num = 0
         self.num_replicas, self.rank = 1, 0
         self.remaining_indices: list[int] = []
         self.reset()
@@ -168,57 +163,41 @@ class ElasticSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch, of which nothing has been seen."""
         self.epoch = epoch
-        self.processed_indices = set()
+        self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """A batch has been seen by each rank: what those have seen that are lost later is known too."""
-        start = batch_idx * batch_size
-        self.record_indices(
-            {
-                index
-                for rank in range(self.num_replicas)
-                for index in self._of(rank)[start : start + batch_size]
-            }
-        )
+        """Count a batch of each rank as seen.
 
-    def record_indices(self, indices: set[int]) -> None:
-        self.processed_indices.update(indices)
-
-    def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        start = batch_idx * batch_size
-        return self._of(self.rank)[start : start + batch_size]
+        Args:
+            batch_idx: taken, and not needed.
+        """
+        self.processed_num += batch_size * self.num_replicas
 
     def reset(self) -> None:
         """Share what is left among the ranks that there are."""
         if basics.is_initialized():
             self.num_replicas, self.rank = basics.size(), basics.rank()
-        left = [each for each in range(len(self.dataset)) if each not in self.processed_indices]
+        order = list(range(len(self.dataset)))
         if self.shuffle:
-            random.Random(self.seed + self.epoch).shuffle(left)
-        self.remaining_indices = left
-        self.num_samples = math.ceil(len(left) / self.num_replicas)
+            random.Random(self.seed + self.epoch).shuffle(order)
+        self.remaining_indices = order[self.processed_num :]
+        self.num_samples = math.ceil(len(self.remaining_indices) / self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
 
-    def _of(self, rank: int) -> list[int]:
-        """A rank's samples, of equal length on all: some samples are there twice."""
-        if not self.remaining_indices:
-            return []
-        filled = itertools.islice(itertools.cycle(self.remaining_indices), self.total_size)
-        return list(filled)[rank : self.total_size : self.num_replicas]
-
     def __iter__(self) -> Iterator[int]:
-        return iter(self._of(self.rank))
+        """This rank's samples, as many as every other rank's: some samples are there twice."""
+        filled = itertools.islice(itertools.cycle(self.remaining_indices), self.total_size)
+        return itertools.islice(filled, self.rank, None, self.num_replicas)
 
     def __len__(self) -> int:
         return self.num_samples
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "processed_indices": self.processed_indices}
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.epoch = state_dict["epoch"]
-        self.processed_indices = state_dict["processed_indices"]
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
 

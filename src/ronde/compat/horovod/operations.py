@@ -16,7 +16,7 @@ from ronde.compat.negotiation import Kind, Request
 __all__ = [
     "Adasum", "Average", "Max", "Min", "Product", "Sum",
     "allgather_async", "allreduce_async", "allreduce_async_", "allreduce_held_", "alltoall_async", "barrier",
-    "broadcast_async", "broadcast_async_", "grouped_allgather_async", "grouped_allreduce_async",
+    "broadcast_async", "broadcast_async_", "give_up", "grouped_allgather_async", "grouped_allreduce_async",
     "grouped_allreduce_async_", "grouped_reducescatter_async", "join", "operation_of", "poll",
     "reducescatter_async", "release", "sparse_allreduce_async", "synchronize",
 ]  # fmt: skip
@@ -344,12 +344,28 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def poll(handle: int) -> bool:
-    """Whether `synchronize` would return at once."""
-    entries = _handles.get(handle)
-    if entries is None:
+    """Whether `synchronize` would return at once; then the name may come again."""
+    entries = _entries_of(_handles.get(handle))
+    if not entries:
         return True
     release()
-    return all(each.is_done for each in (entries if isinstance(entries, list) else [entries]))
+    is_done = all(each.is_done for each in entries)
+    if is_done:
+        for entry in entries:
+            entry.let_go()
+    return is_done
+
+
+def give_up(handle: int) -> None:
+    """Forget a handle for which nobody will wait."""
+    for entry in _entries_of(_handles.pop(handle, None)):
+        entry.let_go()
+
+
+def _entries_of(found: list[Entry] | Entry | None) -> list[Entry]:
+    if isinstance(found, list):
+        return found
+    return [] if found is None else [found]
 
 
 def synchronize(handle: int) -> Any:

@@ -22,9 +22,10 @@ __all__ = ["DistributedOptimizer"]
 class _Reducing:
     """What is added to the class of an optimizer; its own class comes behind it."""
 
+    _parameter_names: dict[torch.Tensor, str]
+
     def _begin(
         self,
-        named: Sequence[tuple[str, torch.Tensor]],
         compression: Any,
         passes: int,
         op: int,
@@ -34,10 +35,9 @@ class _Reducing:
         *,
         sparse_as_dense: bool,
     ) -> None:
-        self._names = {id(parameter): name for name, parameter in named}
-        self._compression, self._op, self._process_set = compression, op, process_set
+        self._compression, self.op, self.process_set = compression, op, process_set
         self.backward_passes_per_step = passes
-        self._predivide, self._sparse_as_dense = predivide, sparse_as_dense
+        self.gradient_predivide_factor, self.sparse_as_dense = predivide, sparse_as_dense
         self._handles: dict[int, tuple[Any, Any]] = {}
         self._delay = {id(each): passes for each in self._parameters() if each.requires_grad}
         self._synchronized, self._should_synchronize = False, True
@@ -46,7 +46,8 @@ class _Reducing:
         self._come: Counter[int] = Counter()
         self._backward = -1  # the number of the last one
         self._hooks: list[Any] = []
-        if (process_set.size() or 1) > 1 or size() > 1 or engine().place.is_elastic:
+        # A rank outside of the set trains for itself.
+        if process_set.included() and (size() > 1 or engine().place.is_elastic):
             for parameter in self._parameters():
                 if parameter.requires_grad:
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(self._accumulated))
@@ -57,12 +58,13 @@ class _Reducing:
             yield from group["params"]
 
     def _divided(self, groups: Any) -> list[list[torch.Tensor]]:
-        """The parameters of each group; neighbours are ready together."""
+        """The trained parameters of each group; neighbours are ready together."""
         if not groups:
             return []
-        if not isinstance(groups, int):
-            return [list(each) for each in groups]
         trained = [each for each in self._parameters() if each.requires_grad]
+        if not isinstance(groups, int):
+            known = {id(each) for each in trained}
+            return [[each for each in group if id(each) in known] for group in groups]
         share = -(-len(trained) // (min(groups, len(trained)) or 1))
         return [trained[start : start + share] for start in range(0, len(trained), share)]
 
@@ -100,33 +102,33 @@ class _Reducing:
     def _reduce(self, parameters: Sequence[torch.Tensor], name: str | None = None) -> tuple[Any, Any]:
         """Begin to reduce gradients; what to wait for, and what to do then."""
         before, after = 1.0, 1.0
-        if self._op == Average and self._predivide != 1.0:
-            before, after = 1.0 / self._predivide, self._predivide
+        if self.op == Average and self.gradient_predivide_factor != 1.0:
+            before, after = 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
         for each in parameters:
             if each.grad is None:
                 each.grad = torch.zeros_like(each)
-            if each.grad.is_sparse and self._sparse_as_dense:
+            if each.grad.is_sparse and self.sparse_as_dense:
                 each.grad = each.grad.to_dense()
         gradients: list[torch.Tensor] = [each.grad for each in parameters]  # type: ignore[misc]
         if gradients[0].is_sparse:
-            label = self._names.get(id(parameters[0]), "sparse")
-            done = ops.sparse_allreduce_async(gradients[0], label, self._op, self._process_set)
+            label = self._parameter_names.get(parameters[0], "sparse")
+            done = ops.sparse_allreduce_async(gradients[0], label, self.op, self.process_set)
             return done, (parameters, None)
         sent = [self._compression.compress(each) for each in gradients]
         tensors = [each for each, _ in sent]
         if name is None:
-            label = self._names.get(id(parameters[0]))
-            handle = ops.allreduce_held_(tensors[0], label, self._op, before, after, self._process_set)
+            label = self._parameter_names.get(parameters[0])
+            handle = ops.allreduce_held_(tensors[0], label, self.op, before, after, self.process_set)
             if tensors[0].is_cuda:  # Python is ahead of the device: messages cost nothing there
                 ops.release()
         else:
             handle = ops.grouped_allreduce_async_(
                 tensors,
                 name=name,
-                op=self._op,
+                op=self.op,
                 prescale_factor=before,
                 postscale_factor=after,
-                process_set=self._process_set,
+                process_set=self.process_set,
             )
         return handle, (parameters, [context for _, context in sent])
 
@@ -166,7 +168,10 @@ class _Reducing:
         self._delay = dict.fromkeys(self._delay, self.backward_passes_per_step)
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """What is on its way is forgotten: state is restored after a collective has failed."""
+        """Give up what is on its way: state is restored after a collective has failed."""
+        for handle, _ in self._handles.values():
+            if isinstance(handle, int):
+                ops.give_up(handle)
         self._forget()
         self._synchronized = False
         plain: Any = super()
@@ -253,6 +258,7 @@ def DistributedOptimizer(  # noqa: PLR0913 - Horovod's name and arguments
         gradient_predivide_factor: gradients are divided by it before they are added, and the rest after.
         groups: how many groups of parameters are reduced together, or lists of these parameters.
         sparse_as_dense: make sparse gradients dense first.
+        process_set: ranks that reduce gradients among themselves; a rank outside of it trains for itself.
 
     With op=Adasum whole updates are exchanged by `step`, all as one group and after whatever backwards there
     were: there is nothing for `backward_passes_per_step`, `groups` and `sparse_as_dense` to do.
@@ -272,13 +278,14 @@ def DistributedOptimizer(  # noqa: PLR0913 - Horovod's name and arguments
     kind = type(optimizer)
     made: Any = object.__new__(type(kind.__name__, (added, kind), {}))
     made.__dict__.update(optimizer.__dict__)
+    made._parameter_names = {parameter: name for name, parameter in named}
     if op == Adasum:
         if process_set is not global_process_set:
             raise NotImplementedError("op=Adasum is for all ranks; leave out process_set")
         made._begin(compression)
         return made
     made._begin(
-        named, compression, backward_passes_per_step, op, gradient_predivide_factor, groups, process_set,
+        compression, backward_passes_per_step, op, gradient_predivide_factor, groups, process_set,
         sparse_as_dense=sparse_as_dense,
     )  # fmt: skip
     return made
@@ -287,7 +294,12 @@ def DistributedOptimizer(  # noqa: PLR0913 - Horovod's name and arguments
 def _checked_names(optimizer: torch.optim.Optimizer, named: Any) -> list[tuple[str, torch.Tensor]]:
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     if named is None:
-        return [(f"noname.{place}", each) for place, each in enumerate(parameters)]
+        # Not those of tensors that are reduced without a name, "noname.N".
+        return [
+            (f"allreduce.noname.{number}.{place}", each)
+            for number, group in enumerate(optimizer.param_groups)
+            for place, each in enumerate(group["params"])
+        ]
     given = list(named)
     if any(not isinstance(each, tuple) for each in given):
         raise ValueError("named_parameters are pairs of name and parameter: model.named_parameters()")
