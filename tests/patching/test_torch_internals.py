@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import inspect
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,18 @@ def test_functions_in_c_answer() -> None:
     assert torch_internals.get_tracing_state() is None
     assert torch_internals.saved_tensor_hooks._top_saved_tensors_default_hooks(True) is None
     assert torch_internals.storage_use_count(torch.ones(1).untyped_storage()._cdata) >= 1
+
+
+def test_gloo_takes_its_options() -> None:
+    gloo, store = torch.distributed.ProcessGroupGloo, torch.distributed.HashStore()
+    options = torch_internals.gloo_options(gloo.create_default_device(), timedelta(seconds=30), threads=2)
+    group = gloo(store, 0, 1, options)
+    group.set_timeout(timedelta(seconds=20))
+    out = torch.empty(2)
+    torch_internals.all_gather_single(group, out, torch.ones(2)).wait()
+    assert out.tolist() == [1, 1]
+    torch_internals.all_to_all_single(group, out, torch.zeros(2), [2], [2]).wait()
+    assert out.tolist() == [0, 0]
 
 
 def test_what_is_loaded_late_is_there() -> None:
