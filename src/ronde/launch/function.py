@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import importlib.util
+import io
 import os
 import pickle
 import selectors
@@ -21,7 +22,7 @@ from ronde.launch.failure_report import ErrorFile, first_failure, read_error
 from ronde.plan import Plan, read_plan
 from ronde.trace.run_directory import RunDirectory
 
-__all__ = ["CALL", "RESULT", "launch"]
+__all__ = ["CALL", "RESULT", "launch", "pickled_call", "read_call", "run_launcher"]
 
 # In the run directory: what is to be called, and what rank 0's call returned.
 CALL, RESULT = "call.pickle", "result.pickle"
@@ -77,24 +78,24 @@ def launch(
     if plan is not None:
         words += ["--plan", str(read_plan(str(plan), ranks=ranks, device=device_of_ranks(os.environ)))]
     words += [] if seed is None else ["--seed", str(seed)]
-    call = _pickled(fn, tuple(args))
+    call = pickled_call(fn, tuple(args))
     directory = RunDirectory.create(None, os.environ)
     (directory.path / CALL).write_bytes(call)
     directory.release()
     place = str(directory.path)
-    command = [
-        *(sys.executable, "-c", LAUNCHER, str(os.getpid())),
-        *("run", "-H", f"localhost:{ranks}", *words, "--run-dir", place),
-        *("-m", "ronde.runtime.function", place),
-    ]
-    code = _run(command)
+    run = ["run", "-H", f"localhost:{ranks}", *words, "--run-dir", place]
+    code = run_launcher([*run, "-m", "ronde.runtime.function", place])
     if code == 0:
         return pickle.loads((directory.path / RESULT).read_bytes())
     raise _error(directory, ranks, code)
 
 
-def _pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """The call, behind the import path that the ranks need to read it."""
+def pickled_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """The call, behind the import path that the ranks need to read it.
+
+    Raises:
+        UsageError: it cannot be pickled.
+    """
     name = getattr(fn, "__qualname__", fn)
     own = getattr(fn, "__module__", None) == "__main__" or "<locals>" in getattr(fn, "__qualname__", "")
     if importlib.util.find_spec("cloudpickle") is not None:
@@ -117,8 +118,19 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         ) from error
 
 
+def read_call(data: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What `pickled_call` has packed; this process has its import path from now on."""
+    call = io.BytesIO(data)
+    sys.path[:] = pickle.load(call)
+    return pickle.load(call)
+
+
+def run_launcher(words: Sequence[str]) -> int:
+    """Run a command of `ronde` with its output shown here, which in a notebook is the cell; its exit code."""
+    return _run([sys.executable, "-c", LAUNCHER, str(os.getpid()), *words])
+
+
 def _run(command: Sequence[str]) -> int:
-    """Run the launcher with its output shown here, which in a notebook is the cell; its exit code."""
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

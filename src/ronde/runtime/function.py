@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
-from ronde.launch.function import CALL, RESULT
+from ronde.launch.function import CALL, RESULT, read_call
 from ronde.runtime.api import is_main
 
 __all__ = ["main"]
@@ -17,9 +16,7 @@ __all__ = ["main"]
 
 def main(place: str) -> None:
     """Call what the launching process has left in the run directory, and leave there what it returns."""
-    call = io.BytesIO(Path(place, CALL).read_bytes())
-    sys.path[:] = pickle.load(call)
-    fn, args = pickle.load(call)
+    fn, args = read_call(Path(place, CALL).read_bytes())
     sys.argv[1:] = []
     result = _whole(fn(*args))  # on every rank: putting a tensor together takes all
     if is_main():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +13,10 @@ from ronde.compat.horovod import operations as ops
 from ronde.compat.horovod.basics import ProcessSet, global_process_set, rank
 from ronde.compat.horovod.operations import synchronize
 
-__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+__all__ = [
+    "allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
+    "dumps_base64", "loads_base64", "pickled",
+]  # fmt: skip
 
 
 def broadcast_parameters(
@@ -130,13 +134,26 @@ def allgather_object(
 
 
 def _bytes_of(obj: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(pickled(obj)), dtype=torch.uint8)
+
+
+def pickled(obj: Any) -> bytes:
+    """An object by cloudpickle, which takes functions of a script; by pickle where that is not installed."""
     try:
         import cloudpickle
     except ImportError:
-        dumps = pickle.dumps
-    else:
-        dumps = cloudpickle.dumps
-    return torch.frombuffer(bytearray(dumps(obj)), dtype=torch.uint8)
+        return pickle.dumps(obj)
+    return cloudpickle.dumps(obj)
+
+
+def dumps_base64(obj: Any, to_ascii: bool = True) -> str | bytes:
+    """An object as text that an argument of a command can hold."""
+    encoded = base64.b64encode(pickled(obj))
+    return encoded.decode("ascii") if to_ascii else encoded
+
+
+def loads_base64(encoded: str | bytes) -> Any:
+    return pickle.loads(base64.b64decode(encoded))
 
 
 def _object_of(data: torch.Tensor) -> Any:

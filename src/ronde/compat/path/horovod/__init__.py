@@ -1,10 +1,10 @@
 """Horovod's names, for scripts that `ronde horovodrun` starts."""
 
+import sys
+
+from horovod._absent import Absent
+from horovod.runner import run
+
 __version__ = "0.28.1+ronde"
 
-
-def run(*args, **kwargs):
-    raise NotImplementedError(
-        "horovod.run is not in this version of ronde; put the function in a script, and start it by "
-        "ronde horovodrun, or call ronde.launch(function, ranks=N)"
-    )
+sys.meta_path.append(Absent)

@@ -1,0 +1,133 @@
+"""`horovod.common.util`: what is built in, and small functions that scripts import from there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ronde.compat.horovod import basics
+from ronde.compat.horovod.operations import operation_of
+
+__all__ = [
+    "EXTENSIONS", "HorovodVersionMismatchError", "ccl_built", "check_extension", "check_installed_version",
+    "ddl_built", "env", "extension_available", "get_average_backwards_compatibility_fun",
+    "get_env_rank_and_size", "gloo_built", "gpu_available", "is_iterable", "is_version_greater_equal_than",
+    "mpi_built", "nccl_built", "num_rank_is_power_2", "split_list",
+]  # fmt: skip
+
+EXTENSIONS = ["tensorflow", "torch", "mxnet"]
+
+Value = TypeVar("Value")
+
+
+class HorovodVersionMismatchError(ImportError):
+    """A framework has changed since Horovod was built; never raised: nothing here is compiled for one."""
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
+    """See whether a framework's interface is there.
+
+    Args:
+        ext_name: "horovod.torch", for example; the other arguments say where Horovod would have built it.
+
+    Raises:
+        ImportError: it is not PyTorch's.
+    """
+    if not extension_available(ext_name.rpartition(".")[2]):
+        raise ImportError(f"{ext_name}: ronde has the PyTorch interface only, horovod.torch")
+
+
+def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
+    """Accept any version of a framework: nothing here is compiled for one."""
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    return ext_base_name == "torch"
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether a framework that is there has a CUDA device."""
+    import torch
+
+    return extension_available(ext_base_name) and torch.cuda.is_available()
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    return basics.mpi_built()
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    return basics.gloo_built()
+
+
+def nccl_built(verbose: bool = False) -> int:
+    return basics.nccl_built()
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    return basics.ddl_built()
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    return basics.ccl_built()
+
+
+def get_env_rank_and_size() -> tuple[int, int]:
+    """The rank of this process and how many there are, before `init`; 0 and 1 without a launcher."""
+    return int(os.environ.get("HOROVOD_RANK", "0")), int(os.environ.get("HOROVOD_SIZE", "1"))
+
+
+@contextmanager
+def env(**kwargs: str | None) -> Iterator[None]:
+    """Set variables of the environment inside; a value of None leaves its variable as it is."""
+    given = {name: value for name, value in kwargs.items() if value is not None}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | None, bool | None], int]:
+    """A function of `op` and the older `average` that gives the operation."""
+    return lambda op, average: operation_of(average, op)
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether Adasum can add so many ranks."""
+    return num_rank > 0 and num_rank.bit_count() == 1
+
+
+def split_list(values: Sequence[Value], parts: int) -> list[Sequence[Value]]:
+    """Pieces of nearly equal length, one behind the other."""
+    share, more = divmod(len(values), parts)
+    starts = [place * share + min(place, more) for place in range(parts)]
+    return [values[start : start + share + (place < more)] for place, start in enumerate(starts)]
+
+
+def is_iterable(value: Any) -> bool:
+    try:
+        iter(value)
+    except TypeError:
+        return False
+    return True
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Compare versions.
+
+    Raises:
+        ValueError: `target` is not of the form major.minor.patch, or one of them is no text.
+    """
+    from torch.torch_version import TorchVersion
+
+    if not isinstance(ver, str) or not isinstance(target, str) or target.count(".") != 2:
+        raise ValueError(f"versions {ver!r} and {target!r}: give texts, the second as major.minor.patch")
+    return TorchVersion(ver) >= TorchVersion(target)

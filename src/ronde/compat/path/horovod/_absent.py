@@ -1,0 +1,26 @@
+"""Refuses by name what ronde lacks of Horovod's modules."""
+
+from __future__ import annotations
+
+_FRAMEWORKS = ("_keras", "keras", "mxnet", "ray", "spark", "tensorflow")
+
+
+class Absent:
+    """A finder to be asked last: what it is asked for is in no folder."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        top, _, rest = name.partition(".")
+        if top != "horovod":
+            return
+        part = rest.partition(".")[0]
+        if part in _FRAMEWORKS:
+            raise ModuleNotFoundError(f"{name}: ronde has the PyTorch interface only, horovod.torch")
+        if part == "runner":
+            raise ModuleNotFoundError(
+                f"{name}: ronde starts ranks by itself; call horovod.run(function, np=N), or start a script "
+                "by ronde horovodrun -np N python SCRIPT"
+            )
+        raise ModuleNotFoundError(
+            f"{name} is not in this version of ronde; it has what docs/horovod.md names"
+        )

@@ -1,3 +1,0 @@
-from horovod._torch_only import refuse
-
-refuse(__name__)

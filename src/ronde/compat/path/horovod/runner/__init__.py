@@ -1,0 +1,3 @@
+"""Starts functions on ranks."""
+
+from ronde.compat.horovod.running import run

@@ -1,0 +1,1 @@
+from ronde.compat.horovod.host_slots import host_hash
