@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset
 
 from .size import IMAGES
 
-__all__ = ["CIFAR10", "CIFAR100", "KMNIST", "MNIST", "FakeData", "FashionMNIST"]
+__all__ = ["CIFAR10", "CIFAR100", "KMNIST", "MNIST", "FakeData", "FashionMNIST", "ImageFolder"]
 
 Change = Callable[[Any], Any]
 
@@ -96,6 +97,16 @@ class CIFAR100(CIFAR10):
 class FakeData(CIFAR10):
     def __init__(self, *sizes: Any, transform: Change | None = None, **options: Any) -> None:
         super().__init__(transform=transform)
+
+
+_FOR_TESTS = ("val", "validation", "test")
+
+
+class ImageFolder(CIFAR10):
+    """The images for tests where the folder's name says so, whatever lies in it."""
+
+    def __init__(self, root: Any, transform: Change | None = None, **options: Any) -> None:
+        super().__init__(root, transform=transform, train=Path(root).name not in _FOR_TESTS)
 
 
 def _enlarged(images: Any, side: int) -> torch.Tensor:

@@ -20,6 +20,7 @@ __all__ = [
     "RandomAffine",
     "RandomCrop",
     "RandomHorizontalFlip",
+    "RandomResizedCrop",
     "RandomRotation",
     "Resize",
     "ToPILImage",
@@ -104,6 +105,18 @@ class RandomCrop:
         top = int(torch.randint(0, image.height - self.size[0] + 1, (1,)))
         left = int(torch.randint(0, image.width - self.size[1] + 1, (1,)))
         return image.crop((left, top, left + self.size[1], top + self.size[0]))
+
+
+class RandomResizedCrop:
+    """A part of an image, from three tenths of its side to all of it, in a given size."""
+
+    def __init__(self, size: Size, **options: Any) -> None:
+        self.size = _pair(size)
+
+    def __call__(self, image: Any) -> Any:
+        share = 0.3 + 0.7 * float(torch.rand(1))
+        part = RandomCrop((max(1, int(image.height * share)), max(1, int(image.width * share))))(image)
+        return Resize(self.size)(part)
 
 
 class RandomHorizontalFlip:
