@@ -20,6 +20,7 @@ import torch
 from ronde.comm.packed_exception import pack_exception, unpack_exception
 from ronde.comm.process_group import Comm
 from ronde.errors import RaisedAlone
+from ronde.patching.torch_internals import current_graph_task_id
 from ronde.rng.random_state import host_states, put_back
 from ronde.tensor.context import Context, in_transform
 from ronde.trace.try_statements import TryStatements
@@ -105,7 +106,7 @@ class SharedExceptions:
             self._comm.world_size > 1
             and context.on_main_thread()
             and not self._comm.alone
-            and torch._C._current_graph_task_id() == -1
+            and current_graph_task_id() == -1
             and not in_transform()
         )
 
