@@ -92,6 +92,26 @@ def before_norm_and_dropout() -> list[Any]:
     return _trained(model, lambda model, x, y: F.cross_entropy(model(x), y), _ids)
 
 
+class _Hides(nn.Module):
+    """Goes on whatever is raised around its norm, also where ranks are told that another one has raised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm, self.last = nn.Embedding(20, 6), nn.BatchNorm1d(12), nn.Linear(12, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        h = self.table(ids).flatten(1)
+        try:
+            h = self.norm(h)
+        except:  # noqa: E722
+            h = h * 1
+        return self.last(self.norm(h))
+
+
+def hidden_by_the_model() -> list[Any]:
+    return _trained(_Hides(), lambda model, x, y: F.cross_entropy(model(x), y), _ids)
+
+
 class _Checked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -174,12 +194,17 @@ def raising(kind: str) -> list[Any]:
 def suppressed() -> list[Any]:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Embedding(20, 6), nn.Flatten(), nn.Linear(12, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     said: list[Any] = []
     for number in range(STEPS):
         ids = _ids(number)
         ids[5, 1] = 99 if number == BAD else 0
         with suppress(IndexError):
-            said.append(model(ids).sum().item())
+            loss = model(ids).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            said.append(loss.item())
     return said
 
 
@@ -187,9 +212,12 @@ class _Samples(Dataset[Any]):
     def __len__(self) -> int:
         return 36
 
+    def __init__(self, broken: type[Exception] = ValueError) -> None:
+        self.broken = broken
+
     def __getitem__(self, place: int) -> Any:
         if place in (9, 14):
-            raise ValueError(f"sample {place} is broken")
+            raise self.broken(f"sample {place} is broken")
         return torch.arange(12) * float(place) / 36, place % 3
 
 
@@ -216,9 +244,22 @@ def bad_sample(workers: int = 0, shuffle: bool = False) -> list[Any]:
     return said
 
 
+def stopped_by_a_sample() -> list[Any]:
+    model = nn.Linear(12, 3)
+    batches: Iterator[Any] = iter(DataLoader(_Samples(StopIteration), 6))
+    said: list[Any] = []
+    while True:
+        try:
+            x, _ = next(batches)
+        except (StopIteration, ValueError) as error:
+            return [*said, str(error)]
+        said.append(model(x).sum().item())
+
+
 PIECES = {
     "bad_label": bad_label, "not_a_probability": not_a_probability, "bad_id": bad_id,
     "before_norm_and_dropout": before_norm_and_dropout, "in_backward": in_backward,
+    "hidden_by_the_model": hidden_by_the_model, "stopped_by_a_sample": stopped_by_a_sample,
     "in_backward_of_norm": in_backward_of_norm, "gradients_asked": gradients_asked,
     "memory": lambda: raising("memory"), "host memory": lambda: raising("host memory"),
     "own": lambda: raising("own"), "local": lambda: raising("local"),
@@ -256,17 +297,35 @@ def _check(ranks: Any, world_size: int, name: str, plan: str) -> None:
         _compare(said, right)
 
 
-@pytest.mark.parametrize("name", [name for name in PIECES if name != "bad_sample_of_workers"])
-def test_as_on_one_device(ranks: Any, name: str) -> None:
-    _check(ranks, 2, name, "ddp")
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("bad_label", "tensor=2"),
+        ("before_norm_and_dropout", "ddp"),
+        ("hidden_by_the_model", "ddp"),
+        ("in_backward", "zero3"),
+        ("own", "ddp"),
+        ("suppressed", "ddp"),
+        ("bad_sample", "ddp"),
+        ("stopped_by_a_sample", "ddp"),
+    ],
+)
+def test_as_on_one_device(ranks: Any, name: str, plan: str) -> None:
+    _check(ranks, 2, name, plan)
 
 
 # What a pipeline refuses; and what it can only end, as one rank waits for another alone in backward.
-_NOT_IN_STAGES = {"before_norm_and_dropout", "in_backward", "in_backward_of_norm", "gradients_asked"}
+_NOT_IN_STAGES = {
+    "before_norm_and_dropout",
+    "hidden_by_the_model",
+    "in_backward",
+    "in_backward_of_norm",
+    "gradients_asked",
+}
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("plan", ["zero1", "zero2", "zero3", "tensor=2", "pipeline=2"])
+@pytest.mark.parametrize("plan", ["ddp", "zero1", "zero2", "zero3", "tensor=2", "pipeline=2"])
 @pytest.mark.parametrize("name", list(PIECES))
 def test_under_every_plan(ranks: Any, name: str, plan: str) -> None:
     if plan == "pipeline=2" and name in _NOT_IN_STAGES:

@@ -119,8 +119,6 @@ class LoaderEdge:
             return plain_next(iterator)
         try:
             return self._context.attempt(lambda: plain_next(iterator))
-        except StopIteration:
-            raise
         except Exception:
             if iterator._ronde_queue:
                 iterator._ronde_queue.popleft()  # a script that catches this is given the batch behind it

@@ -1,4 +1,4 @@
-"""An exception that one rank has, and that the script would catch, is raised on all ranks at the same call.
+"""Exceptions of one rank that the script would catch, raised on all ranks at the same call.
 
 What ranks compute each on rows of their own (a model's call, a loss, a backward) may raise on one of them
 alone: a label out of range, memory that is not enough. Where the script would catch that, ranks vote when
@@ -50,6 +50,8 @@ class SharedExceptions:
         self._comm, self._groups, self._context = comm, groups, context
         self._settle = settle
         self._tries = TryStatements(*torch.__path__)
+        # In the computation under way others have raised. The model's own `except:` may hide `_Elsewhere`.
+        self._elsewhere = False
 
     def attempt(
         self,
@@ -59,7 +61,7 @@ class SharedExceptions:
         changed: Callable[[], Iterable[torch.Tensor]] = tuple,
         sends: bool = False,
     ) -> T:
-        """Do this; if it raises on some rank, and the script would catch that, it raises on all.
+        """Do this; what the script would catch of one rank raises on all.
 
         That is the exception of the lowest rank that has one, and all random generators then stand as there.
 
@@ -79,16 +81,13 @@ class SharedExceptions:
             with self._watched():
                 result = work()
         except _Elsewhere:
-            failed = True
-        except StopIteration:  # the end of a loader, which all ranks have come to
-            raise
+            pass
         except Exception as error:
-            if sends:
-                raise RaisedAlone(error) from error
-            raised = error
-            failed = self._comm.failures(True) > 0
-        else:
-            failed = self._comm.failures(False) > 0
+            if not self._elsewhere:  # else it comes of what a handler of the model's did when told
+                if sends:
+                    raise RaisedAlone(error) from error
+                raised = error
+        failed = self._elsewhere or self._comm.failures(raised is not None) > 0
         if not failed:
             return result
         del result
@@ -113,7 +112,7 @@ class SharedExceptions:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Inside, ranks vote before they meet."""
-        self._context.attempting = True
+        self._context.attempting, self._elsewhere = True, False
         self._have_before(self._meet)
         try:
             yield
@@ -122,12 +121,13 @@ class SharedExceptions:
             self._have_before(None)
 
     def _meet(self) -> None:
-        self._have_before(None)
-        try:
-            failed = self._comm.failures(False)
-        finally:
-            self._have_before(self._meet)
-        if failed:
+        if not self._elsewhere:
+            self._have_before(None)
+            try:
+                self._elsewhere = self._comm.failures(False) > 0
+            finally:
+                self._have_before(self._meet)
+        if self._elsewhere:
             raise _Elsewhere
 
     def _have_before(self, before: Callable[[], None] | None) -> None:
