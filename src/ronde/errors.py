@@ -66,10 +66,10 @@ class PeerLost(BaseException):
 
 
 class RaisedAlone(PeerLost):
-    """One rank has raised where others wait for its messages: the script is not to catch that there alone.
+    """An exception of one rank in a step that its peers cannot repeat; it ends the run.
 
     Args:
-        error: what it has raised.
+        error: the exception that was raised.
     """
 
     def __init__(self, error: Exception) -> None:

@@ -8,8 +8,9 @@ import typer
 
 from ronde.cli.plan_search import search
 from ronde.errors import UsageError
-from ronde.plan import Plan, aliases_in, check, expand, validate
+from ronde.plan import Plan, check, expand, validate
 from ronde.plan.describe import Description, describe
+from ronde.plan.grammar import aliases_in
 from ronde.plan.validate import contradictions
 
 __all__ = ["plan"]

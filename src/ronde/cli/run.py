@@ -29,7 +29,8 @@ from ronde.launch.local import launch
 from ronde.launch.rank_environment import threads_per_rank
 from ronde.launch.restarts import launch_with_restarts
 from ronde.launch.where import Where, decide
-from ronde.plan import Plan, aliases_in, read_plan
+from ronde.plan import Plan, read_plan
+from ronde.plan.grammar import aliases_in
 from ronde.trace.run_directory import RunDirectory
 
 if TYPE_CHECKING:

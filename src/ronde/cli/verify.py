@@ -17,7 +17,8 @@ from ronde.cluster.linux import check_linux
 from ronde.cluster.torch_install import check_torch, newer_than_tried
 from ronde.errors import UsageError
 from ronde.launch.announce import say
-from ronde.plan import aliases_in, read_plan
+from ronde.plan import read_plan
+from ronde.plan.grammar import aliases_in
 
 __all__ = ["verify"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ronde.plan.communication import Communication
 from ronde.plan.compute import Compute
 from ronde.plan.data import Data
-from ronde.plan.grammar import aliases_in
 from ronde.plan.mesh import Mesh
 from ronde.plan.plan import Plan, expand, read_plan
 from ronde.plan.preset import PRESETS, Preset
@@ -23,7 +22,6 @@ __all__ = [
     "Preset",
     "State",
     "Update",
-    "aliases_in",
     "check",
     "expand",
     "read_plan",
