@@ -46,6 +46,9 @@ class OneRank:
     def looks_up(self, func: Any) -> bool:
         return False
 
+    def catches(self) -> bool:
+        return False
+
 
 class _Norm(torch.autograd.Function):
     """Stands for a batch norm with statistics of all ranks."""

@@ -112,6 +112,9 @@ class Joined(OneRank):
     def looks_up(self, func: Any) -> bool:
         return False
 
+    def catches(self) -> bool:
+        return False
+
 
 def test_a_function_that_joins_rows_on_purpose() -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:

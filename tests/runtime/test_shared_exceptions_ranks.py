@@ -112,6 +112,30 @@ def hidden_by_the_model() -> list[Any]:
     return _trained(_Hides(), lambda model, x, y: F.cross_entropy(model(x), y), _ids)
 
 
+class _GoesOn(nn.Module):
+    """Catches what it raises, and goes on with other ids; by a module or by a function."""
+
+    def __init__(self, look_up: Callable[[nn.Embedding, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.table, self.norm, self.last = nn.Embedding(20, 6), nn.BatchNorm1d(12), nn.Linear(12, 3)
+        self.look_up = look_up
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        try:
+            h = self.look_up(self.table, ids)
+        except IndexError:
+            h = self.table(ids.clamp(min=0, max=0))
+        return self.last(self.norm(h.flatten(1)))
+
+
+def caught_by_the_model(
+    look_up: Callable[[nn.Embedding, torch.Tensor], torch.Tensor] = nn.Embedding.__call__,
+) -> list[Any]:
+    said = _trained(_GoesOn(look_up), lambda model, x, y: F.cross_entropy(model(x), y), _ids)
+    assert isinstance(said[BAD], float)
+    return said
+
+
 class _Checked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -259,6 +283,8 @@ def stopped_by_a_sample() -> list[Any]:
 PIECES = {
     "bad_label": bad_label, "not_a_probability": not_a_probability, "bad_id": bad_id,
     "before_norm_and_dropout": before_norm_and_dropout, "in_backward": in_backward,
+    "caught_by_the_model": caught_by_the_model,
+    "function_caught": lambda: caught_by_the_model(lambda table, ids: F.embedding(ids, table.weight)),
     "hidden_by_the_model": hidden_by_the_model, "stopped_by_a_sample": stopped_by_a_sample,
     "in_backward_of_norm": in_backward_of_norm, "gradients_asked": gradients_asked,
     "memory": lambda: raising("memory"), "host memory": lambda: raising("host memory"),
@@ -302,6 +328,7 @@ def _check(ranks: Any, world_size: int, name: str, plan: str) -> None:
     [
         ("bad_label", "tensor=2"),
         ("before_norm_and_dropout", "ddp"),
+        ("caught_by_the_model", "ddp"),
         ("hidden_by_the_model", "ddp"),
         ("in_backward", "zero3"),
         ("own", "ddp"),
@@ -317,6 +344,8 @@ def test_as_on_one_device(ranks: Any, name: str, plan: str) -> None:
 # What a pipeline refuses; and what it can only end, as one rank waits for another alone in backward.
 _NOT_IN_STAGES = {
     "before_norm_and_dropout",
+    "caught_by_the_model",
+    "function_caught",
     "hidden_by_the_model",
     "in_backward",
     "in_backward_of_norm",

@@ -10,6 +10,7 @@ import torch
 from ronde.tensor.context import Context
 from ronde.trace.notes import Notes
 from ronde.trace.tally import Tally
+from ronde.trace.try_statements import INSTALLED, TryStatements
 
 __all__ = ["Calls", "SmallBatches"]
 
@@ -30,6 +31,7 @@ class Calls:
         uncut: it has been said why modules were not cut.
         explained: it has been said of some module why it is not cut.
         beside: modules were called in another thread than the main one, where nothing is cut.
+        tries: where the script's own modules catch exceptions.
         in_functions: each `torch.autograd.Function` in whose forward modules were called, uncut.
     """
 
@@ -49,6 +51,7 @@ class Calls:
         self.uncut = False
         self.explained = False
         self.beside = False
+        self.tries = TryStatements(*torch.__path__, *INSTALLED)
         self.in_functions: dict[str, None] = {}
 
     def fewest(self, rows: int) -> int:

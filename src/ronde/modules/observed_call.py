@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -25,6 +26,7 @@ from ronde.tensor.context import Context, Region
 from ronde.tensor.global_tensor import StrayBatch
 from ronde.tensor.graph import now
 from ronde.tensor.tree import Opaque, caches, map_leaves
+from ronde.trace.try_statements import TryStatements
 
 __all__ = [
     "Around",
@@ -68,12 +70,14 @@ class _Ranks:
     Attributes:
         rows: of the whole batch.
         mine: those of this rank.
+        tries: where models catch exceptions.
         draws: what was drawn for rows so far, by which this rank's rows of it are taken.
     """
 
     context: Context
     rows: int
     mine: int
+    tries: TryStatements
     draws: list[Draw] = dataclasses.field(default_factory=list)
 
     def draw(self, func: Any, args: Any, kwargs: Any, draw: Draw) -> Any:
@@ -92,6 +96,9 @@ class _Ranks:
     def looks_up(self, func: Any) -> bool:
         return getattr(func, "looks_up_rows", False)
 
+    def catches(self) -> bool:
+        return self.tries.catch(sys._getframe(1), _run.__code__)
+
     def together(self, work: Callable[[], Any]) -> Any:
         """Do what needs all ranks, if none of them has ended its observed call."""
         with disable_current_modes():
@@ -107,7 +114,7 @@ def observe(call: ShardedCall, around: Around, outside: Outside) -> Observed:
         call: with the axes of its arguments in the verdict, of which nothing else is known.
     """
     mine = call.cut.count(call.context.rank)
-    ranks = _Ranks(call.context, call.cut.rows, mine)
+    ranks = _Ranks(call.context, call.cut.rows, mine, call.calls.tries)
     with drawing(call.context, call.stream, ranks.draws, call.cut):
         return _observed(call, call.given, ranks, around, outside, stands=True)
 
@@ -118,7 +125,7 @@ def try_out(call: ShardedCall, around: Around, outside: Outside, given: Any, row
     Args:
         given: the arguments, of a batch as many rows as `rows` says.
     """
-    ranks = _Ranks(call.context, rows * max(call.context.world_size, 2), rows)
+    ranks = _Ranks(call.context, rows * max(call.context.world_size, 2), rows, call.calls.tries)
     with _aside() if in_checkpoint() else nullcontext():
         return _observed(call, given, ranks, around, outside, stands=False)
 
@@ -188,7 +195,7 @@ def compare(call: ShardedCall, around: Around, outside: Outside, steps: Steps) -
     None where it goes another way on some rank: it was unwound.
     """
     context = call.context
-    ranks = _Ranks(context, call.cut.rows, call.cut.count(context.rank))
+    ranks = _Ranks(context, call.cut.rows, call.cut.count(context.rank), call.calls.tries)
     # What it normalizes is looked at, as in the observed call.
     call = dataclasses.replace(call, verdict=dataclasses.replace(call.verdict, batchless=False))
     comparison = Comparison(call.module, call.given, call.verdict.inputs, ranks, steps, outside())

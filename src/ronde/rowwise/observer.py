@@ -21,7 +21,7 @@ from ronde.rowwise.labels import Drawn, Label, Mixed, Relative, address
 from ronde.rowwise.normalize import keeps_statistics
 from ronde.rowwise.operation import Operation, tensors
 from ronde.rowwise.sequence import follow
-from ronde.rowwise.verdict import HOST_READ, MixesRows, meet
+from ronde.rowwise.verdict import CATCHES, HOST_READ, MixesRows, meet
 from ronde.rowwise.watch import Away, Watch
 
 __all__ = ["Observer"]
@@ -57,6 +57,8 @@ class Observer(TorchDispatchMode):
         watch = self._watch
         if watch.away is Away.TRIED:
             return func(*args, **kwargs)
+        if watch.away is not Away.ENDED and watch.ranks.catches():
+            raise MixesRows(CATCHES)  # on shards a rank would go on alone
         op = Operation(func, args, kwargs, watch.of)
         if watch.away:
             self._note(op)

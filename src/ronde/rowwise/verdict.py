@@ -10,11 +10,12 @@ import dataclasses
 from ronde.rng.draws import Draw
 from ronde.tensor.output_axis import OutputAxis
 
-__all__ = ["BACKWARD", "COUNTS", "HOST_READ", "MIXES", "NO_AXIS", "MixesRows", "Verdict", "meet"]
+__all__ = ["BACKWARD", "CATCHES", "COUNTS", "HOST_READ", "MIXES", "NO_AXIS", "MixesRows", "Verdict", "meet"]
 
 MIXES = "rows of its output depend on other rows, or on their number"
 COUNTS = "what it does depends on how many rows there are"
 HOST_READ = "its forward reads a value of the batch on the host"
+CATCHES = "its forward catches what an operation raises (try)"
 BACKWARD = "its forward runs backward"
 NO_AXIS = "its output has no batch axis"
 

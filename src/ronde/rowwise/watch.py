@@ -57,6 +57,10 @@ class Ranks(Protocol):
         """Whether it looks up rows of an embedding table by their ids."""
         ...
 
+    def catches(self) -> bool:
+        """Whether the model itself would catch what the operation under way raises."""
+        ...
+
 
 @dataclasses.dataclass(slots=True)
 class Watch:

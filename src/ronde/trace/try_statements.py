@@ -18,7 +18,7 @@ from typing import Any
 
 from ronde.trace.script_line import RONDE
 
-__all__ = ["TryStatements", "caught_lines"]
+__all__ = ["INSTALLED", "TryStatements", "caught_lines"]
 
 # What a computation on some rows does not raise.
 _OTHERS = frozenset(
@@ -31,7 +31,7 @@ _SCOPES = (*_FUNCTIONS, ast.ClassDef)
 _TRIES: tuple[Any, ...] = (ast.Try, getattr(ast, "TryStar", ast.Try))  # since Python 3.11
 _LEAVING = (ast.Return, ast.Break, ast.Continue)
 
-_STANDARD, _INSTALLED = (
+_STANDARD, INSTALLED = (
     tuple({os.path.join(sysconfig.get_path(name), "") for name in names})
     for names in (("stdlib", "platstdlib"), ("purelib", "platlib"))
 )
@@ -53,9 +53,13 @@ class TryStatements:
         self._known: dict[int, tuple[CodeType, dict[int, bool] | None]] = {}
         self._files: dict[str, dict[Scope, list[range]] | None] = {}
 
-    def catch(self, frame: FrameType | None) -> bool:
-        """Whether some frame at or above this one would catch an exception where it stands."""
-        while frame is not None:
+    def catch(self, frame: FrameType | None, outermost: CodeType | None = None) -> bool:
+        """Whether some frame at or above this one would catch an exception where it stands.
+
+        Args:
+            outermost: frames at and above one of this code are not asked.
+        """
+        while frame is not None and frame.f_code is not outermost:
             code = frame.f_code
             known = self._known.get(id(code))
             if known is None:
@@ -77,7 +81,7 @@ class TryStatements:
 
     def _is_passed_over(self, file: str) -> bool:
         path = os.path.abspath(file)
-        standard = path.startswith(_STANDARD) and not path.startswith(_INSTALLED)
+        standard = path.startswith(_STANDARD) and not path.startswith(INSTALLED)
         return standard or path.startswith(self._libraries) or file.startswith("<frozen ")
 
     def _is_caught(self, frame: FrameType) -> bool:
