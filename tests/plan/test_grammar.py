@@ -78,10 +78,19 @@ def test_the_python_form_equals_the_string():
     )
 
 
-def test_later_items_win_over_the_values_of_presets():
+def test_a_later_key_wins_over_the_values_of_presets():
     assert expand("local-sgd,every=16").update.every == 16
-    assert expand("zero1,zero2").state.placement == "zero2"
     assert expand("zero1,local-sgd,state=replicated") == expand("local-sgd")
+    assert expand("ddp,hierarchical").communication.algorithm == "hierarchical"
+
+
+def test_two_presets_that_set_one_key_differently_are_refused():
+    with pytest.raises(
+        PlanError, match="preset zero1 sets state=zero1 and preset zero2 sets state=zero2; keep one"
+    ):
+        expand("zero1,zero2")
+    with pytest.raises(PlanError, match="preset local-sgd sets update=local and preset ddp sets update=sync"):
+        expand("local-sgd,ddp")
 
 
 def test_an_explicit_item_may_stand_before_a_preset_that_leaves_it_alone():

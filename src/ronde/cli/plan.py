@@ -8,10 +8,9 @@ import typer
 
 from ronde.cli.plan_search import search
 from ronde.errors import UsageError
-from ronde.plan import Plan, check, expand, validate
+from ronde.plan import Plan, check, expand
 from ronde.plan.describe import Description, describe
 from ronde.plan.grammar import aliases_in
-from ronde.plan.validate import contradictions
 
 __all__ = ["plan"]
 
@@ -46,8 +45,7 @@ def show(
 ) -> None:
     """Print the expanded plan, its update rule, whether it is exact, and the systems it equals.
 
-    A plan that this version cannot run is printed too, and refused with exit code 2. One that contradicts
-    itself is refused only: there is nothing that it means. A script of which the cuts are to be listed runs
+    A plan that this version cannot run is refused with exit code 2, and nothing is printed. A script of which the cuts are to be listed runs
     up to its model's first call, in this process.
     """
     sources = [source for source in (file, items) if source is not None]
@@ -58,11 +56,8 @@ def show(
             f"{arguments[0]} is for a script, and none is given; add --script SCRIPT, or leave it out"
         )
     described = expand(*sources)
-    if contradictions(described, ranks):
-        check(described, ranks)
-    page = _page(describe(described, ranks), aliases_in(*sources), available=not validate(described, ranks))
-    print(page)
     check(described, ranks)
+    print(_page(describe(described, ranks), aliases_in(*sources)))
     if script is not None:
         _list_cuts(script, arguments or [], described)
 
@@ -80,12 +75,10 @@ def _list_cuts(script: str, arguments: list[str], described: Plan) -> None:
     print("\n".join(lines_of_cuts(model, described)))
 
 
-def _page(description: Description, aliases: tuple[str, ...], *, available: bool) -> str:
+def _page(description: Description, aliases: tuple[str, ...]) -> str:
     """The description as two columns of plain text."""
     rows = [("plan", description.plan)]
     rows += [("names", ", ".join(aliases))] if aliases else []
-    if not available:
-        rows.append(("available", "not in this version"))
     rows.append(("preset", ", ".join(description.presets) or "none"))
     rows += [(name, "  ".join(items)) for name, items in description.axes]
     rows += [("gradients", description.algorithm), ("holds", description.holds)]

@@ -92,7 +92,9 @@ def run(  # noqa: PLR0913 - one parameter per option
     plan: Annotated[
         str,
         typer.Option(
-            "--plan", metavar="PLAN", help="A plan such as ddp,bucket-mb=10, or a TOML file of one."
+            "--plan",
+            metavar="PLAN",
+            help="A plan such as ddp,bucket-mb=10, or a TOML file; names of other systems are taken, too.",
         ),
     ] = "ddp",
     seed: Annotated[

@@ -3,8 +3,8 @@
     plan  = item {"," item}
     item  = preset | key "=" value
 
-A bare word is a preset, never a value. Later items win over a preset's values; two different
-explicit values of one key are an error, and so is a preset that would undo an earlier item.
+A bare word is a preset, never a value. A later key wins over a preset's value; two different
+explicit values of one key are an error, and so is a preset that would undo an earlier item, a preset too.
 """
 
 from __future__ import annotations
@@ -80,11 +80,15 @@ def settle(items: Iterable[Item]) -> dict[str, object]:
     """The value of every key that the items set; raises one `PlanError` with all that is wrong."""
     explicit: dict[str, object] = {}
     from_preset: dict[str, object] = {}
+    set_by: dict[str, str] = {}
     errors: list[str] = []
     for item in (own for given in items for own in _in_own_words(given)):
         try:
             if item.text is None:
-                from_preset.update(_preset_values(item.name, explicit))
+                values = _preset_values(item.name, explicit)
+                _check_presets(item.name, values, from_preset, set_by)
+                from_preset |= values
+                set_by |= dict.fromkeys(values, item.name)
             else:
                 value = _known_key(item.name).read(item.text)
                 if explicit.setdefault(item.name, value) != value:
@@ -166,6 +170,8 @@ def _known_key(name: str) -> Key:
         return KEYS[name]
     if name in PRESETS:
         raise PlanError(f"{name} is a preset, not a key; write it as a bare word")
+    if plain(name) in SEVERAL_MEANINGS:
+        raise PlanError(_several_meanings(name))
     raise PlanError(f"unknown key {name!r} in a plan{did_you_mean(name, KEYS)}; keys are {', '.join(KEYS)}")
 
 
@@ -186,17 +192,33 @@ def _preset_values(name: str, explicit: Mapping[str, object]) -> dict[str, objec
     return values
 
 
+def _check_presets(
+    name: str, values: Mapping[str, object], earlier: Mapping[str, object], set_by: Mapping[str, str]
+) -> None:
+    """Raise `PlanError` where a preset sets a key that an earlier preset sets otherwise."""
+    for key, value in values.items():
+        if earlier.get(key, value) != value:
+            first, second = KEYS[key].write(earlier[key]), KEYS[key].write(value)
+            raise PlanError(
+                f"preset {set_by[key]} sets {first} and preset {name} sets {second}; keep one of them"
+            )
+
+
 def _unknown_preset(name: str) -> str:
     if plain(name) in KEY_ALIASES:
         return f"{name} is {KEY_ALIASES[plain(name)]}=N here; write how many ways it cuts"
     if plain(name) in SEVERAL_MEANINGS:
-        return f"{name} has several plans here; write {SEVERAL_MEANINGS[plain(name)]}"
+        return _several_meanings(name)
     if name in KEYS:
         return f"{name} is a key, not a preset; write {name}=VALUE ({KEYS[name].kind.expected})"
     takers = [key.name for key in KEYS.values() if isinstance(key.kind, Choice) and name in key.kind.words]
     if takers:
         return f"{name} is a value, not a preset; write {' or '.join(f'{taker}={name}' for taker in takers)}"
     return f"unknown preset {name!r}{did_you_mean(name, PRESETS)}; presets are {', '.join(PRESETS)}"
+
+
+def _several_meanings(name: str) -> str:
+    return f"{name} has several plans here; write {SEVERAL_MEANINGS[plain(name)]}"
 
 
 def _twice(name: str, first: object, second: object) -> str:
