@@ -45,8 +45,8 @@ def show(
 ) -> None:
     """Print the expanded plan, its update rule, whether it is exact, and the systems it equals.
 
-    A plan that this version cannot run is refused with exit code 2, and nothing is printed. A script of which the cuts are to be listed runs
-    up to its model's first call, in this process.
+    A plan that this version cannot run is refused with exit code 2, and nothing is printed. A script of
+    which the cuts are to be listed runs up to its model's first call, in this process.
     """
     sources = [source for source in (file, items) if source is not None]
     if not sources:

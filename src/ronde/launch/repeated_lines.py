@@ -1,7 +1,7 @@
 """Leaves out lines that an earlier attempt of a run has shown: a restart does some steps again.
 
-A rank that is brought back says at which line of its output that is. From there on lines are compared, their
-numbers aside, with those that were shown; at the first one that differs everything is shown again.
+A rank that is brought back says at which line of its output that is. From there on lines are compared, times
+and rates aside, with those that were shown; at the first one that differs everything is shown again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,19 @@ __all__ = ["RepeatedLines", "count_lines", "write_position"]
 
 _SIZE = 8
 _OWN = b"ronde: "
+_POSITION = "rank-0.position"
 _PIECES = re.compile(rb"[^\n]*\n|[^\n]+")
-_NUMBER = re.compile(rb"[0-9]+(\.[0-9]*)?")
+_NUMBER = rb"(?<![\w.])\d+(?:,\d{3})*(?:\.\d*)?(?:e[+-]?\d+)?"
+_UNIT = rb"(?:[num]s|\xc2\xb5s|s|secs?|seconds?|minutes?|hours?)"
+_TIMES = (
+    rb"\b\d{4}-\d\d-\d\d(?:T(?=\d))?",
+    rb"(?<![\d:.])(?:\d\d?:\d\d:\d\d|\d\d:\d\d)(?:[.,]\d+)?(?![\d:])",
+    rb"\b\d+[hm](?= ?\d+(?:\.\d+)?[ms]\b)",  # 1h 2m 3.5s
+    rb"(?:" + _NUMBER + rb"|(?<=\d[hm])\d+(?:\.\d+)?) ?" + _UNIT + rb"(?:/[a-z]+)?\b",  # 0.3 s, 12ms/step
+    _NUMBER + rb" ?[kKMG]? ?[A-Za-z]*(?:/| per )" + _UNIT + rb"\b",  # 40 it/s, 5 MB/s
+    rb"(?:(?<=time)|(?<=elapsed)|(?<=took)|(?<=per_second))['\"]?[ :=]{1,3}" + _NUMBER,
+)
+_TIME = re.compile(b"|".join(_TIMES))
 
 
 class RepeatedLines:
@@ -31,6 +42,8 @@ class RepeatedLines:
 
     def __init__(self, directory: Path, stream: str, *, resumed: bool) -> None:
         self._directory, self._stream = directory, stream
+        # An earlier attempt's position is not this one's.
+        (directory / _POSITION).unlink(missing_ok=True)
         # Digests of the lines that were shown, one behind another.
         self._file = os.open(directory / f"printed-{stream}", os.O_RDWR | os.O_CREAT, 0o666)
         self._known = os.fstat(self._file).st_size // _SIZE if resumed else 0
@@ -65,7 +78,7 @@ class RepeatedLines:
         if line.startswith(_OWN):
             return True
         assert self._at is not None
-        digest = hashlib.blake2b(_NUMBER.sub(b"0", line.rstrip(b"\r\n")), digest_size=_SIZE).digest()
+        digest = hashlib.blake2b(_without_times(line), digest_size=_SIZE).digest()
         repeated = self._at < self._known and os.pread(self._file, _SIZE, self._at * _SIZE) == digest
         if not repeated:
             self._known = 0
@@ -73,6 +86,11 @@ class RepeatedLines:
             os.pwrite(self._file, digest, self._at * _SIZE)
         self._at += 1
         return not repeated
+
+
+def _without_times(line: bytes) -> bytes:
+    """The last state of a line, which progress bars write many times, with its times and rates masked."""
+    return _TIME.sub(b"0", line.rstrip(b"\r\n").rpartition(b"\r")[2])
 
 
 def count_lines(file: int) -> int:
@@ -84,7 +102,7 @@ def count_lines(file: int) -> int:
 
 def write_position(directory: Path, lines: dict[str, int]) -> None:
     """Say how many lines of each stream come before what a rank will print from now on."""
-    path = directory / "rank-0.position"
+    path = directory / _POSITION
     beside = path.with_suffix(".position.new")
     file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
@@ -96,6 +114,6 @@ def write_position(directory: Path, lines: dict[str, int]) -> None:
 
 def _read_position(directory: Path, stream: str) -> int | None:
     try:
-        return int(json.loads((directory / "rank-0.position").read_bytes())[stream])
+        return int(json.loads((directory / _POSITION).read_bytes())[stream])
     except (OSError, ValueError, KeyError):
         return None
