@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 from ronde.cli import app
-from ronde.cli.launcher_options import OPTIONS
+from ronde.cli.launcher_options import OF_LAUNCHERS, OPTIONS
 from ronde.cli.launcher_words import Reading, read_words
 from ronde.errors import UsageError
 from ronde.plan import expand
@@ -113,11 +113,18 @@ def read(line: str, own: dict[str, dict[str, bool]], command: str = "run") -> Re
         ),
         ("mpirun --allow-run-as-root -np 2 python train.py", "--ranks 2 train.py"),
         ("srun -N 1 -n 2 python train.py", "--ranks 2 train.py"),
+        ("srun -N1 -n2 -c8 -t 10 -J job -A me python train.py", "--ranks 2 train.py"),
+        ("srun -n 4 --gpus 4 --mpi=pmix -l python train.py", "--ranks 4 train.py"),
+        ("mpirun -c 2 -x PATH -H a:2 train.py", "--env PATH -H a:2 --ranks 2 train.py"),
+        ("mpirun -N 2 train.py", "--ranks 2 train.py"),
+        ("deepspeed -H hosts train.py", "--hostfile hosts train.py"),
+        ("-p 22 -H a:2 train.py", "--ssh-port 22 -H a:2 train.py"),
+        ("--max_restarts 0 --nproc_per_node 2 train.py", "--ranks 2 train.py"),
+        ("torchrun --help", "--help"),
         # what the parser answers
         ("--lr 3 train.py", "--lr 3 train.py"),
         ("-n 2 --lr 3 train.py", "--ranks 2 --lr 3 train.py"),
         ("launch.py", "launch.py"),
-        ("launch", "launch"),
         ("-", "-"),
         ("", ""),
     ],
@@ -166,6 +173,21 @@ def test_what_has_no_counterpart_is_said(own: dict[str, dict[str, bool]]) -> Non
         ("--no_python train.py", "ronde runs python scripts"),
         ("--tee 3 train.py", "the output of every rank is in the run directory, as rank-N.log; leave it out"),
         ("--gradient_accumulation_steps 4 train.py", "the script says this by itself"),
+        ("srun -n 2 -p gpu python train.py", "-p gpu: nodes are chosen where Slurm allocates them"),
+        ("srun -x node1 train.py", "-x node1: nodes are chosen where Slurm allocates them"),
+        ("srun -w node1 train.py", "-w node1: nodes are chosen where Slurm allocates them"),
+        ("srun -N 2 -n 4 train.py", "ronde run -H HOST0:2,HOST1:2 train.py"),
+        ("torchrun -t 3 train.py", "the output of every rank is in the run directory"),
+        ("--max_restarts 3 --nproc_per_node 2 train.py", "--max_restarts 3 is --restarts 3 --checkpoint DIR here"),
+        ("torchrun", "a script is missing behind torchrun; write ronde run train.py"),
+        ("torchrun --nproc-per-node 2", "a script is missing behind torchrun"),
+        ("accelerate launch", "a script is missing behind accelerate launch"),
+        ("accelerate", "a script is missing behind accelerate launch"),
+        ("launch", "a script is missing behind launch"),
+        ("deepspeed --num_gpus 2", "a script is missing behind deepspeed"),
+        ("python", "a script is missing behind python"),
+        ("mpirun -np 2 python", "a script is missing behind python"),
+        ("python -m", "a script is missing behind python"),
         ("--cpu train.py", "write CUDA_VISIBLE_DEVICES= before ronde"),
         ("horovodrun -np 2 python train.py", "write ronde horovodrun -np 2 python train.py"),
         ("CUDA_VISIBLE_DEVICES=0 python train.py", "write it first: CUDA_VISIBLE_DEVICES=0 ronde run ..."),
@@ -201,6 +223,11 @@ def test_verify_has_no_hosts(own: dict[str, dict[str, bool]]) -> None:
 
 def test_no_option_of_ronde_is_taken_for_another(own: dict[str, dict[str, bool]]) -> None:
     assert not own["run"].keys() & OPTIONS.keys()
+
+
+def test_a_launchers_letters_are_its_own(own: dict[str, dict[str, bool]]) -> None:
+    assert read("torchrun -x PATH train.py", own).words == ("-x", "PATH", "train.py")  # the parser refuses it
+    assert OF_LAUNCHERS["srun"]["-x"] is not OF_LAUNCHERS["mpirun"]["-x"]
 
 
 def test_every_item_is_one_of_a_plan(own: dict[str, dict[str, bool]]) -> None:

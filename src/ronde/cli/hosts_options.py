@@ -42,6 +42,14 @@ def is_here_alone(shares: tuple[tuple[str, int], ...], where: Where, *options: o
     return is_this_host(shares[0][0])
 
 
+def _check_variables_are_here(variables: Sequence[str]) -> None:
+    """Raise `UsageError` for a value: ranks of this host inherit variables as they are."""
+    values = [item for item in _variables(variables) if "=" in item]
+    if values:
+        assignments = shlex.join(values)
+        raise UsageError(f"ranks on this host inherit its variables; write {assignments} before ronde")
+
+
 def hosts_of(
     where: Where,
     shares: tuple[tuple[str, int], ...],
@@ -58,13 +66,13 @@ def hosts_of(
     given = {
         "--ssh-port": port,
         "--ssh-command": command,
-        "--env": variables or None,
         "--local-addr": address,
     }
     if not shares:
         for name, value in given.items():
             if value is not None:
                 raise UsageError(f"{name} is about other hosts, and none is named; add -H host1:2,host2:2")
+        _check_variables_are_here(variables)
         return None
     if where.by_srun and (port is not None or command is not None):
         raise UsageError(

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from ronde.errors import UsageError
 
-__all__ = ["OPTIONS", "LauncherLine", "LauncherOption", "option_named", "two_numbers"]
+__all__ = ["OF_LAUNCHERS", "OPTIONS", "LauncherLine", "LauncherOption", "option_named", "two_numbers"]
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -16,6 +16,7 @@ class LauncherLine:
     """The options of a command line as they are read, one after another.
 
     Attributes:
+        launcher: the last of those that were typed; "" without one.
         options: ronde's own, with their values.
         taken: ronde's options by which others are replaced, with the one that was typed.
         ranks: the number of ranks, and the option that was typed; None: not said.
@@ -27,6 +28,7 @@ class LauncherLine:
         module: the script is a module.
     """
 
+    launcher: str = ""
     options: list[str] = dataclasses.field(default_factory=list)
     taken: dict[str, str] = dataclasses.field(default_factory=dict)
     ranks: tuple[str, str] | None = None
@@ -50,9 +52,11 @@ class LauncherOption:
     take: Take
 
 
-def option_named(word: str) -> LauncherOption | None:
-    """The option that a word names: `--nproc_per_node` and `--nproc-per-node` are one."""
-    return OPTIONS.get(word.replace("_", "-"))
+def option_named(word: str, launcher: str = "") -> LauncherOption | None:
+    """The option of a launcher by its name, with underscores or dashes."""
+    name = word.replace("_", "-")
+    own = OF_LAUNCHERS.get(launcher, _UNNAMED)
+    return own.get(name) or OPTIONS.get(name)
 
 
 def two_numbers(first: str, second: str) -> UsageError:
@@ -100,8 +104,16 @@ def _same(option_of_ronde: str) -> LauncherOption:
     return LauncherOption(1, take)
 
 
+def _restarts(line: LauncherLine, option: str, value: str) -> None:
+    if value == "0":
+        line.left_out.append(f"{option} {value}")
+    else:
+        line.options += ["--restarts", value]
+        line.taken["--restarts"] = f"{option} {value}"
+
+
 def _nothing(values: int = 0) -> LauncherOption:
-    """An option whose work ronde does by itself, or that has none to do here."""
+    """An option to be left out."""
 
     def take(line: LauncherLine, option: str, value: str) -> None:
         line.left_out.append(f"{option} {value}".strip())
@@ -110,7 +122,7 @@ def _nothing(values: int = 0) -> LauncherOption:
 
 
 def _item(about: str, words: Mapping[str, str] | str, *, weak: bool = False) -> LauncherOption:
-    """An option that is an item of the plan: by its value, or a flag.
+    """An item of the plan, by the option's value, or a flag.
 
     Args:
         words: the item by the option's value ("" for none), or a pattern with {}, or the item of a flag.
@@ -155,36 +167,39 @@ _STAGES = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "zero3"}
 _CPU = _advice(
     0, "ronde takes the CPU where no CUDA device is visible; write CUDA_VISIBLE_DEVICES= before ronde"
 )
+_EXCLUDE = _advice(1, "write the devices that are left as CUDA_VISIBLE_DEVICES=... before ronde")
 _SCRIPTS_OWN = "the script says this by itself; write it there, where plain python has it, too"
 _BY_CONFIG = (
     "ronde reads no configuration of another launcher; its ZeRO stage is --plan zero1, zero2 or zero3, its "
     "precision precision=bf16"
 )
+_BY_SLURM = (
+    "nodes are chosen where Slurm allocates them; leave it out inside of an allocation, or write it "
+    "behind salloc or sbatch"
+)
 _OUTPUT = "the output of every rank is in the run directory, as rank-N.log; leave it out"
 
 _BY_NAMES: tuple[tuple[str, LauncherOption], ...] = (
-    ("-n -np --np --num-proc --num-processes --ntasks --world-size --num-ranks --nprocs", _ranks()),
+    ("-n --np --num-proc --num-processes --ntasks --world-size --num-ranks --nprocs", _ranks()),
     (
-        "--nproc-per-node --nproc --num-gpus --gpus --devices --gpus-per-node --ntasks-per-node -ppn",
+        "--nproc-per-node --nproc --num-gpus --gpus --devices --gpus-per-node --ntasks-per-node",
         _ranks(per_host=True),
     ),
-    ("--nnodes --num-machines --num-nodes --nodes -N", _hosts("nnodes")),
+    ("--nnodes --num-machines --num-nodes --nodes", _hosts("nnodes")),
     ("--node-rank --machine-rank", _hosts("node-rank")),
     ("--master-addr --main-process-ip --main-address", _hosts("master-addr")),
     ("--master-port --main-process-port --main-port", _hosts("master-port")),
     *((f"--rdzv-{name}", _hosts(f"rdzv-{name}")) for name in ("backend", "endpoint", "id", "conf")),
-    ("--max-restarts", _same("--restarts")),
+    ("--max-restarts", LauncherOption(1, _restarts)),
     ("--log-dir --enable-each-rank-log", _same("--run-dir")),
     ("--num-cpu-threads-per-process", _same("--threads")),
-    ("--host -host", _same("-H")),
-    ("-hostfile --machinefile -machinefile", _same("--hostfile")),
-    ("-x", _same("--env")),
-    ("-p", _same("--ssh-port")),
+    ("--host", _same("-H")),
+    ("--machinefile", _same("--hostfile")),
     ("--standalone --multi-gpu --use-env --same-network --no-local-rank --gloo --nccl --verbose", _nothing()),
     ("--allow-run-as-root --oversubscribe --use-megatron-lm --no-ssh-check", _nothing()),
     ("--role --monitor-interval --start-method --rdzv-timeout --signals-to-handle", _nothing(1)),
-    ("--bind-to -bind-to --map-by -map-by --num-servers", _nothing(1)),
-    ("--mca -mca", _nothing(2)),
+    ("--bind-to --map-by --num-servers", _nothing(1)),
+    ("--mca", _nothing(2)),
     *((f"--fsdp-{name}", _nothing(1)) for name in ("auto-wrap-policy", "backward-prefetch", "version")),
     ("--fsdp-transformer-layer-cls-to-wrap --fsdp-min-num-params --fsdp-forward-prefetch", _nothing(1)),
     ("--fsdp-state-dict-type --fsdp-use-orig-params --fsdp-sync-module-states", _nothing(1)),
@@ -212,7 +227,7 @@ _BY_NAMES: tuple[tuple[str, LauncherOption], ...] = (
     ("--pipeline-parallel-size --pipeline-model-parallel-size", _item("pipeline", "pipeline={}")),
     ("--accelerator", _item("device", {"auto": "", "gpu": "", "cuda": ""})),
     ("--gpu-ids --include", LauncherOption(1, _refuse_devices)),
-    ("--exclude", _advice(1, "write the devices that are left as CUDA_VISIBLE_DEVICES=... before ronde")),
+    ("--exclude", _EXCLUDE),
     ("--cpu --use-cpu", _CPU),
     ("--tpu", _advice(0, "ronde runs on CPUs and CUDA devices")),
     ("--config-file --deepspeed-config-file --deepspeed-config --deepspeed", _advice(1, _BY_CONFIG)),
@@ -221,12 +236,52 @@ _BY_NAMES: tuple[tuple[str, LauncherOption], ...] = (
         "--no-python",
         _advice(0, "ronde runs python scripts; other programs run by --native or ronde horovodrun"),
     ),
-    ("--redirects -r --tee -t --local-ranks-filter", _advice(1, _OUTPUT)),
+    ("--redirects --tee --local-ranks-filter", _advice(1, _OUTPUT)),
     ("--launcher", _advice(1, "ronde finds its hosts by -H, a hostfile or the scheduler; leave it out")),
     ("--autotuning", _advice(1, "the best plan is looked for by ronde plan search")),
 )
 
-OPTIONS: Mapping[str, LauncherOption] = MappingProxyType(
-    {name: option for names, option in _BY_NAMES for name in names.split()}
+
+def _table(*rows: tuple[str, LauncherOption]) -> Mapping[str, LauncherOption]:
+    return MappingProxyType({name: option for names, option in rows for name in names.split()})
+
+
+OPTIONS = _table(*_BY_NAMES)
+"""Options of any launcher by their names, with dashes in place of underscores."""
+
+_TORCHRUN = _table(("-r -t", _advice(1, _OUTPUT)))
+_MPIRUN = _table(
+    ("-np -c", _ranks()),
+    ("-N -npernode --npernode -ppn", _ranks(per_host=True)),
+    ("-host", _same("-H")),
+    ("-hostfile -machinefile", _same("--hostfile")),
+    ("-x", _same("--env")),
+    ("-bind-to -map-by", _nothing(1)),
+    ("-mca", _nothing(2)),
 )
-"""Every option by its name, with dashes in place of underscores."""
+_SRUN = _table(
+    ("-N", _hosts("nnodes")),
+    ("-p --partition -x --exclude -w --nodelist -C --constraint -q --qos", _advice(1, _BY_SLURM)),
+    ("-A --account -J --job-name -t --time -c --cpus-per-task -m --distribution --mem", _nothing(1)),
+    ("--mpi --gres -G --gpus --gpus-per-task --gpus-per-node --gpu-bind --cpu-bind", _nothing(1)),
+    ("-l --label -u --unbuffered -K --kill-on-bad-exit --exclusive --overlap", _nothing()),
+    ("-o --output -e --error -i --input", _advice(1, _OUTPUT)),
+)
+_DEEPSPEED = _table(("-H", _same("--hostfile")), ("-i", LauncherOption(1, _refuse_devices)), ("-e", _EXCLUDE))
+OF_LAUNCHERS: Mapping[str, Mapping[str, LauncherOption]] = MappingProxyType(
+    {
+        "torchrun": _TORCHRUN,
+        "accelerate": _table(),
+        "launch": _table(),
+        "fabric": _table(),
+        "deepspeed": _DEEPSPEED,
+        "mpirun": _MPIRUN,
+        "mpiexec": _MPIRUN,
+        "srun": _SRUN,
+    }
+)
+"""Options that one launcher has, or has in a sense of its own, by launcher and name."""
+_UNNAMED = MappingProxyType(
+    {**_TORCHRUN, **_MPIRUN, "-N": _hosts("nnodes"), "-p": _same("--ssh-port")}  # -p: horovodrun's
+)
+"""Options that are read where no launcher was typed."""

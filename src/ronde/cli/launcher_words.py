@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from ronde.cli.launcher_options import LauncherLine, option_named, two_numbers
+from ronde.cli.launcher_options import OF_LAUNCHERS, LauncherLine, option_named, two_numbers
 from ronde.errors import UsageError
 
 __all__ = ["Reading", "read_words"]
@@ -30,13 +30,15 @@ _LAUNCHERS = {
     "srun": (),
 }
 """Programs that start ranks, each with the words behind its name."""
-_LAUNCHER_MODULES = (
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "accelerate.commands.launch",
-    "paddle.distributed.launch",
-)
+_LAUNCHER_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "paddle.distributed.launch": "",
+}
+"""Modules that start ranks, each with the launcher that has its options."""
 _OTHER_COMMANDS = ("horovodrun", "bpslaunch")
+_JOINED = re.compile(r"(-np|-[A-Za-z])(\d+)")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
 _OF_PYTHON = {
     "-O": "PYTHONOPTIMIZE=1",
@@ -84,14 +86,18 @@ def read_words(
     """
     line = LauncherLine()
     rest = _read_options(line, list(words), own)
+    typed = ""
     while rest and not rest[0].startswith("-") and not is_file(rest[0]) and not line.module:
-        if _PYTHON.fullmatch(rest[0]):
-            break
         behind = _LAUNCHERS.get(rest[0])
-        if behind is None or tuple(rest[1 : 1 + len(behind)]) != behind or not rest[1 + len(behind) :]:
+        if behind is None or tuple(rest[1 : 1 + len(behind)]) not in (behind, ()):
             break
+        line.launcher, typed = rest[0], shlex.join([rest[0], *behind])
         rest = _read_options(line, rest[1 + len(behind) :], own)
+    if _is_python(rest, line, is_file):
+        typed = rest[0]
     rest = _read_interpreter(line, rest, own, is_file)
+    if typed and not rest and "--help" not in line.options:
+        raise UsageError(f"a script is missing behind {typed}; write ronde {command} train.py")
     _refuse_other(rest, command, is_file)
     return _in_words_of_ronde(line, rest, own, command)
 
@@ -103,18 +109,18 @@ def _read_options(line: LauncherLine, words: list[str], own: Mapping[str, bool])
         if word == "--":
             break
         name, sign, value = word.partition("=")
-        known = _own_name(name, own)
+        known = None if name in OF_LAUNCHERS.get(line.launcher, ()) else _own_name(name, own)
         if known in ("-m", "--module"):
             line.module = True
         elif known is not None:
             _take_own(line, known, [value] if sign else [], words, own)
-        elif (option := option_named(name)) is not None:
+        elif (option := option_named(name, line.launcher)) is not None:
             if len(words) < option.values - bool(sign):
                 raise UsageError(f"{name} needs a value; write it behind it")
             values = [value] if sign else [words.pop(0) for _ in range(option.values)]
             option.take(line, name, " ".join(values))
-        elif re.fullmatch(r"-np?\d+", name):
-            words[:0] = [name.rstrip("0123456789"), name.lstrip("-np")]
+        elif (joined := _JOINED.fullmatch(word)) and option_named(joined[1], line.launcher) is not None:
+            words[:0] = joined.groups()
         else:
             return [word, *words]  # the parser says that there is no such option
     return words
@@ -149,12 +155,7 @@ def _read_interpreter(
     line: LauncherLine, words: list[str], own: Mapping[str, bool], is_file: Callable[[str], bool]
 ) -> list[str]:
     """The words from the script on, without the interpreter before it and the interpreter's options."""
-    if (
-        words
-        and not line.module
-        and _PYTHON.fullmatch(words[0])
-        and ("/" in words[0] or not is_file(words[0]))
-    ):
+    if _is_python(words, line, is_file):
         _check_interpreter(words[0])
         words = words[1:]
         while words and words[0].startswith("-") and words[0] != "-":
@@ -166,9 +167,15 @@ def _read_interpreter(
             _refuse_interpreters_option(option, words[1:2])
             words = words[1:]
     if line.module and words and words[0] in _LAUNCHER_MODULES:
-        line.module = False
+        line.module, line.launcher = False, _LAUNCHER_MODULES[words[0]]
         return _read_interpreter(line, _read_options(line, words[1:], own), own, is_file)
     return words
+
+
+def _is_python(words: Sequence[str], line: LauncherLine, is_file: Callable[[str], bool]) -> bool:
+    if not words or line.module or not _PYTHON.fullmatch(words[0]):
+        return False
+    return "/" in words[0] or not is_file(words[0])
 
 
 def _check_interpreter(path: str) -> None:
@@ -222,6 +229,9 @@ def _in_words_of_ronde(line: LauncherLine, rest: list[str], own: Mapping[str, bo
     for name, typed in line.taken.items():
         if name not in own:
             raise UsageError(f"{typed} is {name} of ronde run, and ronde {command} has none; leave it out")
+    if "--restarts" in line.taken and "--checkpoint" not in line.options:
+        typed, count = line.taken["--restarts"], line.options[line.options.index("--restarts") + 1]
+        raise UsageError(f"{typed} is --restarts {count} --checkpoint DIR here; add --checkpoint DIR")
     changed = bool(line.items or line.left_out or line.ranks or line.taken.keys() - {"--ranks"})
     return Reading(words=(*options, *script), left_out=tuple(line.left_out), changed=changed)
 
