@@ -1,4 +1,4 @@
-"""All kinds of reports, by the word in their JSON."""
+"""Report classes by the kind in their JSON."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ KINDS = {
     parallel.KIND: parallel.ParallelReport,
     **dict.fromkeys(STEPS, Report),
 }
-"""Every kind of report by its word; what has none is read as one of steps."""
+"""Report classes by kind; a report without a kind is one of steps."""
 
 
 def read_report(text: str) -> AnyReport:
-    """The report in a file of `--json`; what names no kind of these is read as one of steps.
+    """Parse a report from `--json`; an unknown kind is read as steps.
 
     Raises:
         UsageError: it is none.
@@ -59,7 +59,7 @@ def read_report(text: str) -> AnyReport:
 
 
 def _kind(text: str) -> str:
-    """What kind of report a file holds, "" where it is none."""
+    """Read the kind of a report; "" if the text has none."""
     try:
         fields = json.loads(text)
     except ValueError:

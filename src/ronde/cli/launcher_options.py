@@ -1,4 +1,4 @@
-"""Options of other launchers, each with the option of ronde that does the same, or the advice."""
+"""Options of other launchers, each with ronde's counterpart or an advice."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Take = Callable[[LauncherLine, str, str], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LauncherOption:
-    """An option of another launcher: the number of words behind it that are its value, and its meaning."""
+    """An option of another launcher: the number of its value words, and its meaning."""
 
     values: int
     take: Take
@@ -113,7 +113,7 @@ def _restarts(line: LauncherLine, option: str, value: str) -> None:
 
 
 def _nothing(values: int = 0) -> LauncherOption:
-    """An option to be left out."""
+    """A no-op option, listed as left out."""
 
     def take(line: LauncherLine, option: str, value: str) -> None:
         line.left_out.append(f"{option} {value}".strip())
@@ -280,8 +280,8 @@ OF_LAUNCHERS: Mapping[str, Mapping[str, LauncherOption]] = MappingProxyType(
         "srun": _SRUN,
     }
 )
-"""Options that one launcher has, or has in a sense of its own, by launcher and name."""
+"""Options of one launcher only, or in its own sense, by launcher and name."""
 _UNNAMED = MappingProxyType(
     {**_TORCHRUN, **_MPIRUN, "-N": _hosts("nnodes"), "-p": _same("--ssh-port")}  # -p: horovodrun's
 )
-"""Options that are read where no launcher was typed."""
+"""Options for lines without a launcher's name."""

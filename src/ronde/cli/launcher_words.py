@@ -1,4 +1,4 @@
-"""Reads the command line of another launcher, typed behind `ronde run`, in ronde's words; pure.
+"""Translate the command line of another launcher to options of `ronde run`; pure.
 
 `torchrun --nproc_per_node=4 train.py`, `accelerate launch --num_processes 4 train.py`, `deepspeed
 --num_gpus=4 train.py`, `mpirun -np 4 python train.py`: `ronde run` takes the place of their first word.
@@ -54,7 +54,7 @@ _OF_PYTHON = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """A command line in ronde's words.
+    """A command line, translated to ronde's options.
 
     Attributes:
         words: all of it.
@@ -74,7 +74,7 @@ def read_words(
     command: str = "run",
     is_file: Callable[[str], bool] = os.path.isfile,
 ) -> Reading:
-    """The words behind `ronde COMMAND`, with those of other launchers replaced by ronde's.
+    """Translate the words behind `ronde COMMAND` to ronde's own options.
 
     Args:
         own: the options that the command has, and whether each takes a value.
@@ -103,7 +103,7 @@ def read_words(
 
 
 def _read_options(line: LauncherLine, words: list[str], own: Mapping[str, bool]) -> list[str]:
-    """Take the options at the beginning into `line`; gives what is left, from the script on."""
+    """Take leading options into `line`; return the words from the script on."""
     while words and words[0].startswith("-") and words[0] != "-":
         word = words.pop(0)
         if word == "--":
@@ -127,7 +127,7 @@ def _read_options(line: LauncherLine, words: list[str], own: Mapping[str, bool])
 
 
 def _own_name(name: str, own: Mapping[str, bool]) -> str | None:
-    """The option of ronde's that a word spells, with underscores or dashes; its letters may be joined."""
+    """Look up ronde's option by its spelling: underscores, dashes, joined letters."""
     if name in own:
         return name
     if name.startswith("--"):
@@ -154,7 +154,7 @@ def _take_own(
 def _read_interpreter(
     line: LauncherLine, words: list[str], own: Mapping[str, bool], is_file: Callable[[str], bool]
 ) -> list[str]:
-    """The words from the script on, without the interpreter before it and the interpreter's options."""
+    """Strip the interpreter and its options before the script."""
     if _is_python(words, line, is_file):
         _check_interpreter(words[0])
         words = words[1:]
@@ -188,7 +188,7 @@ def _check_interpreter(path: str) -> None:
 
 
 def _refuse_interpreters_option(option: str, value: Sequence[str]) -> None:
-    """Raise `UsageError` for an option of python but -u: ranks write as if they had it."""
+    """Raise `UsageError` for an option of python, except -u, which ranks have anyway."""
     if option == "-u":
         return
     if option == "-c":
@@ -253,7 +253,7 @@ def _check_hosts(line: LauncherLine, options: list[str], script: list[str], comm
 
 
 def _number_of_hosts(line: LauncherLine) -> tuple[int, int]:
-    """How many hosts there are to be at most and at least; 2 where this one is to be the second of some."""
+    """The largest and smallest number of hosts; a node rank implies a second."""
     nodes = line.rendezvous.get("nnodes", "1")
     least, _, most = nodes.partition(":")
     if not (least.isdecimal() and (most or least).isdecimal()):

@@ -95,7 +95,7 @@ def _open_output(job: Job, rank: int, screen: Screen | None) -> RankOutput:
 
 
 def _repeated(job: Job) -> Callable[[str], RepeatedLines]:
-    """Makes of a stream's name what leaves out lines that were shown before."""
+    """Make the filter of repeated lines for a stream, by its name."""
     from ronde.launch.repeated_lines import RepeatedLines
 
     return lambda stream: RepeatedLines(job.run_directory.path, stream, resumed=job.resume)

@@ -1,4 +1,4 @@
-"""A rank's output: rank 0's is the user's, byte for byte, and every rank's is in its log.
+"""Channels of a rank's output: to its log, and for rank 0 to the user.
 
 A stream that is a terminal for the user is one for the rank too (behind a pty), any other is a
 pipe. Where stdout and stderr are the same file, one channel carries both, which keeps their order.
@@ -43,11 +43,11 @@ def fill_standard_descriptors() -> None:
 
 
 class OutputPump:
-    """Copies one channel to `log`, and to `sink` if there is one, until all its writers are gone.
+    """Copies one channel to `log`, and to an optional `sink`, until its end.
 
     `like` is the user's stream whose terminal size the channel follows, `screen` the terminal on which
-    ronde may show a line of its own. With a `label`, it stands before each line that is passed on. Lines that
-    `repeated` knows are not passed on.
+    ronde may show a line of its own. With a `label`, it stands before each line that is passed on. `repeated`
+    filters lines of an earlier attempt.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class OutputPump:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankOutput:
-    """Where one rank's stdout and stderr lead: the ends that the rank gets, and the pumps behind them."""
+    """The write ends of one rank's stdout and stderr, and their pumps."""
 
     stdout: int
     stderr: int
@@ -149,7 +149,7 @@ class RankOutput:
         ask (progress bars do, `os.get_terminal_size` raises), and all ranks must get one answer.
         Otherwise the rank writes into the log by itself.
         `label`: what stands before each line that is shown, with the name of its stream.
-        `repeated`: makes of a stream's name what leaves out lines that were shown before.
+        `repeated`: makes the filter of repeated lines for a stream, by its name.
         """
         log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         one_file = not label and os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))

@@ -1,4 +1,4 @@
-"""Leaves out lines that an earlier attempt of a run has shown: a restart does some steps again.
+"""Filter of output lines repeated after a restart, as some steps are done again.
 
 A rank that is brought back says at which line of its output that is. From there on lines are compared, times
 and rates aside, with those that were shown; at the first one that differs everything is shown again.
@@ -32,7 +32,7 @@ _TIME = re.compile(b"|".join(_TIMES))
 
 
 class RepeatedLines:
-    """Passes on a channel's bytes, without lines that were shown before.
+    """Filter of a channel's bytes: drops lines of an earlier attempt.
 
     Args:
         directory: the run directory, which all attempts share.
@@ -51,7 +51,7 @@ class RepeatedLines:
         self._line = b""
 
     def add(self, data: bytes) -> bytes:
-        """What is to be shown of some bytes; a line that may be left out is held back until its end."""
+        """Filter bytes; a line under comparison is held until its end."""
         if self._at is None:
             self._at = _read_position(self._directory, self._stream)
         if self._at is None:  # what is said before the script
@@ -69,7 +69,7 @@ class RepeatedLines:
         return bytes(shown)
 
     def end(self) -> bytes:
-        """What was held back of a last line without an end."""
+        """Return the held part of an unfinished last line."""
         held = self._line if self._at is not None and self._at < self._known else b""
         os.close(self._file)
         return held
@@ -89,19 +89,19 @@ class RepeatedLines:
 
 
 def _without_times(line: bytes) -> bytes:
-    """The last state of a line, which progress bars write many times, with its times and rates masked."""
+    """Mask times and rates in a line's last state, behind carriage returns."""
     return _TIME.sub(b"0", line.rstrip(b"\r\n").rpartition(b"\r")[2])
 
 
 def count_lines(file: int) -> int:
-    """How many whole lines an open file has, without ronde's own."""
+    """Count whole lines of an open file, without ronde's own."""
     os.lseek(file, 0, os.SEEK_SET)
     with os.fdopen(os.dup(file), "rb") as lines:
         return sum(line.endswith(b"\n") and not line.startswith(_OWN) for line in lines)
 
 
 def write_position(directory: Path, lines: dict[str, int]) -> None:
-    """Say how many lines of each stream come before what a rank will print from now on."""
+    """Write the number of lines of each stream before a rank's next one."""
     path = directory / _POSITION
     beside = path.with_suffix(".position.new")
     file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)

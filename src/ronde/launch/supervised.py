@@ -1,4 +1,4 @@
-"""Supervise the started ranks of one run on this host, and report how it ended."""
+"""Supervise the started ranks of one run on this host; report the outcome."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def say_beside(job: Job, outputs: Sequence[RankOutput], words: str) -> None:
 
 
 def _finish(job: Job, supervisor: Supervisor, witness: Witness, outputs: Sequence[RankOutput]) -> Outcome:
-    """All ranks are gone: sweep up, let their last output through, and only then tell what happened."""
+    """Clean up after all ranks, drain their output, then report the outcome."""
     failure = supervisor.failure()
     left = end_leftovers(job.run_directory.run_id) if has_children() else []
     for output in outputs:
@@ -137,14 +137,14 @@ def _finish(job: Job, supervisor: Supervisor, witness: Witness, outputs: Sequenc
 
 
 def _summary(job: Job) -> list[str]:
-    """What the ranks wrote down about the run; nothing for a script that did without ronde."""
+    """Read the ranks' summaries; empty for a script without ronde."""
     found = (read_summary(job.run_directory.summary(rank)) for rank in range(job.ranks))
     lines = summary_lines([summary for summary in found if summary is not None])
     return [*lines, *_not_finite(job)]
 
 
 def _not_finite(job: Job) -> list[str]:
-    """That gradients were no numbers at the end, and since when: an exit code of 0 does not tell."""
+    """Warn of gradients that were NaN or infinite at the end, and since when."""
     seen = {rank: look_at(vitals_path(job.run_directory.path, rank)) for rank in range(job.ranks)}
     first = first_not_finite({rank: 0 if each is None else each.not_finite for rank, each in seen.items()})
     if first is None:
@@ -158,7 +158,7 @@ def _not_finite(job: Job) -> list[str]:
 
 
 def _ended_by(number: int, job: Job) -> str:
-    """What a batch system's signal has cost, where no rank has said so."""
+    """Report the loss by a batch system's signal, unless a rank has."""
     name = signal.Signals(number).name
     if job.checkpoint:
         return f"the run was ended by {name}"
@@ -167,7 +167,7 @@ def _ended_by(number: int, job: Job) -> str:
 
 @contextlib.contextmanager
 def _progress(screen: Screen | None, pulse: Pulse | None) -> Iterator[None]:
-    """Inside, a terminal shows how far the run is."""
+    """Show progress on a terminal, as a context."""
     line = ProgressLine(screen, pulse) if screen is not None and pulse is not None else None
     if line is not None:
         line.start()

@@ -244,7 +244,7 @@ class ShardedParameters:
                     self._table.locate(unit)
 
     def settle(self) -> None:
-        """What is under way has raised, and not all ranks had come as far: let go of what is whole on any."""
+        """Release units gathered on some ranks only, after an exception on all. A collective."""
         with _aside(self._context):
             comm = self._context.comm
             units = list(self._table.units)

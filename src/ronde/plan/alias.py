@@ -1,4 +1,4 @@
-"""Names that other systems have for plans and keys, as ronde's own words."""
+"""Aliases from other systems for plans and keys."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ALIASES = _table(
     ("localsgd post-local-sgd", "local-sgd"),
     ("torchrec dlrm hybridbackend persia", "hybrid"),
 )
-"""Names with one meaning, by the items for which they stand."""
+"""Items of the plan by alias."""
 
 KEY_ALIASES = _table(
     ("tp tensor-parallel tensor-parallel-size tensor-model-parallel-size tp-size tp-degree", "tensor"),
@@ -52,7 +52,7 @@ KEY_ALIASES = _table(
     ("mixed-precision", "precision"),
     ("activation-checkpointing gradient-checkpointing", "recompute"),
 )
-"""Names of keys, by ronde's key."""
+"""Keys of the plan by alias."""
 
 SEVERAL_MEANINGS = _table(
     ("deepspeed zero", "zero1, zero2 or zero3, by the stage of its configuration"),
@@ -62,16 +62,16 @@ SEVERAL_MEANINGS = _table(
     ("sequence-parallel sp ulysses ring-attention", "context=N"),
     ("moe mixture-of-experts", "expert=N"),
 )
-"""Names that leave something open, by what is to be said."""
+"""Advice by ambiguous name."""
 
 
 def plain(word: str) -> str:
-    """A name as the tables have it: `ZeRO_3` and `zero-3` are one."""
+    """Normalize a name: `ZeRO_3` and `zero-3` are one."""
     return word.lower().replace("_", "-")
 
 
 def alias_of(name: str, value: str | None = None) -> str | None:
-    """The items that a name stands for in another system's words, with a value for a key; None: it is none.
+    """Look up the items of an alias, or None; a key alias has a value.
 
     >>> alias_of("FSDP2"), alias_of("tp", "2"), alias_of("stage", "3"), alias_of("ddp")
     ('zero3', 'tensor=2', 'zero3', None)

@@ -209,7 +209,7 @@ class Sharding:
             yield
 
     def settle(self) -> None:
-        """A computation has raised on all ranks, which had not come as far: the same is whole on all."""
+        """Release parameters gathered on some ranks only, after an exception on all. A collective."""
         if self._parameters is not None:
             self._parameters.settle()
 

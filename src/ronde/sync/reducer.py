@@ -282,7 +282,7 @@ class Reducer:
         self.hooks.run(self._comm)
 
     def settle(self) -> None:
-        """A backward has raised, and on all ranks: average what is there, so that it is the same on all."""
+        """Average partial gradients after a backward raised on all ranks. A collective."""
         groups = [group for group in self._groups if group.leaves and group.buckets]
         for group in groups:
             for bucket in group.buckets[group.next :]:

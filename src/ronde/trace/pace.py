@@ -1,4 +1,4 @@
-"""The steady part of a run, from the end of the first step to that of the last; all figures count there."""
+"""Rates over the steady part of a run, without its first step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Pace", "pace_of", "steady"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """What a rank did in a part of a run.
+    """Counts and times of a rank over a part of a run.
 
     Attributes:
         seconds: how long that took.
@@ -45,13 +45,13 @@ class Pace:
 
 
 def steady(course: Sequence[StepRecord]) -> Sequence[StepRecord]:
-    """The records without the first step, which has first calls in it, and without what follows the last."""
+    """Select the records of steps after the first, up to the last step."""
     steps = [each for each in course if each.steps]
     return steps[1:] if len(steps) > 1 and steps[0].steps == 1 else steps
 
 
 def pace_of(course: Sequence[StepRecord]) -> Pace | None:
-    """The pace of the steady part of a course; None where there is none."""
+    """Compute the pace of a course's steady part; None if it took no time."""
     records = steady(course)
     seconds = sum(each.seconds for each in records)
     if seconds <= 0:

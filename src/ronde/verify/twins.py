@@ -1,4 +1,4 @@
-"""Further runs of plain python: whether they repeat the first, and how far rounding takes them from it."""
+"""Repeats and twins of the plain run: reproducibility, and the noise of rounding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TWINS: tuple[Twin, ...] = ("halves", "up", "threads")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Parting:
-    """Where a run of plain python takes another course than the first.
+    """A plain run's departure from the first.
 
     Attributes:
         step: the first optimizer step, counted from 1, in which or after which it does something else.
@@ -33,7 +33,7 @@ class Parting:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Rounding:
-    """Where ranks part from plain python by rounding: at a tie or a kink.
+    """A departure from plain python by rounding, at a tie or a kink.
 
     Attributes:
         step: the first optimizer step after which they lie further apart than the noise floor allows.
@@ -45,7 +45,7 @@ class Rounding:
 
 
 def unrepeated(plain: Run, again: Run, tolerance: Tolerance) -> Parting | None:
-    """Where plain python, run once more, does something else than it did; None if nowhere.
+    """Find the first departure of a repeated plain run; None if it repeats.
 
     What it prints and writes does not count: names and times that differ there are left out.
     """
@@ -64,7 +64,7 @@ def unrepeated(plain: Run, again: Run, tolerance: Tolerance) -> Parting | None:
 
 
 def first_parting(plain: Run, twins: Iterable[Run]) -> Parting | None:
-    """Where the first of the twins takes another course: other batches, steps, branches or draws."""
+    """Find the earliest departure among twins: other batches, steps, branches or draws."""
     found = (_parting(twin.records[0], plain.records[0], _course) for twin in twins)
     return min((each for each in found if each is not None), key=lambda each: each.step, default=None)
 
@@ -89,7 +89,7 @@ def _parting(
 
 
 def _course(run: RankRecord, plain: RankRecord) -> str:
-    """The first difference but for numbers, in words; empty if there is none."""
+    """Describe the first difference besides values; "" if the courses match."""
     verdicts = (
         data.compare(plain, [run]),
         control.compare(plain, [run], plain_exit=0, ranks_exit=0),
@@ -105,7 +105,7 @@ def _course(run: RankRecord, plain: RankRecord) -> str:
 
 
 def why(plain: Run) -> str:
-    """What may have made plain python do something else the second time."""
+    """Likely causes of a plain run's departure from its repeat."""
     starts = plain.records[0].starts
     kinds = [(name, starts[what]) for what, name in _KINDS.items() if what in starts]
     if kinds:
@@ -121,7 +121,7 @@ _KINDS = {"process": "processes", "thread": "threads"}
 
 
 def noise_of(plain: Run, twins: Iterable[Run]) -> Noise:
-    """How far the twins lie from the plain run."""
+    """Measure the distance of the twins from the plain run."""
     reference = plain.records[0]
 
     def noise(record: RankRecord) -> Noise:
@@ -138,7 +138,7 @@ def noise_of(plain: Run, twins: Iterable[Run]) -> Noise:
 
 
 def rounding_of(plain: Run, run: Run, turned: Run, noise: Noise) -> Rounding | None:
-    """Where the run parts from plain python, if something lay at a tie or a kink there; else None.
+    """Find a departure by rounding at a tie or a kink; None without one.
 
     Args:
         turned: the twin whose numbers at ties and kinks were turned.

@@ -20,7 +20,7 @@ _BESIDE_THE_VALUE = re.compile(r",\s+grad_fn=<[^>]*>|(?<=<)\w+Backward\d*(?= obj
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Unstable:
-    """In what runs of plain python differ from the first of them.
+    """Differences between the first plain run and its repeats.
 
     Attributes:
         lines: those whose words differ, counted from 0; None: there are more lines, or fewer.
@@ -34,7 +34,7 @@ class Unstable:
 
     @classmethod
     def of(cls, reference: str, repeats: Iterable[str], tolerance: Tolerance) -> Unstable:
-        """Compare the text of the first run with those of its repeats."""
+        """Compare the text of the first run with its repeats."""
         lines, repeats = reference.splitlines(keepends=True), list(repeats)
         others = [repeat.splitlines(keepends=True) for repeat in repeats]
         if any(len(other) != len(lines) for other in others):
@@ -64,7 +64,7 @@ _STABLE = Unstable()
 def differing_number(
     text: str, reference: str, tolerance: Tolerance, unstable: Unstable = _STABLE
 ) -> str | None:
-    """The first place where two texts differ by more than rounding, in words; None if there is none.
+    """Describe the first difference beyond rounding of two texts; None if they agree.
 
     Integers must agree as whole numbers. Others must agree within the tolerance, thrice what runs of plain
     python differ there, or one unit of their last printed digit.
@@ -90,7 +90,7 @@ def differing_number(
 
 
 def _with_lines_of(reference: str, text: str, places: Collection[int]) -> str:
-    """The text with lines of the reference in the place of its own."""
+    """Replace lines of the text by the reference's lines."""
     if not places:
         return text
     lines = text.splitlines(keepends=True)
@@ -101,13 +101,13 @@ def _with_lines_of(reference: str, text: str, places: Collection[int]) -> str:
 
 
 def _have_same_words(first: str, second: str) -> bool:
-    """Whether two texts differ in numbers only, so that these can be told apart one by one."""
+    """Whether two texts differ in numbers only."""
     (words, _), (others, _) = _parts(first), _parts(second)
     return [_single_spaced(each) for each in words] == [_single_spaced(each) for each in others]
 
 
 def _parts(text: str) -> tuple[list[str], list[str]]:
-    """The words and the numbers between them."""
+    """Split a text into words and the numbers between them."""
     compared = _BESIDE_THE_VALUE.sub("...", text)
     return _NUMBER.split(compared), _NUMBER.findall(compared)
 
@@ -138,7 +138,7 @@ def _line(words: list[str], index: int) -> int:
 
 
 def _common(mine: str, expected: str) -> str:
-    """What both begin with."""
+    """The common prefix."""
     pairs = zip(mine, expected, strict=False)
     return "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 

@@ -17,7 +17,7 @@ __all__ = ["Differences", "compare", "differences", "differing_layout"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Difference:
-    """Of one step, relative: each tensor to its largest entry, and to the vector of all; that vector."""
+    """Relative differences of one step, by tensor and over all tensors."""
 
     tensors: dict[str, float]
     shares: dict[str, float]
@@ -49,7 +49,7 @@ def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Found:
-    """Of one rank: the step and description of its first divergence, and the worst difference up to it."""
+    """The first divergence of one rank, with its step, and the worst difference before."""
 
     step: int
     text: str
@@ -80,7 +80,7 @@ def _first(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> _Found:
 
 
 def _beyond(difference: _Difference, tolerance: Tolerance, step: int) -> tuple[str, float]:
-    """The tensor that is too far from plain python's, and how far it may be; no name if none is."""
+    """Name the tensor beyond its tolerance, with that tolerance; "" if all agree."""
     if not tolerance.per_tensor:
         if difference.vector <= tolerance.parameters:
             return "", tolerance.parameters
@@ -100,7 +100,7 @@ def _beyond(difference: _Difference, tolerance: Tolerance, step: int) -> tuple[s
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Differences:
-    """After each step, relative; the largest so far, as differences grow.
+    """Running maxima of relative differences, one for each step.
 
     Attributes:
         vector: of the vector of all parameters.
@@ -114,7 +114,7 @@ class Differences:
 
 
 def differences(run: RankRecord, reference: RankRecord) -> Differences:
-    """How far two runs lie apart, until they step other parameters."""
+    """Compute the distance of two runs, until they step other parameters."""
     pairs = itertools.takewhile(
         lambda pair: differing_layout(*pair) is None, zip(run.steps, reference.steps, strict=False)
     )
@@ -132,7 +132,7 @@ def _largest_so_far(steps: Sequence[Mapping[str, float]]) -> dict[str, tuple[flo
 
 
 def differing_layout(step: Step, expected: Step) -> str | None:
-    """In what two steps are not of the same parameters, in words; None if they are."""
+    """Describe how the parameters of two steps differ; None if they match."""
     if step.optimizer != expected.optimizer:
         return f"a step of {step.optimizer}"
     if list(step.parameters) != list(expected.parameters):
