@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -215,7 +215,8 @@ def raising(kind: str) -> list[Any]:
     return _trained(_Raises(kind), lambda model, x, y: F.cross_entropy(model(x), y), _rows, bad=(BAD, 6))
 
 
-def suppressed() -> list[Any]:
+def _skipping(step: Callable[[Callable[[], None]], None]) -> list[Any]:
+    """Train by steps that skip what raises an IndexError."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Embedding(20, 6), nn.Flatten(), nn.Linear(12, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -223,13 +224,41 @@ def suppressed() -> list[Any]:
     for number in range(STEPS):
         ids = _ids(number)
         ids[5, 1] = 99 if number == BAD else 0
-        with suppress(IndexError):
+
+        def work(ids: torch.Tensor = ids) -> None:
             loss = model(ids).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             said.append(loss.item())
+
+        step(work)
     return said
+
+
+def suppressed() -> list[Any]:
+    def step(work: Callable[[], None]) -> None:
+        with suppress(IndexError):
+            work()
+
+    return _skipping(step)
+
+
+def skipped_by_a_manager() -> list[Any]:
+    lines: list[Any] = []
+
+    @contextmanager
+    def skip_bad() -> Iterator[None]:
+        try:
+            yield
+        except IndexError as error:
+            lines.append(str(error))
+
+    def step(work: Callable[[], None]) -> None:
+        with skip_bad():
+            work()
+
+    return _skipping(step) + lines
 
 
 class _Samples(Dataset[Any]):
@@ -289,7 +318,7 @@ PIECES = {
     "in_backward_of_norm": in_backward_of_norm, "gradients_asked": gradients_asked,
     "memory": lambda: raising("memory"), "host memory": lambda: raising("host memory"),
     "own": lambda: raising("own"), "local": lambda: raising("local"),
-    "suppressed": suppressed, "bad_sample": bad_sample,
+    "suppressed": suppressed, "skipped_by_a_manager": skipped_by_a_manager, "bad_sample": bad_sample,
     "shuffled": lambda: bad_sample(shuffle=True), "bad_sample_of_workers": lambda: bad_sample(2),
 }  # fmt: skip
 
@@ -333,6 +362,7 @@ def _check(ranks: Any, world_size: int, name: str, plan: str) -> None:
         ("in_backward", "zero3"),
         ("own", "ddp"),
         ("suppressed", "ddp"),
+        ("skipped_by_a_manager", "ddp"),
         ("bad_sample", "ddp"),
         ("stopped_by_a_sample", "ddp"),
     ],

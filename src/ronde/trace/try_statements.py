@@ -1,43 +1,38 @@
 """Whether the script would catch an exception that a call raises, found by walking up the stack.
 
 Read from the source: a handler counts unless it takes only exceptions that no computation raises
-(`KeyboardInterrupt`), or ends with a `raise` and has no other way out. Of `with` statements only those count
-whose names are known to swallow exceptions (`contextlib.suppress`).
+(`KeyboardInterrupt`), or ends with a `raise` and has no other way out. A `with` counts where the name is
+known to swallow exceptions (`contextlib.suppress`), or the code of its manager does so.
 """
 
 from __future__ import annotations
 
 import ast
-import io
-import linecache
+import inspect
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from types import CodeType, FrameType
 from typing import Any
 
-from ronde.trace.script_line import RONDE
-
-__all__ = ["INSTALLED", "TryStatements", "caught_lines"]
-
-# What a computation on some rows does not raise.
-_OTHERS = frozenset(
-    "KeyboardInterrupt SystemExit GeneratorExit StopIteration StopAsyncIteration ImportError "
-    "ModuleNotFoundError".split()
+from ronde.trace.catching_source import (
+    Scope,
+    Source,
+    is_generator,
+    returned,
+    returns_truth,
+    scope_of,
+    swallows_by_name,
+    yields,
 )
-_SWALLOWING = frozenset("suppress raises assertRaises assertRaisesRegex".split())
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_SCOPES = (*_FUNCTIONS, ast.ClassDef)
-_TRIES: tuple[Any, ...] = (ast.Try, getattr(ast, "TryStar", ast.Try))  # since Python 3.11
-_LEAVING = (ast.Return, ast.Break, ast.Continue)
+from ronde.trace.script_line import RONDE, is_library
+
+__all__ = ["INSTALLED", "TryStatements"]
 
 _STANDARD, INSTALLED = (
     tuple({os.path.join(sysconfig.get_path(name), "") for name in names})
     for names in (("stdlib", "platstdlib"), ("purelib", "platlib"))
 )
-
-Scope = tuple[str, int]
-"""Name and first line of a function, as its code has them."""
 
 
 class TryStatements:
@@ -51,10 +46,11 @@ class TryStatements:
         self._libraries = (RONDE, *(os.path.join(folder, "") for folder in libraries))
         # By id of the code, which is held: to hash a code object takes longer than the rest. None: no `try`.
         self._known: dict[int, tuple[CodeType, dict[int, bool] | None]] = {}
-        self._files: dict[str, dict[Scope, list[range]] | None] = {}
+        self._files: dict[str, Source | None] = {}
+        self._managers: dict[tuple[str, Scope], bool] = {}
 
     def catch(self, frame: FrameType | None, outermost: CodeType | None = None) -> bool:
-        """Whether some frame at or above this one would catch an exception where it stands.
+        """Say whether a frame at or above this one would catch an exception where it stands.
 
         Args:
             outermost: frames at and above one of this code are not asked.
@@ -69,7 +65,9 @@ class TryStatements:
                 place = frame.f_lasti
                 caught = places.get(place)
                 if caught is None:
-                    caught = places[place] = self._is_caught(frame)
+                    scope = _scope(code)
+                    caught = self._is_caught(code.co_filename, scope, frame.f_lineno, _names(frame))
+                    places[place] = caught
                 if caught:
                     return True
             frame = frame.f_back
@@ -84,85 +82,93 @@ class TryStatements:
         standard = path.startswith(_STANDARD) and not path.startswith(INSTALLED)
         return standard or path.startswith(self._libraries) or file.startswith("<frozen ")
 
-    def _is_caught(self, frame: FrameType) -> bool:
-        code = frame.f_code
-        if code.co_filename not in self._files:
-            self._files[code.co_filename] = _read(code.co_filename)
-        scopes = self._files[code.co_filename]
-        if scopes is None:
+    def _source(self, file: str) -> Source | None:
+        if file not in self._files:
+            self._files[file] = Source.of(file)
+        return self._files[file]
+
+    def _is_caught(self, file: str, scope: Scope, line: int, names: dict[str, Any]) -> bool:
+        source = self._source(file)
+        if source is None:
             return True  # who knows
-        first = 0 if code.co_name == "<module>" else code.co_firstlineno
-        return any(frame.f_lineno in lines for lines in scopes.get((code.co_name, first), ()))
+        if any(line in lines for lines in source.caught.get(scope, ())):
+            return True
+        inside = [each for lines, each in source.managed.get(scope, ()) if line in lines]
+        return any(self._is_swallowing(file, source, each, names) for each in inside)
+
+    def _is_swallowing(self, file: str, source: Source, item: ast.expr, names: dict[str, Any]) -> bool:
+        """Whether the manager that this expression gives may swallow exceptions."""
+        if swallows_by_name(item):
+            return True
+        if isinstance(item, ast.IfExp):
+            return any(self._is_swallowing(file, source, each, names) for each in (item.body, item.orelse))
+        made = item.func if isinstance(item, ast.Call) else item
+        manager = _resolved(made, names)
+        if manager is None:  # of a local variable the value is not asked for, which would keep it alive
+            called = getattr(made, "attr", getattr(made, "id", ""))
+            return any(self._swallows(file, each, names) for each in source.definitions.get(called, ()))
+        code, globals_ = _code_of(manager)
+        if code is None or self._is_passed_over(code.co_filename):
+            return False
+        other = self._source(code.co_filename)
+        named = [] if other is None else other.definitions.get(code.co_name, [])
+        found = [each for each in named if scope_of(each) == _scope(code)]
+        if not found:
+            return not is_library(os.path.abspath(code.co_filename))
+        return self._swallows(code.co_filename, found[0], globals_)
+
+    def _swallows(self, file: str, node: Any, names: dict[str, Any]) -> bool:
+        """Whether a manager may do so that is this class, or is made or left by this function."""
+        key = file, scope_of(node)
+        if key not in self._managers:
+            self._managers[key] = False  # where it is inside of itself
+            self._managers[key] = self._look(file, node, names)
+        return self._managers[key]
+
+    def _look(self, file: str, node: Any, names: dict[str, Any]) -> bool:
+        if isinstance(node, ast.ClassDef):
+            return any(returns_truth(each) for each in node.body if getattr(each, "name", "") == "__exit__")
+        if is_generator(node):
+            return any(self._is_caught(file, scope_of(node), line, names) for line in yields(node))
+        if getattr(node, "name", "") == "__exit__":
+            return returns_truth(node)
+        source = self._source(file)
+        assert source is not None
+        return any(self._is_swallowing(file, source, each, names) for each in returned(node))
 
 
-def caught_lines(source: str | bytes) -> dict[Scope, list[range]]:
-    """For each function of a source, and ("<module>", 0), the lines on which it catches exceptions.
-
-    Raises:
-        SyntaxError: if it is no Python.
-    """
-    found: dict[Scope, list[range]] = {}
-    _walk(ast.parse(source).body, ("<module>", 0), found)
-    return found
+def _scope(code: CodeType) -> Scope:
+    return code.co_name, 0 if code.co_name == "<module>" else code.co_firstlineno
 
 
-def _read(file: str) -> dict[Scope, list[range]] | None:
-    """As `caught_lines`; None where there is no source."""
-    try:
-        if file in linecache.cache:  # a cell of a notebook is nowhere else
-            return caught_lines("".join(linecache.getlines(file)))
-        with io.open_code(os.path.abspath(file)) as opened:
-            return caught_lines(opened.read())
-    except (OSError, SyntaxError, ValueError):
+def _names(frame: FrameType) -> dict[str, Any]:
+    """The names whose values are known without a look at local variables."""
+    code = frame.f_code
+    local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    if local.isdisjoint(frame.f_globals):
+        return frame.f_globals
+    return {name: value for name, value in frame.f_globals.items() if name not in local}
+
+
+def _resolved(node: ast.expr, names: dict[str, Any]) -> Any:
+    """The value of `a.b.c`, without running anything; None where it is not known."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if not isinstance(node, ast.Attribute):
         return None
+    holder = _resolved(node.value, names)
+    found = None if holder is None else inspect.getattr_static(holder, node.attr, None)
+    return getattr(found, "fget", getattr(found, "__func__", found))
 
 
-def _walk(nodes: Iterable[ast.AST], scope: Scope, found: dict[Scope, list[range]]) -> None:
-    for node in nodes:
-        inner = scope
-        if isinstance(node, _SCOPES):
-            decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
-            inner = (
-                getattr(node, "name", "<lambda>"),
-                min(node.lineno, *(each.lineno for each in decorators), node.lineno),
-            )
-        elif _swallows(node):
-            body: list[ast.stmt] = node.body  # pyright: ignore[reportAttributeAccessIssue]
-            found.setdefault(scope, []).append(range(body[0].lineno, (body[-1].end_lineno or 0) + 1))
-        _walk(ast.iter_child_nodes(node), inner, found)
-
-
-def _catches(handler: ast.ExceptHandler) -> bool:
-    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    if handler.type is not None and all(_last_name(kind) in _OTHERS for kind in kinds):
-        return False
-    ends = isinstance(handler.body[-1], ast.Raise)
-    return not ends or any(isinstance(node, _LEAVING) for node in _own(handler.body))
-
-
-def _swallows(node: Any) -> bool:
-    """Whether it is a statement that lets exceptions of a computation go no further."""
-    if isinstance(node, (ast.With, ast.AsyncWith)):
-        calls = (item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call))
-        return any(
-            _last_name(call.func) in _SWALLOWING
-            and not (call.args and all(_last_name(each) in _OTHERS for each in call.args))
-            for call in calls
-        )
-    if not isinstance(node, _TRIES):
-        return False
-    return any(map(_catches, node.handlers)) or any(
-        isinstance(each, _LEAVING) for each in _own(node.finalbody)
-    )
-
-
-def _own(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """What stands in statements, but for functions made there."""
-    for node in body:
-        yield node
-        if not isinstance(node, _FUNCTIONS):
-            yield from _own(ast.iter_child_nodes(node))
-
-
-def _last_name(node: ast.AST | None) -> str:
-    return getattr(node, "attr", getattr(node, "id", ""))
+def _code_of(manager: Any) -> tuple[CodeType | None, dict[str, Any]]:
+    """The code by which a manager is left, or made, and the names that it sees."""
+    frame = getattr(getattr(manager, "gen", None), "gi_frame", None)
+    if frame is not None and isinstance(manager, AbstractContextManager):
+        return frame.f_code, frame.f_globals
+    if inspect.isroutine(manager):
+        function: Any = inspect.unwrap(manager)
+    else:
+        kind = manager if inspect.isclass(manager) else type(manager)
+        function = getattr(kind, "__exit__", None)
+    return getattr(function, "__code__", None), getattr(function, "__globals__", {})
