@@ -1,4 +1,4 @@
-"""Exceptions of one rank that the script catches come to all ranks, and training is as on one device."""
+"""Exceptions of one rank that the script catches are raised on all ranks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def bad_id() -> list[Any]:
 
 
 def before_norm_and_dropout() -> list[Any]:
-    """Other ranks wait in the midst of the model for statistics; what is drawn behind that is not drawn."""
+    """Raise on one rank while others wait for statistics between two draws."""
     model = nn.Sequential(
         nn.Embedding(20, 6),
         nn.Flatten(),
@@ -93,7 +93,7 @@ def before_norm_and_dropout() -> list[Any]:
 
 
 class _Hides(nn.Module):
-    """Goes on whatever is raised around its norm, also where ranks are told that another one has raised."""
+    """Goes on after whatever is raised around its norm."""
 
     def __init__(self) -> None:
         super().__init__()

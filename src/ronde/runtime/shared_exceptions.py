@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class _Elsewhere(BaseException):
-    """Another rank has raised; by this the others leave the computation."""
+    """Takes ranks out of a computation in which another rank has raised."""
 
 
 class SharedExceptions:
@@ -111,7 +111,7 @@ class SharedExceptions:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Inside, ranks vote before they meet."""
+        """Have ranks vote before each collective inside."""
         self._context.attempting, self._elsewhere = True, False
         self._have_before(self._meet)
         try:
@@ -135,7 +135,7 @@ class SharedExceptions:
             group.before = before
 
     def _first(self, raised: Exception | None, changed: Iterable[torch.Tensor]) -> BaseException:
-        """The exception of the lowest rank that has one: on that rank itself, elsewhere one like it."""
+        """The exception of the lowest rank that has one, or elsewhere one like it."""
         mine = None if raised is None else (pack_exception(raised), torch.get_rng_state(), host_states())
         everywhere = self._comm.all_gather_object(mine)
         rank, first = next((rank, each) for rank, each in enumerate(everywhere) if each is not None)

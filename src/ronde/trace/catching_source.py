@@ -1,4 +1,4 @@
-"""Reads from a source which lines catch exceptions, and which stand inside of context managers."""
+"""Reads from a source which lines catch exceptions or stand in a `with`."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Source:
 
 
 def scope_of(node: Any) -> Scope:
-    """Find the name and the first line of a function or class, a decorator's if it has one."""
+    """Find the name and first line of a function or class, decorators included."""
     decorators = getattr(node, "decorator_list", ())
     return getattr(node, "name", "<lambda>"), min([node.lineno, *(each.lineno for each in decorators)])
 
@@ -110,7 +110,7 @@ def returns_truth(node: Any) -> bool:
 
 
 def swallows_by_name(item: ast.expr) -> bool:
-    """Say whether it makes one of the managers that are known to swallow exceptions of a computation."""
+    """Say whether it makes a manager known to swallow a computation's exceptions."""
     if not isinstance(item, ast.Call) or _last_name(item.func) not in _SWALLOWING:
         return False
     return not (item.args and all(_last_name(each) in _OTHERS for each in item.args))

@@ -1,8 +1,8 @@
-"""Whether the script would catch an exception that a call raises, found by walking up the stack.
+"""Finds out whether the script would catch what a call raises.
 
-Read from the source: a handler counts unless it takes only exceptions that no computation raises
-(`KeyboardInterrupt`), or ends with a `raise` and has no other way out. A `with` counts where the name is
-known to swallow exceptions (`contextlib.suppress`), or the code of its manager does so.
+It walks up the stack, and reads the sources. A handler counts unless it takes only exceptions that no
+computation raises (`KeyboardInterrupt`), or ends with a `raise` and has no other way out. A `with` counts
+where the name is known to swallow exceptions (`contextlib.suppress`), or the code of its manager does so.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class TryStatements:
         return any(self._is_swallowing(file, source, each, names) for each in inside)
 
     def _is_swallowing(self, file: str, source: Source, item: ast.expr, names: dict[str, Any]) -> bool:
-        """Whether the manager that this expression gives may swallow exceptions."""
+        """Say whether the manager that this expression gives may swallow exceptions."""
         if swallows_by_name(item):
             return True
         if isinstance(item, ast.IfExp):
@@ -118,7 +118,7 @@ class TryStatements:
         return self._swallows(code.co_filename, found[0], globals_)
 
     def _swallows(self, file: str, node: Any, names: dict[str, Any]) -> bool:
-        """Whether a manager may do so that is this class, or is made or left by this function."""
+        """Say whether a manager of this class, or of this function, may do so."""
         key = file, scope_of(node)
         if key not in self._managers:
             self._managers[key] = False  # where it is inside of itself
@@ -151,7 +151,7 @@ def _names(frame: FrameType) -> dict[str, Any]:
 
 
 def _resolved(node: ast.expr, names: dict[str, Any]) -> Any:
-    """The value of `a.b.c`, without running anything; None where it is not known."""
+    """The value of `a.b.c`, found without running code; None if not known."""
     if isinstance(node, ast.Name):
         return names.get(node.id)
     if not isinstance(node, ast.Attribute):
@@ -162,7 +162,7 @@ def _resolved(node: ast.expr, names: dict[str, Any]) -> Any:
 
 
 def _code_of(manager: Any) -> tuple[CodeType | None, dict[str, Any]]:
-    """The code by which a manager is left, or made, and the names that it sees."""
+    """The code that leaves or makes a manager, and the names that it sees."""
     frame = getattr(getattr(manager, "gen", None), "gi_frame", None)
     if frame is not None and isinstance(manager, AbstractContextManager):
         return frame.f_code, frame.f_globals
