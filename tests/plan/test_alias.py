@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ronde.errors import PlanError
-from ronde.plan import PRESETS, aliases_in, expand
+from ronde.plan import PRESETS, expand
 from ronde.plan.alias import ALIASES, KEY_ALIASES, SEVERAL_MEANINGS, plain
 from ronde.plan.axes import KEYS
+from ronde.plan.grammar import aliases_in
 
 
 @pytest.mark.parametrize(
