@@ -62,5 +62,13 @@ def test_the_rooms_are_found() -> None:
     assert {"ronde", "ronde.errors", "ronde.launch.rank_config"} <= set(torch_free_modules())
 
 
+def test_a_rank_under_the_default_plan_starts_without_the_plan_and_torch() -> None:
+    """Each import before the script's own first line is a delay that every run has."""
+    late = ("ronde.plan", "ronde.runtime.hints", "torch", "numpy")
+    command = f"import sys, ronde.runtime.worker; print([name for name in {late} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
+
+
 def test_every_public_name_of_ronde_is_there() -> None:
     assert all(getattr(ronde, name) is not None for name in ronde.__all__)

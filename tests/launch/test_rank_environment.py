@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_config import DEFAULT_PLAN, RankConfig
 from ronde.launch.rank_environment import rank_environment
+from ronde.plan import Plan
 from ronde.runtime.torchrun import torchrun_environment
 
 AROUND = {
@@ -46,3 +47,7 @@ def test_a_script_with_groups_of_its_own_sees_all() -> None:
     assert found.keys() >= AROUND.keys()
     told = torchrun_environment(config(native=True, host=1, hosts=2))
     assert (told["LOCAL_RANK"], told["GROUP_RANK"], told["GROUP_WORLD_SIZE"]) == ("1", "1", "2")
+
+
+def test_the_default_of_ranks_is_the_plan_without_items() -> None:
+    assert str(Plan()) == DEFAULT_PLAN

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from ronde.plan.resident import Census, Resident
 from ronde.runtime.memory.census import StorageCensus
 from ronde.runtime.memory.meter import MemoryMeter, measured_steps
 from ronde.runtime.memory.process import allocated, peak_of_process
 from ronde.trace.memory import Memory, memory_line, show_bytes
+from ronde.trace.resident import Census, Resident
 
 KIB = 1024
 

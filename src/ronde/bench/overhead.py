@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import compileall
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
+import ronde
 from ronde.bench import data_parallel
 from ronde.bench.choice import check_device, check_known
 from ronde.bench.contenders import plain, under_ronde
@@ -41,6 +44,8 @@ def compare(
     """
     check_known(workloads, WORKLOADS, what="workload")
     check_device(device, environment)
+    # As pip does at installation; under PYTHONDONTWRITEBYTECODE a checkout would compile at every start.
+    compileall.compile_dir(Path(ronde.__file__).parent, quiet=2)
     machine = Machine.here()
     results = []
     for name in workloads:

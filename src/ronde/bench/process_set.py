@@ -15,7 +15,7 @@ from ronde.errors import BenchError
 
 __all__ = ["Process", "end", "run_together", "start", "tail"]
 
-_LOOK_EVERY = 0.02  # seconds; start-up is measured to a few hundredths
+_LOOK_EVERY = 0.005  # seconds; start-up is measured to a hundredth
 _GRACE = 5.0
 
 

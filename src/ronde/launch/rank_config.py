@@ -7,9 +7,11 @@ import json
 import signal
 from collections.abc import MutableMapping
 
-__all__ = ["ENVIRONMENT_KEY", "STACK_SIGNAL", "RankConfig"]
+__all__ = ["DEFAULT_PLAN", "ENVIRONMENT_KEY", "STACK_SIGNAL", "RankConfig"]
 
 ENVIRONMENT_KEY = "RONDE_RANK_CONFIG"
+# `str(Plan())`. One rank under it runs as plain Python does, without `ronde.plan`, whose import takes 20 ms.
+DEFAULT_PLAN = "ddp"
 # Real-time signals are hardly used by scripts. A rank writes its stack when it gets this one. Other
 # systems than Linux have none, and are to come as far as the sentence that refuses them.
 STACK_SIGNAL = getattr(signal, "SIGRTMIN", 34) + 7
@@ -61,7 +63,7 @@ class RankConfig:
     hosts: int = 1
     arguments: tuple[str, ...] = ()
     module: bool = False
-    plan: str = "ddp"
+    plan: str = DEFAULT_PLAN
     seed: int = 0
     native: bool = False
     master_address: str = "127.0.0.1"

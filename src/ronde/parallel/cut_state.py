@@ -15,9 +15,9 @@ from ronde.parallel.flat import flat, flat_like, is_dense, overlapping
 from ronde.parallel.held_parts import HeldParts
 from ronde.parallel.tensor_cut import CutRanges
 from ronde.patching.torch_internals import DisableTorchFunction
-from ronde.plan.resident import Census
 from ronde.sync.gradient_parts import Ranges
 from ronde.sync.home import Home
+from ronde.trace.resident import Census
 
 __all__ = ["CutState", "Piece", "StateInParts"]
 

@@ -15,10 +15,10 @@ from typing import Protocol, cast
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.plan.resident import Census
 from ronde.sync.gradient_parts import GradientParts, Held, Ranges
 from ronde.sync.home import OnDevice
 from ronde.sync.leaf import Leaf, give_gradient, gradient_of
+from ronde.trace.resident import Census
 
 __all__ = ["Block", "BlockRanges", "LocalGradients"]
 

@@ -17,8 +17,8 @@ from ronde.comm.buffer import references
 from ronde.comm.once_per_host import OncePerHost
 from ronde.comm.process_group import Comm
 from ronde.parallel.unit import Member, Unit, is_held
-from ronde.plan.resident import Census
 from ronde.sync.gradient_parts import Ranges
+from ronde.trace.resident import Census
 
 __all__ = ["map_unit"]
 

@@ -30,10 +30,10 @@ from ronde.patching.torch_internals import (
     disable_current_modes,
     temporarily_clear_interpreter_stack,
 )
-from ronde.plan.resident import Census
 from ronde.rowwise.compiled import is_compiled
 from ronde.sync.home import Home
 from ronde.tensor.context import Context, Region, in_transform
+from ronde.trace.resident import Census
 
 __all__ = ["ShardedParameters"]
 

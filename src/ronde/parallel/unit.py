@@ -11,7 +11,7 @@ import torch
 
 from ronde.comm.buffer import references
 from ronde.comm.process_group import Comm
-from ronde.plan.resident import Census
+from ronde.trace.resident import Census
 
 __all__ = ["OF_A_PARAMETER", "Member", "Saved", "Unit", "can_be_sharded", "is_held", "of_several_processes"]
 

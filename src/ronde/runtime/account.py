@@ -9,8 +9,7 @@ from pathlib import Path
 from time import perf_counter_ns
 
 from ronde.launch.announce import say
-from ronde.launch.rank_config import RankConfig
-from ronde.plan import Plan
+from ronde.launch.rank_config import DEFAULT_PLAN, RankConfig
 from ronde.trace.memory import Memory
 from ronde.trace.pulse import Pulse
 from ronde.trace.run_directory import RunDirectory
@@ -72,7 +71,11 @@ def give_account(config: RankConfig, summary: RankSummary) -> None:
 
 
 def _plan_of_a_rank(config: RankConfig) -> str:
-    """What of the plan concerns a rank by itself."""
+    """The items of the plan that concern a rank by itself; "" for none."""
+    if config.plan == DEFAULT_PLAN:
+        return ""
+    from ronde.plan import Plan
+
     plan = Plan.parse(config.plan)
     own = Plan(state=plan.state.on(1), compute=plan.compute)
     return str(own) if own != Plan() else ""

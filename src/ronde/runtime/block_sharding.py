@@ -24,11 +24,11 @@ from ronde.parallel.unit_table import Find
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
-from ronde.plan.resident import Resident
 from ronde.runtime.sharding import Sharding
 from ronde.sync.home import OnDevice
 from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Context, Region
+from ronde.trace.resident import Resident
 
 __all__ = ["BlockRanks", "BlockSharding"]
 

@@ -26,13 +26,13 @@ from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.sharded_update import ShardedUpdate
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
-from ronde.plan.resident import Resident
 from ronde.runtime.type_questions import questions_of_script
 from ronde.sync.gradient_parts import GradientParts, Ranges
 from ronde.sync.home import HostMemory, OnDevice
 from ronde.sync.reducer import Allocate, Reducer
 from ronde.sync.row_parts import RowParts
 from ronde.tensor.context import Context
+from ronde.trace.resident import Resident
 
 if TYPE_CHECKING:
     from ronde.server.transport.client import Client

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ronde.launch.rank_config import RankConfig
-from ronde.launch.server_config import SERVERS_KEY, TOKEN_KEY
 
 __all__ = ["torchrun_environment"]
 
@@ -14,9 +13,11 @@ def torchrun_environment(config: RankConfig) -> dict[str, str]:
     """
     # Under torchrun the agent's store is there already, and rank 0 must not open another on its port.
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"} if config.store.startswith("tcp://") else {}
-    servers = (
-        {SERVERS_KEY: ",".join(config.servers), TOKEN_KEY: config.server_token} if config.servers else {}
-    )
+    servers: dict[str, str] = {}
+    if config.servers:
+        from ronde.launch.server_config import SERVERS_KEY, TOKEN_KEY
+
+        servers = {SERVERS_KEY: ",".join(config.servers), TOKEN_KEY: config.server_token}
     return {
         **agent,
         "RANK": str(config.rank),

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ronde.errors import DivergedError, PeerLost, RaisedAlone, RondeError
-from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_config import DEFAULT_PLAN, RankConfig
 from ronde.runtime.account import give_account, open_tally, summarize
 from ronde.runtime.ending import exit_code, groups_have_threads, leave
-from ronde.runtime.hints import hint
 from ronde.runtime.script import execute
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.runtime.tracebacks import formatted, show, show_those_of_threads
@@ -106,6 +105,8 @@ def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> No
 
 def _end_by(config: RankConfig, error: BaseException, advice: str = "") -> NoReturn:
     """An exception of the script's own ends it."""
+    from ronde.runtime.hints import hint
+
     advice = advice or hint(error, config)
     words = f"ronde: {advice}\n" if advice else ""
     _report(config, "script", error, formatted(error) + words, advice=advice)
@@ -213,10 +214,12 @@ def _session(
     Args:
         notes: sentences about what one rank without a session has done.
     """
+    alone = config.world_size == 1 and not config.checkpoint
+    if alone and config.plan == DEFAULT_PLAN:
+        return None
     from ronde.plan import Compute, Plan, State
 
     plan = Plan.parse(config.plan)
-    alone = config.world_size == 1 and not config.checkpoint
     if alone and plan.compute == Compute() and plan.state.on(1) == State():
         return None
     from ronde.patching.patches import Patches

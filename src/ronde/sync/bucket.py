@@ -15,10 +15,10 @@ import torch
 from ronde.comm.buffer import Buffer, Source
 from ronde.errors import UsageError
 from ronde.patching.torch_internals import foreach_copy_
-from ronde.plan.resident import Census
 from ronde.sync.bucket_memory import GradientMemory
 from ronde.sync.leaf import Leaf, give_gradient, gradient_of, gradients_of
 from ronde.sync.parameter_name import parameter_name
+from ronde.trace.resident import Census
 
 __all__ = ["Bucket", "assign_buckets", "average"]
 

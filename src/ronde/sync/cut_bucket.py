@@ -14,11 +14,11 @@ import torch
 
 from ronde.comm.buffer import Storage
 from ronde.comm.process_group import Comm
-from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket
 from ronde.sync.bucket_memory import GradientMemory, standing_memory
 from ronde.sync.gradient_parts import GradientParts, Wait
 from ronde.sync.leaf import Leaf
+from ronde.trace.resident import Census
 
 __all__ = ["CutBucket"]
 

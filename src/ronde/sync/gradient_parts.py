@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.plan.resident import Census
 from ronde.sync.home import Home
 from ronde.sync.leaf import Leaf
+from ronde.trace.resident import Census
 
 __all__ = ["GradientParts", "Held", "Ranges", "Wait"]
 

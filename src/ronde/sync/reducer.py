@@ -25,7 +25,6 @@ from ronde.comm.buffer import Buffer
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError, UsageError
 from ronde.patching.torch_internals import DisableTorchFunction, foreach_mul_
-from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket, assign_buckets, average
 from ronde.sync.bucket_memory import GradientMemory
 from ronde.sync.cut_bucket import CutBucket
@@ -35,6 +34,7 @@ from ronde.sync.leaf import Leaf
 from ronde.sync.narrow_sums import Casts, NarrowSums
 from ronde.sync.row_parts import RowParts
 from ronde.sync.sparse_bucket import SparseBucket
+from ronde.trace.resident import Census
 from ronde.trace.step_clock import Part, StepClock
 
 __all__ = ["Allocate", "Compress", "Reducer"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket
 from ronde.sync.bucket_memory import GradientMemory
 from ronde.sync.gradient_parts import Ranges
 from ronde.sync.leaf import Leaf, give_gradient
 from ronde.sync.row_parts import RowParts
+from ronde.trace.resident import Census
 
 __all__ = ["SparseBucket"]
 

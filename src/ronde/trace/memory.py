@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ronde.plan.resident import KINDS, Kind
+from ronde.trace.resident import KINDS, Kind
 
 __all__ = ["Memory", "largest", "memory_line", "show_bytes"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
-from statistics import fmean
+from math import fsum
 from threading import get_ident
 
 # Bound at import: the module's own are replaced for scripts.
@@ -181,4 +181,4 @@ def undisturbed(steps: Sequence[StepTimes]) -> StepTimes | None:
         return None
     quiet = sorted(steps, key=lambda step: step.waited + step.halted)[: max(_FEWEST, len(steps) // 4)]
     names = [field.name for field in dataclasses.fields(StepTimes)]
-    return StepTimes(**{name: fmean(getattr(step, name) for step in quiet) for name in names})
+    return StepTimes(**{name: fsum(getattr(step, name) for step in quiet) / len(quiet) for name in names})

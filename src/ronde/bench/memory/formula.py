@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from ronde.plan.resident import Kind
 from ronde.plan.state import Placement
+from ronde.trace.resident import Kind
 
 __all__ = ["FORMULAS", "OWNER", "Sizes", "expected"]
 

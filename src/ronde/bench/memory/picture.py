@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ronde.bench.memory.report import MemoryReport, PlanMemory
-from ronde.plan.resident import Kind
+from ronde.trace.resident import Kind
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

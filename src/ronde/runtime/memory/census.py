@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from ronde.plan.resident import KINDS, Kind
+from ronde.trace.resident import KINDS, Kind
 
 __all__ = ["StorageCensus"]
 
 
 class StorageCensus:
-    """One count of what lies in memory now; a `ronde.plan.resident.Census`.
+    """One count of what lies in memory now; a `ronde.trace.resident.Census`.
 
     Args:
         on_cuda: this rank's tensors lie on a CUDA device, unless they are in host memory.

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from ronde.patching.torch_internals import DisableTorchFunction, TensorBase
-from ronde.plan.resident import Kind, Resident
 from ronde.runtime.memory.census import StorageCensus
 from ronde.runtime.memory.process import allocated, peak_of_process, peak_on_device
 from ronde.trace.memory import Memory
+from ronde.trace.resident import Kind, Resident
 
 __all__ = ["MemoryMeter", "measured_steps"]
 

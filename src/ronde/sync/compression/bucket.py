@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ronde.errors import UsageError
-from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket
 from ronde.sync.bucket_memory import GradientMemory
 from ronde.sync.compression.exchange import Exchange
 from ronde.sync.leaf import Leaf, give_gradient, gradient_of, gradients_of
+from ronde.trace.resident import Census
 
 __all__ = ["CompressedBucket"]
 
