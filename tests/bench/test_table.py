@@ -46,8 +46,12 @@ def test_overhead() -> None:
             Round(samples={"ronde": sample(50, wall_seconds=4.25), "plain": sample(50, wall_seconds=4.0)}),
         ),
     )
+    pair = {"ronde": sample(50, wall_seconds=5.0), "torchrun": sample(50, wall_seconds=6.0)}
+    of_two = Result(
+        workload="start-up-2", commands={"ronde": "", "torchrun": ""}, rounds=(Round(samples=pair),)
+    )
     tiny = result("tiny", ronde=[50], plain=[100])
-    shown = table(report(tiny, start, kind="overhead", ranks=1, threads=None, versions={}))
+    shown = table(report(tiny, start, of_two, kind="overhead", ranks=1, threads=None, versions={}))
     assert shown.splitlines() == [
         f"1 rank on {MACHINE}",
         "",
@@ -55,6 +59,8 @@ def test_overhead() -> None:
         "tiny                 10       100000.0      +100000.0  +100000.0 to +100000.0  +100.00",
         "",
         "start-up: +0.250 s over plain python (quartiles +0.250 to +0.250 s, whole process)",
+        "",
+        "start-up-2: -1.000 s over torchrun (quartiles -1.000 to -1.000 s, whole process)",
     ]
 
 

@@ -15,13 +15,23 @@ from ronde.bench.peers import Peer
 from ronde.bench.process_set import Process, run_together
 from ronde.bench.sample import Sample, parse
 
-__all__ = ["FOLDER", "Contender", "plain", "plain_words", "shown", "step_words", "under_ronde", "with_peer"]
+__all__ = [
+    "FOLDER",
+    "Contender",
+    "by_torchrun",
+    "plain",
+    "plain_words",
+    "shown",
+    "step_words",
+    "under_ronde",
+    "with_peer",
+]
 
 FOLDER = Path(__file__).parent / "workloads"
 _TIMEOUT = 900.0
 
 # Workloads that are a script of their own; the others are names that `plain.py` takes.
-_OWN_SCRIPT = {"host": "host.py", "tiny": "tiny.py", "start-up": "start_up.py"}
+_OWN_SCRIPT = {"host": "host.py", "tiny": "tiny.py", "start-up": "start_up.py", "start-up-2": "start_up.py"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +78,15 @@ def plain(workload: str, arguments: Sequence[str], *, environment: Mapping[str, 
     command = (sys.executable, *plain_words(workload, arguments))
     process = Process(command=command, environment=environment)
     return Contender(name="plain", command=shown(command), run=partial(_measure, [process]))
+
+
+def by_torchrun(environment: Mapping[str, str]) -> Contender:
+    """`start_up_ddp.py` on two ranks, as `torchrun --nproc-per-node 2` starts it."""
+    words = ("-m", "torch.distributed.run", "--nproc-per-node", "2", str(FOLDER / "start_up_ddp.py"))
+    process = Process(command=(sys.executable, *words), environment=environment)
+    return Contender(
+        name="torchrun", command=shown((sys.executable, *words)), run=partial(_measure, [process])
+    )
 
 
 def with_peer(

@@ -1,4 +1,4 @@
-"""`ronde bench overhead`: one rank under ronde against plain python, per step and at the start."""
+"""`ronde bench overhead`: one rank against plain Python per step and at the start, two against torchrun."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import ronde
 from ronde.bench import data_parallel
 from ronde.bench.choice import check_device, check_known
-from ronde.bench.contenders import plain, under_ronde
+from ronde.bench.contenders import by_torchrun, plain, under_ronde
 from ronde.bench.machine import Machine
 from ronde.bench.report import Report
 from ronde.bench.rounds import Round, measure
 
 __all__ = ["LANGUAGE_MODELS", "USUAL", "WORKLOADS", "compare"]
 
-USUAL = ("host", "tiny", "mlp-512", "mlp", "start-up")
+USUAL = ("host", "tiny", "mlp-512", "mlp", "start-up", "start-up-2")
 # In bfloat16: a billion parameters are for a CUDA device, the other tries the same script anywhere.
 LANGUAGE_MODELS = ("lm-1b", "lm-tiny")
 WORKLOADS = tuple(dict.fromkeys((*USUAL, *data_parallel.WORKLOADS, *LANGUAGE_MODELS)))
@@ -49,13 +49,12 @@ def compare(
     machine = Machine.here()
     results = []
     for name in workloads:
-        arguments = [] if steps is None or name == "start-up" else ["--steps", str(steps)]
+        arguments = [] if steps is None or name.startswith("start-up") else ["--steps", str(steps)]
         if device != "cpu":
             arguments += ["--device", device]
-        contenders = [
-            under_ronde(name, arguments, ranks=1, threads=None, environment=environment),
-            plain(name, arguments, environment=environment),
-        ]
+        ranks = 2 if name == "start-up-2" else 1
+        peer = plain(name, arguments, environment=environment) if ranks == 1 else by_torchrun(environment)
+        contenders = [under_ronde(name, arguments, ranks=ranks, threads=None, environment=environment), peer]
         results.append(measure(name, contenders, rounds=rounds, progress=partial(progress, name, rounds)))
     return Report(
         kind="overhead",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ronde.bench.peers import PEERS
 from ronde.bench.report import Report
 from ronde.bench.spread import Spread
+from ronde.bench.table import STARTS
 from ronde.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,16 +61,16 @@ def panels(report: Report) -> tuple[Panel, ...]:
             for peer in result.peers
         )
         return (Panel(axis="ronde's samples/s over the peer's", level=1.0, bars=bars),)
-    compared = {result.workload: result.against("plain") for result in report.results}
-    start = compared.pop("start-up", None)
+    compared = {result.workload: result.against(result.peers[0]) for result in report.results}
+    starts = {workload: compared.pop(workload) for workload in STARTS if workload in compared}
     steps = tuple(
         Bar(workload=workload, series="step", spread=comparison.added_microseconds)
         for workload, comparison in compared.items()
     )
     found = [Panel(axis="microseconds a step, over plain python", level=0.0, bars=steps)] if steps else []
-    if start is not None:
-        bar = Bar(workload="start-up", series="whole process", spread=start.added_wall_seconds)
-        found.append(Panel(axis="seconds, over plain python", level=0.0, bars=(bar,)))
+    for workload, comparison in starts.items():
+        bar = Bar(workload=workload, series="whole process", spread=comparison.added_wall_seconds)
+        found.append(Panel(axis=f"seconds, over {STARTS[workload]}", level=0.0, bars=(bar,)))
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from ronde.bench.peers import PEERS
 from ronde.bench.report import Report
 from ronde.bench.spread import Spread
 
-__all__ = ["table"]
+__all__ = ["STARTS", "table"]
 
 _DATA_PARALLEL: tuple[str, ...] = (
     "workload",
@@ -30,6 +30,9 @@ _OVERHEAD: tuple[str, ...] = (
     "quartiles",
     "added %",
 )
+
+# Workloads of which the time of the whole process counts, and what they are compared with.
+STARTS = {"start-up": "plain python", "start-up-2": "torchrun"}
 
 
 def table(report: Report) -> str:
@@ -95,11 +98,11 @@ def _overhead(report: Report) -> list[str]:
     """What one rank costs over plain python, per step and at the start."""
     rows, start = [_OVERHEAD], []
     for result in report.results:
-        comparison = result.against("plain")
-        if result.workload == "start-up":
+        comparison = result.against(result.peers[0])
+        if result.workload in STARTS:
             added = comparison.added_wall_seconds
             start.append(
-                f"start-up: {added.median:+.3f} s over plain python "
+                f"{result.workload}: {added.median:+.3f} s over {STARTS[result.workload]} "
                 f"(quartiles {_range(added, 3)} s, whole process)"
             )
             continue

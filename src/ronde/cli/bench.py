@@ -139,7 +139,7 @@ def overhead_(
     json: _Json = None,
     plot: _Plot = None,
 ) -> None:
-    """Run the same script on one rank under ronde and in plain python.
+    """Run the same script on one rank under ronde and in plain python, and on two under ronde and torchrun.
 
     Prints what a step takes longer, in microseconds and per cent, and what starting takes longer.
     """
