@@ -361,7 +361,7 @@ def test_libraries_without_the_replaced_functions(
     assert after == before
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:.*Lite Interpreter is deprecated")
 def test_torchscript_and_tokenizers_are_saved_by_rank_0_alone(other: One) -> None:
     """Their methods, as these libraries have them: copied from class to class, and of native types."""
     module = torch.nn.Linear(2, 2)

@@ -12,6 +12,7 @@ import torch
 
 from ronde.errors import UsageError
 from ronde.planner.traced import graph_of, traced
+from ronde.runtime.costs.processor import on_processor
 from ronde.runtime.costs.trace import trace_script
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -66,6 +67,13 @@ def test_this_process_goes_on_as_what_it_was(tmp_path: Path) -> None:
     before = sys.modules["__main__"], list(sys.argv), list(sys.path)
     trace_script(written(tmp_path), ["--epochs", "3"])
     assert (sys.modules["__main__"], sys.argv, sys.path) == before
+
+
+def test_functions_of_devices_have_the_attributes_of_torchs() -> None:
+    """The import of torch's compiler reads `__wrapped__` of some."""
+    with on_processor():
+        assert callable(torch.backends.mps.is_available.__wrapped__)
+        assert torch.cuda.device_count() == torch.accelerator.device_count() == 0
 
 
 def test_without_data_as_with_data(tmp_path: Path) -> None:

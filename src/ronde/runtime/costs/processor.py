@@ -5,6 +5,7 @@ Torch cannot exchange a parameter without data for one on another device, and co
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,18 +28,29 @@ def on_processor() -> Iterator[None]:
     """Inside, there is no accelerator for who asks, and who names one gets the processor."""
     patches = Patches()
     for owner in (torch.cuda, torch.xpu, torch.backends.mps, torch.accelerator):
-        patches.set(owner, "is_available", lambda: False)
+        _answer(patches, owner, "is_available", False)
     for owner in (torch.cuda, torch.xpu, torch.accelerator):
-        patches.set(owner, "device_count", lambda: 0)
-    patches.set(torch.accelerator, "current_accelerator", lambda *_, **__: None)
+        _answer(patches, owner, "device_count", 0)
+    _answer(patches, torch.accelerator, "current_accelerator", None)
     # What a script calls of a device that it has named.
     for name in ("set_device", "synchronize", "reset_peak_memory_stats"):
-        patches.set(torch.cuda, name, lambda *_, **__: None)
+        _answer(patches, torch.cuda, name, None)
     try:
         with _Redirected():
             yield
     finally:
         patches.restore()
+
+
+def _answer(patches: Patches, owner: Any, name: str, value: object) -> None:
+    """Have a function of torch's give one value."""
+
+    # As around torch's own: its compiler, which a trace may import, asks for `__wrapped__`.
+    @functools.wraps(getattr(owner, name))
+    def constant(*_: Any, **__: Any) -> Any:
+        return value
+
+    patches.set(owner, name, constant)
 
 
 class _Redirected(TorchFunctionMode):

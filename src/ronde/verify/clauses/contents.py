@@ -8,6 +8,7 @@ import enum
 import io
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -209,7 +210,9 @@ def _members(path: Path) -> list[str]:
 
 
 def _state_and_code(path: Path) -> dict[str, Any]:
-    loaded: Any = torch.jit.load(path, map_location="cpu")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.load`")  # the script was told when it saved the file
+        loaded: Any = torch.jit.load(path, map_location="cpu")
     return {"state": dict(loaded.state_dict()), "code": loaded.code}
 
 
