@@ -56,7 +56,7 @@ def trajectories() -> Mapping[str, Sample]:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_no_workload_imports_ronde(path: Path) -> None:
-    """But that whose model is over a table of ours, and the one by hand that has a group of ours."""
+    """But models over a table of ours, and the process group of the twin by hand."""
     imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -64,7 +64,8 @@ def test_no_workload_imports_ronde(path: Path) -> None:
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module or "")
     own = any(name.split(".")[0] == "ronde" for name in imported)
-    assert own == (path.name in ("clicks.py", "with_step.py", "with_tensor.py", "horovod_operations.py"))
+    ours = ("clicks.py", "with_step.py", "shared_memory_group.py", "horovod_operations.py")
+    assert own == (path.name in ours)
 
 
 def test_the_command_line_knows_the_catalogue() -> None:
@@ -88,6 +89,11 @@ def test_every_peer_has_its_twin(name: str) -> None:
 @pytest.mark.parametrize("name", PEERS)
 def test_the_mlps_twins_train_like_its_script(name: str, trajectories: Mapping[str, Sample]) -> None:
     check_trajectory(trajectories["mlp"], twin(peer_of(name), "mlp"), name)
+
+
+@pytest.mark.soak
+def test_the_model_that_is_cut_by_hand_trains_like_its_script(trajectories: Mapping[str, Sample]) -> None:
+    check_trajectory(trajectories["gpt"], twin(measure.CUT_BY_HAND, "gpt"), "tensor by hand")
 
 
 @pytest.mark.soak

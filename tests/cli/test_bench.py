@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.samples import memory_report, report, result
-from ronde.cli.app import main
+from ronde.cli.entry import main
 
 
 def run(*words: str) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.cli.app import main
+from ronde.cli.entry import main
 from ronde.testing.warm import WarmHost
 from ronde.verify import proof
 from ronde.verify.record import Writer, read_record

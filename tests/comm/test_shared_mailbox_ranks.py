@@ -1,16 +1,18 @@
-"""Messages between two ranks through shared memory, and groups of some of the ranks."""
+"""Messages between two ranks through shared memory."""
 
 from __future__ import annotations
 
 import os
 import random
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 
-from ronde.comm.shared_subgroup import shared_subgroup
+from ronde.comm.shared_memory import SharedMemory
+from ronde.comm.store_exchange import exchange_by
 from ronde.errors import LaunchError, PeerLost
 from world_sizes import WORLD_SIZES
 
@@ -117,37 +119,11 @@ def memory_is_used_again(rank: Any) -> int:
     return len(os.listdir("/proc/self/fd")) - before
 
 
-def some_of_the_ranks(rank: Any) -> list[Any]:
-    """Two groups of two of three ranks, in another order; the third does not take part in their making."""
-    shared = rank.groups["boundary"].backend.shared
-    results: list[Any] = []
-    if rank.rank != 0:
-        group = shared_subgroup(shared, [2, 1])
-        mine = torch.full((100_000,), float(rank.rank))
-        group.all_reduce(mine)
-        out = torch.empty(2, 1)
-        group.all_gather(out, torch.tensor([float(rank.rank)]))
-        results += [mine.unique().tolist(), out.view(-1).tolist()]
-        group.close()
-    everyone = shared_subgroup(shared, [0, 1])
-    if everyone is not None:
-        mine = torch.tensor([rank.rank + 1])
-        everyone.all_reduce(mine)
-        results.append(mine.tolist())
-        everyone.close()
-    alone = shared_subgroup(shared, [rank.rank])
-    mine = torch.full((2_000_000,), 5.0)
-    alone.all_reduce(mine)
-    alone.barrier()
-    results.append(mine.unique().tolist())
-    alone.close()
-    return results
-
-
 def one_leaves(rank: Any) -> str:
     """Its process lives on; who waits for it, or for its message, is told at once."""
-    shared = rank.groups["boundary"].backend.shared
-    group = shared_subgroup(shared, [0, 1])
+    store = torch.distributed.FileStore(os.path.join(rank.directory, "one-leaves"), 2)
+    exchange = exchange_by(store, rank.rank, 2)
+    group = SharedMemory(rank.rank, 2, exchange, timeout=timedelta(seconds=30))
     try:
         if rank.rank == 0:
             group.barrier()
@@ -226,11 +202,6 @@ def test_a_message_of_another_size_is_an_error(ranks: Callable[..., list[Any]]) 
 
 def test_memory_of_messages_is_used_again(ranks: Callable[..., list[Any]]) -> None:
     assert ranks(2, memory_is_used_again) == [0, 0]
-
-
-def test_some_of_the_ranks_are_a_group(ranks: Callable[..., list[Any]]) -> None:
-    both = [[3.0], [2.0, 1.0]]
-    assert ranks(3, some_of_the_ranks) == [[[3], [5.0]], [*both, [3], [5.0]], [*both, [5.0]]]
 
 
 def test_a_rank_that_leaves_is_named(ranks: Callable[..., list[Any]]) -> None:

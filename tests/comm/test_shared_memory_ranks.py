@@ -61,14 +61,6 @@ def moves(rank: Any) -> list[str]:
             shared.broadcast(mine, root)
             if not torch.equal(mine, parts[root]):
                 wrong.append(f"broadcast {dtype} {numel}")
-            outs = list(torch.empty(rank.world_size, numel, dtype=dtype)) if rank.rank == root else None
-            shared.gather(outs, parts[rank.rank], root)
-            if outs is not None and not torch.equal(torch.stack(outs), torch.stack(parts)):
-                wrong.append(f"gather {dtype} {numel}")
-            mine = torch.empty(numel, dtype=dtype)
-            shared.scatter(mine, parts if rank.rank == root else None, root)
-            if not torch.equal(mine, parts[rank.rank]):
-                wrong.append(f"scatter {dtype} {numel}")
     return wrong
 
 
@@ -130,7 +122,7 @@ def many(rank: Any, rounds: int, seed: int) -> list[str]:
     draw = random.Random(seed)
     ranks = range(rank.world_size)
     for turn in range(rounds):
-        kind = draw.choice(("sum", "gather", "broadcast", "scatter", "exchange", "barrier"))
+        kind = draw.choice(("sum", "gather", "broadcast", "exchange", "barrier"))
         numel = draw.choice((draw.randrange(1, 64), draw.randrange(1, 20_000), draw.randrange(1, 400_000)))
         if draw.random() < 0.9:
             numel = min(numel, 20_000)
@@ -151,9 +143,6 @@ def many(rank: Any, rounds: int, seed: int) -> list[str]:
         elif kind == "broadcast":
             shared.broadcast(mine, root)
             right = torch.equal(mine, parts[root])
-        elif kind == "scatter":
-            shared.scatter(mine, parts if rank.rank == root else None, root)
-            right = torch.equal(mine, parts[rank.rank])
         elif kind == "exchange":
             outs = [torch.empty(numel // (each + 1), dtype=dtype) for each in ranks]
             shared.all_to_all(outs, [mine[: numel // (rank.rank + 1)]] * rank.world_size)

@@ -15,7 +15,7 @@ from torch import nn
 
 from compat.test_horovod_ranks import loss_of, model_of, one_device
 from compat.test_horovodrun import ON_PATH
-from ronde.cli.app import main
+from ronde.cli.entry import main
 from ronde.compat.byteps import basics as bps_basics
 from ronde.compat.byteps import operations as bps
 from ronde.compat.byteps.cross_barrier import CrossBarrier

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ronde.compat
-from ronde.cli.app import main
+from ronde.cli.entry import main
 from ronde.cli.horovodrun import _forwarded
 from ronde.compat.place import read_place
 from ronde.errors import LaunchError

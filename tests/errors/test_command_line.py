@@ -263,7 +263,7 @@ def test_another_system_without_what_only_linux_has(words: list[str]) -> None:
         "sysconfig.get_config_vars(), sysconfig.get_paths()\n"
         "del signal.SIGRTMIN, signal.SIGRTMAX, os.sched_getaffinity\n"
         "sys.platform = 'darwin'\n"
-        "from ronde.cli.app import main\n"
+        "from ronde.cli.entry import main\n"
         f"main({words!r})\n"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

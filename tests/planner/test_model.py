@@ -16,7 +16,6 @@ from ronde.planner.cluster_file import read_cluster
 from ronde.planner.collective import collective_seconds
 from ronde.planner.evaluation.figures import figures
 from ronde.planner.fitting import fit_gemm
-from ronde.planner.graph import graph_from_json, graph_to_json
 from ronde.planner.memory import held, in_flight
 from ronde.planner.software import Software, ronde_software
 from ronde.planner.this_host import host_of
@@ -90,12 +89,8 @@ def test_a_tensor_group_over_nodes_has_all_their_cards() -> None:
     assert alone[0] / (2 * 15 / 16) == pytest.approx(beside[0] / 8, rel=0.01)
 
 
-def test_a_graph_survives_its_json() -> None:
-    graph = transformer_graph(MODELS["llama2-70b"])
-    assert graph_from_json(graph_to_json(graph)) == graph
-    assert 64e9 < graph.parameters < 70e9
-    with pytest.raises(UsageError, match="this is no cost graph of this version"):
-        graph_from_json("{}")
+def test_a_known_model_has_its_parameters() -> None:
+    assert 64e9 < transformer_graph(MODELS["llama2-70b"]).parameters < 70e9
 
 
 def test_mistakes_of_a_model_are_named(tmp_path: Path) -> None:

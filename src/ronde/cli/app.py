@@ -1,4 +1,4 @@
-"""The command line's root: which commands there are, and how their errors are told.
+"""The command line's root: the table of commands, and how words are parsed by it.
 
 A command's module is imported only when that command is asked for, so that `ronde --help` answers
 at once on a login node and imports no torch.
@@ -11,15 +11,14 @@ import importlib
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 import typer.main
 
 from ronde import __version__
-from ronde.cli.exits import exit_with
 
-__all__ = ["COMMANDS", "Command", "main"]
+__all__ = ["COMMANDS", "Command", "carry_out"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,17 +144,11 @@ _RUNNING_SCRIPTS = {f"ronde {command.name}" for command in COMMANDS if command.r
 _REPLACING_LAUNCHERS = {f"ronde {command.name}" for command in COMMANDS if command.replaces_launchers}
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one command line (default: this process's) and exit with its code.
+def carry_out(words: list[str]) -> int | None:
+    """Carry out one command line and return its exit code.
 
-    Ctrl-C ends it without a word. A `RondeError`, or words that cannot be parsed, is one line on stderr and
-    its `exit_code`; any other exception is a defect of ronde and keeps its traceback.
+    Words that cannot be parsed are one line on stderr.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    exit_with(lambda: _parsed(words))
-
-
-def _parsed(words: list[str]) -> int | None:
     name = "ronde"
     try:
         application = _application(asked_for=words[0] if words else None)

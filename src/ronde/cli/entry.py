@@ -25,6 +25,6 @@ def _carried_out(words: list[str]) -> int | None:
         given = parse_plain(run, words[1:])
         if given is not None:
             return run(**given)
-    from ronde.cli.app import main as parsed
+    from ronde.cli.app import carry_out
 
-    return parsed(words)
+    return carry_out(words)

@@ -61,11 +61,9 @@ class SharedMemory:
         exchange: gathers three integers from every process of the host, in order.
         timeout: how long to wait for a peer.
         first_rank: number of the host's first rank among all ranks, for messages.
-        numbers: what messages call each rank, where they do not follow the first.
 
     Attributes:
         mailbox: messages between two of the ranks.
-        numbers: what messages call each rank.
 
     Raises:
         LaunchError: when memory cannot be shared; raised on all ranks.
@@ -80,7 +78,6 @@ class SharedMemory:
         *,
         timeout: timedelta,
         first_rank: int = 0,
-        numbers: Sequence[int] | None = None,
     ) -> None:
         self.rank = rank
         self.ranks = ranks
@@ -90,11 +87,10 @@ class SharedMemory:
         self._maps, pids = share(_PAGE + mailbox + 2 * (_SMALL + self._chunk), rank, exchange)
         bell = Bell(rank, self._maps, _BELL)
         self._counters = Counters([memoryview(part) for part in self._maps], rank, _LEFT + 1, bell)
-        self.numbers: Sequence[int] = range(first_rank, first_rank + ranks) if numbers is None else numbers
         self.waiting = Waiting(
             rank,
             pids,
-            numbers=self.numbers,
+            numbers=range(first_rank, first_rank + ranks),
             bell=bell,
             timeout=timeout.total_seconds(),
             left=functools.partial(_has_left, self._counters),
@@ -250,27 +246,6 @@ class SharedMemory:
                     target.copy_(pieces[each][begin : begin + width])
                 elif target.numel():
                     target.copy_(self._piece(area, each, target, self.rank))
-
-    def gather(self, outs: Sequence[torch.Tensor] | None, flat: torch.Tensor, root: int) -> None:
-        """Put `flat` [n] of every rank into `outs[rank]` of rank `root`; None on the others."""
-        for index, piece in enumerate(self._chunks(flat)):
-            parts = self._gathered(piece)
-            if outs is not None and self.rank == root:
-                begin = index * (self._chunk // flat.element_size())
-                for out, part in zip(outs, parts, strict=True):
-                    out[begin : begin + piece.numel()].copy_(part)
-
-    def scatter(self, out: torch.Tensor, pieces: Sequence[torch.Tensor] | None, root: int) -> None:
-        """Put `pieces[rank]` of rank `root` into `out` [n] of every rank; None on the others."""
-        width = self._share // out.element_size()
-        for begin in range(0, out.numel(), width):
-            target = out[begin : begin + width]
-            area = self._take(1)
-            if pieces is not None and self.rank == root:
-                for each, piece in enumerate(pieces):
-                    self._piece(area, root, target, each).copy_(piece[begin : begin + width])
-            self._publish(area)
-            target.copy_(self._piece(area, root, target, self.rank))
 
     def set_timeout(self, timeout: timedelta) -> None:
         """How long to wait for a peer from now on."""

@@ -136,15 +136,6 @@ def gloo_options(device: Any, timeout: Any, threads: int) -> Any:
     return options
 
 
-def waited_for(tensor: torch.Tensor) -> torch.Tensor:
-    """The result of a functional collective once it is there; another tensor as it is."""
-    if type(tensor) is torch.Tensor:
-        return tensor
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
-    return tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
-
-
 def device_constructors() -> Any:
     """Functions that a default device applies to; they are noted at first use."""
     from torch.utils._device import _device_constructors

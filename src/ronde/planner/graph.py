@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from ronde.errors import UsageError
-
-__all__ = ["Attention", "Block", "CostGraph", "Matmul", "graph_from_json", "graph_to_json"]
+__all__ = ["Attention", "Block", "CostGraph", "Matmul"]
 
 Cut = Literal["columns", "rows", "whole"]
 
@@ -140,32 +136,3 @@ class CostGraph:
     def step_flops(self) -> float:
         """Of forward and backward of a global batch, nothing computed twice."""
         return 3 * self.batch * (self.first.flops + self.block.flops * self.layers + self.last.flops)
-
-
-def graph_to_json(graph: CostGraph) -> str:
-    return json.dumps(dataclasses.asdict(graph), indent=1) + "\n"
-
-
-def graph_from_json(text: str) -> CostGraph:
-    """The graph that `graph_to_json` wrote.
-
-    Raises:
-        UsageError: for anything else.
-    """
-    try:
-        fields: dict[str, Any] = json.loads(text)
-        blocks = {name: _block(fields.pop(name)) for name in ("first", "block", "last")}
-        return CostGraph(**blocks, **fields)
-    except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"this is no cost graph of this version ({error}); trace the script anew") from None
-
-
-def _block(fields: Mapping[str, Any]) -> Block:
-    attention = fields["attention"]
-    return Block(
-        **{
-            **fields,
-            "matmuls": tuple(Matmul(**each) for each in fields["matmuls"]),
-            "attention": Attention(**attention) if attention else None,
-        }
-    )

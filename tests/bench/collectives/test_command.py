@@ -9,7 +9,7 @@ import pytest
 
 from ronde.bench.collectives.mpi_wheel import installed_mpi
 from ronde.bench.collectives.operation import OPERATIONS
-from ronde.cli.app import main
+from ronde.cli.entry import main
 
 
 def run(*words: str) -> int:

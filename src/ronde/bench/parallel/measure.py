@@ -34,12 +34,12 @@ from ronde.trace.run_directory import RunDirectory
 from ronde.trace.step_file import read_steps, steps_path
 from ronde.trace.summary import read_summary
 
-__all__ = ["WORKLOADS", "in_micro_batches", "measure", "meshes", "timelines_of"]
+__all__ = ["CUT_BY_HAND", "WORKLOADS", "in_micro_batches", "measure", "meshes", "timelines_of"]
 
 WORKLOADS = ("transformer-512", *DATA_PARALLEL)
 
 _TIMEOUT = 900.0
-_BY_HAND = Peer(name="tensor", title="parallelize_module", distribution="torch", module="torch")
+CUT_BY_HAND = Peer(name="tensor", title="parallelize_module", distribution="torch", module="torch")
 # Of which this repository has a script by hand.
 _TENSOR_BY_HAND = ("gpt",)
 # What is shorter cannot be seen in a picture of a step.
@@ -122,7 +122,7 @@ def measure(
     }
     share: dict[str, Any] = {"ranks": ranks, "threads": 1, "environment": environment}
     if workload in _TENSOR_BY_HAND:
-        contenders[BY_HAND] = with_peer(_BY_HAND, workload, arguments, **share).run
+        contenders[BY_HAND] = with_peer(CUT_BY_HAND, workload, arguments, **share).run
     for plan in runs:
         contenders[plan] = under_ronde(workload, arguments, plan=plan, steps=_by_steps(plan), **share).run
     seconds: dict[str, list[float]] = {name: [] for name in contenders}

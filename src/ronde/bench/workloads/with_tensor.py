@@ -5,6 +5,7 @@ embedding and head. The group is ronde's shared memory, as under `tensor=N`, so 
 rest. Every rank has the whole batch.
 """
 
+import shared_memory_group
 import torch
 import torch.distributed as dist
 from command_line import arguments
@@ -21,8 +22,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.distributed.tensor.parallel.style import ParallelStyle
-
-from ronde.comm.torch_group import registered
 
 
 class ByHeads(nn.Module):
@@ -68,32 +67,32 @@ def cut(model, mesh):
 
 
 def main():
-    with registered() as backend:
-        dist.init_process_group(backend)
-        ranks = dist.get_world_size()
-        args = arguments(ranks=ranks)
-        workload = args.workload
-        torch.manual_seed(0)
-        data = workload.data(args.samples)
-        model = cut(workload.model(), init_device_mesh("cpu", (ranks,)))
-        optimizer = workload.optimizer(model.parameters())
-        stopwatch = Stopwatch(
-            args.warm_up,
-            speaks=dist.get_rank() == 0,
-            mean=lambda loss: (loss.full_tensor() if isinstance(loss, DTensor) else loss).item(),
-            log_every=None,
-            reads_loss=False,
-            trajectory=args.trajectory,
-        )
-        for inputs, targets in batches(data, args):
-            with loss_parallel():
-                loss = workload.loss(model(inputs), targets)
-                optimizer.zero_grad()
-                loss.backward()
-            optimizer.step()
-            stopwatch.step(loss)
-        stopwatch.report(args.name, args.batch_size)
-        dist.destroy_process_group()
+    shared_memory_group.register()
+    dist.init_process_group(shared_memory_group.NAME)
+    ranks = dist.get_world_size()
+    args = arguments(ranks=ranks)
+    workload = args.workload
+    torch.manual_seed(0)
+    data = workload.data(args.samples)
+    model = cut(workload.model(), init_device_mesh("cpu", (ranks,)))
+    optimizer = workload.optimizer(model.parameters())
+    stopwatch = Stopwatch(
+        args.warm_up,
+        speaks=dist.get_rank() == 0,
+        mean=lambda loss: (loss.full_tensor() if isinstance(loss, DTensor) else loss).item(),
+        log_every=None,
+        reads_loss=False,
+        trajectory=args.trajectory,
+    )
+    for inputs, targets in batches(data, args):
+        with loss_parallel():
+            loss = workload.loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+        optimizer.step()
+        stopwatch.step(loss)
+    stopwatch.report(args.name, args.batch_size)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
