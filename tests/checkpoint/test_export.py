@@ -13,7 +13,7 @@ from ronde.checkpoint.held import Held
 from ronde.checkpoint.manifest import Manifest
 from ronde.checkpoint.state import HostCopies, Unchanged, take
 from ronde.checkpoint.store import Store
-from ronde.cli import app
+from ronde.cli import entry
 from ronde.errors import UsageError
 
 
@@ -56,7 +56,7 @@ def damage(place: Path) -> None:
 
 def code(*arguments: str) -> object:
     with pytest.raises(SystemExit) as end:
-        app.main(arguments)
+        entry.main(arguments)
     return end.value.code
 
 

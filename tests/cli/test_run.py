@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ronde.cli import app, run
+from ronde.cli import entry, run
 from ronde.launch.job import Job, Outcome
 from ronde.launch.witness import Explain
 
@@ -43,7 +43,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Seen:
 
 def _code(*arguments: str) -> int:
     with pytest.raises(SystemExit) as exit_of:
-        app.main(["run", *arguments])
+        entry.main(["run", *arguments])
     assert isinstance(exit_of.value.code, int)
     return exit_of.value.code
 

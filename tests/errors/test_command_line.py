@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from errors.normal import normal
-from ronde.cli import app, run
+from ronde.cli import app, entry, run
 from ronde.cluster import torch_install
 from ronde.trace import run_directory
 
@@ -50,7 +50,7 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
 
     def tell(*words: str) -> tuple[int, str]:
         with pytest.raises(SystemExit) as exit_of:
-            app.main(words)
+            entry.main(words)
         out, err = capfd.readouterr()
         assert out == ""
         assert isinstance(exit_of.value.code, int)
@@ -184,7 +184,7 @@ def test_words_that_cannot_be_parsed(told: Any, words: str, expected: str) -> No
 @pytest.mark.parametrize("words", [(), ("plan",), ("bench",)])
 def test_no_words_ask_for_the_help(words: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        app.main(words)
+        entry.main(words)
     said = "".join(capfd.readouterr())
     assert " ".join(["Usage: ronde", *words, "[OPTIONS] COMMAND [ARGS]..."]) in said
     assert "ronde: error:" not in said
