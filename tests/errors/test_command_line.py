@@ -195,7 +195,7 @@ def test_an_interruption_while_the_command_is_imported(told: Any, monkeypatch: p
         raise KeyboardInterrupt
 
     monkeypatch.setattr(app.Command, "load", load)
-    assert told("run", "train.py") == (130, "")
+    assert told("verify", "train.py") == (130, "")
 
 
 def test_the_proof_refuses_alike(told: Any) -> None:
