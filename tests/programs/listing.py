@@ -22,14 +22,13 @@ class Program:
         repository: owner and name.
         path: the file in it that is run.
         commit: at which it has these contents.
-        sha256: of these contents; "" where nobody has had the file to run it yet: then a clone must have the
-            commit, and arguments and stand-ins are what it is likely to need.
+        sha256: of these contents.
         field: what it is about.
-        arguments: as in a shell. `-c CODE` runs this code in its folder in its place, for a program that is
-            run by a call.
+        arguments: as in a shell. `-c CODE` runs this code in its folder in its place: a call that trains, or
+            what must be so before the program runs here (no CUDA, a name that newer packages lack).
         steps: optimizer steps after which it is ended.
         standins: what stands in for packages and data (see standins.py).
-        beside: other files of the repository that it imports, each with its sha256: `path=sha256`.
+        beside: other files of the repository that it imports or reads, each with its sha256: `path=sha256`.
     """
 
     repository: str
@@ -47,6 +46,11 @@ class Program:
         return f"{self.repository} {self.path}"
 
     @property
+    def entry(self) -> str:
+        """A digest of the whole line: another one where anything of it is changed."""
+        return hashlib.sha256(repr(dataclasses.astuple(self)).encode()).hexdigest()[:8]
+
+    @property
     def words(self) -> list[str]:
         return shlex.split(self.arguments)
 
@@ -58,16 +62,14 @@ class Program:
         """Why it cannot be run from this folder of checkouts, which holds `owner/name`; "" where it can."""
         for path, sha256 in self.files().items():
             contents = self.contents(checkouts, path)
-            if contents is None and not sha256 and (checkouts / self.repository / path).is_file():
-                return f"only a clone that has commit {self.commit} can tell that {path} is the one listed"
             if contents is None:
                 return f"no {self.repository}/{path}, commit {self.commit}"
-            if sha256 and hashlib.sha256(contents).hexdigest() != sha256:
+            if hashlib.sha256(contents).hexdigest() != sha256:
                 return f"{self.repository}/{path} is not that of commit {self.commit}"
         return ""
 
     def contents(self, checkouts: Path, path: str) -> bytes | None:
-        """A file at the commit, as git knows it or as it lies there; a file without a sha256 as git does."""
+        """A file at the commit, as git knows it or as it lies there."""
         folder = checkouts / self.repository
         if (folder / ".git").exists():
             shown = subprocess.run(
@@ -76,7 +78,7 @@ class Program:
             if not shown.returncode:
                 return shown.stdout
         file = folder / path
-        return file.read_bytes() if self.files()[path] and file.is_file() else None
+        return file.read_bytes() if file.is_file() else None
 
 
 def read(path: Path = LIST) -> list[Program]:

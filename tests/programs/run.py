@@ -1,6 +1,6 @@
 """Runs programs of public code in plain Python and on ranks, and says how far their numbers are apart.
 
-    python tests/programs/run.py --checkouts DIR [--ranks 2] [--plan zero2] [WORD ...]
+    python tests/programs/run.py --checkouts DIR [--ranks 2,3] [--plan zero2] [--write-docs] [WORD ...]
 
 DIR holds the repositories as `owner/name`: clones that have the commits of list.tsv, or just files with the
 same contents.
@@ -8,7 +8,8 @@ Words choose the programs that have one of them in their name. Each program is c
 nothing is written into the checkouts. What is compared is what `ronde verify` compares (batches, parameters
 after each step, values read on the host, files), in double precision where the program lets it, and besides
 every number that it prints. One line a program: whether the law holds, the largest relative difference of
-parameters and values, that of printed numbers, and how the program ended (see tests/ends).
+parameters and values, that of printed numbers, and how the program ended (see tests/ends). `--write-docs`
+puts it into docs/programs.md, where what has not been run since its line was changed is "not run".
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -30,10 +31,12 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ends.end import End, finished
+from programs import page
 from programs.listing import Program, read
+from programs.page import Row
 from programs.standins import provide
 from ronde.errors import RondeError
-from ronde.testing.warm import WarmHost
+from ronde.testing.warm import TOO_LONG, WarmHost
 from ronde.trace.summary import RankSummary, read_summary
 from ronde.verify.clauses.verdict import Status
 from ronde.verify.proof import Proof, verify
@@ -42,6 +45,7 @@ from ronde.verify.runs import Job, Start, Starter
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?")
 _SMALLEST = 1e-12
+_LONGEST = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,9 +54,10 @@ class Outcome:
 
     Attributes:
         law: "holds", "rounding" (what differs differs less than plain Python from itself, see Proof.floor),
-            "BROKEN", or what kept it from being run.
+            "BROKEN", or the sentence that tells why there is nothing to compare.
         worst: largest relative difference of parameters and values; None where there were none.
         printed: of printed numbers.
+        floor: how far plain Python, changed by rounding alone, lies from itself; None where nobody asked.
         steps: optimizer steps in plain Python.
         dtype: in what parameters were.
         end: see tests/ends; None where it was not run on ranks.
@@ -61,19 +66,30 @@ class Outcome:
     law: str
     worst: float | None = None
     printed: float | None = None
+    floor: float | None = None
     steps: int = 0
     dtype: str = ""
     end: End | None = None
     report: str = ""
 
     @property
-    def line(self) -> str:
+    def gives_the_answer(self) -> bool:
+        return self.law in ("holds", "rounding")
+
+    @property
+    def ran(self) -> str:
+        """How it ran, in the words of the page."""
         if self.end is None:
-            return self.law
+            return self.law.replace("|", "/")
+        parts = [each.partition(":")[0] for each in self.end.modules.split(", ") if "parts" in each]
+        how = f"in parts ({', '.join(parts)})" if parts else self.end.end
+        return how if self.gives_the_answer else f"{self.law}: {how}"
+
+    @property
+    def line(self) -> str:
         numbers = f"largest difference {_figure(self.worst)}, printed {_figure(self.printed)}"
-        return (
-            f"{self.law}: {numbers}; {self.steps} steps in {self.dtype}; {self.end.end} ({self.end.modules})"
-        )
+        ran = f"{numbers}; {self.steps} steps in {self.dtype}; {self.ran}"
+        return f"{self.law}: {ran}" if self.end else self.law
 
 
 class _Watched:
@@ -84,12 +100,14 @@ class _Watched:
         self.plain = ""
         self.ranks = ""
         self.summary: RankSummary | None = None
+        self.in_time = True
 
     def __call__(self, start: Start) -> int:
         code = self._starter(start)
         printed = (start.place / "stdout").read_text(errors="replace")
         if start.ranks is not None:
             self.ranks = printed
+            self.in_time = code != TOO_LONG
             self.summary = read_summary(start.place / "run" / "rank-0.summary.json")
         elif self.summary is None:  # what comes behind are twins of the plain run
             self.plain = printed
@@ -100,27 +118,43 @@ def run(program: Program, checkouts: Path, *, ranks: int, plan: str, starter: St
     """Run one program of which nothing is missing."""
     watched = _Watched(starter)
     with tempfile.TemporaryDirectory() as place:
-        # Some levels deep: programs look for their data above their folder.
-        folder = Path(place, "owner", "name", "folder")
+        folder = Path(place, program.repository, program.path).parent
         script, arguments = _lay(program, checkouts, folder)
         job = Job(script=script, arguments=tuple(arguments), steps=program.steps, plan=plan, directory=folder)
         try:
             proof = verify(job, ranks=ranks, starter=watched)
         except RondeError as error:
-            return Outcome(law=str(error).strip().splitlines()[-1][:200])
+            return Outcome(law=_kept_from(str(error)))
     summary = watched.summary
-    if summary is None:
-        return Outcome(law="failed on ranks: " + (proof.failure.splitlines() or [""])[-1])
+    if not watched.in_time:
+        return Outcome(law="took too long on ranks, or hangs there")
+    if proof.failure or summary is None:
+        last = (proof.failure.splitlines() or [""])[-1]
+        return Outcome(law=f"failed on ranks: {last}"[:_LONGEST], report=to_text(proof))
     differences = [each.worst for each in proof.verdicts if each.worst is not None]
     return Outcome(
         law="holds" if proof.holds else "rounding" if _is_rounding(proof) else "BROKEN",
         worst=max(differences, default=None),
         printed=printed_apart(watched.plain, watched.ranks),
+        floor=proof.floor,
         steps=proof.steps,
         dtype=proof.dtype,
         end=finished(program.name, summary.sharded, summary.notes),
         report=to_text(proof),
     )
+
+
+def _kept_from(error: str) -> str:
+    """Why there is nothing to compare, from the error of `verify`."""
+    what, last = error.strip().splitlines()[0], error.strip().splitlines()[-1]
+    for words, name in (
+        ("does not repeat itself", "plain Python does not repeat itself"),
+        (f"exit code {TOO_LONG}", "plain Python took too long"),
+        ("nothing to compare: ", f"refused: {what.partition('nothing to compare: ')[2]}"),
+    ):
+        if words in what:
+            return name[:_LONGEST]
+    return f"fails in plain Python: {last}"[:_LONGEST]
 
 
 def _is_rounding(proof: Proof) -> bool:
@@ -142,7 +176,7 @@ def _lay(program: Program, checkouts: Path, folder: Path) -> tuple[str, Sequence
     """Copy its files and stand-ins into a folder; the script there, and its arguments."""
     top = Path(program.path).parent
     for path in program.files():
-        place = folder / os.path.relpath(path, top)
+        place = Path(os.path.normpath(folder / os.path.relpath(path, top)))
         place.parent.mkdir(parents=True, exist_ok=True)
         contents = program.contents(checkouts, path)
         assert contents is not None
@@ -166,39 +200,74 @@ def main() -> int:
     )
     parser.add_argument("words", nargs="*", help="run only programs with one of these in their name")
     parser.add_argument("--checkouts", type=Path, required=True, help="folder of repositories, as owner/name")
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=_numbers, default=(2,), help="one number of ranks, or several: 2,3")
     parser.add_argument("--plan", default="ddp")
+    parser.add_argument("--seconds", type=float, default=120, help="after which one run is killed")
+    parser.add_argument("--write-docs", action="store_true", help="write the results into docs/programs.md")
+    parser.add_argument("--not-run", action="store_true", help="only programs that the page calls not run")
     parser.add_argument("--verbose", action="store_true", help="the whole report of a program that is broken")
     arguments = parser.parse_args()
+    listed = read()
+    have = {(each.program, each.entry) for each in page.read() if each.ran != page.NOT_RUN}
     programs = [
         program
-        for program in read()
+        for program in listed
         if not arguments.words or any(word in program.name for word in arguments.words)
+        if not (arguments.not_run and (program.name, program.entry) in have)
     ]
     missing = {program.name: program.missing(arguments.checkouts) for program in programs}
     here = [program for program in programs if not missing[program.name]]
-    broken = 0
-    with WarmHost() as host:
+    right = 0
+    with WarmHost(seconds=arguments.seconds) as host:
         for program in here:
             begun = time.monotonic()
-            outcome = run(
-                program,
-                arguments.checkouts,
-                ranks=arguments.ranks,
-                plan=arguments.plan,
-                starter=host.start,
-            )
-            broken += outcome.law not in ("holds", "rounding")
-            print(f"{program.name}: {outcome.line} [{time.monotonic() - begun:.0f} s]", flush=True)
-            if arguments.verbose and outcome.law == "BROKEN":
-                print(outcome.report, flush=True)
+            outcomes = {
+                ranks: run(program, arguments.checkouts, ranks=ranks, plan=arguments.plan, starter=host.start)
+                for ranks in arguments.ranks
+            }
+            right += all(each.gives_the_answer for each in outcomes.values())
+            for ranks, outcome in outcomes.items():
+                print(f"{program.name} on {ranks}: {outcome.line}", flush=True)
+                if arguments.verbose and outcome.report and not outcome.gives_the_answer:
+                    print(outcome.report, flush=True)
+            print(f"[{time.monotonic() - begun:.0f} s]", flush=True)
+            if arguments.write_docs:
+                page.write(read(), [row(program, outcomes)])
     for name, why in missing.items():
         if why:
             print(f"missing: {name}: {why}")
-    print(
-        f"{len(here)} of {len(programs)} programs were there, {len(here) - broken} give plain Python's answer"
+    print(f"{len(here)} of {len(programs)} programs were there, {right} give plain Python's answer")
+    return int(right < len(here))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in text.split(","))
+
+
+def row(program: Program, outcomes: Mapping[int, Outcome]) -> Row:
+    """The program's line in the page: of the outcomes by ranks, the worst."""
+    told = next((each for each in outcomes.values() if not each.gives_the_answer), None)
+    told = told or next(iter(outcomes.values()))
+    return Row(
+        program=program.name,
+        entry=program.entry,
+        ran=told.ran,
+        ranks=", ".join(map(str, outcomes)),
+        steps=str(told.steps or ""),
+        worst=_largest(each.worst for each in outcomes.values()) + _of_plain(outcomes.values()),
+        printed=_largest(each.printed for each in outcomes.values()),
+        date=time.strftime("%Y-%m-%d"),
     )
-    return int(broken > 0)
+
+
+def _of_plain(outcomes: Iterable[Outcome]) -> str:
+    """The distance of plain Python from itself, where it was needed to judge that of ranks."""
+    floors = [each.floor for each in outcomes if each.floor]
+    return f" (plain Python from itself: {_figure(max(floors))})" if floors else ""
+
+
+def _largest(differences: Iterable[float | None]) -> str:
+    return _figure(max((each for each in differences if each is not None), default=None))
 
 
 if __name__ == "__main__":

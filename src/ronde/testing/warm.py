@@ -11,6 +11,7 @@ import dataclasses
 import gc
 import importlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from ronde.plan import Plan
 from ronde.runtime.ending import exit_code
 from ronde.verify.runs import Start, plain_arguments
 
-__all__ = ["WarmHost"]
+__all__ = ["TOO_LONG", "WarmHost"]
 
 _PRELOADED = (
     "ronde.runtime.worker",
@@ -44,6 +45,8 @@ _PRELOADED = (
 )
 # How long the peers of a process that failed may take to end by themselves.
 _GRACE = 3.0
+# The exit code of `timeout`.
+TOO_LONG = 124
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,9 +67,14 @@ class _Process:
 
 
 class WarmHost:
-    """Starts recorded runs by forking; use as a context manager, one run at a time."""
+    """Starts recorded runs by forking; use as a context manager, one run at a time.
 
-    def __init__(self) -> None:
+    Args:
+        seconds: after which a run's processes are killed, with `TOO_LONG` as its exit code; None: never.
+    """
+
+    def __init__(self, *, seconds: float | None = None) -> None:
+        self._seconds = seconds
         paths = [os.path.abspath(each) for each in sys.path if each]
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(paths)
@@ -101,7 +109,8 @@ class WarmHost:
         processes = _plain(start) if start.ranks is None else _ranks(start, start.ranks)
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps([dataclasses.asdict(each) for each in processes]) + "\n")
+        order = {"seconds": self._seconds, "processes": [dataclasses.asdict(each) for each in processes]}
+        self._server.stdin.write(json.dumps(order) + "\n")
         self._server.stdin.flush()
         answer = self._server.stdout.readline()
         if not answer:
@@ -203,14 +212,16 @@ def serve() -> None:
         line = sys.stdin.buffer.readline()
         if not line:
             return
-        answers.write(f"{_run([_Process(**fields) for fields in json.loads(line)])}\n")
+        order = json.loads(line)
+        processes = [_Process(**fields) for fields in order["processes"]]
+        answers.write(f"{_run(processes, order['seconds'])}\n")
         answers.flush()
 
 
-def _run(processes: list[_Process]) -> int:
+def _run(processes: list[_Process], seconds: float | None) -> int:
     serving = {_fork(process) for process in processes if process.serves}
     running = {_fork(process) for process in processes if not process.serves}
-    failed = _failure_of(running, serving)
+    failed = _failure_of(running, serving, time.monotonic() + (math.inf if seconds is None else seconds))
     for each in serving:
         os.kill(each, signal.SIGTERM)
     for each in serving:
@@ -218,10 +229,9 @@ def _run(processes: list[_Process]) -> int:
     return failed
 
 
-def _failure_of(running: set[int], serving: set[int]) -> int:
+def _failure_of(running: set[int], serving: set[int], ended_by: float) -> int:
     """The exit code of the first that fails, also of those that serve; 0 when the others have ended."""
     failed = 0
-    ended_by = 0.0
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in running or pid in serving:
@@ -233,7 +243,8 @@ def _failure_of(running: set[int], serving: set[int]) -> int:
                 ended_by = time.monotonic() + _GRACE
         elif not pid:
             time.sleep(0.005)
-        if failed and time.monotonic() > ended_by:
+        if time.monotonic() > ended_by:
+            failed = failed or TOO_LONG
             for each in running:
                 os.kill(each, signal.SIGKILL)
     return failed

@@ -11,7 +11,7 @@ import numpy as np
 from . import spaces
 from .api import NEW
 
-__all__ = ["make", "spaces"]
+__all__ = ["ObservationWrapper", "Wrapper", "make", "spaces", "wrappers"]
 
 
 class _Env:
@@ -73,6 +73,7 @@ class _CartPole(_Env):
     """A pole of half a metre and 0.1 kg, balanced on a cart of 1 kg by pushes of 10 N."""
 
     steps_allowed, threshold = 500, 475.0
+    x_threshold, theta_threshold_radians = 2.4, math.radians(12)
 
     def __init__(self, name: str) -> None:
         if name.endswith("v0"):
@@ -97,7 +98,9 @@ class _CartPole(_Env):
         pull = thrust - pole * half * bend * math.cos(angle) / mass
         change = np.array([speed, pull, turn, bend])
         self.state = np.array([place, speed, angle, turn]) + tick * change
-        return 1.0, bool(abs(self.state[0]) > 2.4 or abs(self.state[2]) > math.radians(12))
+        return 1.0, bool(
+            abs(self.state[0]) > self.x_threshold or abs(self.state[2]) > self.theta_threshold_radians
+        )
 
 
 class _Pendulum(_Env):
@@ -129,3 +132,30 @@ def make(name: str, **options: Any) -> _Env:
     """The environment of that name."""
     kinds = {"CartPole": _CartPole, "Pendulum": _Pendulum}
     return kinds[name.partition("-")[0]](name)
+
+
+class Wrapper:
+    """An environment around another one, whose attributes it has."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+
+class ObservationWrapper(Wrapper):
+    """One that changes what is seen."""
+
+    def observation(self, observation: Any) -> Any:
+        raise NotImplementedError
+
+    def reset(self, **options: Any) -> Any:
+        return self.observation(self.env.reset(**options))
+
+    def step(self, action: Any) -> Any:
+        seen, *rest = self.env.step(action)
+        return self.observation(seen), *rest
+
+
+from . import wrappers  # noqa: E402  (its classes need Wrapper)

@@ -6,10 +6,22 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Box", "Discrete"]
+__all__ = ["Box", "Discrete", "MultiBinary", "MultiDiscrete", "Space"]
 
 
-class Discrete:
+class Space:
+    """What all of them are."""
+
+
+class MultiBinary(Space):
+    pass
+
+
+class MultiDiscrete(Space):
+    pass
+
+
+class Discrete(Space):
     """One of `n` numbers."""
 
     def __init__(self, n: int) -> None:
@@ -24,7 +36,7 @@ class Discrete:
         return int(self._draw.integers(self.n))
 
 
-class Box:
+class Box(Space):
     """An array of numbers between two limits."""
 
     def __init__(self, low: float, high: float, shape: tuple[int, ...], dtype: Any = np.float32) -> None:

@@ -95,7 +95,14 @@ class CIFAR100(CIFAR10):
 
 
 class FakeData(CIFAR10):
-    def __init__(self, *sizes: Any, transform: Change | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        size: int = 1000,
+        image_size: Any = (),
+        num_classes: int = 10,
+        transform: Change | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(transform=transform)
 
 

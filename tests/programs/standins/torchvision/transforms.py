@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageOps
+from PIL import Image, ImageEnhance, ImageOps
 
 __all__ = [
     "CenterCrop",
+    "ColorJitter",
     "Compose",
     "Grayscale",
     "Lambda",
     "Normalize",
     "Pad",
     "RandomAffine",
+    "RandomApply",
     "RandomCrop",
+    "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "RandomRotation",
     "Resize",
     "ToPILImage",
     "ToTensor",
+    "transforms",
 ]
+
+# `from torchvision.transforms import transforms` is common.
+transforms = sys.modules[__name__]
 
 Size = int | Sequence[int]
 
@@ -147,6 +155,36 @@ class Grayscale:
     def __call__(self, image: Any) -> Any:
         grey = image.convert("L")
         return grey if self.channels == 1 else Image.merge("RGB", [grey] * 3)
+
+
+class RandomGrayscale(Grayscale):
+    def __init__(self, p: float = 0.1) -> None:
+        super().__init__(3)
+        self.p = p
+
+    def __call__(self, image: Any) -> Any:
+        return super().__call__(image) if float(torch.rand(1)) < self.p else image
+
+
+class RandomApply:
+    def __init__(self, transforms: Sequence[Callable[[Any], Any]], p: float = 0.5) -> None:
+        self.all, self.p = Compose(transforms), p
+
+    def __call__(self, image: Any) -> Any:
+        return self.all(image) if float(torch.rand(1)) < self.p else image
+
+
+class ColorJitter:
+    """Brightness, contrast and saturation changed by a factor of up to so much; hue is left."""
+
+    def __init__(self, *strengths: float, **options: Any) -> None:
+        self.strengths = strengths
+
+    def __call__(self, image: Any) -> Any:
+        ways = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+        for way, strength in zip(ways, self.strengths, strict=False):
+            image = way(image).enhance(1 + strength * (2 * float(torch.rand(1)) - 1))
+        return image
 
 
 class Lambda:
