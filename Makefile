@@ -33,6 +33,9 @@ else
   export PYTHONPATH := $(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH))
 endif
 
+# Interpreters keep what they have compiled: tests start hundreds of them, and rewrite their own asserts.
+export PYTHONDONTWRITEBYTECODE :=
+
 RONDE := $(PYTHON) -m ronde
 IMPORT_LINTER := $(PYTHON) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo
 # `make test ARGS="-k reducer -x"` hands words on to pytest; other verbs take ARGS alike. Two processes share the

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from compat.test_horovod_names import ON_PATH
 from compat.test_horovod_ranks import loss_of, model_of, one_device
-from compat.test_horovodrun import ON_PATH
 from ronde.cli.entry import main
 from ronde.compat.byteps import basics as bps_basics
 from ronde.compat.byteps import operations as bps
@@ -23,6 +23,7 @@ from ronde.compat.byteps.data_parallel import DistributedDataParallel
 from ronde.compat.horovod import basics
 from ronde.compat.horovod.functions import broadcast_optimizer_state, broadcast_parameters
 from ronde.compat.horovod.operations import synchronize
+from ronde.testing import forked
 
 On = Callable[..., list[Any]]
 SCRIPT = """
@@ -167,10 +168,8 @@ def test_one_rank_has_no_barrier(tmp_path: Path) -> None:
 def test_a_rank_for_each_device(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     environment = {**os.environ, "NVIDIA_VISIBLE_DEVICES": "0,1", "XDG_STATE_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "ronde", "bpslaunch", sys.executable, "train.py"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    command = ["bpslaunch", sys.executable, "train.py"]
+    done = forked.run(command, directory=tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:1.0 2", "[1]<stdout>:1.0 2"]
 

@@ -126,6 +126,7 @@ def test_ranks_are_lost_come_and_leave(tmp_path: Path, jobs: list[ElasticJob]) -
     assert "Traceback" not in job.said
 
 
+@pytest.mark.soak
 def test_a_job_whose_ranks_all_fail_ends_at_once(tmp_path: Path, jobs: list[ElasticJob]) -> None:
     script = "import horovod.torch as hvd\nhvd.init()\nraise SystemExit(7)\n"
     hosts = "127.0.0.1:1,127.0.0.2:1"

@@ -15,6 +15,19 @@ from ronde.compat.horovod.running import run
 
 ON_PATH = Path(ronde.compat.__file__).parent / "path"
 
+# Of `horovod.torch`.
+NAMES = """
+init shutdown is_initialized size rank local_size local_rank cross_size cross_rank
+mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built
+cuda_built rocm_built start_timeline stop_timeline Average Sum Adasum Min Max Product ProcessSet
+global_process_set add_process_set remove_process_set allreduce allreduce_async allreduce_
+allreduce_async_ grouped_allreduce grouped_allreduce_async grouped_allreduce_
+grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather
+grouped_allgather_async broadcast broadcast_async broadcast_ broadcast_async_ alltoall
+alltoall_async reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async
+poll synchronize join barrier broadcast_parameters broadcast_optimizer_state broadcast_object
+allgather_object Compression DistributedOptimizer SyncBatchNorm HorovodInternalError elastic
+""".split()
 # Each line is tried in one process: what it imports is there.
 IMPORTS = """
 from horovod.common.util import EXTENSIONS, ccl_built, check_extension, check_installed_version, ddl_built
@@ -54,10 +67,13 @@ def test_names_are_there_or_refused_with_the_fix() -> None:
         f"try: exec({line!r})\nexcept ImportError as error: print(error)\nelse: print('imported')"
         for line in REFUSED
     )
-    done = python(f"{IMPORTS}\n{tried}")
+    done = python(f"{IMPORTS}\n{tried}\nimport horovod.torch; print(*dir(horovod.torch))")
     assert done.returncode == 0, done.stderr
-    for said, expected in zip(done.stdout.splitlines(), REFUSED.values(), strict=True):
-        assert expected in said
+    *said, names = done.stdout.splitlines()
+    for each, expected in zip(said, REFUSED.values(), strict=True):
+        assert expected in each
+    assert len(NAMES) == 67
+    assert set(NAMES) - set(names.split()) == set()
 
 
 def test_what_is_built_in() -> None:

@@ -67,7 +67,21 @@ shutil.rmtree("old")
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    place = tmp_path / "project"
+    return made(tmp_path / "project")
+
+
+@pytest.fixture(scope="module")
+def plain(host: WarmHost, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of `SCRIPT` as it is; its project is as it was before."""
+    folder = tmp_path_factory.mktemp("plain")
+    project = made(folder / "project")
+    before = contents(project)
+    run = record(host, project, folder / "run")
+    assert contents(project) == before
+    return run
+
+
+def made(place: Path) -> Path:
     for name in ("data", "old"):
         (place / name).mkdir(parents=True)
     (place / "data" / "scale.txt").write_text("2.0")
@@ -92,9 +106,8 @@ def record(host: WarmHost, project: Path, place: Path, steps: int = 1000, **more
     return run
 
 
-def test_what_a_script_does_is_recorded(host: WarmHost, project: Path, tmp_path: Path) -> None:
-    run = record(host, project, tmp_path / "run")
-    (record_of,) = run.records
+def test_what_a_script_does_is_recorded(plain: Run) -> None:
+    (record_of,) = plain.records
     assert len(record_of.batches) == len(record_of.ids) == 9
     assert [step.optimizer for step in record_of.steps[:3]] == ["SGD 1", "SGD 2", "SGD 1"]
     assert len(record_of.steps) == 18
@@ -104,16 +117,10 @@ def test_what_a_script_does_is_recorded(host: WarmHost, project: Path, tmp_path:
     assert [call for call, _ in reads[1:4]] == ["__bool__", "__format__", "item"]
     assert reads[-1][0] == "tolist"
     assert all(norm is not None for each in record_of.gradients for norm in each.norms.values())
-    assert sorted(run.files) == ["data/model.pt", "data/new.txt", "log.txt"]
+    assert sorted(plain.files) == ["data/model.pt", "data/new.txt", "log.txt"]
     assert record_of.opened == {"log.txt": 1, "data/new.txt": 1, "data/model.pt": 1}
     assert not record_of.stopped
-
-
-def test_the_users_files_stay_as_they_are(host: WarmHost, project: Path, tmp_path: Path) -> None:
-    before = contents(project)
-    run = record(host, project, tmp_path / "run")
-    assert contents(project) == before
-    assert run.files["log.txt"].read_text() == "before\nmore\n"
+    assert plain.files["log.txt"].read_text() == "before\nmore\n"
 
 
 def test_a_run_ends_after_its_steps(host: WarmHost, project: Path, tmp_path: Path) -> None:
@@ -157,9 +164,8 @@ def test_a_run_ends_after_its_steps_though_a_thread_waits_for_more(
     assert run.records[0].stopped
 
 
-def test_plain_python_equals_itself(host: WarmHost, project: Path, tmp_path: Path) -> None:
-    first, second = (record(host, project, tmp_path / name) for name in "ab")
-    proof = judge(Job(script="train.py"), first, second, ranks=1)
+def test_plain_python_equals_itself(host: WarmHost, plain: Run, project: Path, tmp_path: Path) -> None:
+    proof = judge(Job(script="train.py"), plain, record(host, project, tmp_path / "again"), ranks=1)
     assert [(each.status, each.divergence) for each in proof.verdicts] == [(Status.holds, "")] * 6
 
 
@@ -179,9 +185,15 @@ def test_plain_python_equals_itself(host: WarmHost, project: Path, tmp_path: Pat
     ],
 )
 def test_a_changed_script_is_caught(
-    old: str, new: str, clause: str, divergence: str, host: WarmHost, project: Path, tmp_path: Path
+    old: str,
+    new: str,
+    clause: str,
+    divergence: str,
+    host: WarmHost,
+    plain: Run,
+    project: Path,
+    tmp_path: Path,
 ) -> None:
-    plain = record(host, project, tmp_path / "a")
     text = SCRIPT.replace('"log.txt"', "'log.txt'")
     assert old in text
     (project / "train.py").write_text(text.replace(old, new))

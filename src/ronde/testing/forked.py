@@ -256,8 +256,29 @@ def _work() -> None:
     main()
 
 
+def _work_for_another_library() -> None:
+    from ronde.compat import worker
+
+    module: Any = worker
+    module.os = SimpleNamespace(**{**vars(os), "execvpe": _run})
+    worker.main()
+
+
+def _run(file: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run `python script.py` here, where a rank becomes that command; become any other command."""
+    if file != sys.executable or not command[1].endswith(".py"):
+        os.execvpe(file, list(command), environment)
+    os.environ.clear()
+    os.environ.update(environment)
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [os.path.dirname(os.path.abspath(command[1])), *filter(None, paths)]
+    sys.argv = list(command[1:])
+    runpy.run_path(command[1], run_name="__main__")
+
+
 #: What may be forked, by a word of its command.
 _PROGRAMS = {
+    "ronde.compat.worker": _work_for_another_library,
     "ronde.runtime.worker": _work,
     "ronde.server.process": _serve,
     "ronde.launch.agent": _lead_a_host,

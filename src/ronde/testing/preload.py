@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 
 import ronde.runtime.session
 import ronde.runtime.worker
+
+importlib.import_module("torch._dynamo")  # a second of a core for each rank, at its optimizer's first step
 
 with contextlib.suppress(ModuleNotFoundError):  # what parameter servers need is an extra
     import ronde.server.process  # noqa: F401
