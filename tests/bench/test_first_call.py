@@ -7,6 +7,7 @@ import os
 import pytest
 
 from ronde.bench.first_call import FirstCall, FirstCallReport, measure, table
+from ronde.bench.kinds import read_report
 from ronde.bench.machine import Machine
 from ronde.errors import UsageError
 
@@ -33,13 +34,13 @@ def test_figures_are_told_in_steps() -> None:
 
 def test_a_report_is_read_again() -> None:
     report = FirstCallReport(machine=Machine.here(), ranks=2, plan="ddp", results=(_measured(),))
-    assert FirstCallReport.from_json(report.to_json()) == report
+    assert read_report(report.to_json()) == report
     assert "2.50" in table(report)
 
 
 def test_something_else_is_no_report() -> None:
     with pytest.raises(UsageError):
-        FirstCallReport.from_json('{"kind": "first-call"}')
+        read_report('{"kind": "first-call"}')
 
 
 def test_a_workload_is_run_on_ranks() -> None:

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from ronde.bench.horovod import HorovodReport, measure, table
+from ronde.bench.horovod import measure, table
+from ronde.bench.kinds import read_report
 
 
 @pytest.mark.soak
@@ -21,5 +22,5 @@ def test_all_ways_are_measured_and_the_report_is_read_again() -> None:
     }
     for each in report.results:
         assert all(len(figures) == 2 and min(figures) > 0 for figures in each.ways.values())
-    assert HorovodReport.from_json(report.to_json()) == report
+    assert read_report(report.to_json()) == report
     assert "Gloo, one by one" in table(report)

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from bench.samples import memory_report
+from ronde.bench.kinds import read_report
 from ronde.bench.memory import comparison, picture
 from ronde.bench.memory.activations import Activations, expected_activations
 from ronde.bench.memory.comparison import activations_of, compare, measure_plan, plans_with_formulas, sizes_of
 from ronde.bench.memory.formula import FORMULAS, Sizes, expected
-from ronde.bench.memory.report import MemoryReport, PlanMemory
+from ronde.bench.memory.report import PlanMemory
 from ronde.bench.memory.saved_tensors import saved_by
 from ronde.bench.memory.table import table
 from ronde.errors import BenchError, PlanError, UsageError
@@ -75,11 +76,11 @@ def test_the_rank_furthest_from_its_formula_is_shown() -> None:
 
 def test_json_and_back() -> None:
     report = memory_report()
-    assert MemoryReport.from_json(report.to_json()) == report
+    assert read_report(report.to_json()) == report
     fields = json.loads(report.to_json())
     assert fields["results"][1]["figures"] == {"formula": [12000, 12000], "ratio": [1.0, 1.1]}
     with pytest.raises(UsageError, match="no report of ronde bench"):
-        MemoryReport.from_json('{"kind": "memory"}')
+        read_report('{"kind": "memory"}')
 
 
 def test_a_picture_has_a_bar_for_each_plan_and_kind() -> None:
@@ -134,7 +135,7 @@ def test_activations_stand_beside_their_formula() -> None:
     )
     full = PlanMemory(plan="recompute=full", command="ronde run", ranks=(memory, memory), loss=2.0)
     told = dataclasses.replace(report, results=(report.results[0], full), activations=KEPT)
-    assert MemoryReport.from_json(told.to_json()) == told
+    assert read_report(told.to_json()) == told
     assert json.loads(told.to_json())["results"][1]["figures"]["activations"] == 708
     headings, _, row = table(told).splitlines()[2:5]
     assert headings.split()[8:13] == ["activations", "by", "formula", "its", "ratio"]

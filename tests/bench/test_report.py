@@ -8,7 +8,6 @@ import pytest
 from bench.samples import report, result
 from ronde.bench.kinds import KINDS, read_report
 from ronde.bench.machine import Machine, cpu_model
-from ronde.bench.report import Report
 from ronde.errors import UsageError
 
 MLP = result("mlp", ronde=[110, 90, 98], ddp=[100, 100, 100], fabric=[55, 45, 49])
@@ -16,7 +15,7 @@ MLP = result("mlp", ronde=[110, 90, 98], ddp=[100, 100, 100], fabric=[55, 45, 49
 
 def test_json_and_back() -> None:
     written = report(MLP)
-    assert Report.from_json(written.to_json()) == written
+    assert read_report(written.to_json()) == written
 
 
 def test_json_holds_the_figures_and_what_it_takes_to_repeat_them() -> None:
@@ -68,7 +67,7 @@ def test_an_older_form_of_every_kind_is_named(kind: str) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"machine": 3}', '{"machine": {}, "results": []}'])
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="no report of ronde bench; give a file that --json has written"):
-        Report.from_json(text)
+        read_report(text)
 
 
 def test_the_processors_name_is_linuxs(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ronde.bench.servers import Figures, ServersReport, measure, table
+from ronde.bench.kinds import read_report
+from ronde.bench.servers import Figures, measure, table
 from ronde.errors import UsageError
 
 
@@ -17,10 +18,10 @@ def test_a_small_table_of_a_server_is_measured_and_its_report_read_again() -> No
     for each in heard:
         assert next(iter(each.ways)) == "pull and push"
         assert all(len(figures) == 2 and min(figures) > 0 for figures in each.ways.values())
-    assert ServersReport.from_json(report.to_json()) == report
+    assert read_report(report.to_json()) == report
     assert "0.003 M rows x 4, zipf" in table(report)
 
 
 def test_something_else_is_no_report() -> None:
     with pytest.raises(UsageError):
-        ServersReport.from_json('{"kind": "servers"}')
+        read_report('{"kind": "servers"}')

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ronde.bench.tables import SPREADS, TableFigures, TablesReport, measure, table
+from ronde.bench.kinds import read_report
+from ronde.bench.tables import SPREADS, TableFigures, measure, table
 from ronde.errors import UsageError
 
 
@@ -18,10 +19,10 @@ def test_a_small_table_is_measured_and_its_report_read_again() -> None:
         assert len(each.look_ups) == len(each.gathers) == len(each.updates) == len(report.copy) == 2
         assert min(*each.look_ups, *each.gathers, *each.updates, *report.copy) > 0
         assert 1 < each.memory < 3
-    assert TablesReport.from_json(report.to_json()) == report
+    assert read_report(report.to_json()) == report
     assert "0.003 M x 4, zipf" in table(report)
 
 
 def test_something_else_is_no_report() -> None:
     with pytest.raises(UsageError):
-        TablesReport.from_json('{"kind": "tables"}')
+        read_report('{"kind": "tables"}')

@@ -8,14 +8,13 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from ronde.bench.choice import check_known
 from ronde.bench.columns import columns
 from ronde.bench.contenders import FOLDER
+from ronde.bench.json_report import made_of, written
 from ronde.bench.machine import Machine
 from ronde.bench.process_set import Process, run_together
-from ronde.bench.reading import reading
 from ronde.bench.sample import MARK
 from ronde.errors import BenchError
 from ronde.trace.memory import show_bytes
@@ -93,34 +92,9 @@ class FirstCallReport:
     results: tuple[FirstCall, ...]
 
     def to_json(self) -> str:
-        fields = {"kind": KIND, **dataclasses.asdict(self)}
-        for result, described in zip(self.results, fields["results"], strict=True):
-            described["figures"] = {"calls": result.calls, "memory": result.memory, "share": result.share}
-        return json.dumps(fields, indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> FirstCallReport:
-        """The report that `to_json` wrote; its figures are made anew.
-
-        Raises:
-            UsageError: for anything else, and for what an earlier version wrote.
-        """
-        with reading(text, KIND):
-            fields = json.loads(text)
-            results = tuple(_result(each) for each in fields["results"])
-            machine = Machine(**fields["machine"])
-            return cls(machine=machine, ranks=fields["ranks"], plan=fields["plan"], results=results)
-
-
-def _result(fields: Mapping[str, Any]) -> FirstCall:
-    return FirstCall(
-        workload=fields["workload"],
-        batch_size=fields["batch_size"],
-        first_call=fields["first_call"],
-        seconds=tuple(fields["seconds"]),
-        peaks=tuple(fields["peaks"]),
-        loss=fields["loss"],
-    )
+        return written(
+            KIND, self, lambda each: {"calls": each.calls, "memory": each.memory, "share": each.share}
+        )
 
 
 def measure(
@@ -161,7 +135,7 @@ def _run(workload: str, *, ranks: int, plan: str, environment: Mapping[str, str]
             f"a workload must print one line that begins with {MARK!r}, this one printed {len(lines)}; "
             f"its output ends with: {output[-300:]!r}"
         )
-    return _result(json.loads(lines[0].removeprefix(MARK)))
+    return made_of(FirstCall, json.loads(lines[0].removeprefix(MARK)))
 
 
 def table(report: FirstCallReport) -> str:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ronde.bench.columns import columns
 from ronde.bench.contenders import FOLDER
-from ronde.bench.figures_report import read, written
+from ronde.bench.json_report import written
 from ronde.bench.machine import Machine
 from ronde.bench.process_set import Process, run_together
-from ronde.bench.servers import Figures, figures_of
+from ronde.bench.servers import Figures
 from ronde.bench.spread import Spread
 from ronde.errors import BenchError
 
@@ -40,15 +40,6 @@ class HorovodReport:
 
     def to_json(self) -> str:
         return written(KIND, self)
-
-    @classmethod
-    def from_json(cls, text: str) -> HorovodReport:
-        """The report that `to_json` wrote.
-
-        Raises:
-            UsageError: for anything else.
-        """
-        return read(KIND, text, cls, figures_of)
 
 
 def measure(

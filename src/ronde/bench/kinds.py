@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from ronde.bench import first_call, horovod, planner, servers, tables
 from ronde.bench.chaos import report as chaos
 from ronde.bench.collectives import report as collectives
+from ronde.bench.json_report import parsed
 from ronde.bench.memory import report as memory
 from ronde.bench.parallel import report as parallel
 from ronde.bench.report import KINDS as STEPS
@@ -32,7 +34,7 @@ AnyReport: TypeAlias = (
     | parallel.ParallelReport
 )
 
-KINDS = {
+KINDS: Mapping[str, type[AnyReport]] = {
     collectives.KIND: collectives.CollectivesReport,
     memory.KIND: memory.MemoryReport,
     first_call.KIND: first_call.FirstCallReport,
@@ -55,7 +57,7 @@ def read_report(text: str) -> AnyReport:
     Raises:
         UsageError: it is none.
     """
-    return KINDS.get(_kind(text), Report).from_json(text)
+    return parsed(KINDS.get(_kind(text), Report), text, KINDS)
 
 
 def _kind(text: str) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
-from ronde.bench import figures_report
 from ronde.bench.columns import columns
+from ronde.bench.json_report import written
 from ronde.bench.machine import Machine
 
 __all__ = ["KIND", "PlannerFigure", "PlannerReport", "table"]
@@ -43,20 +41,7 @@ class PlannerReport:
     results: tuple[PlannerFigure, ...]
 
     def to_json(self) -> str:
-        return figures_report.written(KIND, self)
-
-    @classmethod
-    def from_json(cls, text: str) -> PlannerReport:
-        """The report that `to_json` wrote.
-
-        Raises:
-            UsageError: for anything else.
-        """
-        return figures_report.read(KIND, text, cls, _figure)
-
-
-def _figure(fields: Mapping[str, Any]) -> PlannerFigure:
-    return PlannerFigure(**fields)
+        return written(KIND, self)
 
 
 def table(report: PlannerReport) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ronde.bench.columns import columns
-from ronde.bench.figures_report import read, written
+from ronde.bench.json_report import written
 from ronde.bench.machine import Machine
 from ronde.bench.spread import Spread
 from ronde.bench.tables import BATCH, SPREADS, names_of, picks, rate
@@ -24,7 +24,7 @@ from ronde.launch.server_config import SERVER_KEY, ServerConfig, local_endpoint
 if TYPE_CHECKING:  # the command line imports no numpy
     from ronde.server.transport.client import Client
 
-__all__ = ["KIND", "Figures", "ServersReport", "figures_of", "measure", "table"]
+__all__ = ["KIND", "Figures", "ServersReport", "measure", "table"]
 
 KIND = "servers"
 _BATCHES_OF_A_ROUND = 8
@@ -57,21 +57,6 @@ class ServersReport:
 
     def to_json(self) -> str:
         return written(KIND, self)
-
-    @classmethod
-    def from_json(cls, text: str) -> ServersReport:
-        """The report that `to_json` wrote.
-
-        Raises:
-            UsageError: for anything else.
-        """
-        return read(KIND, text, cls, figures_of)
-
-
-def figures_of(fields: Mapping[str, Any]) -> Figures:
-    """Of what JSON has of them."""
-    ways = {name: tuple(figures) for name, figures in fields["ways"].items()}
-    return Figures(what=fields["what"], unit=fields["unit"], ways=ways)
 
 
 def measure(*, ids: int, dim: int, rounds: int, progress: Callable[[Figures], None]) -> ServersReport:

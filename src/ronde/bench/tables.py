@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ronde.bench.columns import columns
-from ronde.bench.figures_report import read, written
+from ronde.bench.json_report import written
 from ronde.bench.machine import Machine
 from ronde.bench.spread import Spread
 
@@ -74,20 +74,6 @@ class TablesReport:
 
     def to_json(self) -> str:
         return written(KIND, self)
-
-    @classmethod
-    def from_json(cls, text: str) -> TablesReport:
-        """The report that `to_json` wrote.
-
-        Raises:
-            UsageError: for anything else.
-        """
-        return read(KIND, text, cls, _figures)
-
-
-def _figures(fields: Mapping[str, Any]) -> TableFigures:
-    lists = {name: tuple(fields[name]) for name in ("look_ups", "gathers", "updates")}
-    return TableFigures(**{**fields, **lists})
 
 
 def measure(

@@ -7,13 +7,13 @@ import pytest
 
 from bench.collectives.made_up import REPORT, report, result
 from ronde.bench.collectives.picture import draw, save
-from ronde.bench.collectives.report import CollectivesReport
 from ronde.bench.collectives.table import show_time, table
+from ronde.bench.kinds import read_report
 from ronde.errors import UsageError
 
 
 def test_json_and_back() -> None:
-    assert CollectivesReport.from_json(REPORT.to_json()) == REPORT
+    assert read_report(REPORT.to_json()) == REPORT
 
 
 def test_json_holds_the_figures() -> None:
@@ -32,7 +32,7 @@ def test_json_holds_the_figures() -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "collectives", "machine": 3}'])
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="no report of ronde bench"):
-        CollectivesReport.from_json(text)
+        read_report(text)
 
 
 def test_table() -> None:

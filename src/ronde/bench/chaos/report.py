@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 
 from ronde.bench.chaos.running import Found
+from ronde.bench.json_report import written
 from ronde.bench.machine import Machine
-from ronde.bench.reading import reading
 
 __all__ = ["KIND", "ChaosReport", "table"]
 
@@ -23,21 +22,7 @@ class ChaosReport:
     results: tuple[Found, ...]
 
     def to_json(self) -> str:
-        return json.dumps({"kind": KIND, **dataclasses.asdict(self)}, indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> ChaosReport:
-        """The report that `to_json` wrote.
-
-        Raises:
-            UsageError: for anything else.
-        """
-        with reading(text, KIND):
-            fields = json.loads(text)
-            return cls(
-                machine=Machine(**fields["machine"]),
-                results=tuple(Found(**each) for each in fields["results"]),
-            )
+        return written(KIND, self)
 
     @property
     def is_right(self) -> bool:

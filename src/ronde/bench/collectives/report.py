@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from ronde.bench.collectives.contender import OURS, PEERS
 from ronde.bench.collectives.operation import Case
+from ronde.bench.json_report import written
 from ronde.bench.machine import Machine
-from ronde.bench.reading import reading
 from ronde.bench.spread import Spread
 
 __all__ = ["KIND", "CollectivesReport", "Comparison", "Result", "Sample"]
@@ -101,24 +100,7 @@ class CollectivesReport:
 
     def to_json(self) -> str:
         """Every sample, and the figures made of them."""
-        fields = {"kind": KIND, **dataclasses.asdict(self)}
-        for result, described in zip(self.results, fields["results"], strict=True):
-            described["figures"] = _figures(result)
-        return json.dumps(fields, indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> CollectivesReport:
-        """The report that `to_json` wrote; its figures are made of the samples again.
-
-        Raises:
-            UsageError: for anything else, and for what an earlier version wrote.
-        """
-        with reading(text, KIND):
-            fields = json.loads(text)
-            del fields["kind"]
-            fields["machine"] = Machine(**fields["machine"])
-            fields["results"] = tuple(_result(described) for described in fields["results"])
-            return cls(**fields)
+        return written(KIND, self, _figures)
 
 
 def _time(samples: tuple[Sample, ...]) -> Spread:
@@ -135,10 +117,3 @@ def _figures(result: Result) -> dict[str, Any]:
             for peer, each in compared.items()
         }
     return {"microseconds": microseconds, "against": ratios}
-
-
-def _result(fields: dict[str, Any]) -> Result:
-    return Result(
-        case=Case(**fields["case"]),
-        rounds=tuple({name: Sample(**sample) for name, sample in each.items()} for each in fields["rounds"]),
-    )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
+from ronde.bench.json_report import written
 from ronde.bench.machine import Machine
 from ronde.bench.memory.activations import Activations, expected_activations
 from ronde.bench.memory.formula import Sizes, expected
-from ronde.bench.reading import reading
 from ronde.plan import expand
 from ronde.trace.memory import Memory
 
@@ -72,35 +71,14 @@ class MemoryReport:
 
     def to_json(self) -> str:
         """Every rank's peaks, and what the formula says."""
-        fields = {"kind": KIND, **dataclasses.asdict(self)}
-        for result, described in zip(self.results, fields["results"], strict=True):
-            ranks = range(len(result.ranks))
-            described["figures"] = {
-                "formula": [result.formula(self.sizes, rank) for rank in ranks],
-                "ratio": [result.ratio(self.sizes, rank) for rank in ranks],
-            }
-            if self.activations is not None:
-                described["figures"]["activations"] = result.activations_formula(self.activations)
-        return json.dumps(fields, indent=2) + "\n"
+        return written(KIND, self, self._figures)
 
-    @classmethod
-    def from_json(cls, text: str) -> MemoryReport:
-        """The report that `to_json` wrote; its figures are made anew.
-
-        Raises:
-            UsageError: for anything else, and for what an earlier version wrote.
-        """
-        with reading(text, KIND):
-            fields = json.loads(text)
-            return cls(
-                machine=Machine(**fields["machine"]),
-                workload=fields["workload"],
-                sizes=Sizes(**fields["sizes"]),
-                results=tuple(_result(each) for each in fields["results"]),
-                activations=(kept := fields.get("activations")) and Activations(**kept),
-            )
-
-
-def _result(fields: dict[str, Any]) -> PlanMemory:
-    ranks = tuple(Memory.from_fields(each) for each in fields["ranks"])
-    return PlanMemory(plan=fields["plan"], command=fields["command"], ranks=ranks, loss=fields["loss"])
+    def _figures(self, result: PlanMemory) -> dict[str, Any]:
+        ranks = range(len(result.ranks))
+        figures: dict[str, Any] = {
+            "formula": [result.formula(self.sizes, rank) for rank in ranks],
+            "ratio": [result.ratio(self.sizes, rank) for rank in ranks],
+        }
+        if self.activations is not None:
+            figures["activations"] = result.activations_formula(self.activations)
+        return figures

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from ronde.bench.columns import columns
-from ronde.bench.figures_report import read, written
+from ronde.bench.json_report import written
 from ronde.bench.machine import Machine
 from ronde.bench.spread import Spread
 
@@ -100,23 +99,6 @@ class ParallelReport:
 
     def to_json(self) -> str:
         return written(KIND, self)
-
-    @classmethod
-    def from_json(cls, text: str) -> ParallelReport:
-        """The report that `to_json` wrote.
-
-        Raises:
-            UsageError: for anything else.
-        """
-        return read(KIND, text, cls, _mesh_run)
-
-
-def _mesh_run(fields: Mapping[str, Any]) -> MeshRun:
-    ranks = tuple(
-        RankFigures(**{**each, "timeline": tuple(Span(**span) for span in each["timeline"])})
-        for each in fields["ranks"]
-    )
-    return MeshRun(**{**fields, "step_seconds": tuple(fields["step_seconds"]), "ranks": ranks})
 
 
 def table(report: ParallelReport) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from ronde.bench.columns import columns
-from ronde.bench.figures_report import read, written
+from ronde.bench.json_report import written
 from ronde.bench.machine import Machine
 from ronde.bench.spread import Spread
 
@@ -63,20 +61,6 @@ class ServingReport:
 
     def to_json(self) -> str:
         return written(KIND, self)
-
-    @classmethod
-    def from_json(cls, text: str) -> ServingReport:
-        """The report that `to_json` wrote.
-
-        Raises:
-            UsageError: for anything else.
-        """
-        return read(KIND, text, cls, _figures)
-
-
-def _figures(fields: Mapping[str, Any]) -> ServingFigures:
-    lists = {name: tuple(fields[name]) for name in ("median", "p99", "lags")}
-    return ServingFigures(**{**fields, **lists})
 
 
 def table(report: ServingReport) -> str:

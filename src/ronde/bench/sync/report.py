@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from ronde.bench.columns import columns
-from ronde.bench.figures_report import read, written
+from ronde.bench.json_report import written
 from ronde.bench.machine import Machine
 from ronde.bench.spread import Spread
 from ronde.bench.sync.contender import BASE
@@ -84,23 +82,6 @@ class SyncReport:
 
     def to_json(self) -> str:
         return written(KIND, self)
-
-    @classmethod
-    def from_json(cls, text: str) -> SyncReport:
-        """The report that `to_json` wrote.
-
-        Raises:
-            UsageError: for anything else.
-        """
-        return read(KIND, text, cls, _way)
-
-
-def _way(fields: Mapping[str, Any]) -> Way:
-    known = dict(fields)
-    only = known.pop("accuracy", None)  # of one seed, in reports until 2026-11-28
-    accuracies = known.pop("accuracies", () if only is None else (only,))
-    samples = tuple(Sample(**each) for each in known.pop("samples"))
-    return Way(**known, samples=samples, accuracies=tuple(accuracies))
 
 
 def table(report: SyncReport) -> str:
