@@ -17,8 +17,7 @@ __all__ = ["PAGE", "PATH", "page", "put", "read", "write_page"]
 PATH = Path(__file__).with_name("table.tsv")
 PAGE = Path(__file__).parents[2] / "docs" / "tools-by-plans.md"
 Place = tuple[str, str, str]
-_UNTRIED = "not tried"
-_SIGNS = {WORKS: "yes", REFUSED: "refused", DIED: "**fails**", _UNTRIED: "?"}
+_SIGNS = {WORKS: "yes", REFUSED: "refused", DIED: "**fails**"}
 _HEAD = """# Tools by plans
 
 Each tool was tried under each plan on two ranks of one host, on the simplest script with a `DataLoader` and
@@ -26,8 +25,7 @@ on one that cuts its batches by hand. Written by `make tools` on {date}: of {cel
 
 *yes*: the run ends with the losses of one device (of exact plans), and the tool has done its work: what was
 saved is resumed, the published model loads, the timeline has every rank, the proof holds. *refused*: the
-command ends with exit code 2, and says what does not go together in this version, and what does. *?*: not
-tried since this version changed it.
+command ends with exit code 2, and says what does not go together in this version, and what does.
 
 """
 
@@ -81,8 +79,7 @@ def _title(tool: str) -> str:
 
 def _sign(cells: Mapping[Place, Cell], plan: str, tool: str) -> str:
     """One word where both scripts end alike, else one for each."""
-    found = {script: cells.get((plan, tool, script)) for script in SCRIPTS}
-    ends = {script: _UNTRIED if cell is None else cell.end for script, cell in found.items()}
+    ends = {script: cells[plan, tool, script].end for script in SCRIPTS}
     if len(set(ends.values())) == 1:
         return _SIGNS[next(iter(ends.values()))]
     return ", ".join(f"{_SIGNS[end]} ({script})" for script, end in ends.items())
