@@ -150,7 +150,7 @@ def test_ranks_are_started_again(tmp_path: Path) -> None:
 def test_lines_that_were_shown_are_not_shown_again_after_a_restart(tmp_path: Path) -> None:
     """The script fails once, at step 7; the steps since the checkpoint of step 4 are done twice."""
     script = """
-        import os, torch
+        import os, time, torch
 
         net = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -163,7 +163,7 @@ def test_lines_that_were_shown_are_not_shown_again_after_a_restart(tmp_path: Pat
             print("step", step, round(loss.item(), 3), flush=True)
             if step == 7 and not os.path.exists("failed"):
                 while not os.path.exists("saved/step-00000004"):
-                    pass
+                    time.sleep(0.002)
                 open("failed", "w").close()
                 os.abort()
         """
