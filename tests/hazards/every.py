@@ -19,6 +19,7 @@ from hazards import (
     randomness,
     rows,
     second_axis,
+    sizes,
     unasked,
     unnamed,
 )
@@ -44,5 +45,6 @@ HAZARDS: dict[str, dict[str, Hazard]] = {
     "beside": beside.HAZARDS,
     "books": books.HAZARDS,
     "lengths": lengths.HAZARDS,
+    "sizes": sizes.HAZARDS,
     "unnamed": unnamed.HAZARDS,
 }

@@ -386,7 +386,9 @@ HAZARDS = {
     "counter": Hazard(
         _keeps(lambda m, x, out: m.kept.update({"rows": len(x)}), collections.Counter()), "parts", _ON_ITSELF
     ),
-    "set of sizes": Hazard(_keeps(lambda m, x, out: m.kept.add(len(x)), set()), "parts", _ON_ITSELF),
+    "set of sizes": Hazard(
+        _keeps(lambda m, x, out: m.kept.add(len(x)), set()), "parts", "how many rows there are"
+    ),
     "text about the shape": Hazard(
         _keeps(lambda m, x, out: _set(m, f"{tuple(x.shape)}")), "parts", "how many rows there are"
     ),

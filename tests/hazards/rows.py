@@ -105,6 +105,11 @@ def _many(m: Any, x: T) -> T:
     return h - h.mean(0) if len(x) > 7 else h
 
 
+def _many_more(m: Any, x: T) -> T:
+    """On more rows than a trial is made on."""
+    return m.a(x) * (2.0 if len(x) > 15 else 1.0)
+
+
 def _by_number(m: Any, x: T) -> T:
     return m.a(x) * (2.0 if x.shape[0] >= 8 else 1.0)
 
@@ -369,6 +374,11 @@ HAZARDS = {
     ),
     "checked arguments": Hazard(_model(_checked), "whole"),
     "more rows, another branch": Hazard(_model(_many), "parts", "how many rows there are"),
+    "more rows than a trial takes, another branch": Hazard(
+        modelled(lambda: Lambda(_many_more, a=nn.Linear(4, 3)), batches=loader(22)),
+        "parts",
+        "how many rows there are",
+    ),
     "more rows, another number": Hazard(_model(_by_number), "parts", "how many rows there are"),
     "more rows, another integer": Hazard(
         _model(lambda m, x: m.a(x) * 6 / max(len(x), 6)), "parts", "how many rows there are"

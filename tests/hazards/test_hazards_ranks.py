@@ -180,6 +180,15 @@ def test_draws_of_recurrent_layers_are_one_devices_under(ranks: Any, name: str, 
     assert ranks(2, _drawn, name, plan) == [[], []]
 
 
+def _many_more(rank: Rank, plan: str) -> list[str]:
+    return check(rank, rows.HAZARDS["more rows than a trial takes, another branch"], plan)
+
+
+@pytest.mark.parametrize("plan", ["recompute=full", "micro-batches=2"])
+def test_a_trial_on_few_rows_does_not_hide_what_their_number_decides(ranks: Any, plan: str) -> None:
+    assert ranks(2, _many_more, plan) == [[], []]
+
+
 def test_there_are_many() -> None:
     assert len(NAMES) >= 100
 

@@ -108,6 +108,7 @@ _words: Callable[[], tuple[Any, ...]] = lambda: (torch.randint(0, 4, (7, 5)),)  
 
 ROWWISE: dict[str, Model] = {
     "mlp": (_mlp, _x, True),
+    "kept number": (lambda: Keeper(lambda m, out: setattr(m, "kept", len(out))), _x, True),
     "conv": (_conv, _images, True),
     "lstm": (Recurrent, _sequence, True),
     "lstm with state": (lambda: nn.LSTM(4, 5, batch_first=True), _sequence, True),
@@ -271,7 +272,6 @@ IN_PARTS: dict[str, Model] = {
         _x,
         False,
     ),
-    "kept number": (lambda: Keeper(lambda m, out: setattr(m, "kept", len(out))), _x, False),
     "moving average": (
         lambda: Keeper(lambda m, out: m.average.mul_(0.9).add_(out.detach().mean(0))),
         _x,

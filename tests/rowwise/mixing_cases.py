@@ -198,6 +198,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "alpha": lambda: of_table(lambda self, x: torch.add(x, x, alpha=x.shape[0])),
     "tensor of count": lambda: of_table(lambda self, x: x / torch.tensor(len(x))),
     "filled with count": lambda: of_table(lambda self, x: x * torch.full((6,), x.shape[0])),
+    "filled with a value of the batch": lambda: of_table(lambda self, x: x * torch.full((6,), x.max())),
+    "reads what it has filled": lambda: of_table(
+        lambda self, x: x * torch.full((1,), self.layer.bias[0].detach()).item()
+    ),
     "root of count": lambda: of_table(lambda self, x: x / x.shape[0] ** 0.5),
     "entries": lambda: of_table(lambda self, x: x * x.mean(1).numel()),
     "int of count": lambda: of_table(lambda self, x: x / int(x.shape[0])),

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ronde.rng.draws import Draw
+from ronde.rowwise.kept_sizes import KeptSizes
 from ronde.rowwise.observe import Observation
 from ronde.rowwise.sequence import Sequence as Steps
 from ronde.rowwise.verdict import Verdict
@@ -109,11 +110,13 @@ def observe(
     kwargs: dict[str, Any] | None = None,
     axes: Sequence[int | None] | None = None,
     elsewhere: dict[int, str] | None = None,
+    sizes: KeptSizes | None = None,
 ) -> Observed:
     """Watch `module(*args, **kwargs)`, as if there were four ranks with as many rows.
 
     Args:
         axes: of the leaves; by default the first of every tensor that has one.
+        sizes: that modules keep from other calls.
     """
     kwargs = kwargs or {}
     values = list(leaves((args, kwargs)))
@@ -122,7 +125,7 @@ def observe(
     mine = next(value.shape[axis] for value, axis in zip(values, axes, strict=True) if axis is not None)
     del values
     ranks = OneRank(4 * mine, mine, elsewhere=elsewhere or {})
-    observation = Observation(module, (args, kwargs), axes, ranks)
+    observation = Observation(module, (args, kwargs), axes, ranks, list, sizes)
     with joining():
         output, verdict, steps = observation.run(lambda: module(*args, **kwargs))
     return Observed(output, verdict, steps, observation, ranks)

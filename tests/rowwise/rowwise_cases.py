@@ -339,6 +339,12 @@ CASES: dict[str, Callable[[], Case]] = {
         ),
         (images(),),
     ),
+    "filled with a value of its own": lambda: of_table(
+        lambda self, x: (
+            x * x.new_full((6,), self.layer.bias[0].detach())
+            + torch.full((len(x), 6), fill_value=self.layer.bias[1].detach())
+        )
+    ),
     "calls counted": lambda: of_table(called_and_counted, calls=0),
     "gradient inside": lambda: of_table(gradient_inside),
     "distribution": lambda: of_table(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ronde.rowwise.kept_sizes import KeptSizes
 from ronde.tensor.context import Context
 from ronde.trace.notes import Notes
 from ronde.trace.tally import Tally
@@ -32,6 +33,7 @@ class Calls:
         explained: it has been said of some module why it is not cut.
         beside: modules were called in another thread than the main one, where nothing is cut.
         tries: where the script's own modules catch exceptions.
+        sizes: sizes of the batch that modules keep as attributes.
         in_functions: each `torch.autograd.Function` in whose forward modules were called, uncut.
     """
 
@@ -52,6 +54,7 @@ class Calls:
         self.explained = False
         self.beside = False
         self.tries = TryStatements(*torch.__path__, *INSTALLED)
+        self.sizes = KeptSizes()
         self.in_functions: dict[str, None] = {}
 
     def fewest(self, rows: int) -> int:

@@ -26,7 +26,8 @@ from ronde.modules.observed_call import (
 from ronde.modules.sharded_call import ShardedCall
 from ronde.modules.traits import used_up_by
 from ronde.patching.torch_internals import current_graph_task_id
-from ronde.rowwise.verdict import Verdict
+from ronde.rowwise.kept_sizes import AMBIGUOUS
+from ronde.rowwise.verdict import COUNTS, Verdict
 from ronde.tensor.global_tensor import materialize
 from ronde.tensor.tree import map_leaves
 
@@ -155,20 +156,24 @@ class FirstCalls:
         if any(axis is not None and _is_sparse(value) for value, axis in zip(call.values, batch.axes)):
             reason = "one of its arguments is a sparse matrix, which is not cut into rows"
             return Observed(Verdict(False, reason, batch.axes))
+        if AMBIGUOUS in self._observations.sizes(call, batch):
+            return Observed(Verdict(False, COUNTS, batch.axes))
         made = self._observable(plain, call.module, call.given, Verdict(False, inputs=batch.axes), batch)
         watched = self._around, self._observations.traits(call.module).outside
-        if self._calls.fewest(batch.rows) < 2:  # nothing can be told of a single row
-            whole = map_leaves(materialize, call.given)
-            seen = try_out(made, *watched, few_rows(whole, batch.axes, 2, batch.inner), 2)
-            if seen.verdict.sharded and seen.steps and not seen.steps.fits(batch.rows, 1):
-                return Observed(dataclasses.replace(seen.verdict, sharded=False, reason=_ONE_ROW))
-            return seen
-        if self._is_tried_out(call):
-            # What was searched for may be joined by what lies far apart.
-            mine = made.cut.count(self._context.rank)
-            rows = mine if batch.searched else min(self._calls.fewest(batch.rows), _FEW)
-            return try_out(made, *watched, few_rows(made.given, batch.axes, rows, batch.inner), rows)
-        return observe(made, *watched)
+        single = self._calls.fewest(batch.rows) < 2  # of which nothing can be told
+        if not single and not self._is_tried_out(call):
+            return observe(made, *watched)
+        if single:
+            given, rows = map_leaves(materialize, call.given), 2
+        elif batch.searched:  # what was searched for may be joined by what lies far apart
+            given, rows = made.given, made.cut.count(self._context.rank)
+        else:
+            given, rows = made.given, min(self._calls.fewest(batch.rows), _FEW)
+        seen = try_out(made, *watched, few_rows(given, batch.axes, rows, batch.inner), rows)
+        if seen.verdict.sharded and seen.steps and not self._observations.fit(seen.steps, batch.rows):
+            reason = _ONE_ROW if single else COUNTS
+            return Observed(dataclasses.replace(seen.verdict, sharded=False, reason=reason))
+        return seen
 
     def _is_compared(self, call: Call, batch: Batch) -> bool:
         return self._calls.fewest(batch.rows) >= 2 and not self._is_tried_out(call)

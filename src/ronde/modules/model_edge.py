@@ -35,7 +35,7 @@ from ronde.patching.patches import Patches
 from ronde.rng.rank_stream import RankStream
 from ronde.rowwise.compiled import aside, is_compiled
 from ronde.rowwise.verdict import Verdict
-from ronde.tensor.context import Region, carries_tangents, in_transform
+from ronde.tensor.context import Region, Standing, carries_tangents, in_transform
 from ronde.tensor.deferred import DeferredScalar
 from ronde.tensor.fingerprint import require_alike
 from ronde.tensor.global_tensor import Rule, materialize, settled
@@ -260,7 +260,11 @@ class ModelEdge:
             return self._replicated(plain, module, (args, kwargs))
         around, self._in_one_sample = self._in_one_sample, rows is None and samples == 1
         try:
-            with self._context.enter(Region.SCRIPT, rows), self._explanations.inside(module, verdict):
+            with (
+                self._context.enter(Region.SCRIPT, rows),
+                self._explanations.inside(module, verdict),
+                self._calls.sizes.shown(module, rows or 0, rows or 0),  # which stay those of the whole batch
+            ):
                 return _body(plain, module)(*args, **kwargs)
         finally:
             self._in_one_sample = around
@@ -326,12 +330,20 @@ class ModelEdge:
     @contextmanager
     def _around(self, region: Region, call: ShardedCall) -> Iterator[None]:
         """Inside, a model runs on rows."""
+        sizes = functools.partial(self._shown, call)
+        standing = Standing(region, call.batch.rows, call.verdict.batchless, resuming=sizes)
         with (
-            self._context.enter(region, call.batch.rows, batchless=call.verdict.batchless),
+            self._context.enter(standing),
+            sizes() if region is Region.SHARDED else nullcontext(),  # an observation has its own
             self._crossing.entered(call.module),
             self._calling(call.module),
         ):
             yield
+
+    def _shown(self, call: ShardedCall) -> AbstractContextManager[None]:
+        """Inside, sizes of the batch that the module keeps are those of this rank's rows."""
+        mine = call.cut.count(self._context.rank)
+        return self._calls.sizes.shown(call.module, call.batch.rows, mine, call.verdict.sizes)
 
     def _outward(
         self, module: torch.nn.Module, call: Any, output: Any, batch: Batch, verdict: Verdict, start: int

@@ -119,7 +119,10 @@ class Form:
         alike = len(self.observed) >= _FEW and self._are_alike()
         if alike or self.free:  # of what follows from numbers that change only the operations are compared
             known.steps = known.steps.without_numbers()
-        if alike and (changing := self.changing()):
+            known.verdict = self._with_all_kept(known.verdict)
+        # What sizes of another batch decide is not known of yet another.
+        sizes = len(known.numbers) - 1
+        if alike and (changing := self.changing() - {sizes}):
             self.free |= changing
             self.known = {self.key(known.numbers): [known]}
 
@@ -128,9 +131,18 @@ class Form:
         self.known[self.key(known.numbers)].remove(known)
 
     def _are_alike(self) -> bool:
-        """Whether all observed calls were."""
-        verdicts = {dataclasses.replace(each.verdict, raised=None) for each in self.observed}
+        """Whether all observed calls were, but for what they have set: a grid is made when a size changes."""
+        verdicts = {
+            dataclasses.replace(each.verdict, raised=None, keeps="", sizes=()) for each in self.observed
+        }
         return len(verdicts) == 1 and len({_operations(each.steps) for each in self.observed}) == 1
+
+    def _with_all_kept(self, verdict: Verdict) -> Verdict:
+        """A verdict with what any of the observed calls has set."""
+        verdicts = [each.verdict for each in self.observed]
+        keeps = next((each.keeps for each in verdicts if each.keeps), "")
+        sizes = dict.fromkeys(each for found in verdicts for each in found.sizes)
+        return dataclasses.replace(verdict, keeps=keeps, sizes=tuple(sizes))
 
     def changing(self) -> set[int]:
         """The places of numbers that are not always the same, and not left out."""
@@ -164,12 +176,26 @@ class Observations:
         numbers = (
             *traits.numbers(),
             *[comparable(each, 0) for each in call.values if not isinstance(each, torch.Tensor)],
+            tuple([self.sizes(call, batch) for batch in call.batches]),
         )
         rows = call.batches[0].rows
-        parts = {self._context.layout(0, rows).count(rank) for rank in range(self._context.world_size)}
         several = form.known.get(form.key(numbers), ())
-        known = next((each for each in several if each.holds_for(rows, parts)), form.given_up)
+        known = next((each for each in several if each.holds_for(rows, self.parts(rows))), form.given_up)
         return known, form, numbers
+
+    def parts(self, rows: int) -> set[int]:
+        """Count the rows in each part of a batch of so many: those of a rank, or of a piece."""
+        context, pieces = self._context, self._calls.pieces
+        ranks = {context.layout(0, rows).count(rank) for rank in range(context.world_size)}
+        return ranks | {max(each // pieces, 1) for each in ranks} | {-(-each // pieces) for each in ranks}
+
+    def fit(self, steps: Sequence, rows: int) -> bool:
+        """Whether so many rows, and their parts, decide nothing that they did not decide when observed."""
+        return all(steps.fits(rows, part) for part in self.parts(rows))
+
+    def sizes(self, call: Call, batch: Batch) -> tuple[Any, ...]:
+        """What sizes that the module keeps are to a batch."""
+        return self._calls.sizes.form(call.module, batch.rows, self.parts)
 
     def give_up(self, call: Call, form: Form) -> Verdict | None:
         """What is found of all further calls, once too many that differ in their numbers were observed."""
@@ -187,7 +213,9 @@ def _changes(traits: Traits, form: Form) -> str:
     places = sorted(form.changing())
     if not places:
         return "its operations are others from call to call"
-    names = [traits.places[each].name if each < len(traits.places) else "an argument" for each in places]
+    arguments = ["an argument"] * (len(form.observed[0].numbers) - len(traits.places) - 1)
+    known = [*(place.name for place in traits.places), *arguments, "sizes"]
+    names = [known[each] for each in places]
     return f"what it does may depend on what changes again and again ({', '.join(dict.fromkeys(names))})"
 
 

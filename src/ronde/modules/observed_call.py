@@ -153,7 +153,11 @@ def _observed(
         effects_refused(),
     ):
         # Inside, where parameters that have passed the Enter edge are in the place of others.
-        observe_once = functools.partial(Observation, call.module, given, call.verdict.inputs, ranks, outside)
+        observe_once = functools.partial(
+            Observation,
+            *(call.module, given, call.verdict.inputs, ranks, outside, call.calls.sizes),
+            stands=stands,
+        )
         observation = observe_once()
         output, verdict, steps = observation.run(functools.partial(_run, call, args, kwargs))
         if verdict.sharded and not stands:

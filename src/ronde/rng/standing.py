@@ -26,7 +26,7 @@ def here(context: Context) -> Callable[[], AbstractContextManager[None]]:
 
     @contextmanager
     def again() -> Iterator[None]:
-        with context.enter(standing), draws():
+        with context.enter(standing), draws(), standing.resuming():
             yield
 
     return again

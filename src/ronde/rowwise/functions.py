@@ -18,7 +18,7 @@ from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.rowwise import counted, repeat
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Relative
-from ronde.rowwise.operation import Facts, Operation, tensors
+from ronde.rowwise.operation import Facts, Operation, replaced, tensors
 from ronde.rowwise.rows import Rows
 from ronde.rowwise.verdict import BACKWARD, COUNTS, HOST_READ, MixesRows
 from ronde.rowwise.watch import Watch
@@ -66,6 +66,8 @@ class Functions(TorchFunctionMode):
             if func == _shape or name in _LENGTHS:
                 return self._length(func, name, args, kwargs)
             self._check(func, name, args)
+        if name in _FILLS and any(map(self._is_own, tensors((*args[1:], *kwargs.values())))):
+            return self._filled(func, args, kwargs)
         if any(True for _ in counted.rows_in((args, kwargs))):
             return counted.call(self._watch, func, args, kwargs)
         if func in _CHECK_RANGE and (len(args) > 1 or "num_classes" in kwargs):
@@ -80,6 +82,23 @@ class Functions(TorchFunctionMode):
             op = Operation(func, args, kwargs, self._watch.of, facts=Facts(name))
             return repeat.carry_out(self._watch, op, function=True)
         return func(*args, **kwargs)
+
+    def _is_own(self, value: torch.Tensor) -> bool:
+        return type(self._watch.of(value)) is Drawn and value.dim() == 0
+
+    def _filled(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Make a tensor full of a value that torch alone reads on the host."""
+
+        def plain(value: Any) -> Any:
+            return value.item() if isinstance(value, torch.Tensor) and self._is_own(value) else value
+
+        own = next(filter(self._is_own, tensors((*args[1:], *kwargs.values()))))
+        with DisableTorchFunction(), self._watch.looking_away():
+            given, named = replaced(tuple(args[1:]), plain), replaced(dict(kwargs), plain)
+        result = self._result(func, (args[0], *given), named)
+        if self._watch.of(result) is None:
+            self._watch.put(result, self._watch.of(own))
+        return result
 
     def _within(self, func: Any, args: Any, kwargs: Any, what: str) -> Any:
         """One of which the operations are taken for something else than by themselves."""
@@ -141,6 +160,8 @@ class Functions(TorchFunctionMode):
 
 # They come as many operations, of which some take rows for something else.
 _ONE_OPERATION = {F.instance_norm, torch.instance_norm, F.embedding_bag, torch.embedding_bag}
+# Of one value, which may be that of a tensor.
+_FILLS = {"full", "new_full", "full_like"}
 # It looks whether its operand is in range.
 _CHECK_RANGE = {F.one_hot}
 # They make noise for each row and channel, of a size that Python does not see.
@@ -161,4 +182,4 @@ def _times(counts: Any, length: int) -> int:
     times, rest = divmod(length, counts.mine)
     if rest:
         raise MixesRows(COUNTS)
-    return Rows(counts, lambda rows: rows * times)
+    return Rows.length(counts, times)

@@ -19,6 +19,7 @@ from ronde.rng.draws import UnknownDraw
 from ronde.rowwise.backward import ends_recomputation, functions_tried
 from ronde.rowwise.compiled import aside
 from ronde.rowwise.functions import Functions
+from ronde.rowwise.kept_sizes import KeptSizes, ObservedSizes
 from ronde.rowwise.labels import Drawn, Orders
 from ronde.rowwise.normalize import Elsewhere
 from ronde.rowwise.observer import Observer
@@ -46,6 +47,8 @@ class Observation:
         axes: the batch axis of each leaf of these, None for leaves that enter whole.
         ranks: the run in which it is called.
         outside: gives the variables beside the module that its code names, and what they hold.
+        sizes: sizes of the batch that modules keep.
+        stands: what it changes may stay.
     """
 
     def __init__(
@@ -55,12 +58,16 @@ class Observation:
         axes: Sequence[int | None],
         ranks: Ranks,
         outside: Outside = list,
+        sizes: KeptSizes | None = None,
+        *,
+        stands: bool = True,
     ) -> None:
         self._module, self._axes, self._outside = module, tuple(axes), outside
         self._values = list(leaves(call))
         counts = Counts.of(ranks.rows, ranks.mine)
         self._watch = Watch(counts, ranks, Undo(module, call, outside()), Orders(counts))
         self._watch.sequence = Steps(ranks.mine, [], counts.branches)
+        self._sizes = ObservedSizes(sizes or KeptSizes(), module, counts, keeps=stands)
         self._apart = False
 
     def run(self, plain: Callable[[], Any]) -> tuple[Any, Verdict, Steps]:
@@ -94,6 +101,8 @@ class Observation:
             verdict = dataclasses.replace(verdict, sharded=False, reason=problem)
             output = None
             watch.undo.unwind()
+        else:
+            self._sizes.know()
         return output, verdict, watch.sequence
 
     def unwind(self) -> None:
@@ -117,6 +126,7 @@ class Observation:
         self._apart = True
         same = same_as(results, self._values)
         del results
+        sizes = self._sizes.settle()
         check_tree(watch, self._module)
         check_variables(watch, self._outside())
         kept.check(box)
@@ -128,6 +138,7 @@ class Observation:
             same_as=same,
             foreign=bool(watch.foreign),
             keeps=watch.undo.changes(),
+            sizes=sizes,
         )
 
     def _verdict(self, reason: str = "", **found: Any) -> Verdict:
@@ -166,6 +177,7 @@ class Observation:
                 times = value.shape[axis] // watch.counts.mine
                 watch.label(value, watch.orders.repeated(1, times), axis)
                 watch.marks.hold_rows(value)
+        self._sizes.show()
 
 
 @contextmanager

@@ -79,16 +79,26 @@ class Unhashable(TypeError):
 
 
 class Rows(int):
-    """A number made of the number of rows; as an int it is what that is here."""
+    """A number made of the number of rows; as an int it is what that is here.
+
+    Attributes:
+        times: how many times the number of rows it is, if it is a length; 0 where it was computed.
+    """
 
     counts: Counts
     at: Callable[[int], int]
+    times: int
 
-    def __new__(cls, counts: Counts, at: Callable[[int], int]) -> Rows:
+    def __new__(cls, counts: Counts, at: Callable[[int], int], times: int = 0) -> Rows:
         self = super().__new__(cls, at(counts.mine))
-        self.counts, self.at = counts, at
+        self.counts, self.at, self.times = counts, at, times
         counts.alive += 1
         return self
+
+    @staticmethod
+    def length(counts: Counts, times: int) -> Rows:
+        """The length of an axis on which so many entries belong to each row."""
+        return Rows(counts, lambda rows: rows * times, times)
 
     def __del__(self) -> None:
         self.counts.alive -= 1

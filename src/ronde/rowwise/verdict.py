@@ -10,7 +10,21 @@ import dataclasses
 from ronde.rng.draws import Draw
 from ronde.tensor.output_axis import OutputAxis
 
-__all__ = ["BACKWARD", "CATCHES", "COUNTS", "HOST_READ", "MIXES", "NO_AXIS", "MixesRows", "Verdict", "meet"]
+__all__ = [
+    "BACKWARD",
+    "CATCHES",
+    "COUNTS",
+    "HOST_READ",
+    "MIXES",
+    "NO_AXIS",
+    "Attribute",
+    "MixesRows",
+    "Verdict",
+    "meet",
+]
+
+# The path of a module, the name of its attribute, and how many times the number of rows each number in it is.
+Attribute = tuple[str, str, tuple[int, ...]]
 
 MIXES = "rows of its output depend on other rows, or on their number"
 COUNTS = "what it does depends on how many rows there are"
@@ -37,6 +51,7 @@ class Verdict:
         joint: it normalizes by statistics of the whole batch, for which ranks meet inside it.
         batchless: it normalizes, but nothing with rows of the batch (its weights, say).
         keeps: something on itself or beside it that each call changes, the same way for whatever rows.
+        sizes: attributes that it has set to sizes of the batch.
         apart: its outputs are rows of the batch, be it cut or not.
     """
 
@@ -52,6 +67,7 @@ class Verdict:
     joint: bool = False
     batchless: bool = False
     keeps: str = ""
+    sizes: tuple[Attribute, ...] = ()
     apart: bool = False
 
 

@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -47,12 +47,14 @@ class Standing:
         rows: global rows of the sharded call under way, and of the batch of a module run in parts.
         batchless: what the sharded call under way normalizes has no rows of the batch.
         function: which `torch.autograd.Function` the script has applied, while its forward runs.
+        resuming: what is to stand around what is computed here again in backward.
     """
 
     region: Region
     rows: int | None = None
     batchless: bool = False
     function: str = ""
+    resuming: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 class Context:
@@ -143,13 +145,11 @@ class Context:
         return Layout(dim, rows, self.world_size, outer, inner)
 
     @contextmanager
-    def enter(
-        self, standing: Standing | Region, rows: int | None = None, *, batchless: bool = False
-    ) -> Iterator[None]:
+    def enter(self, standing: Standing | Region, rows: int | None = None) -> Iterator[None]:
         """Execute elsewhere."""
         before = self.standing
         if isinstance(standing, Region):
-            standing = Standing(standing, rows, batchless)
+            standing = Standing(standing, rows)
         self.standing = standing
         try:
             yield
