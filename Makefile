@@ -14,7 +14,8 @@ TORCH ?=
 TORCHES := 2.11.0 2.14.1
 # Tests of what stands on torch's private names; with each of these releases they take less than a minute.
 TORCH_TESTS := tests/patching tests/batches tests/rng tests/comm/test_process_group.py tests/rowwise/test_sequence.py \
-  tests/rowwise/test_still_held.py tests/rowwise/test_undo.py tests/modules/test_torchscript_ranks.py
+  tests/rowwise/test_still_held.py tests/rowwise/test_undo.py tests/modules/test_torchscript_ranks.py \
+  tests/planner/test_traced.py tests/verify/test_files_clause.py
 VENV := .venv
 # The interpreter that creates the environment: `make env BASE_PYTHON=python3.12`.
 BASE_PYTHON ?= python3
