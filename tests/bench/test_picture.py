@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from bench.samples import report, result
-from ronde.bench import picture
-from ronde.bench.picture import check_drawable, draw, panels, save
+from ronde.bench.picture import draw, panels, save
 from ronde.bench.report import Report
+from ronde.cli import plot_option
+from ronde.cli.plot_option import check_drawable
 from ronde.errors import UsageError
 
 DP = report(
@@ -77,6 +78,6 @@ def test_other_formats_are_refused() -> None:
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picture.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(plot_option.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"pip install 'ronde\[plot\]'"):
         check_drawable(Path("x.png"))

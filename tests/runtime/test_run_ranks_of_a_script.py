@@ -300,10 +300,10 @@ print(model(torch.ones(8, 3)).sum().item())
 """
 
 
-def test_a_class_whose_calls_are_not_seen_is_named(tmp_path: Path) -> None:
+def test_classes_with_a_call_of_their_own_are_thought_of(tmp_path: Path) -> None:
     run = ronde(tmp_path, OWN_CALL)
     assert (run.returncode, run.stdout) == (0, "24.0\n")
-    assert "by its own __call__, in place of which Model has another\n" in run.stderr
+    assert "by the __call__ that torch gives it; this script made none\n" in run.stderr
 
 
 IN_THE_ORDER_OF_A_SET = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,15 +10,12 @@ from ronde.bench.peers import PEERS
 from ronde.bench.report import Report
 from ronde.bench.spread import Spread
 from ronde.bench.table import STARTS
-from ronde.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Bar", "Panel", "check_drawable", "draw", "panels", "save"]
-
-_FORMATS = (".png", ".svg", ".pdf")
+__all__ = ["Bar", "Panel", "draw", "panels", "save"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,18 +34,6 @@ class Panel:
     axis: str
     level: float
     bars: tuple[Bar, ...]
-
-
-def check_drawable(path: Path) -> None:
-    """Raise before minutes of measuring when no picture could be made.
-
-    Raises:
-        UsageError: without matplotlib, or for a format that it would not know.
-    """
-    if path.suffix not in _FORMATS:
-        raise UsageError(f"--plot {path} does not end in {', '.join(_FORMATS)}; name it so")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib, which is not installed: pip install 'ronde[plot]'")
 
 
 def panels(report: Report) -> tuple[Panel, ...]:

@@ -42,7 +42,7 @@ from ronde.bench.parallel import picture as parallel_picture
 from ronde.bench.parallel import report as parallel_report
 from ronde.bench.parallel.report import ParallelReport
 from ronde.bench.peers import PEERS, choose
-from ronde.bench.picture import check_drawable, save
+from ronde.bench.picture import save
 from ronde.bench.planner import PlannerFigure, PlannerReport
 from ronde.bench.planner import table as planner_table
 from ronde.bench.push_pull.measure import push_and_pull
@@ -59,6 +59,7 @@ from ronde.bench.sync.report import SyncReport
 from ronde.bench.table import table
 from ronde.bench.tables import TableFigures, TablesReport
 from ronde.cli.bench_sync import PLACES, sync_report
+from ronde.cli.plot_option import check_drawable
 from ronde.cluster.devices import device_of_ranks
 from ronde.cluster.linux import check_linux
 from ronde.errors import UsageError

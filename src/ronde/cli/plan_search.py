@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ronde.cli.plot_option import check_drawable
 from ronde.cli.script_check import check_script
 from ronde.errors import UsageError
 from ronde.plan import expand
@@ -67,14 +68,13 @@ def search(  # noqa: PLR0913 - each is an option
 
     The script is run on tensors without data until its second optimizer step. Exit code 1 where no plan fits.
     """
-    from ronde.planner import picture
     from ronde.planner.report import report
     from ronde.planner.search import search as searched
 
     if (script is None) == (model is None):
         raise UsageError("give a script or --model NAME, one of them; as: ronde plan search train.py")
     if plot is not None:
-        picture.check_drawable(plot)
+        check_drawable(plot)
     if script is not None:
         check_script(script)
     where = _cluster(cluster, devices)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
-from ronde.optim.trust import check, dense, ratio
+from ronde.optim.trust import Layerwise, check, ratio
 
 __all__ = ["LAMB"]
 
 
-class LAMB(Optimizer):
+class LAMB(Layerwise):
     """Adam with layer-wise rates.
 
     For a parameter w with gradient g, at step t, with rate lr and weight decay b::
@@ -47,20 +46,7 @@ class LAMB(Optimizer):
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": adapt,
         })  # fmt: skip
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One update; the loss of `closure`, where one is given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(parameter, dense(parameter, "LAMB"), group)
-        return loss
-
-    def _step(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros(())

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
-from ronde.optim.trust import check, dense, ratio
+from ronde.optim.trust import Layerwise, check, ratio
 
 __all__ = ["LARS"]
 
 
-class LARS(Optimizer):
+class LARS(Layerwise):
     """Momentum SGD with layer-wise rates.
 
     For a parameter w with gradient g, rate lr, momentum m, weight decay b, trust coefficient c::
@@ -46,20 +45,7 @@ class LARS(Optimizer):
             "trust_coefficient": trust_coefficient,
         })  # fmt: skip
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One update; the loss of `closure`, where one is given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(parameter, dense(parameter, "LARS"), group)
-        return loss
-
-    def _step(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         decay, coefficient = group["weight_decay"], group["trust_coefficient"]
         change = gradient.add(parameter, alpha=decay) if decay else gradient.clone()
         if coefficient is not None:

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
-__all__ = ["check", "dense", "ratio"]
+__all__ = ["Layerwise", "check", "ratio"]
+
+
+class Layerwise(Optimizer):
+    """An optimizer whose layers step one by one, each by its own gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One update; the loss of `closure`, where one is given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, _dense(parameter, type(self).__name__), group)
+        return loss
+
+    @abstractmethod
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        """Step one parameter of a group."""
 
 
 def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
@@ -18,7 +42,7 @@ def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
     )
 
 
-def dense(parameter: torch.Tensor, name: str) -> torch.Tensor:
+def _dense(parameter: torch.Tensor, name: str) -> torch.Tensor:
     """The gradient of a parameter.
 
     Raises:

@@ -22,6 +22,7 @@ from ronde.parallel.replay import Replay
 from ronde.patching.patches import Patches
 from ronde.patching.torch_internals import current_graph_task_id
 from ronde.plan.compute import Recompute as Extent
+from ronde.rowwise.compiled import is_compiled
 from ronde.tensor.context import in_transform
 from ronde.tensor.tree import map_leaves
 
@@ -115,7 +116,7 @@ class Recompute:
 
     def _search(self, model: torch.nn.Module) -> None:
         """Find the blocks of a model."""
-        if model._modules and self._is_new(model) and not _is_compiled(model):
+        if model._modules and self._is_new(model) and not is_compiled(model):
             self._blocks.update(repeated_blocks(model))
 
     def _is_new(self, model: torch.nn.Module) -> bool:
@@ -130,7 +131,7 @@ class Recompute:
             return
         self._told.add(model)
         name = type(uncompiled(model)).__name__
-        if _is_compiled(model):
+        if is_compiled(model):
             self._note(f"{name} was given to torch.compile, into which {self._asked} does not reach")
         elif not self._blocks:
             self._note(
@@ -179,7 +180,3 @@ class Recompute:
 def _may_change(leaf: Any) -> bool:
     """Whether an argument is an object that somebody may change in place, as a cache of keys and values."""
     return not (leaf is None or callable(leaf) or isinstance(leaf, _UNCHANGING))
-
-
-def _is_compiled(module: torch.nn.Module) -> bool:
-    return getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ronde.errors import UsageError
 from ronde.planner.answer import Answer
 from ronde.planner.memory import KINDS
 from ronde.planner.simulator import Timeline
@@ -14,24 +12,11 @@ from ronde.planner.simulator import Timeline
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["check_drawable", "save"]
+__all__ = ["save"]
 
-_FORMATS = (".png", ".svg", ".pdf")
 _COLOURS = {"F": "#4477aa", "B": "#ee8866", "W": "#bbcc33"}
 _NAMES = {"F": "forward", "B": "backward", "W": "weights"}
 _NUMBERED = 120
-
-
-def check_drawable(path: Path) -> None:
-    """Refuse before the search what could not be drawn.
-
-    Raises:
-        UsageError: without matplotlib, or for a format that it would not know.
-    """
-    if path.suffix not in _FORMATS:
-        raise UsageError(f"--plot {path} does not end in {', '.join(_FORMATS)}; name it so")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib, which is not installed: pip install 'ronde[plot]'")
 
 
 def save(answer: Answer, timeline: Timeline | None, path: Path) -> None:

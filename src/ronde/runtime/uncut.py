@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ronde.modules.calls import Calls
-from ronde.runtime.unseen_calls import with_own_call
 
 __all__ = ["why_uncut"]
 
@@ -20,11 +19,6 @@ def why_uncut(calls: Calls, started: Iterable[str]) -> str:
         return (
             "nothing was cut: every rank computed everything, right but no faster; why, is said of the "
             "modules"
-        )
-    if own := ", ".join(with_own_call()[:3]):
-        return (
-            f"nothing was cut: every rank computed everything, right but no faster; what is cut are "
-            f"calls of a torch.nn.Module by its own __call__, in place of which {own} has another"
         )
     if functions := ", ".join(list(started)[:3]):
         return (
@@ -45,5 +39,6 @@ def why_uncut(calls: Calls, started: Iterable[str]) -> str:
         )
     return (
         "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
-        "of a torch.nn.Module on a batch with at least as many rows as ranks; this script made none"
+        "of a torch.nn.Module on a batch with at least as many rows as ranks, by the __call__ that torch "
+        "gives it; this script made none"
     )

@@ -68,17 +68,7 @@ class RunDirectory:
         A directory chosen by the user may hold the files of an earlier run: they are removed,
         because ranks would meet in its old store; nothing else in it is touched.
         """
-        run_id = new_run_id()
-        if path is not None:
-            directory = _make_writable(path.absolute())
-            lock = _lock(directory, fcntl.LOCK_EX)
-            _remove_own_files(directory)
-            return cls(path=directory, run_id=run_id, lock=lock)
-        root = _usable_root(environment)
-        directory = _make_writable(root / run_id)
-        lock = _lock(directory, fcntl.LOCK_EX)
-        prune(root, keep=KEPT_RUNS)
-        return cls(path=directory, run_id=run_id, lock=lock)
+        return cls._held_alone(path, new_run_id(), environment)
 
     @classmethod
     def join(cls, path: Path | None, run_id: str, environment: Mapping[str, str]) -> RunDirectory:
@@ -102,8 +92,12 @@ class RunDirectory:
 
         `run_id` is that host's own, for several hosts may share a file system, or be one machine.
         """
+        return cls._held_alone(path and path / f"host-{host}", run_id, environment)
+
+    @classmethod
+    def _held_alone(cls, path: Path | None, run_id: str, environment: Mapping[str, str]) -> RunDirectory:
         if path is not None:
-            directory = _make_writable(path.absolute() / f"host-{host}")
+            directory = _make_writable(path.absolute())
             lock = _lock(directory, fcntl.LOCK_EX)
             _remove_own_files(directory)
             return cls(path=directory, run_id=run_id, lock=lock)

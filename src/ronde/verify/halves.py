@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import random
-import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,6 +17,7 @@ import numpy
 import torch
 
 from ronde.patching.torch_internals import current_graph_task_id, pytree
+from ronde.rowwise.compiled import is_compiled
 from ronde.verify.draws import Draws, UnknownDraw
 from ronde.verify.record import Writer
 
@@ -97,7 +97,7 @@ class InHalves:
                 noisy = self._in_another_order(part, whole, rows, changed)
             except UnknownDraw:
                 _put_back(after)
-        if drew and not _is_compiled(module):
+        if drew and not any(map(is_compiled, module.modules())):
             self._drawing.add(module)
         if torch.is_grad_enabled():
             self._writer.event("in_parts", done=noisy is not None)
@@ -119,15 +119,6 @@ class InHalves:
 def _host_generators() -> Any:
     """States of the generators whose draws cannot be given again."""
     return random.getstate(), pickle.dumps(numpy.random.get_state())
-
-
-def _is_compiled(module: torch.nn.Module) -> bool:
-    """Whether what it draws is not seen, operation by operation."""
-    compiled = sys.modules.get("torch._dynamo")  # not imported for this, which takes seconds
-    return compiled is not None and any(
-        isinstance(part, compiled.OptimizedModule) or part._compiled_call_impl is not None
-        for part in module.modules()
-    )
 
 
 def _put_back(changed: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ronde.bench.chaos.case import Case, at_third
 
-__all__ = ["CASES", "DAILY"]
+__all__ = ["CASES"]
 
 _WORKERS = "LOADER = dict(num_workers=1)\n"
 _SLOW_SET = """
@@ -41,129 +43,109 @@ def make_data():
     )
 
 
+def _fails(name: str, cause: str, code: str, **more: Any) -> Case:
+    """Run code on the culprit at a third of the run, which ends it."""
+    return Case(name=name, causes=(cause,), fault=at_third(code), **more)
+
+
+def _stalls(name: str, cause: str, code: str, **more: Any) -> Case:
+    """Run code on the culprit at a third of the run, which goes on no more."""
+    return _fails(name, cause, code, outcome="stalls", **more)
+
+
 CASES = (
     # A process ends.
-    Case(name="kill -9", causes=("killed",), fault=at_third("os.kill(os.getpid(), 9)")),
-    Case(
-        name="kill -9 of rank 0",
-        causes=("killed",),
-        rank=0,
-        culprit=0,
-        fault=at_third("os.kill(os.getpid(), 9)"),
+    _fails("kill -9", "killed", "os.kill(os.getpid(), 9)"),
+    _fails("kill -9 of rank 0", "killed", "os.kill(os.getpid(), 9)", rank=0, culprit=0),
+    _fails("segfault", "crashed", "import ctypes\nctypes.string_at(0)"),
+    _fails("abort", "aborted", "os.abort()"),
+    _fails(
+        "bus error",
+        "shared-memory",
+        """
+        import mmap
+        handle = os.memfd_create("short")
+        os.ftruncate(handle, 8192)
+        memory = mmap.mmap(handle, 8192)
+        os.ftruncate(handle, 0)
+        memory[5000]
+        """,
     ),
-    Case(name="segfault", causes=("crashed",), fault=at_third("import ctypes\nctypes.string_at(0)")),
-    Case(name="abort", causes=("aborted",), fault=at_third("os.abort()")),
-    Case(
-        name="bus error",
-        causes=("shared-memory",),
-        fault=at_third(
-            """
-            import mmap
-            handle = os.memfd_create("short")
-            os.ftruncate(handle, 8192)
-            memory = mmap.mmap(handle, 8192)
-            os.ftruncate(handle, 0)
-            memory[5000]
-            """
-        ),
-    ),
-    Case(
-        name="SIGTERM from outside",
-        causes=("signalled",),
-        fault=at_third("os.kill(os.getpid(), 15)\ntime.sleep(9)"),
-    ),
-    Case(name="sys.exit(3)", causes=("exited",), fault=at_third("sys.exit(3)")),
-    Case(name="os._exit(3)", causes=("exited",), fault=at_third("os._exit(3)")),
-    Case(name="os._exit(0)", causes=("ended-early",), fault=at_third("os._exit(0)")),
-    Case(
-        name="processor time (ulimit -t)",
-        causes=("cpu-limit",),
-        fault=at_third(
-            """
-            import resource, signal
-            signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-            used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-            resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1, int(used) + 60))
-            while True:
-                pass
-            """
-        ),
+    _fails("SIGTERM from outside", "signalled", "os.kill(os.getpid(), 15)\ntime.sleep(9)"),
+    _fails("sys.exit(3)", "exited", "sys.exit(3)"),
+    _fails("os._exit(3)", "exited", "os._exit(3)"),
+    _fails("os._exit(0)", "ended-early", "os._exit(0)"),
+    _fails(
+        "processor time (ulimit -t)",
+        "cpu-limit",
+        """
+        import resource, signal
+        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+        used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1, int(used) + 60))
+        while True:
+            pass
+        """,
     ),
     # A rank raises.
-    Case(name="raise", causes=("script-error",), fault=at_third('raise ValueError("bad label 11")')),
-    Case(
-        name="module missing", causes=("module-missing",), fault=at_third("import a_module_that_is_not_there")
+    _fails("raise", "script-error", 'raise ValueError("bad label 11")'),
+    _fails("module missing", "module-missing", "import a_module_that_is_not_there"),
+    _fails("endless recursion", "recursion", "def deeper():\n    deeper()\ndeeper()"),
+    _fails(
+        "memory limit (ulimit -v)",
+        "host-memory",
+        """
+        import resource
+        size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20), resource.RLIM_INFINITY))
+        torch.zeros(256 << 20)
+        """,
     ),
-    Case(
-        name="endless recursion",
-        causes=("recursion",),
-        fault=at_third("def deeper():\n    deeper()\ndeeper()"),
-    ),
-    Case(
-        name="memory limit (ulimit -v)",
-        causes=("host-memory",),
-        fault=at_third(
-            """
-            import resource
-            size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20), resource.RLIM_INFINITY))
-            torch.zeros(256 << 20)
-            """
-        ),
-    ),
-    Case(
-        name="memory limit of a control group",
-        causes=("host-memory",),
+    _fails(
+        "memory limit of a control group",
+        "host-memory",
+        """
+        def put(file, words):
+            handle = libc.open(f"{group}/{file}".encode(), os.O_WRONLY)
+            libc.write(handle, words, len(words))
+            libc.close(handle)
+        group = f"/sys/fs/cgroup/memory/{HERE.rpartition('/')[2]}"
+        libc.mkdir(group.encode(), 0o755)
+        put("memory.limit_in_bytes", b"67108864")
+        put("cgroup.procs", str(os.getpid()).encode())
+        kept = torch.ones(1 << 28)
+        """,
         needs="/sys/fs/cgroup/memory/cgroup.procs",
-        fault=at_third(
-            """
-            def put(file, words):
-                handle = libc.open(f"{group}/{file}".encode(), os.O_WRONLY)
-                libc.write(handle, words, len(words))
-                libc.close(handle)
-            group = f"/sys/fs/cgroup/memory/{HERE.rpartition('/')[2]}"
-            libc.mkdir(group.encode(), 0o755)
-            put("memory.limit_in_bytes", b"67108864")
-            put("cgroup.procs", str(os.getpid()).encode())
-            kept = torch.ones(1 << 28)
-            """
-        ),
     ),
-    Case(
-        name="too many open files",
-        causes=("too-many-files",),
-        fault=at_third(
-            """
-            import resource
-            resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-            kept = [open("/dev/null") for _ in range(300)]
-            """
-        ),
+    _fails(
+        "too many open files",
+        "too-many-files",
+        """
+        import resource
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+        kept = [open("/dev/null") for _ in range(300)]
+        """,
     ),
-    Case(
-        name="threads without an end",
-        causes=("too-many-processes",),
-        fault=at_third(
-            """
-            import resource, threading
-            size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20), resource.RLIM_INFINITY))
-            for _ in range(200):
-                threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
-            """
-        ),
+    _fails(
+        "threads without an end",
+        "too-many-processes",
+        """
+        import resource, threading
+        size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20), resource.RLIM_INFINITY))
+        for _ in range(200):
+            threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
+        """,
     ),
-    Case(
-        name="disk full",
-        causes=("disk-full",),
+    _fails(
+        "disk full",
+        "disk-full",
+        """
+        with os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb") as stream:
+            stream.write(bytes(1 << 20))
+        """,
         culprit=0,
         rank=0,
-        fault=at_third(
-            """
-            with os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb") as stream:
-                stream.write(bytes(1 << 20))
-            """
-        ),
     ),
     Case(
         name="file too large (ulimit -f)",
@@ -193,18 +175,16 @@ CASES = (
                 torch.load(f"{HERE}/model.pt")
         """,
     ),
-    Case(
-        name="port taken",
-        causes=("port-taken",),
-        fault=at_third(
-            """
-            import socket
-            one, two = socket.socket(), socket.socket()
-            one.bind(("127.0.0.1", 0))
-            one.listen()
-            two.bind(one.getsockname())
-            """
-        ),
+    _fails(
+        "port taken",
+        "port-taken",
+        """
+        import socket
+        one, two = socket.socket(), socket.socket()
+        one.bind(("127.0.0.1", 0))
+        one.listen()
+        two.bind(one.getsockname())
+        """,
     ),
     Case(
         name="loader worker killed",
@@ -224,12 +204,7 @@ CASES = (
                 out[:, : 2 + (RANK == CULPRIT)].tolist()
         """,
     ),
-    Case(
-        name="extra collective on one rank",
-        causes=("paths-differ",),
-        ranks=3,
-        fault=at_third("out.tolist()"),
-    ),
+    _fails("extra collective on one rank", "paths-differ", "out.tolist()", ranks=3),
     Case(
         name="branch that depends on the rank",
         causes=("paths-differ",),
@@ -251,95 +226,63 @@ CASES = (
         fault=at_third('return "break"'),
     ),
     # Ranks wait.
-    Case(name="SIGSTOP", causes=("stopped",), outcome="stalls", fault=at_third("os.kill(os.getpid(), 19)")),
-    Case(name="sleep", causes=("sleeps",), outcome="stalls", fault=at_third("time.sleep(60)")),
-    Case(
-        name="GIL held asleep",
-        causes=("interpreter-held",),
-        outcome="stalls",
-        # No sleep of C's: the signal that asks for stacks would end it.
-        fault=at_third(
-            """
-            library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
-            library.pthread_mutex_lock(mutex)
-            library.pthread_mutex_lock(mutex)
-            """
-        ),
+    _stalls("SIGSTOP", "stopped", "os.kill(os.getpid(), 19)"),
+    _stalls("sleep", "sleeps", "time.sleep(60)"),
+    # No sleep of C's: the signal that asks for stacks would end it.
+    _stalls(
+        "GIL held asleep",
+        "interpreter-held",
+        """
+        library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+        library.pthread_mutex_lock(mutex)
+        library.pthread_mutex_lock(mutex)
+        """,
     ),
-    Case(
-        name="GIL held computing",
-        causes=("interpreter-held",),
-        outcome="stalls",
-        fault=at_third('import re\nre.match(r"(a+)+$", "a" * 60 + "b")'),
+    _stalls("GIL held computing", "interpreter-held", 'import re\nre.match(r"(a+)+$", "a" * 60 + "b")'),
+    _stalls("infinite loop in Python", "computes", "while True:\n    pass"),
+    _stalls(
+        "deadlocked lock", "lock", "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()"
     ),
-    Case(
-        name="infinite loop in Python",
-        causes=("computes",),
-        outcome="stalls",
-        fault=at_third("while True:\n    pass"),
+    _stalls("empty queue", "lock", "import queue\nqueue.Queue().get()"),
+    _stalls(
+        "thread that never ends",
+        "lock",
+        """
+        import threading
+        thread = threading.Thread(target=threading.Event().wait, daemon=True)
+        thread.start()
+        thread.join()
+        """,
     ),
-    Case(
-        name="deadlocked lock",
-        causes=("lock",),
-        outcome="stalls",
-        fault=at_third("import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()"),
+    _stalls(
+        "socket without an answer",
+        "waits-outside",
+        "import socket\none, two = socket.socketpair()\none.recv(1)",
     ),
-    Case(
-        name="empty queue",
-        causes=("lock",),
-        outcome="stalls",
-        fault=at_third("import queue\nqueue.Queue().get()"),
+    _stalls(
+        "child that never ends",
+        "waits-outside",
+        "pid = os.posix_spawn('/bin/sleep', ['sleep', '60'], os.environ)\nos.waitpid(pid, 0)",
     ),
-    Case(
-        name="thread that never ends",
-        causes=("lock",),
-        outcome="stalls",
-        fault=at_third(
-            """
-            import threading
-            thread = threading.Thread(target=threading.Event().wait, daemon=True)
-            thread.start()
-            thread.join()
-            """
-        ),
+    _stalls(
+        "file locked by another",
+        "waits-outside",
+        """
+        import fcntl
+        one, two = (libc.open(f"{HERE}/locked".encode(), os.O_RDWR | os.O_CREAT, 0o644) for _ in range(2))
+        fcntl.flock(one, fcntl.LOCK_EX)
+        fcntl.flock(two, fcntl.LOCK_EX)
+        """,
     ),
-    Case(
-        name="socket without an answer",
-        causes=("waits-outside",),
-        outcome="stalls",
-        fault=at_third("import socket\none, two = socket.socketpair()\none.recv(1)"),
-    ),
-    Case(
-        name="child that never ends",
-        causes=("waits-outside",),
-        outcome="stalls",
-        fault=at_third("pid = os.posix_spawn('/bin/sleep', ['sleep', '60'], os.environ)\nos.waitpid(pid, 0)"),
-    ),
-    Case(
-        name="file locked by another",
-        causes=("waits-outside",),
-        outcome="stalls",
-        fault=at_third(
-            """
-            import fcntl
-            one, two = (libc.open(f"{HERE}/locked".encode(), os.O_RDWR | os.O_CREAT, 0o644) for _ in range(2))
-            fcntl.flock(one, fcntl.LOCK_EX)
-            fcntl.flock(two, fcntl.LOCK_EX)
-            """
-        ),
-    ),
-    Case(
-        name="uninterruptible (state D)",
-        causes=("uninterruptible",),
-        outcome="stalls",
-        # The parent of a spawn cannot be interrupted until the child has begun its program, which waits.
-        fault=at_third(
-            """
-            libc.mkfifo(f"{HERE}/fifo".encode(), 0o644)
-            opened = (os.POSIX_SPAWN_OPEN, 5, f"{HERE}/fifo", os.O_RDONLY, 0)
-            os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[opened])
-            """
-        ),
+    # The parent of a spawn cannot be interrupted until the child has begun its program, which waits.
+    _stalls(
+        "uninterruptible (state D)",
+        "uninterruptible",
+        """
+        libc.mkfifo(f"{HERE}/fifo".encode(), 0o644)
+        opened = (os.POSIX_SPAWN_OPEN, 5, f"{HERE}/fifo", os.O_RDONLY, 0)
+        os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[opened])
+        """,
     ),
     Case(
         name="frozen loader worker",
@@ -462,5 +405,3 @@ CASES = (
         environment=(("XDG_STATE_HOME", "{here}/small"),),
     ),
 )
-
-DAILY = ("kill -9", "sleep", "extra collective on one rank")
