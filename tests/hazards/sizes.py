@@ -95,14 +95,16 @@ class Buffered(nn.Module):
 
 
 class Detector(nn.Module):
-    def __init__(self, head: nn.Module, *, again: bool = False) -> None:
+    def __init__(self, head: nn.Module, *, again: bool = False, own_loss: bool = False) -> None:
         super().__init__()
         self.body, self.head, self.again = nn.Conv2d(1, 4, 3, padding=1), head, again
+        self.own_loss = own_loss
 
     def forward(self, x: T) -> T:
         h = self.body(x).relu()
         found = checkpoint.checkpoint(self.head, h, use_reentrant=False) if self.again else self.head(h)
-        return found.mean(-1)
+        out = found.mean(-1)
+        return out.square().mean().sqrt() if self.own_loss and self.training else out
 
 
 def _images(rows: int, size: int) -> T:
@@ -174,6 +176,9 @@ HAZARDS = {
     "a number of rows": Hazard(_detects(Buffered), "whole"),
     "anchors in a checkpoint": Hazard(_detects(Anchored, again=True), "whole"),
     "anchors in two checkpoints": Hazard(_in_turns, "whole"),
+    "anchors of a detector with its own loss": Hazard(
+        _detects(Anchored, own_loss=True), "parts", "no batch axis"
+    ),
     # Of 4 rows, where each rank has 4 of 8 (or of 12).
     "as many as a part": Hazard(
         _detects(Anchored, [(5, 4), (8, 4), (5, 4), (12, 4), (12, 4)]), "parts", COUNTS

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hazards.harness import check
+from hazards.harness import check, outcome
 from hazards.sizes import HAZARDS
 from ronde.rowwise.kept_sizes import AMBIGUOUS, KeptSizes
 from ronde.rowwise.observe import Observation
@@ -123,3 +123,12 @@ def _hazard(rank: Rank, name: str, plan: str, end: str) -> list[str]:
 )
 def test_trains_as_on_one_device(ranks: Any, name: str, plan: str, world: int, end: str) -> None:
     assert ranks(world, _hazard, name, plan, end) == [[]] * world
+
+
+def _own_loss(rank: Rank) -> tuple[Any, ...]:
+    found = outcome(rank, HAZARDS["anchors of a detector with its own loss"])
+    return list(found.problems), found.cut["Anchored"], [note for note in found.notes if "rows" in note]
+
+
+def test_is_known_inside_a_module_that_runs_in_parts(ranks: Any) -> None:
+    assert ranks(2, _own_loss) == [([], 12, [])] * 2

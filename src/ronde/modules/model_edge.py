@@ -263,7 +263,7 @@ class ModelEdge:
             with (
                 self._context.enter(Region.SCRIPT, rows),
                 self._explanations.inside(module, verdict),
-                self._calls.sizes.shown(module, rows or 0, rows or 0),  # which stay those of the whole batch
+                self._calls.sizes.kept_whole(module, rows or 0),
             ):
                 return _body(plain, module)(*args, **kwargs)
         finally:

@@ -99,6 +99,16 @@ class KeptSizes:
             for (part, name), times in changed.items():
                 self._make_whole(part, name, times, rows, mine)
 
+    @contextmanager
+    def kept_whole(self, module: torch.nn.Module, rows: int) -> Iterator[None]:
+        """Remember what a body sets inside that is carried out on the whole batch."""
+        held = self.of(module)
+        try:
+            yield
+        finally:
+            for part, name, size in held:
+                self._make_whole(part, name, size.times, rows, rows)
+
     def _make_whole(
         self, part: torch.nn.Module, name: str, times: tuple[int, ...], rows: int, mine: int
     ) -> None:
