@@ -79,7 +79,7 @@ def test_json_and_back() -> None:
     assert read_report(report.to_json()) == report
     fields = json.loads(report.to_json())
     assert fields["results"][1]["figures"] == {"formula": [12000, 12000], "ratio": [1.0, 1.1]}
-    with pytest.raises(UsageError, match="no report of ronde bench"):
+    with pytest.raises(UsageError, match="not a report of ronde bench"):
         read_report('{"kind": "memory"}')
 
 

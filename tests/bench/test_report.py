@@ -66,7 +66,7 @@ def test_an_older_form_of_every_kind_is_named(kind: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"machine": 3}', '{"machine": {}, "results": []}'])
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no report of ronde bench; give a file that --json has written"):
+    with pytest.raises(UsageError, match="not a report of ronde bench; give a file that --json has written"):
         read_report(text)
 
 

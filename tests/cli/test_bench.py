@@ -86,7 +86,9 @@ def test_a_report_is_shown_and_drawn_again(tmp_path: Path, capsys: pytest.Captur
     assert picture.stat().st_size > 1000
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, "cannot read"), ("{}", "no report of ronde bench")])
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "cannot read"), ("{}", "not a report of ronde bench")]
+)
 def test_what_is_no_report_is_not_shown(
     content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

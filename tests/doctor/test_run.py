@@ -68,7 +68,7 @@ def test_a_run_that_ended_well(tmp_path: Path) -> None:
 
 
 def test_no_run_directory(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no run directory of ronde run"):
+    with pytest.raises(UsageError, match="is not a run directory of ronde run"):
         examine(tmp_path)
 
 

@@ -33,7 +33,11 @@ def changed(old: str, new: str) -> str:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("memory-gib = 79.2", "memory-gb = 79.2", "groups[0].memory-gb is no key (did you mean memory-gib?)"),
+        (
+            "memory-gib = 79.2",
+            "memory-gb = 79.2",
+            "groups[0].memory-gb is not a key (did you mean memory-gib?)",
+        ),
         ("memory-gib = 79.2", "memory-gib = -1", "groups[0].memory-gib is -1, and cannot be negative"),
         ("memory-gib = 79.2", "memory-gib = 81920", "if these are MiB, divide by 1024"),
         ("bandwidth-gb-s = 2039", "bandwidth-gb-s = 0.2", "if these are TB/s, multiply by 1000"),
@@ -65,7 +69,7 @@ def test_what_is_no_table_is_named() -> None:
 def test_bytes_are_no_toml(read: Callable[[str], object], tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match=r"x\.toml is no TOML"):
+    with pytest.raises(UsageError, match=r"x\.toml is not TOML"):
         read(str(file))
 
 
@@ -77,7 +81,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 
 def test_an_unknown_preset_has_its_nearest() -> None:
-    with pytest.raises(UsageError, match=r"dgx-a10 is no preset \(did you mean dgx-a100\?\)"):
+    with pytest.raises(UsageError, match=r"dgx-a10 is not a preset \(did you mean dgx-a100\?\)"):
         read_cluster("dgx-a10")
 
 

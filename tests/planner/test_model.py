@@ -99,7 +99,7 @@ def test_mistakes_of_a_model_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         read_model(str(path))
     for said in (
-        "hiden is no key (did you mean hidden?)",
+        "hiden is not a key (did you mean hidden?)",
         "tied is 1: give true or false",
         "sequence is missing",
         "hidden is 8, no multiple of heads (3): the nearest is 9",

@@ -193,7 +193,7 @@ def test_without_servers_one_process_does_the_same() -> None:
         ),
         (
             lambda _: KVStore("dist_sync"),
-            "KVStore: RANK is '', which is no number; give rank=, or start the pro",
+            "KVStore: RANK is '', which is not a number; give rank=, or start the pro",
         ),
     ],
 )

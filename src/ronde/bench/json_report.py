@@ -83,4 +83,4 @@ def _unreadable(text: str, kinds: Collection[str]) -> UsageError:
             f"this report of ronde bench {kind} has an older form, which this version does not read; measure "
             f"anew: ronde bench {kind} --json FILE"
         )
-    return UsageError("this is no report of ronde bench; give a file that --json has written")
+    return UsageError("this is not a report of ronde bench; give a file that --json has written")

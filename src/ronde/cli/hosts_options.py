@@ -113,7 +113,7 @@ def _variables(given: Sequence[str]) -> tuple[str, ...]:
             if items and "=" in items[-1] and not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", item, re.DOTALL):
                 items[-1] += f",{item}"
             elif not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", item, re.DOTALL):
-                raise UsageError(f"--env {text}: {item!r} is no variable; write NAME or NAME=VALUE")
+                raise UsageError(f"--env {text}: {item!r} is not a variable; write NAME or NAME=VALUE")
             else:
                 items.append(item)
     return tuple(items)

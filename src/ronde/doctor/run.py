@@ -23,13 +23,13 @@ def examine(path: Path) -> tuple[Evidence, Explanation]:
     """The evidence about a run, and what it means.
 
     Raises:
-        UsageError: this is no run directory, or of an older ronde.
+        UsageError: this is not a run directory, or of an older ronde.
     """
     directory = RunDirectory(path=path.absolute(), run_id="")
     launched = read_launched(directory.launch)
     if launched is None:
         raise UsageError(
-            f"{path} is no run directory of ronde run (it has no launch.json); give what --run-dir named, "
+            f"{path} is not a run directory of ronde run (it has no launch.json); give what --run-dir named, "
             "or what stands behind `logs of all ranks`"
         )
     pids = {rank: pid for rank, pid in enumerate(launched.pids) if _is_of(pid, launched)}

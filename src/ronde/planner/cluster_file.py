@@ -118,7 +118,7 @@ def read_cluster(source: str) -> Cluster:
         if source not in PRESETS:
             known = (*PRESETS, THIS_HOST)
             raise UsageError(
-                f"--cluster {source} is no preset{did_you_mean(source, known)}; give one of "
+                f"--cluster {source} is not a preset{did_you_mean(source, known)}; give one of "
                 f"{', '.join(known)}, or a .toml file"
             )
         return parse_cluster(preset_text(source), source)
@@ -146,7 +146,7 @@ def parse_cluster(text: str, source: str) -> Cluster:
 
 
 def _no_toml(source: str, error: ValueError) -> UsageError:
-    return UsageError(f"{source} is no TOML: {error}; see docs/planner.md for the form")
+    return UsageError(f"{source} is not TOML: {error}; see docs/planner.md for the form")
 
 
 def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
@@ -198,7 +198,7 @@ def _no_table(name: str, value: object, heading: str) -> str:
 def _unknown(fields: Mapping[str, Any], known: tuple[str, ...], where: str) -> Iterator[str]:
     for key in fields:
         if key not in known:
-            yield f"{where}{key} is no key{did_you_mean(key, known)}: there are {', '.join(known)}"
+            yield f"{where}{key} is not a key{did_you_mean(key, known)}: there are {', '.join(known)}"
 
 
 def _numbers(fields: Mapping[str, Any], table: Mapping[str, _Field], where: str) -> Iterator[str]:

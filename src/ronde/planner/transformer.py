@@ -114,7 +114,7 @@ def read_model(source: str) -> Transformer:
             near = difflib.get_close_matches(source, list(MODELS), n=1, cutoff=0.3)
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise UsageError(
-                f"--model {source} is no model that is known{hint}; give one of {', '.join(MODELS)}, or a "
+                f"--model {source} is not a known model{hint}; give one of {', '.join(MODELS)}, or a "
                 ".toml file"
             )
         return MODELS[source]
@@ -124,9 +124,9 @@ def read_model(source: str) -> Transformer:
         raise UsageError(
             f"cannot read --model {source}: {error.strerror}; give a name or a .toml file"
         ) from None
-    # Of text that is no TOML, or bytes that are no text.
+    # Of text that is not TOML, or bytes that are no text.
     except ValueError as error:
-        raise UsageError(f"--model {source} is no TOML: {error}") from None
+        raise UsageError(f"--model {source} is not TOML: {error}") from None
     wrong = list(_mistakes(fields))
     if wrong:
         raise UsageError(f"--model {source}: {'; '.join(wrong)}")
@@ -137,7 +137,7 @@ def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
     known = {field.name.replace("_", "-"): field for field in dataclasses.fields(Transformer)}
     for key, value in fields.items():
         if key not in known:
-            yield f"{key} is no key{did_you_mean(key, known)}: there are {', '.join(known)}"
+            yield f"{key} is not a key{did_you_mean(key, known)}: there are {', '.join(known)}"
             continue
         kind = known[key].type
         if kind == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):

@@ -114,7 +114,9 @@ def find_run(path: Path | None, environment: Mapping[str, str]) -> Path:
         named = default_root(environment) / path
         if RUN_ID.fullmatch(str(path)) and named.is_dir():
             return named
-        raise UsageError(f"{path} is no directory; name the directory that the first line of ronde run has")
+        raise UsageError(
+            f"{path} is not a directory; name the directory that the first line of ronde run has"
+        )
     return path
 
 

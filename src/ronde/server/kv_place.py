@@ -119,7 +119,7 @@ def listed(what: str, key: Any, value: Any, *, sums: bool = False) -> list[tuple
         sums: a key may have a list of tensors, which are added.
 
     Raises:
-        UsageError: not as many values as keys; what is no key.
+        UsageError: not as many values as keys; what is not a key.
     """
     many = isinstance(key, (list, tuple))
     keys: Sequence[Any] = key if many else [key]

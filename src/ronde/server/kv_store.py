@@ -422,6 +422,6 @@ def _number(name: str, given: int | None, variable: str) -> int:
         return int(found)
     except ValueError:
         raise UsageError(
-            f"KVStore: {variable} is {found!r}, which is no number; give {name}=, or start the program by "
+            f"KVStore: {variable} is {found!r}, which is not a number; give {name}=, or start the program by "
             "`ronde run --native --servers N`"
         ) from None

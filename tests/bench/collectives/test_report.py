@@ -31,7 +31,7 @@ def test_json_holds_the_figures() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "collectives", "machine": 3}'])
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no report of ronde bench"):
+    with pytest.raises(UsageError, match="not a report of ronde bench"):
         read_report(text)
 
 

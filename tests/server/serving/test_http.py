@@ -86,8 +86,8 @@ def test_what_prometheus_reads(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
-        ("lookup", "", (400, 'the request is no JSON; it is to be {"table": ..., "ids": ...}')),
-        ("lookup", "[" * 100_000, (400, 'the request is no JSON; it is to be {"table": ..., "ids": ...}')),
+        ("lookup", "", (400, 'the request is not JSON; it is to be {"table": ..., "ids": ...}')),
+        ("lookup", "[" * 100_000, (400, 'the request is not JSON; it is to be {"table": ..., "ids": ...}')),
         ("lookup", {"table": "user"}, (400, 'the request is to be {"table": ..., "ids": ...}')),
         ("lookup", {"table": 3, "ids": []}, (400, "table is to be a string")),
         ("lookup", {"table": "user", "ids": 3}, (400, "ids is to be a list")),

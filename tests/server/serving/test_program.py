@@ -104,5 +104,5 @@ def test_an_export_leaves_a_model_and_the_generators_as_they_were() -> None:
 
 def test_something_else_is_no_program(tmp_path: Path) -> None:
     (tmp_path / "p.pt2").write_bytes(b"PK")
-    with pytest.raises(DamagedFile, match="is no program that this torch can load"):
+    with pytest.raises(DamagedFile, match="is not a program that this torch can load"):
         Program(tmp_path / "p.pt2")

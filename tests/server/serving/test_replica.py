@@ -125,7 +125,7 @@ def test_a_manifest_that_is_none_is_passed_over(tmp_path: Path, content: bytes) 
     replica = Replica(Published(tmp_path))
     (tmp_path / "version-2.json").write_bytes(content)
     assert not replica.refresh()
-    assert "version-2.json is damaged: it is no manifest" in replica.trouble
+    assert "version-2.json is damaged: it is not a manifest" in replica.trouble
 
 
 def test_old_versions_go_when_nothing_rests_on_them(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_inputs_that_do_not_fit_are_told(tmp_path: Path) -> None:
     assert replica.predict(fine)["score"].shape == (1,)
     for change, message in {
         ("x", ((1, 2),)): "input x has the shape [1, 2]; it is float32 of shape [any, 3]",
-        ("x", "ab"): "input x is no array of numbers; it is float32 of shape [any, 3]",
+        ("x", "ab"): "input x is not an array of numbers; it is float32 of shape [any, 3]",
         ("bags_0", (1.5,)): "input bags_0 has float64 values; it is int64 of shape [any]",
         ("y", 1): "there is no input y; the model takes x, bags_0, bags_1",
     }.items():

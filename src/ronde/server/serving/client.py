@@ -113,7 +113,7 @@ class ReplicaClient:
             as float32), and `version`.
 
         Raises:
-            UsageError: an input is no array of numbers, or all together are too large.
+            UsageError: an input is not an array of numbers, or all together are too large.
             ServerRefused: the model was not made for these inputs, or has no program.
             ReplicaGone: no replica has answered in time.
         """
@@ -215,5 +215,5 @@ def _input(given: Any, name: Any) -> Array:
         array = np.empty(0, object)
     sent = travels_as(array)
     if sent is None:
-        raise UsageError(f"input {name} is no array of numbers: numpy makes {array.dtype.name} of it")
+        raise UsageError(f"input {name} is not an array of numbers: numpy makes {array.dtype.name} of it")
     return sent

@@ -115,7 +115,7 @@ class Exported:
         except OSError as error:
             raise DamagedFile(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError):
-            raise DamagedFile(f"{path} is damaged: it is no manifest") from None
+            raise DamagedFile(f"{path} is damaged: it is not a manifest") from None
         if form != _FORMAT:
             raise UsageError(f"{path} has the form {form} of another ronde; this one reads form {_FORMAT}")
 

@@ -171,7 +171,7 @@ async def _object(request: Request, fields: dict[str, Any]) -> dict[str, Any]:
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):
-        raise _Malformed(f"the request is no JSON; it is to be {form}") from None
+        raise _Malformed(f"the request is not JSON; it is to be {form}") from None
     if not isinstance(asked, dict) or set(asked) != set(fields):
         raise _Malformed(f"the request is to be {form}")
     for name, kind in fields.items():

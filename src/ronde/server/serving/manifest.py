@@ -114,7 +114,7 @@ class Manifest:
         except OSError as error:
             raise DamagedFile(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, AttributeError, KeyError, TypeError):
-            raise DamagedFile(f"{path} is damaged: it is no manifest") from None
+            raise DamagedFile(f"{path} is damaged: it is not a manifest") from None
         if form != FORMAT:
             raise UsageError(f"{path} has the form {form} of another ronde; this one reads form {FORMAT}")
         try:
@@ -122,9 +122,9 @@ class Manifest:
             lists = {name: tuple(fields.pop(name)) for name in ("delta", "whole")}
             made = cls(tables=tables, **lists, **fields)
         except (AttributeError, KeyError, TypeError):
-            raise DamagedFile(f"{path} is damaged: it is no manifest") from None
+            raise DamagedFile(f"{path} is damaged: it is not a manifest") from None
         if path_of(path.parent, made.version) != path:
-            raise DamagedFile(f"{path} is damaged: it is no manifest")
+            raise DamagedFile(f"{path} is damaged: it is not a manifest")
         if any(Path(name).name != name for name in made.files):
             raise DamagedFile(f"{path} names files outside of its folder")
         return made

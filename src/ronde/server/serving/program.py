@@ -238,7 +238,7 @@ class Input:
                 # Numbers of JSON are doubles, which torch would take for its default type.
                 given = torch.tensor(given, dtype=torch.float64) if whole.is_floating_point() else whole
             except (ValueError, TypeError, RuntimeError, OverflowError):
-                raise Unfit(f"input {self.name} is no array of numbers; it is {wanted}") from None
+                raise Unfit(f"input {self.name} is not an array of numbers; it is {wanted}") from None
         if given.numel() == 0:
             given = given.to(dtype)
         lossy = given.is_floating_point() and not dtype.is_floating_point
@@ -269,7 +269,7 @@ class Program:
         try:
             self._program = torch.export.load(path)
         except Exception as error:
-            raise DamagedFile(f"{path} is no program that this torch can load: {error}") from None
+            raise DamagedFile(f"{path} is not a program that this torch can load: {error}") from None
         self._module = self._program.module()
         self._lock = threading.Lock()
         self.inputs = tuple(_inputs(self._program))
