@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+import torch
+
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.process import seeds
@@ -21,6 +23,8 @@ from ronde.verify.recorder import record
 
 __all__ = ["main"]
 
+_SHIFT = 3
+
 
 def main(arguments: list[str]) -> None:
     seed, plan, kind, script, *rest = arguments
@@ -29,13 +33,17 @@ def main(arguments: list[str]) -> None:
     seeds.seed_all(int(seed))
     # The entropy that ranks share in place of the operating system's, so that unseeded draws compare.
     seeds.install(Patches(), int(seed))
+    shift: list[torch.nn.Parameter] = []
     if config.replay:
         # The second run. Beneath what the script is told, which is replayed: libraries only.
         hurry(Patches())
+        # Objects of the script get other addresses than in the first run: the order of a set shows itself.
+        shift = [torch.nn.Parameter(torch.empty(0)) for _ in range(_SHIFT)]
     Chances(writer, config.replay).install()
     compute.install_alone(Plan.parse(plan), Patches(), lambda _: None)
     record(config, writer)
     execute(script, rest, module=kind == "module")
+    shift.clear()
 
 
 if __name__ == "__main__":
