@@ -98,12 +98,14 @@ class FakeData(CIFAR10):
     def __init__(
         self,
         size: int = 1000,
-        image_size: Any = (),
+        image_size: tuple[int, int, int] = (3, 224, 224),
         num_classes: int = 10,
         transform: Change | None = None,
         **options: Any,
     ) -> None:
         super().__init__(transform=transform)
+        rows, columns = (np.arange(length) * self.side // length for length in image_size[1:])
+        self.data = self.data[:, rows][:, :, columns]
 
 
 _FOR_TESTS = ("val", "validation", "test")
