@@ -26,6 +26,7 @@ from ronde.batches.first_tensor import first_tensor
 from ronde.batches.samples import Loading, Shown, Watched, watched
 from ronde.errors import RondeError, UsageError
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import NEXT_BATCH
 from ronde.patching.torch_internals import BaseDataLoaderIter, DatasetKind, MapDatasetFetcher
 from ronde.plan.data import Data
 from ronde.tensor.context import Context, Region
@@ -71,7 +72,6 @@ class LoaderEdge:
         plain_init: Any = BaseDataLoaderIter.__init__
         plain_reset: Any = BaseDataLoaderIter._reset
         plain_index: Any = BaseDataLoaderIter._next_index
-        plain_next: Any = BaseDataLoaderIter.__next__
 
         def init(iterator: Any, loader: Any) -> None:
             plain_init(iterator, loader)
@@ -86,31 +86,34 @@ class LoaderEdge:
             edge._mark(index)
             return edge._cut(iterator, index)
 
-        def next_batch(iterator: Any) -> Any:
-            begun, waited = perf_counter_ns(), comm.waited_ns
-            before = clock.enter(Part.OWN) if clock.armed else None
-            try:
-                with edge._fetching(iterator):
+        def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def next_batch(iterator: Any) -> Any:
+                begun, waited = perf_counter_ns(), comm.waited_ns
+                before = clock.enter(Part.OWN) if clock.armed else None
+                try:
+                    with edge._fetching(iterator):
+                        if before is not None:
+                            clock.enter(Part.ROWS if iterator._ronde_loading.proven else Part.SCRIPT)
+                        data = edge._next(plain, iterator)
+                finally:
                     if before is not None:
-                        clock.enter(Part.ROWS if iterator._ronde_loading.proven else Part.SCRIPT)
-                    data = edge._next(plain_next, iterator)
-            finally:
+                        clock.enter(before)
+                if before is not None:
+                    clock.enter(Part.OWN)
+                data = edge._deliver(iterator, data)
+                if edge._context.on_main_thread():
+                    spent = perf_counter_ns() - begun - (comm.waited_ns - waited)
+                    edge._tally.deliver(spent, _rows_of(data, edge._batch_dim))
                 if before is not None:
                     clock.enter(before)
-            if before is not None:
-                clock.enter(Part.OWN)
-            data = edge._deliver(iterator, data)
-            if edge._context.on_main_thread():
-                spent = perf_counter_ns() - begun - (comm.waited_ns - waited)
-                edge._tally.deliver(spent, _rows_of(data, edge._batch_dim))
-            if before is not None:
-                clock.enter(before)
-            return data
+                return data
+
+            return next_batch
 
         patches.set(BaseDataLoaderIter, "__init__", init)
         patches.set(BaseDataLoaderIter, "_reset", reset)
         patches.set(BaseDataLoaderIter, "_next_index", next_index)
-        patches.set(BaseDataLoaderIter, "__next__", next_batch)
+        patches.layer(NEXT_BATCH, "boundary", around)
         patches.set(MapDatasetFetcher, "fetch", self._watched(self._plain_fetch))
 
     def _next(self, plain_next: Any, iterator: Any) -> Any:

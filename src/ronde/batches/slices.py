@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import NEXT_BATCH
 from ronde.patching.torch_internals import BaseDataLoaderIter, DatasetKind
 from ronde.tensor.tree import map_leaves
 
@@ -46,7 +47,6 @@ class LocalSlices:
         plain_init: Any = BaseDataLoaderIter.__init__
         plain_reset: Any = BaseDataLoaderIter._reset
         plain_index: Any = BaseDataLoaderIter._next_index
-        plain_next: Any = BaseDataLoaderIter.__next__
 
         def init(iterator: Any, loader: Any) -> None:
             iterator._ronde_cuts = torch.is_grad_enabled()
@@ -67,17 +67,20 @@ class LocalSlices:
                 return index[share_of(len(index), slices._rank, slices._ranks)]
             return index
 
-        def next_batch(iterator: Any) -> Any:
-            data = plain_next(iterator)
-            if iterator._ronde_cuts and iterator._dataset_kind != DatasetKind.Map:
-                data = slices._rows(data)
-            slices._deliver(_count(data))
-            return data
+        def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def next_batch(iterator: Any) -> Any:
+                data = plain(iterator)
+                if iterator._ronde_cuts and iterator._dataset_kind != DatasetKind.Map:
+                    data = slices._rows(data)
+                slices._deliver(_count(data))
+                return data
+
+            return next_batch
 
         patches.set(BaseDataLoaderIter, "__init__", init)
         patches.set(BaseDataLoaderIter, "_reset", reset)
         patches.set(BaseDataLoaderIter, "_next_index", next_index)
-        patches.set(BaseDataLoaderIter, "__next__", next_batch)
+        patches.layer(NEXT_BATCH, "boundary", around)
 
     @contextmanager
     def _common_stream(self) -> Iterator[None]:

@@ -32,6 +32,7 @@ from ronde.modules.sharded_call import ShardedCall, Way, at_once
 from ronde.modules.torchscript import is_about_to_trace, is_training
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import MODULE_CALL
 from ronde.rng.rank_stream import RankStream
 from ronde.rowwise.compiled import aside, is_compiled
 from ronde.rowwise.verdict import Verdict
@@ -97,7 +98,10 @@ class ModelEdge:
         self._adopted: weakref.WeakKeyDictionary[torch.nn.Module, list[Verdict]] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
-        plain: Callable[..., Any] = torch.nn.Module.__call__
+        patches.layer(MODULE_CALL, "boundary", self._layer)
+        self._install_register_hook(patches)
+
+    def _layer(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         calls, context, outward = self._calls, self._context, self._outwards
 
         def outermost(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -105,7 +109,7 @@ class ModelEdge:
             return output if outward is None else outward(output)
 
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            # Nearly all calls are such, so it is asked first and quickly; for any thread the answer is this.
+            # Nearly all calls are such, so it is asked first. The answer holds for any thread.
             if context.standing.region is not Region.SCRIPT:
                 if context.standing.function and context.on_main_thread():
                     calls.in_functions.setdefault(context.standing.function)
@@ -119,8 +123,7 @@ class ModelEdge:
                 return calls.called(self._call, outermost, module, args, kwargs)
             return self._call(outermost, module, args, kwargs)
 
-        patches.set(torch.nn.Module, "__call__", call)
-        self._install_register_hook(patches)
+        return call
 
     def conclude(self) -> None:
         """At the end of a run: say of its calls what is known by then only."""

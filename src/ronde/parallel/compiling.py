@@ -15,6 +15,7 @@ import torch
 
 from ronde.errors import UsageError
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import MODULE_CALL
 
 __all__ = ["Compile", "require_compiler"]
 
@@ -36,8 +37,10 @@ class Compile:
         self._wanted = wanted or (lambda: not getattr(self._thread, "inside", False))
 
     def install(self, patches: Patches) -> None:
-        """Put it around what is called now."""
-        plain: Callable[..., Any] = torch.nn.Module.__call__
+        """Join the layers around calls of modules."""
+        patches.layer(MODULE_CALL, "compile", self._layer)
+
+    def _layer(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         thread = self._thread
 
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -52,7 +55,7 @@ class Compile:
             finally:
                 thread.inside = before
 
-        patches.set(torch.nn.Module, "__call__", call)
+        return call
 
 
 def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ronde.errors import UsageError
@@ -26,6 +25,7 @@ from ronde.parallel.served_state import ServedState
 from ronde.parallel.served_step import Given, Served, ask_servers, can_step_on_servers, write_answer
 from ronde.parallel.served_update import ServedUpdate, hash_of
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import ADD_PARAM_GROUP
 from ronde.server.dense import array_of
 from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client, Request
@@ -52,13 +52,15 @@ class ServedParameters:
 
     def install(self, patches: Patches) -> None:
         """Number optimizers as they are made."""
-        plain: Any = Optimizer.add_param_group
 
-        def add_param_group(optimizer: Any, param_group: Any) -> None:
-            self._numbers.setdefault(optimizer, len(self._numbers))
-            plain(optimizer, param_group)
+        def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def add_param_group(optimizer: Any, param_group: Any) -> None:
+                self._numbers.setdefault(optimizer, len(self._numbers))
+                plain(optimizer, param_group)
 
-        patches.set(Optimizer, "add_param_group", add_param_group)
+            return add_param_group
+
+        patches.layer(ADD_PARAM_GROUP, "servers", around)
 
     def number(self, optimizer: Any) -> int:
         return self._numbers.setdefault(optimizer, len(self._numbers))

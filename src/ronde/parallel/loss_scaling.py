@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 
 from ronde.errors import UsageError
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import ADD_PARAM_GROUP, BACKWARD
 from ronde.patching.torch_internals import foreach_norm
 from ronde.sync.gradient_parts import GradientParts
 from ronde.tensor.graph import reached
@@ -69,16 +70,18 @@ class LossScaling:
 
     def install_backward(self, patches: Patches) -> None:
         """Scale in `torch.autograd.backward` itself, for a process without a boundary."""
-        plain: Any = torch.autograd.backward
 
-        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            leaves = reached(tensors, torch.float16) if self.active else []
-            with self.backward([each.leaf for each in leaves]) as factor:
-                if factor != 1:
-                    grad_tensors = divided(tensors, grad_tensors, 1 / factor)
-                plain(tensors, grad_tensors, *args, **kwargs)
+        def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+                leaves = reached(tensors, torch.float16) if self.active else []
+                with self.backward([each.leaf for each in leaves]) as factor:
+                    if factor != 1:
+                        grad_tensors = divided(tensors, grad_tensors, 1 / factor)
+                    plain(tensors, grad_tensors, *args, **kwargs)
 
-        patches.set(torch.autograd, "backward", backward)
+            return backward
+
+        patches.layer(BACKWARD, "loss scaling", around)
 
     @property
     def active(self) -> bool:
@@ -127,13 +130,15 @@ class LossScaling:
                 yield tensor
 
     def _install_optimizers(self, patches: Patches) -> None:
-        plain: Any = Optimizer.add_param_group
 
-        def add_param_group(optimizer: Any, param_group: Any) -> None:
-            plain(optimizer, param_group)
-            self._fresh.setdefault(optimizer, False)
+        def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def add_param_group(optimizer: Any, param_group: Any) -> None:
+                plain(optimizer, param_group)
+                self._fresh.setdefault(optimizer, False)
 
-        patches.set(Optimizer, "add_param_group", add_param_group)
+            return add_param_group
+
+        patches.layer(ADD_PARAM_GROUP, "loss scaling", around)
 
     def _install_stand_aside(self, patches: Patches) -> None:
         plain_init: Any = torch.amp.GradScaler.__init__

@@ -14,6 +14,7 @@ import torch
 
 from ronde.errors import UsageError
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import MODULE_CALL
 from ronde.tensor.tree import map_leaves
 
 __all__ = ["NARROW", "Precision", "allow_tf32"]
@@ -37,8 +38,10 @@ class Precision:
         self._thread = _Thread()
 
     def install(self, patches: Patches) -> None:
-        """Put it around what is called now."""
-        plain: Callable[..., Any] = torch.nn.Module.__call__
+        """Join the layers around calls of modules."""
+        patches.layer(MODULE_CALL, "precision", self._layer)
+
+    def _layer(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         thread = self._thread
 
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -52,7 +55,7 @@ class Precision:
             finally:
                 thread.inside = False
 
-        patches.set(torch.nn.Module, "__call__", call)
+        return call
 
     def _applies(self, module: torch.nn.Module) -> bool:
         """A loss or a metric has no parameters, and is computed as the script does it."""

@@ -20,6 +20,7 @@ from ronde.modules.traits import used_up_by
 from ronde.parallel.blocks import repeated_blocks
 from ronde.parallel.replay import Replay
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import MODULE_CALL
 from ronde.patching.torch_internals import current_graph_task_id
 from ronde.plan.compute import Recompute as Extent
 from ronde.rowwise.compiled import is_compiled
@@ -89,8 +90,9 @@ class Recompute:
         self._told: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def install(self, patches: Patches) -> None:
-        plain: Callable[..., Any] = torch.nn.Module.__call__
+        patches.layer(MODULE_CALL, "recompute", self._layer)
 
+    def _layer(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return plain(module, *args, **kwargs)
@@ -112,7 +114,7 @@ class Recompute:
             finally:
                 self._depth -= 1
 
-        patches.set(torch.nn.Module, "__call__", call)
+        return call
 
     def _search(self, model: torch.nn.Module) -> None:
         """Find the blocks of a model."""

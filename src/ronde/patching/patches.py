@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ronde.patching.stacks import Stack
 
 __all__ = ["Patches"]
 
 _ABSENT = object()
+_Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclasses.dataclass(slots=True)
+class _Chain:
+    """The layers around one function: how each is made, by its name, and the function that is set now."""
+
+    plain: Callable[..., Any]
+    arounds: dict[str, _Around]
+    outermost: Callable[..., Any]
 
 
 class Patches:
@@ -18,6 +32,7 @@ class Patches:
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._before: dict[tuple[int, str], tuple[Any, object]] = {}
+        self._chains: dict[Stack, _Chain] = {}
 
     def set(self, owner: Any, name: str, replacement: object) -> Any:
         """Replace `owner.name` and return what the caller would have found there before.
@@ -28,13 +43,35 @@ class Patches:
         original = getattr(owner, name)
         before = vars(owner).get(name, _ABSENT)
         self._before.setdefault((id(owner), name), (owner, before))
-        self.undo(partial(_put_back, owner, name, before))
+        self.undo(functools.partial(_put_back, owner, name, before))
         setattr(owner, name, replacement)
         return original
 
+    def layer(self, stack: Stack, name: str, around: _Around) -> None:
+        """Put a layer around a function of torch, at the place that `stack` declares for it.
+
+        Args:
+            name: one of `stack.layers`.
+            around: makes the layer of the function that it calls; called again when a layer joins.
+
+        Raises:
+            RuntimeError: the layer is there already, or the function was replaced by other means since.
+        """
+        chain = self._chains.get(stack)
+        if chain is None:
+            plain = getattr(stack.owner, stack.name)
+            chain = self._chains[stack] = _Chain(plain, {}, plain)
+            self.set(stack.owner, stack.name, plain)
+        if name in chain.arounds or getattr(stack.owner, stack.name) is not chain.outermost:
+            raise RuntimeError(f"the layer {name!r} cannot be put around {stack.name} now")
+        chain.arounds[name] = around
+        present = sorted(chain.arounds, key=stack.layers.index, reverse=True)
+        chain.outermost = functools.reduce(lambda call, each: chain.arounds[each](call), present, chain.plain)
+        setattr(stack.owner, stack.name, chain.outermost)
+
     def add(self, owner: Any, name: str, value: object) -> None:
         """Give `owner` an attribute that it does not have."""
-        self.undo(partial(_put_back, owner, name, vars(owner).get(name, _ABSENT)))
+        self.undo(functools.partial(_put_back, owner, name, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, value)
 
     def undo(self, action: Callable[[], None]) -> None:
@@ -64,6 +101,7 @@ class Patches:
         while self._undo:
             self._undo.pop()()
         self._before.clear()
+        self._chains.clear()
 
 
 def _put_back(owner: Any, name: str, before: object) -> None:

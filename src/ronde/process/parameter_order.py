@@ -16,6 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ronde.comm.process_group import Comm
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import ADD_PARAM_GROUP
 
 __all__ = ["install"]
 
@@ -33,7 +34,6 @@ def install(
     numbers: Any = WeakTensorKeyDictionary()
     count = itertools.count()
     make: Any = torch.nn.Parameter.__new__
-    add: Any = torch.optim.Optimizer.add_param_group
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         made = make(cls, *args, **kwargs)
@@ -41,17 +41,20 @@ def install(
             numbers[made] = next(count)
         return made
 
-    def add_param_group(optimizer: Any, param_group: Any) -> None:
-        add(optimizer, param_group)
-        if not in_script():
-            return
-        group = optimizer.param_groups[-1]
-        own = [numbers.get(parameter) for parameter in group["params"]]
-        first = comm.broadcast_object(own)
-        if own != first and None not in own and set(own) == set(first):
-            for name in group.keys() & {"params", "param_names"}:
-                numbered = dict(zip(own, group[name], strict=True))
-                group[name][:] = [numbered[number] for number in first]
+    def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def add_param_group(optimizer: Any, param_group: Any) -> None:
+            plain(optimizer, param_group)
+            if not in_script():
+                return
+            group = optimizer.param_groups[-1]
+            own = [numbers.get(parameter) for parameter in group["params"]]
+            first = comm.broadcast_object(own)
+            if own != first and None not in own and set(own) == set(first):
+                for name in group.keys() & {"params", "param_names"}:
+                    numbered = dict(zip(own, group[name], strict=True))
+                    group[name][:] = [numbered[number] for number in first]
+
+        return add_param_group
 
     patches.set(torch.nn.Parameter, "__new__", staticmethod(new))
-    patches.set(torch.optim.Optimizer, "add_param_group", add_param_group)
+    patches.layer(ADD_PARAM_GROUP, "order", around)

@@ -13,6 +13,7 @@ from ronde.errors import UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.patching.late_patches import LatePatches
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import BACKWARD
 from ronde.plan import Plan
 from ronde.runtime.groups import join_group, listens_on
 from ronde.sync.averaging.async_average import AsyncAverage
@@ -70,15 +71,17 @@ def install(patches: Patches, averaging: Averaging, plan: Plan) -> None:
 
 
 def _listen_to_losses(patches: Patches, averaging: Averaging) -> None:
-    plain: Any = torch.autograd.backward
 
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        first = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
-        if isinstance(first, torch.Tensor) and first.numel() == 1:
-            averaging.last_loss = first.detach()
-        plain(tensors, *args, **kwargs)
+    def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            first = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
+            if isinstance(first, torch.Tensor) and first.numel() == 1:
+                averaging.last_loss = first.detach()
+            plain(tensors, *args, **kwargs)
 
-    patches.set(torch.autograd, "backward", backward)
+        return backward
+
+    patches.layer(BACKWARD, "averaging", around)
 
 
 def _refuse_clipping(patches: Patches, plan: Plan) -> None:

@@ -13,6 +13,7 @@ from ronde.errors import RondeError
 from ronde.modules.calls import Calls
 from ronde.parallel.loss_scaling import LossScaling
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import BACKWARD
 from ronde.rowwise.verdict import MixesRows
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
@@ -53,10 +54,12 @@ class Backward:
         self._scaling = scaling
 
     def install(self, patches: Patches) -> None:
+        patches.layer(BACKWARD, "reducer", self._layer)
+
+    def _layer(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         calls, context = self._calls, self._context
         reducer, memory = self._reducer, self._memory
         clock = context.clock
-        plain: Any = torch.autograd.backward
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
             if context.region is Region.OBSERVED:
@@ -102,7 +105,7 @@ class Backward:
             if before is not None:
                 clock.enter(before)
 
-        patches.set(torch.autograd, "backward", backward)
+        return backward
 
     def _scaled(self, leaves: list[Reached]) -> AbstractContextManager[float]:
         scaling = self._scaling

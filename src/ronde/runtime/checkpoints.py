@@ -23,7 +23,6 @@ from time import time as clock
 from typing import Any
 
 import torch
-from torch.optim.optimizer import Optimizer
 
 from ronde.checkpoint.cadence import Cadence
 from ronde.checkpoint.generators import Draws, put_generators
@@ -44,7 +43,7 @@ from ronde.files import ScriptFiles
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.repeated_lines import count_lines, write_position
 from ronde.patching.patches import Patches
-from ronde.patching.torch_internals import BaseDataLoaderIter
+from ronde.patching.stacks import ADD_PARAM_GROUP, BACKWARD, GRAD, MODULE_CALL, NEXT_BATCH
 from ronde.rng.random_state import host_states
 from ronde.tensor.global_tensor import GlobalTensor, materialize
 from ronde.trace.events import write_event
@@ -140,39 +139,49 @@ class Checkpoints:
 
     def install(self, patches: Patches) -> None:
         """Stand around whatever computes; over all else that is put around it."""
-        plain_call: Callable[..., Any] = torch.nn.Module.__call__
-        plain_next: Any = BaseDataLoaderIter.__next__
-        plain_backward: Any = torch.autograd.backward
-        plain_grad: Any = torch.autograd.grad
-        plain_add: Any = Optimizer.add_param_group
 
-        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if self._inside or not self._in_script():
-                return plain_call(module, *args, **kwargs)
-            return self._call(plain_call, module, args, kwargs)
+        def around_call(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+                if self._inside or not self._in_script():
+                    return plain(module, *args, **kwargs)
+                return self._call(plain, module, args, kwargs)
 
-        def next_batch(iterator: Any) -> Any:
-            if self._inside or not self._in_script():
-                return plain_next(iterator)
-            if not self._calls and self._steps > self._told:
-                self._at_boundary("next", sys._getframe(1))
-            with self._entry():
-                return plain_next(iterator)
+            return call
 
-        def backward(*args: Any, **kwargs: Any) -> None:
-            if self._inside or not self._in_script():
-                return plain_backward(*args, **kwargs)
-            return self._backward(plain_backward, args, kwargs)
+        def around_next(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def next_batch(iterator: Any) -> Any:
+                if self._inside or not self._in_script():
+                    return plain(iterator)
+                if not self._calls and self._steps > self._told:
+                    self._at_boundary("next", sys._getframe(1))
+                with self._entry():
+                    return plain(iterator)
 
-        def grad(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or not self._in_script():
-                return plain_grad(*args, **kwargs)
-            return self._computed("grad", "grad", lambda: plain_grad(*args, **kwargs))
+            return next_batch
 
-        def add_param_group(optimizer: Any, param_group: Any) -> None:
-            plain_add(optimizer, param_group)
-            self._know(optimizer)
-            self._wrap_step(patches, type(optimizer))
+        def around_backward(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def backward(*args: Any, **kwargs: Any) -> None:
+                if self._inside or not self._in_script():
+                    return plain(*args, **kwargs)
+                return self._backward(plain, args, kwargs)
+
+            return backward
+
+        def around_grad(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def grad(*args: Any, **kwargs: Any) -> Any:
+                if self._inside or not self._in_script():
+                    return plain(*args, **kwargs)
+                return self._computed("grad", "grad", lambda: plain(*args, **kwargs))
+
+            return grad
+
+        def around_add(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def add_param_group(optimizer: Any, param_group: Any) -> None:
+                plain(optimizer, param_group)
+                self._know(optimizer)
+                self._wrap_step(patches, type(optimizer))
+
+            return add_param_group
 
         plain_sleep: Callable[[float], None] = time.sleep
 
@@ -181,11 +190,11 @@ class Checkpoints:
                 plain_sleep(seconds)
 
         patches.set(time, "sleep", sleep)
-        patches.set(torch.nn.Module, "__call__", call)
-        patches.set(BaseDataLoaderIter, "__next__", next_batch)
-        patches.set(torch.autograd, "backward", backward)
-        patches.set(torch.autograd, "grad", grad)
-        patches.set(Optimizer, "add_param_group", add_param_group)
+        patches.layer(MODULE_CALL, "checkpoints", around_call)
+        patches.layer(NEXT_BATCH, "checkpoints", around_next)
+        patches.layer(BACKWARD, "checkpoints", around_backward)
+        patches.layer(GRAD, "checkpoints", around_grad)
+        patches.layer(ADD_PARAM_GROUP, "checkpoints", around_add)
         patches.undo(self._reads.end)
 
     def hear_through(self, wrapper: Callable[..., Any], name: str) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import weakref
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import (
-    Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import ADD_PARAM_GROUP
 from ronde.process.signals import HandledSignals
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
@@ -49,15 +50,17 @@ class Optimizers:
 
     def install(self, patches: Patches) -> None:
         """Replace functions, and hook into steps; `patches` undoes both."""
-        plain: Any = Optimizer.add_param_group
 
-        def add_param_group(optimizer: Any, param_group: Any) -> None:
-            plain(optimizer, param_group)
-            self._tally.know(optimizer)
-            if self._context.on_main_thread():
-                self._reducer.adopt_all(optimizer)
+        def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def add_param_group(optimizer: Any, param_group: Any) -> None:
+                plain(optimizer, param_group)
+                self._tally.know(optimizer)
+                if self._context.on_main_thread():
+                    self._reducer.adopt_all(optimizer)
 
-        patches.set(Optimizer, "add_param_group", add_param_group)
+            return add_param_group
+
+        patches.layer(ADD_PARAM_GROUP, "reducer", around)
         patches.undo(register_optimizer_step_pre_hook(self._before_step).remove)
         patches.undo(register_optimizer_step_post_hook(self._after_step).remove)
         self._install_gradient_hooks(patches)

@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ronde.launch.rank_config import RankConfig
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import MODULE_CALL
 from ronde.plan import Plan
 from ronde.server.serving.manifest import FOLDER, TableEntry
 from ronde.server.serving.publication import Publication, Version
@@ -86,10 +87,11 @@ class Publishing:
         self._changes = 0
 
     def install(self, patches: Patches) -> None:
-        """Hear of calls and steps; over all else that is put around a call."""
+        """Follow calls and steps."""
         patches.undo(register_optimizer_step_post_hook(self._after_step).remove)
-        plain: Callable[..., Any] = nn.Module.__call__
+        patches.layer(MODULE_CALL, "publishing", self._layer)
 
+    def _layer(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if self._calling or threading.get_ident() != self._main or not self._in_script():
                 return plain(module, *args, **kwargs)
@@ -101,7 +103,7 @@ class Publishing:
             finally:
                 self._calling = False
 
-        patches.set(nn.Module, "__call__", call)
+        return call
 
     def finish(self) -> None:
         """Publish what the script ends with; called by all ranks. Returns when it is durable."""

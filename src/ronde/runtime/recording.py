@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ronde.batches.first_tensor import first_tensor
 from ronde.launch.rank_config import RankConfig
 from ronde.patching.patches import Patches
-from ronde.patching.torch_internals import BaseDataLoaderIter
+from ronde.patching.stacks import BACKWARD, GRAD, MODULE_CALL, NEXT_BATCH
 from ronde.trace.events import write_event
 from ronde.trace.phases import Phase, Phases
 from ronde.trace.recorder import NO_TRAFFIC, Recorder, StepRange, Traffic
@@ -133,9 +133,8 @@ def record(recorder: Recorder, patches: Patches, calls: Calls | None) -> Readers
         calls.called = functools.partial(_forward, recorder)
     else:
         _see_calls(recorder, patches)
-    _around(patches, BaseDataLoaderIter, "__next__", phases, Phase.DATA)
-    _around(patches, torch.autograd, "backward", phases, Phase.BACKWARD)
-    _around(patches, torch.autograd, "grad", phases, Phase.BACKWARD)
+    for stack, phase in ((NEXT_BATCH, Phase.DATA), (BACKWARD, Phase.BACKWARD), (GRAD, Phase.BACKWARD)):
+        patches.layer(stack, "recording", functools.partial(_counted, phases, phase))
     _see_optimizers(phases, patches)
     return _see_reads(recorder, patches)
 
@@ -155,61 +154,64 @@ def _forward(recorder: Recorder, call: Callable[..., Any], *args: Any) -> Any:
 
 def _count_samples(tally: Tally, patches: Patches) -> None:
     """On one rank, where nothing else counts them: what a loader delivered before a step."""
-    plain_next: Callable[..., Any] = BaseDataLoaderIter.__next__
     here = tally.recorder.phases.here if tally.recorder is not None else lambda: False
 
-    @functools.wraps(plain_next)
-    def next_batch(iterator: Any) -> Any:
-        data = plain_next(iterator)
-        if here() and torch.is_grad_enabled():
-            first = first_tensor(data)
-            tally.deliver(0, len(first) if first is not None and first.dim() else None)
-        return data
+    def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def next_batch(iterator: Any) -> Any:
+            data = plain(iterator)
+            if here() and torch.is_grad_enabled():
+                first = first_tensor(data)
+                tally.deliver(0, len(first) if first is not None and first.dim() else None)
+            return data
 
-    patches.set(BaseDataLoaderIter, "__next__", next_batch)
+        return next_batch
+
+    patches.layer(NEXT_BATCH, "samples", around)
 
 
 def _see_calls(recorder: Recorder, patches: Patches) -> None:
     """On one rank, where nothing else stands around calls."""
-    plain: Callable[..., Any] = torch.nn.Module.__call__
     phases = recorder.phases
 
-    def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        # Inside of a model, too: it is asked quickly. What the compiler reads is to be as without ronde.
-        if is_dynamo_compiling():
-            return plain(module, *args, **kwargs)
-        current = phases.current
-        if current == UNMEASURED:
-            if perf_counter_ns() < phases.resume_at:
+    def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            # Inside of a model, too: it is asked quickly. What the compiler reads is to be as without ronde.
+            if is_dynamo_compiling():
                 return plain(module, *args, **kwargs)
-        elif current > OPTIMIZER:
-            return plain(module, *args, **kwargs)
-        if not phases.here():
-            return plain(module, *args, **kwargs)
-        phases.paused()
-        before = phases.enter(Phase.FORWARD)
-        try:
-            return plain(module, *args, **kwargs)
-        finally:
-            phases.enter(before)
-            recorder.called()
+            current = phases.current
+            if current == UNMEASURED:
+                if perf_counter_ns() < phases.resume_at:
+                    return plain(module, *args, **kwargs)
+            elif current > OPTIMIZER:
+                return plain(module, *args, **kwargs)
+            if not phases.here():
+                return plain(module, *args, **kwargs)
+            phases.paused()
+            before = phases.enter(Phase.FORWARD)
+            try:
+                return plain(module, *args, **kwargs)
+            finally:
+                phases.enter(before)
+                recorder.called()
 
-    patches.set(torch.nn.Module, "__call__", call)
+        return call
+
+    patches.layer(MODULE_CALL, "recording", around)
     compiler: Any = torch.compile
 
     @functools.wraps(compiler)
     def compile_(model: Any = None, **options: Any) -> Any:
         from ronde.modules.compiled import pass_over  # here, for it costs a run without a compiler its start
 
-        pass_over(call)
+        pass_over(torch.nn.Module.__call__)
         return compiler(model, **options)
 
     patches.set(torch, "compile", compile_)
 
 
-def _around(patches: Patches, owner: Any, name: str, phases: Phases, phase: int) -> None:
+def _counted(phases: Phases, phase: int, plain: Callable[..., Any]) -> Callable[..., Any]:
     """Have a function count as this phase."""
-    plain: Callable[..., Any] = getattr(owner, name)
 
     @functools.wraps(plain)
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -221,7 +223,7 @@ def _around(patches: Patches, owner: Any, name: str, phases: Phases, phase: int)
         finally:
             phases.enter(before)
 
-    patches.set(owner, name, counted)
+    return counted
 
 
 def _see_optimizers(phases: Phases, patches: Patches) -> None:

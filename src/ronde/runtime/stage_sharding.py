@@ -18,6 +18,7 @@ from ronde.parallel.stage_gradients import StageGradients
 from ronde.parallel.stages import Stages
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import BACKWARD, GRAD
 from ronde.plan import Plan
 from ronde.runtime.block_sharding import BlockRanks, BlockSharding
 from ronde.tensor.context import Context, Region
@@ -123,8 +124,6 @@ class StageSharding(BlockSharding):
     def _install_refusals(self, patches: Patches) -> None:
         """What one rank alone would hear of."""
         plain_hook: Any = torch.Tensor.register_post_accumulate_grad_hook
-        plain_grad: Any = torch.autograd.grad
-        plain_backward: Any = torch.autograd.backward
         asked = self._plan.item("pipeline")
 
         def register_post_accumulate_grad_hook(tensor: torch.Tensor, hook: Any) -> Any:
@@ -146,21 +145,27 @@ class StageSharding(BlockSharding):
                         f"pipeline"
                     )
 
-        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            refuse(inputs)
-            return plain_grad(outputs, inputs, *args, **kwargs)
+        def around_grad(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+                refuse(inputs)
+                return plain(outputs, inputs, *args, **kwargs)
 
-        def backward(tensors: Any, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
-            refuse(inputs)
-            plain_backward(tensors, *args, inputs=inputs, **kwargs)
+            return modes_first(grad)
+
+        def around_backward(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def backward(tensors: Any, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
+                refuse(inputs)
+                plain(tensors, *args, inputs=inputs, **kwargs)
+
+            return backward
 
         patches.set(
             torch.Tensor,
             "register_post_accumulate_grad_hook",
             modes_first(register_post_accumulate_grad_hook),
         )
-        patches.set(torch.autograd, "grad", modes_first(grad))
-        patches.set(torch.autograd, "backward", backward)
+        patches.layer(GRAD, "model parallel", around_grad)
+        patches.layer(BACKWARD, "model parallel", around_backward)
 
 
 def _used_elsewhere(parameter: torch.Tensor) -> NoReturn:

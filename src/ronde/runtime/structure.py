@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ronde.parallel.expert_structure import Mixture, mixtures
 from ronde.parallel.stages import Stages, cut_into_stages
 from ronde.parallel.tensor_structure import Placement, placements
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import MODULE_CALL
 from ronde.plan import Plan
 from ronde.plan.cuts import cuts_by_pattern
 from ronde.runtime.script import as_a_guest, execute
@@ -40,15 +41,17 @@ def model_of_script(script: str, arguments: Sequence[str]) -> torch.nn.Module:
     Raises:
         UsageError: when it ends before.
     """
-    plain: Any = torch.nn.Module.__call__
 
-    def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        if next(module.parameters(), None) is None:
-            return plain(module, *args, **kwargs)
-        raise _Found(module)
+    def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            if next(module.parameters(), None) is None:
+                return plain(module, *args, **kwargs)
+            raise _Found(module)
+
+        return call
 
     patches = Patches()
-    patches.set(torch.nn.Module, "__call__", call)
+    patches.layer(MODULE_CALL, "structure", around)
     with open(os.devnull, "w") as nowhere:
         try:
             with as_a_guest(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):

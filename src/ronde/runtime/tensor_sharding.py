@@ -16,6 +16,7 @@ from ronde.parallel.tensor_division import TensorDivision
 from ronde.parallel.tensor_rules import tensor_rules
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import BACKWARD, GRAD
 from ronde.plan import Plan
 from ronde.plan.cuts import cuts_by_pattern
 from ronde.runtime.block_sharding import BlockRanks, BlockSharding
@@ -66,43 +67,47 @@ class TensorSharding(BlockSharding):
 
     def _install_gradients(self, patches: Patches, context: Context) -> None:
         """`torch.autograd.grad` and `backward(inputs=...)` of a parameter reach its block too."""
-        plain: Any = torch.autograd.grad
-        plain_backward: Any = torch.autograd.backward
 
-        @functools.wraps(plain)
-        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            several = isinstance(inputs, (tuple, list))
-            asked = list(inputs) if several else [inputs]
-            found = [] if isinstance(inputs, dict) or self._asking else self._stand_ins.blocks(asked)
-            if not found:
-                return plain(outputs, inputs, *args, **kwargs)
-            unused = kwargs.pop("allow_unused", None)
-            leaves = [block.leaf for _, block in found]
-            self._asking = True  # a parameter in parts has the same function called once more
-            try:
-                results = list(plain(outputs, [*asked, *leaves], *args, allow_unused=True, **kwargs))
-            finally:
-                self._asking = False
-            of_blocks = results[len(asked) :]
-            del results[len(asked) :]
-            for (place, block), part in zip(found, of_blocks, strict=True):
-                ranges = block.ranges
-                if part is not None and isinstance(ranges, CutRanges):
-                    layout = ranges.cut.layout(asked[place].shape)
-                    whole: Any = Gather.apply(part, self._group, layout)
-                    results[place] = whole if results[place] is None else results[place] + whole
-            if not unused and any(result is None for result in results):
-                # torch's own error, of what is not reached by any way.
-                missing = [each for each, result in zip(asked, results, strict=True) if result is None]
-                return plain(outputs, missing, *args, **kwargs)
-            return tuple(results)
+        def around_grad(plain: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(plain)
+            def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+                several = isinstance(inputs, (tuple, list))
+                asked = list(inputs) if several else [inputs]
+                found = [] if isinstance(inputs, dict) or self._asking else self._stand_ins.blocks(asked)
+                if not found:
+                    return plain(outputs, inputs, *args, **kwargs)
+                unused = kwargs.pop("allow_unused", None)
+                leaves = [block.leaf for _, block in found]
+                self._asking = True  # a parameter in parts has the same function called once more
+                try:
+                    results = list(plain(outputs, [*asked, *leaves], *args, allow_unused=True, **kwargs))
+                finally:
+                    self._asking = False
+                of_blocks = results[len(asked) :]
+                del results[len(asked) :]
+                for (place, block), part in zip(found, of_blocks, strict=True):
+                    ranges = block.ranges
+                    if part is not None and isinstance(ranges, CutRanges):
+                        layout = ranges.cut.layout(asked[place].shape)
+                        whole: Any = Gather.apply(part, self._group, layout)
+                        results[place] = whole if results[place] is None else results[place] + whole
+                if not unused and any(result is None for result in results):
+                    # torch's own error, of what is not reached by any way.
+                    missing = [each for each, result in zip(asked, results, strict=True) if result is None]
+                    return plain(outputs, missing, *args, **kwargs)
+                return tuple(results)
 
-        @functools.wraps(plain_backward)
-        def backward(tensors: Any, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
-            if inputs is not None:
-                several = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-                inputs = [*several, *(block.leaf for _, block in self._stand_ins.blocks(several))]
-            plain_backward(tensors, *args, inputs=inputs, **kwargs)
+            return modes_first(grad)
+
+        def around_backward(plain: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(plain)
+            def backward(tensors: Any, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
+                if inputs is not None:
+                    several = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+                    inputs = [*several, *(block.leaf for _, block in self._stand_ins.blocks(several))]
+                plain(tensors, *args, inputs=inputs, **kwargs)
+
+            return backward
 
         engine: Any = getattr(torch.autograd, ENGINE)
 
@@ -115,5 +120,5 @@ class TensorSharding(BlockSharding):
                 return engine(*args, **kwargs)
 
         patches.set(torch.autograd, ENGINE, run_backward)
-        patches.set(torch.autograd, "grad", modes_first(grad))
-        patches.set(torch.autograd, "backward", backward)
+        patches.layer(GRAD, "model parallel", around_grad)
+        patches.layer(BACKWARD, "model parallel", around_backward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.utils.checkpoint
 from ronde.errors import UsageError
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import GRAD
 from ronde.patching.torch_internals import EnableTorchFunction
 from ronde.tensor.context import Context, Region, Standing, in_transform
 from ronde.tensor.deferred import DeferredScalar
@@ -33,7 +35,7 @@ def install(patches: Patches, context: Context, on_backward: Callable[[], None])
         on_backward: hears of each `grad` that the script is about to begin.
     """
     _install_engine(patches, context)
-    _install_grad(patches, context, on_backward)
+    patches.layer(GRAD, "boundary", functools.partial(_layer_of_grad, context, on_backward))
     _install_function(patches, context)
     _install_parameter(patches)
 
@@ -65,9 +67,9 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def _install_grad(patches: Patches, context: Context, on_backward: Callable[[], None]) -> None:
-    plain: Any = torch.autograd.grad
-
+def _layer_of_grad(
+    context: Context, on_backward: Callable[[], None], plain: Callable[..., Any]
+) -> Callable[..., Any]:
     def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Results are local gradients of what is used on shards; their mean over ranks is the true one."""
         options = {**dict(zip(_OPTIONS, args, strict=False)), **kwargs}
@@ -94,7 +96,7 @@ def _install_grad(patches: Patches, context: Context, on_backward: Callable[[], 
         results = context.attempt(lambda: plain(given[0], local, given[1], **options))
         return tuple(_leave(context, *each) for each in zip(asked, results, strict=True))
 
-    patches.set(torch.autograd, "grad", modes_first(grad))
+    return modes_first(grad)
 
 
 def _several(values: Any) -> tuple[Any, ...]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler
 
 from ronde.patching.patches import Patches
-from ronde.patching.torch_internals import BaseDataLoaderIter
+from ronde.patching.stacks import NEXT_BATCH
 from ronde.verify.reads import to_array
 from ronde.verify.record import Writer
 
@@ -27,21 +27,23 @@ class BatchRecorder:
 
     def install(self) -> None:
         recorder = self
-        next_batch = BaseDataLoaderIter.__next__
         index_batches = BatchSampler.__iter__
 
-        def recorded_next(iterator: Any) -> Any:
-            # A dataset may itself iterate over a loader: only the outermost one is the script's.
-            recorder._depth += 1
-            try:
-                batch = next_batch(iterator)
-            finally:
-                recorder._depth -= 1
-            if recorder._depth == 0 and recorder._writer.active:
-                recorder._writer.event(
-                    "batch", fingerprints=[fingerprint(each) for each in tensors_of(batch)]
-                )
-            return batch
+        def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def recorded_next(iterator: Any) -> Any:
+                # A dataset may itself iterate over a loader: only the outermost one is the script's.
+                recorder._depth += 1
+                try:
+                    batch = plain(iterator)
+                finally:
+                    recorder._depth -= 1
+                if recorder._depth == 0 and recorder._writer.active:
+                    recorder._writer.event(
+                        "batch", fingerprints=[fingerprint(each) for each in tensors_of(batch)]
+                    )
+                return batch
+
+            return recorded_next
 
         def recorded_indices(sampler: Any) -> Iterator[Any]:
             for indices in index_batches(sampler):
@@ -49,7 +51,7 @@ class BatchRecorder:
                 yield indices
 
         patches = Patches()
-        patches.set(BaseDataLoaderIter, "__next__", recorded_next)
+        patches.layer(NEXT_BATCH, "verify", around)
         patches.set(BatchSampler, "__iter__", recorded_indices)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ronde.parallel.blocks import repeated_blocks
 from ronde.patching.patches import Patches
+from ronde.patching.stacks import MODULE_CALL
 from ronde.patching.torch_internals import TorchDispatchMode, current_graph_task_id, pytree
 from ronde.runtime.costs.amounts import Part, Product
 from ronde.runtime.costs.fakes import answer, is_real, really
@@ -146,20 +147,22 @@ class Counter(TorchDispatchMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Forward of every module, from the outermost of the first model on."""
-        plain: Any = nn.Module.__call__
 
-        def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            # No hook of all modules is given arguments by name.
-            self._enter(module, (args, kwargs))
-            output = None
-            try:
-                output = plain(module, *args, **kwargs)
-            finally:
-                self._leave(module, output)
-            return output
+        def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+                # No hook of all modules is given arguments by name.
+                self._enter(module, (args, kwargs))
+                output = None
+                try:
+                    output = plain(module, *args, **kwargs)
+                finally:
+                    self._leave(module, output)
+                return output
+
+            return call
 
         patches = Patches()
-        patches.set(nn.Module, "__call__", call)
+        patches.layer(MODULE_CALL, "costs", around)
         try:
             with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda saved: saved):
                 yield

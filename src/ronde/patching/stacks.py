@@ -1,0 +1,83 @@
+"""Functions of torch around which several parts of ronde stand, with the order of these layers.
+
+`Patches.layer` replaces each by a chain in the order declared here. It depends neither on the order of
+installation nor on the layers that a plan needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from ronde.patching.torch_internals import BaseDataLoaderIter
+
+__all__ = ["ADD_PARAM_GROUP", "BACKWARD", "GRAD", "MODULE_CALL", "NEXT_BATCH", "STACKS", "Stack"]
+
+
+class Stack(NamedTuple):
+    """A function of torch and its possible layers.
+
+    Attributes:
+        owner: the module or class that has the function.
+        name: the function's name there.
+        layers: names of the layers, the outermost first.
+    """
+
+    owner: Any
+    name: str
+    layers: tuple[str, ...]
+
+
+MODULE_CALL = Stack(
+    torch.nn.Module,
+    "__call__",
+    (
+        "structure",  # finds the first model of a script
+        "costs",  # counts what a model computes, for the planner
+        "recording",
+        "checkpoints",
+        "publishing",
+        "precision",
+        "compile",
+        "boundary",  # cuts the batch: layers above see the whole one, layers below this rank's rows
+        "recompute",
+    ),
+)
+BACKWARD = Stack(
+    torch.autograd,
+    "backward",
+    (
+        "recording",
+        "checkpoints",
+        "model parallel",  # adds the shards of the parameters that are asked for
+        "loss scaling",
+        "averaging",
+        "reducer",
+    ),
+)
+GRAD = Stack(torch.autograd, "grad", ("recording", "checkpoints", "model parallel", "boundary"))
+NEXT_BATCH = Stack(
+    BaseDataLoaderIter,
+    "__next__",
+    (
+        "verify",
+        "samples",
+        "recording",
+        "checkpoints",
+        "boundary",
+    ),
+)
+ADD_PARAM_GROUP = Stack(
+    Optimizer,
+    "add_param_group",
+    (
+        "checkpoints",
+        "loss scaling",
+        "servers",
+        "reducer",
+        "order",  # puts parameters in the order of rank 0: all layers above find them so
+    ),
+)
+STACKS = (MODULE_CALL, BACKWARD, GRAD, NEXT_BATCH, ADD_PARAM_GROUP)
