@@ -29,6 +29,7 @@ UNSAID = {
     ),
     "a number of rows has no hash while a call is observed": "who asks computes without a cache",
     "an order of a schedule waits for itself": "an assertion about our own code",
+    "the layer ... cannot be put around ... now": "an assertion about our own code",
     "a rank's share of the processor": "the name of a device",
     **dict.fromkeys(
         (

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from ronde.bench.chaos.case import Case, script_of
-from ronde.bench.chaos.faults import CASES, DAILY
+from ronde.bench.chaos.faults import CASES
 from ronde.bench.chaos.report import ChaosReport, table
 from ronde.bench.chaos.running import Found, judge, run_case
+from ronde.bench.kinds import read_report
 from ronde.bench.machine import Machine
 from ronde.errors import UsageError
 from ronde.testing import forked
@@ -21,6 +22,7 @@ from ronde.trace.evidence import read_evidence
 from ronde.trace.explanation import Explanation, read_explanation
 
 NAMED = {case.name: case for case in CASES}
+DAILY = ("kill -9", "sleep", "extra collective on one rank")
 
 
 @pytest.mark.parametrize("name", DAILY)
@@ -86,7 +88,7 @@ def test_the_report_and_its_table() -> None:
     bad = Found(name="b", outcome="stalls", expected="sleeps, rank 1", cause="lock", rank=1, after=8.6)
     left_out = Found(name="c", outcome="preflight", expected="disk", skipped="needs root, to mount")
     made = report(good, bad, left_out)
-    assert ChaosReport.from_json(made.to_json()) == made
+    assert read_report(made.to_json()) == made
     assert not made.is_right
     assert report(good).is_right
     assert table(made).splitlines()[2:] == [
@@ -100,7 +102,7 @@ def test_the_report_and_its_table() -> None:
         "0 hung, 0 processes left",
     ]
     with pytest.raises(UsageError):
-        ChaosReport.from_json(json.dumps({"kind": "chaos", "results": [{}]}))
+        read_report(json.dumps({"kind": "chaos", "results": [{}]}))
 
 
 def test_a_folder_that_is_no_run_directory_is_refused(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ SAMPLES = {
 MORE_ROWS = {"more rows, another branch", "more rows, another layer", "more rows, another size"}
 
 
-# Rooms of many that end alike: of those, every third is tried every day.
+# Rooms of many that end alike: of those, every sixth is tried every day.
 LARGE = {
     *{"arguments", "around", "backward", "hooks", "kept", "loading", "outputs", "outside"},
     *{"randomness", "rows", "second axis", "unasked"},
@@ -62,7 +62,7 @@ def _everyday(room: str, name: str) -> Any:
     if room == "rows" and name.startswith("more rows"):
         seldom = name not in MORE_ROWS
     else:
-        seldom = name not in SAMPLES.get(room, {name}) or (room in LARGE and _alike(room, name) % 3 != 0)
+        seldom = name not in SAMPLES.get(room, {name}) or (room in LARGE and _alike(room, name) % 6 != 0)
     return pytest.param(room, name, id=f"{room}-{name}", marks=pytest.mark.soak if seldom else ())
 
 

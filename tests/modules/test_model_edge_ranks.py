@@ -467,8 +467,16 @@ def _model(rank: Rank, group: str, name: str, from_loader: bool) -> list[str]:
     return problems
 
 
+# Every third is tried every day; `make soak` has all.
+_MODELS = [
+    pytest.param(group, name, id=f"{group}-{name}", marks=pytest.mark.soak if place % 3 else ())
+    for group in CASES
+    for place, name in enumerate(CASES[group])
+]
+
+
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize(("group", "name"), [(group, name) for group in CASES for name in CASES[group]])
+@pytest.mark.parametrize(("group", "name"), _MODELS)
 def test_a_model_gives_one_devices_answer(ranks: Any, group: str, name: str, world_size: int) -> None:
     assert ranks(world_size, _model, group, name, True) == [[]] * world_size
 

@@ -131,7 +131,7 @@ def test_a_directory_without_steps_is_refused(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for arguments, word in (
         ([str(tmp_path)], "no rank has"),
-        (["none"], "is no directory"),
+        (["none"], "is not a directory"),
         ([], "no run under"),
     ):
         with pytest.raises(SystemExit) as ended:
