@@ -21,6 +21,7 @@ def main():
     optimizer.step()
     stopwatch.step(loss)
     stopwatch.report("start-up", 4)
+    dist.barrier()  # torch aborts now and then where one rank leaves the group before the other
     dist.destroy_process_group()
 
 
