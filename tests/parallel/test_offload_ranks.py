@@ -30,7 +30,7 @@ KIB = 1024
 
 # Those that are not for `make soak` only reach every line that moves something.
 PLANS = (
-    "zero1,offload=optimizer",
+    pytest.param("zero1,offload=optimizer", marks=pytest.mark.soak),
     pytest.param("zero2,offload=optimizer", marks=pytest.mark.soak),
     pytest.param("zero3,offload=optimizer", marks=pytest.mark.soak),
     "zero3,offload=all",
@@ -319,7 +319,16 @@ class Watching(HostMemory):
         super().up(elements, parts)
 
 
-@pytest.mark.parametrize("plan", ["offload=optimizer", "zero3,offload=optimizer", "zero3,offload=all"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        *(
+            pytest.param(plan, marks=pytest.mark.soak)
+            for plan in ("offload=optimizer", "zero3,offload=optimizer")
+        ),
+        "zero3,offload=all",
+    ],
+)
 def test_nothing_is_overwritten_on_its_way_to_the_device(
     plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,14 +111,8 @@ def differing(rank: Rank, copied: bool, plan: str) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize(
-    ("copied", "plan"),
-    [
-        pytest.param(False, "zero3", marks=pytest.mark.soak),
-        (True, "zero3"),
-        pytest.param(False, "central", marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("copied", "plan"), [(False, "zero3"), (True, "zero3"), (False, "central")])
 def test_memory_that_is_taken_has_all_elements(ranks: Ranks, copied: bool, plan: str) -> None:
     assert ranks(2, differing, copied, plan) == [[]] * 2
 

@@ -260,7 +260,8 @@ def garbage(rank: Rank, plan: str) -> list[torch.Tensor]:
         return of_two_models(rank.rank == 1)
 
 
-@pytest.mark.parametrize("plan", ["pipeline=2", pytest.param("tensor=2", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("plan", ["pipeline=2", "tensor=2"])
 def test_ranks_collect_garbage_when_they_like(two: Ranks, plan: str):
     expected = of_two_models(True)
     for found in two(garbage, plan):
