@@ -21,9 +21,9 @@ from torch import nn
 
 from peak_bytes import PeakBytes
 from ronde.errors import UsageError
-from ronde.parallel.blocks import repeated_blocks
 from ronde.parallel.recompute import Inside, Recompute
 from ronde.patching.patches import Patches
+from ronde.policies.repeated_blocks import repeated_blocks
 
 EXTENTS = ("full", "selective")
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from ronde.parallel.blocks import repeated_blocks
 from ronde.patching.patches import Patches
+from ronde.policies.repeated_blocks import repeated_blocks
 from ronde.tensor.context import Context, Region
 
 __all__ = ["Building"]

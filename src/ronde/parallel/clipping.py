@@ -10,7 +10,7 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.patching.torch_internals import foreach_mul_
-from ronde.sync.gradient_parts import GradientParts
+from ronde.sync.gradient_shards import GradientShards
 
 __all__ = ["clip_parts"]
 
@@ -18,7 +18,7 @@ __all__ = ["clip_parts"]
 @torch.no_grad()
 def clip_parts(
     comm: Comm,
-    parts: GradientParts,
+    parts: GradientShards,
     tensors: Sequence[torch.Tensor],
     max_norm: float,
     norm_type: float = 2.0,

@@ -9,9 +9,8 @@ import torch
 
 from ronde.comm.buffer import references
 from ronde.comm.process_group import Comm, Pending
-from ronde.parallel.tensor_cut import CutRanges
 from ronde.parallel.unit import OF_A_PARAMETER, Member, Unit
-from ronde.sync.gradient_parts import Ranges
+from ronde.shards.spec import ShardSpec
 from ronde.sync.home import Home
 
 __all__ = ["CopiedMember", "CopiedUnit", "copy_unit"]
@@ -21,18 +20,20 @@ class CopiedMember(Member):
     """A parameter whose own memory comes and goes.
 
     Args:
-        ranges: each rank's elements.
+        spec: each rank's elements.
         rank: this one.
 
     Attributes:
         bytes: for each rank a view of its elements in the whole, where it has any.
     """
 
-    __slots__ = ("_spans", "bytes")
+    __slots__ = ("_rank", "_spec", "_staged", "bytes")
 
-    def __init__(self, tensor: torch.Tensor, ranges: Ranges, rank: int) -> None:
-        super().__init__(tensor, ranges[rank] or (0, 0))
-        self._spans = ranges
+    def __init__(self, tensor: torch.Tensor, spec: ShardSpec, rank: int) -> None:
+        super().__init__(tensor, spec[rank] or (0, 0))
+        self._spec, self._rank = spec, rank
+        # Elements on their way, where their order is not that in memory.
+        self._staged: torch.Tensor | None = None
         self.take(tensor)
 
     def take(self, tensor: torch.Tensor) -> None:
@@ -41,19 +42,35 @@ class CopiedMember(Member):
         before = references(storage)
         whole: Any = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         self.lie_in(whole.set_(storage, 0, (tensor.numel(),)))
-        self.bytes = self._bytes_in_whole()
+        self.bytes = [] if self._spec.cut is not None else self._bytes_of(self._base)
         self.version = tensor._version
         # What refers to the memory when nobody but the parameter and this member do.
         self._alone = references(storage) - before + OF_A_PARAMETER
 
-    def _bytes_in_whole(self) -> list[torch.Tensor | None]:
-        return _bytes_of(self._base, self._spans)
+    @property
+    def elements(self) -> torch.Tensor:
+        """This rank's elements in the whole: a copy in the order of a cut, but while they travel."""
+        if self._spec.cut is None:
+            return self._base[slice(*self.own)]
+        if self._staged is not None:
+            return self._staged[slice(*self.own)]
+        return self._spec.own(self._base.view(self._kind[1]), self._rank)
 
     def begin_share(self) -> None:
-        """Ranks are about to put their parts into the whole, by way of `bytes` and `elements`."""
+        """Ranks are about to put their shards into the whole, by way of `bytes` and `elements`."""
+        if self._spec.cut is not None:
+            self._staged = torch.empty_like(self._base)
+            self.bytes = self._bytes_of(self._staged)
 
     def end_share(self) -> None:
-        """All parts have come."""
+        """All shards have come."""
+        staged, self._staged = self._staged, None
+        if self._spec.cut is not None and staged is not None:
+            self._spec.cut.put_back(staged, self._base.view(self._kind[1]))
+            self.bytes = []
+
+    def _bytes_of(self, elements: torch.Tensor) -> list[torch.Tensor | None]:
+        return [None if span is None else elements[slice(*span)].view(torch.uint8) for span in self._spec]
 
     def moved(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage()._cdata != self.cdata
@@ -88,43 +105,6 @@ class CopiedMember(Member):
             self.take(fresh if tensor is None else tensor)
         self._storage.resize_(0)
         return fixed
-
-
-class CutMember(CopiedMember):
-    """One of which each rank has a block: its elements travel in the order of the cut."""
-
-    __slots__ = ("_rank", "_staged")
-
-    _spans: CutRanges
-
-    def __init__(self, tensor: torch.Tensor, ranges: Ranges, rank: int) -> None:
-        self._rank = rank
-        self._staged: torch.Tensor | None = None
-        super().__init__(tensor, ranges, rank)
-
-    @property
-    def _shape(self) -> torch.Size:
-        return self._kind[1]
-
-    @property
-    def elements(self) -> torch.Tensor:
-        """This rank's elements in the whole: a copy, but where they are being put together."""
-        if self._staged is not None:
-            return self._staged[slice(*self.own)]
-        return self._spans.block(self._base.view(self._shape), self._rank).reshape(-1)
-
-    def _bytes_in_whole(self) -> list[torch.Tensor | None]:
-        return []
-
-    def begin_share(self) -> None:
-        staged = self._staged = torch.empty_like(self._base)
-        self.bytes = _bytes_of(staged, self._spans)
-
-    def end_share(self) -> None:
-        staged, self._staged = self._staged, None
-        if staged is not None:
-            self._spans.cut.put_back(staged, self._base.view(self._shape))
-            self.bytes = []
 
 
 class CopiedUnit(Unit):
@@ -219,17 +199,9 @@ class CopiedUnit(Unit):
         return any(moved)
 
 
-def _bytes_of(elements: torch.Tensor, spans: Ranges) -> list[torch.Tensor | None]:
-    return [None if span is None else elements[slice(*span)].view(torch.uint8) for span in spans]
-
-
 def copy_unit(
-    number: int, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges], comm: Comm, home: Home
+    number: int, tensors: Sequence[torch.Tensor], specs: Sequence[ShardSpec], comm: Comm, home: Home
 ) -> CopiedUnit:
-    """A unit of whole parameters, with each rank's elements of each."""
-    pairs = zip(tensors, ranges, strict=True)
-    return CopiedUnit(number, [_member(tensor, each, comm.rank) for tensor, each in pairs], comm, home)
-
-
-def _member(tensor: torch.Tensor, ranges: Ranges, rank: int) -> CopiedMember:
-    return (CutMember if isinstance(ranges, CutRanges) else CopiedMember)(tensor, ranges, rank)
+    """Make a unit of whole parameters."""
+    pairs = zip(tensors, specs, strict=True)
+    return CopiedUnit(number, [CopiedMember(tensor, spec, comm.rank) for tensor, spec in pairs], comm, home)

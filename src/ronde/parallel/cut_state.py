@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.parallel.flat import flat, flat_like, is_dense, overlapping
-from ronde.parallel.held_parts import HeldParts
-from ronde.parallel.tensor_cut import CutRanges
+from ronde.parallel.optimizer_shards import OptimizerShards
 from ronde.patching.torch_internals import DisableTorchFunction
-from ronde.sync.gradient_parts import Ranges
+from ronde.shards.flat import flat, flat_like, is_dense, overlapping
+from ronde.shards.spec import ShardSpec
 from ronde.sync.home import Home
 from ronde.trace.resident import Census
 
@@ -51,20 +50,20 @@ class Piece:
 
     Attributes:
         tensor: the parameter.
-        ranges: for each rank its elements, in the order in which they lie in memory.
+        spec: each rank's elements.
         elements: this rank's, where they lie; None without any.
         own: what stands for them at home, and the optimizer takes for a parameter; None without any.
         bytes: for each rank a view of the bytes of its elements, where it has any; none where the parameter
             itself is in parts.
     """
 
-    __slots__ = ("_home", "_kind", "_pointer", "bytes", "elements", "own", "ranges", "tensor")
+    __slots__ = ("_home", "_kind", "_pointer", "bytes", "elements", "own", "spec", "tensor")
 
     def __init__(
-        self, tensor: torch.Tensor, ranges: Ranges, rank: int, part: torch.Tensor | None, home: Home
+        self, tensor: torch.Tensor, spec: ShardSpec, rank: int, part: torch.Tensor | None, home: Home
     ) -> None:
         self.tensor = tensor
-        self.ranges = ranges
+        self.spec = spec
         self._home = home
         self._kind = tensor.dtype, tensor.device, tensor.shape, tensor.stride()
         self.follow(rank, part)
@@ -72,7 +71,7 @@ class Piece:
     @property
     def has_own_order(self) -> bool:
         """Whether its elements are told apart in another order than that in which they lie in memory."""
-        return isinstance(self.ranges, CutRanges)
+        return self.spec.cut is not None
 
     @property
     def stands(self) -> bool:
@@ -86,15 +85,15 @@ class Piece:
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
     def flat_of(self, value: torch.Tensor) -> torch.Tensor:
-        """All elements of something of the parameter's shape, flat, as `ranges` tells them apart."""
-        if isinstance(self.ranges, CutRanges):
-            return self.ranges.cut.in_order(value.detach())
+        """All elements of something of the parameter's shape, flat, in the order of the spec."""
+        if self.spec.cut is not None:
+            return self.spec.cut.in_order(value.detach())
         return flat_like(value, self.tensor)
 
     def put_back(self, elements: torch.Tensor, whole: torch.Tensor) -> None:
         """Where `flat_of` is no view of the whole, write to it what has become of the elements."""
-        if isinstance(self.ranges, CutRanges):
-            self.ranges.cut.put_back(elements, whole)
+        if self.spec.cut is not None:
+            self.spec.cut.put_back(elements, whole)
 
     def moved(self, part: torch.Tensor | None) -> bool:
         """Whether the parameter's elements lie elsewhere now; `part` as for `follow`."""
@@ -105,10 +104,10 @@ class Piece:
         self._pointer = _pointer(self.tensor, part)
         if part is not None:
             self.elements = part if part.numel() else None
-            self.bytes = [None for _ in self.ranges]
+            self.bytes = [None for _ in self.spec]
         else:
             whole = flat(self.tensor)
-            parts = [None if held is None else whole[slice(*held)] for held in self.ranges]
+            parts = [None if held is None else whole[slice(*held)] for held in self.spec]
             self.elements = parts[rank]
             self.bytes = [None if each is None else each.view(torch.uint8) for each in parts]
         self.own = None if self.elements is None else self._home.lodge(self.elements)
@@ -132,7 +131,7 @@ class CutState(StateInParts):
         pieces: by id of the parameter.
     """
 
-    def __init__(self, comm: Comm, state: Any, held: HeldParts) -> None:
+    def __init__(self, comm: Comm, state: Any, held: OptimizerShards) -> None:
         self._comm = comm
         self._held = held
         self.local: defaultdict[Any, Any] = defaultdict(dict)
@@ -149,7 +148,7 @@ class CutState(StateInParts):
         """Whether all pieces can still be cut as they were."""
         pieces = self.pieces.values()
         with DisableTorchFunction():
-            if not all(piece.stands and self._held.stands(piece.tensor) for piece in pieces):
+            if not all(piece.stands and self._held.stands(piece.tensor, piece.spec) for piece in pieces):
                 return False
             moved = any(piece.moved(self._held.part(piece.tensor)) for piece in pieces)
             return not moved or not self._entwined_with([])
@@ -173,10 +172,10 @@ class CutState(StateInParts):
                 return False
             self._entwined.update({id(tensor): tensor for tensor in new if id(tensor) in entwined})
             apart = [tensor for tensor in new if id(tensor) not in entwined]
-            for tensor, ranges in zip(apart, self._held.divide(apart), strict=True):
-                if ranges is None:
+            for tensor, spec in zip(apart, self._held.divide(apart), strict=True):
+                if spec is None:
                     continue
-                piece = Piece(tensor, ranges, self._comm.rank, self._held.part(tensor), self._held.home)
+                piece = Piece(tensor, spec, self._comm.rank, self._held.part(tensor), self._held.home)
                 self.pieces[id(tensor)] = piece
                 self._cut(piece)
         return True
@@ -205,7 +204,7 @@ class CutState(StateInParts):
         entry = self.local.pop(piece.tensor, None)
         if entry is None or piece.own is None:
             return
-        start, stop = piece.ranges[self._comm.rank] or (0, 0)
+        start, stop = piece.spec[self._comm.rank] or (0, 0)
         shape = piece.own.shape
 
         def cut(value: Any) -> Any:
@@ -226,7 +225,7 @@ class CutState(StateInParts):
                 if id(tensor) in self.pieces and self._held.has_gradient(tensor)
             ]
             for piece in pieces:
-                self._held.agree(piece.tensor, piece.ranges)
+                self._held.agree(piece.tensor, piece.spec)
                 part = self._held.part(piece.tensor)
                 if piece.moved(part):
                     before = piece.own
@@ -272,7 +271,7 @@ class CutState(StateInParts):
                 self._write_own(wanted[-1][1], piece, key)
         self._comm.share(
             [
-                [whole[slice(*held)] for piece, whole in wanted if (held := piece.ranges[rank]) is not None]
+                [whole[slice(*held)] for piece, whole in wanted if (held := piece.spec[rank]) is not None]
                 for rank in range(self._comm.world_size)
             ]
         )
@@ -292,13 +291,13 @@ class CutState(StateInParts):
 
     def _write_own(self, whole: torch.Tensor, piece: Piece, key: Any) -> None:
         if piece.own is not None:
-            whole[slice(*piece.ranges[self._comm.rank] or ())].copy_(self.local[piece.own][key].view(-1))
+            whole[slice(*piece.spec[self._comm.rank] or ())].copy_(self.local[piece.own][key].view(-1))
 
     def _describe(self, pieces: Sequence[Piece]) -> dict[int, dict[Any, Any]]:
         """Entries by number of the piece, less the elements; the first rank that has any of a piece tells."""
         told: dict[int, dict[Any, Any]] = {}
         for place, piece in enumerate(pieces):
-            first = next(rank for rank, held in enumerate(piece.ranges) if held is not None)
+            first = next(rank for rank, held in enumerate(piece.spec) if held is not None)
             own = piece.own
             if first == self._comm.rank and own is not None and own in self.local:
                 told[place] = {key: _described(value, own) for key, value in self.local[own].items()}

@@ -12,8 +12,8 @@ from torch import nn
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.parallel.expert_exchange import Cannot, Exchange, linked
-from ronde.parallel.expert_structure import Mixture
 from ronde.parallel.holding import holding
+from ronde.policies.expert_structure import Mixture
 from ronde.tensor.tree import leaves, map_leaves
 
 __all__ = ["Outputs", "call_fused", "call_listed", "noting"]

@@ -17,7 +17,7 @@ from ronde.parallel.clipping import clip_parts
 from ronde.parallel.tensor_attribute import TensorAttribute
 from ronde.patching.patches import Patches
 from ronde.patching.torch_internals import TensorBase
-from ronde.sync.gradient_parts import GradientParts
+from ronde.sync.gradient_shards import GradientShards
 from ronde.tensor.context import Context
 
 __all__ = ["install"]
@@ -30,7 +30,7 @@ _FRAMES_OF_OURS = 4  # at most, between `tensor.grad` and here
 def install(
     patches: Patches,
     context: Context,
-    parts: GradientParts,
+    parts: GradientShards,
     lasting: Callable[[Any], Any] = lambda value: value,
     *,
     clips: bool = True,
@@ -55,7 +55,7 @@ def install(
         _install_clipping(patches, context, parts)
 
 
-def _install_clipping(patches: Patches, context: Context, parts: GradientParts) -> None:
+def _install_clipping(patches: Patches, context: Context, parts: GradientShards) -> None:
     plain_clip: Any = torch.nn.utils.clip_grad_norm_
 
     @functools.wraps(plain_clip)
@@ -81,7 +81,7 @@ def _is_for_its_shape() -> bool:
 
 
 def _attribute(
-    native: Any, context: Context, parts: GradientParts, lasting: Callable[[Any], Any]
+    native: Any, context: Context, parts: GradientShards, lasting: Callable[[Any], Any]
 ) -> TensorAttribute:
     def read(tensor: torch.Tensor) -> torch.Tensor | None:
         gradient = native.__get__(tensor)
@@ -111,7 +111,7 @@ def _of_optimizer(optimizer: Any) -> Iterable[torch.Tensor]:
 
 
 def _zeroing(
-    plain: Callable[..., Any], parameters_of: Callable[[Any], Iterable[torch.Tensor]], parts: GradientParts
+    plain: Callable[..., Any], parameters_of: Callable[[Any], Iterable[torch.Tensor]], parts: GradientShards
 ) -> Callable[..., Any]:
     @functools.wraps(plain)
     def zero_grad(owner: Any, set_to_none: bool = True) -> None:

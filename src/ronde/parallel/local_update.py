@@ -8,6 +8,7 @@ divided by the number of ranks; what others have added meanwhile is added here (
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,20 +18,20 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ronde.errors import UsageError
-from ronde.parallel.division import Division, in_equal_parts
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
-from ronde.parallel.flat import flat, flat_like
-from ronde.parallel.served_gradients import KeyedRanges, pack
+from ronde.parallel.served_gradients import pack
 from ronde.parallel.served_state import ServedState
 from ronde.parallel.served_step import Given, Served, ask_servers, can_step_on_servers, write_answer
 from ronde.parallel.served_update import ServedUpdate, hash_of
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import ADD_PARAM_GROUP
+from ronde.policies.servers import over_servers
 from ronde.server.dense import array_of
 from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client, Request
 from ronde.server.transport.wire import Operation
-from ronde.sync.gradient_parts import Ranges
+from ronde.shards.flat import flat, flat_like
+from ronde.shards.spec import ShardSpec
 from ronde.sync.parameter_name import parameter_name
 from ronde.tensor.context import Context
 
@@ -83,15 +84,11 @@ class ServedParameters:
     def _divided(self, tensors: Sequence[torch.Tensor], first: int) -> list[Served]:
         keys = {id(tensor): first + place for place, tensor in enumerate(tensors)}
 
-        def split(sizes: Sequence[int], servers: int) -> list[Ranges]:
-            return [KeyedRanges((*each, None), 0) for each in in_equal_parts(sizes, servers)]
-
         found: list[Served] = []
-        for tensor, ranges in zip(
-            tensors, Division(self._client.servers, split).assign(tensors), strict=True
-        ):
-            whole = ranges if ranges is not None else _on_first_server(tensor, self._client.servers)
-            found.append((tensor, KeyedRanges(whole, keys[id(tensor)])))
+        servers = self._client.servers
+        for tensor, spec in zip(tensors, over_servers(servers).assign(tensors), strict=True):
+            whole = spec or _on_first_server(tensor, servers)
+            found.append((tensor, dataclasses.replace(whole, key=keys[id(tensor)])))
         return found
 
     def _begin(self, served: Sequence[Served]) -> None:
@@ -116,7 +113,7 @@ class LocalUpdate(ServedUpdate):
         rank: int,
         note: Callable[[str], None],
     ) -> None:
-        super().__init__(context, client, Division(client.servers, in_equal_parts), None, note)
+        super().__init__(context, client, over_servers(client.servers), None, note)
         self._parameters, self._rank = parameters, rank
         self._steps = 0
 
@@ -127,7 +124,7 @@ class LocalUpdate(ServedUpdate):
     def _number(self, optimizer: Any) -> int:
         return self._parameters.number(optimizer)
 
-    def _ranges(self, tensors: Sequence[torch.Tensor]) -> dict[int, KeyedRanges]:
+    def _ranges(self, tensors: Sequence[torch.Tensor]) -> dict[int, ShardSpec]:
         return {id(tensor): self._by_id[id(tensor)] for tensor in tensors}
 
     def _step(self, optimizer: Any, plain: Callable[..., Any]) -> None:
@@ -238,13 +235,13 @@ def exchange(
         client.give_back(room)
 
 
-def _on_first_server(tensor: torch.Tensor, servers: int) -> Ranges:
+def _on_first_server(tensor: torch.Tensor, servers: int) -> ShardSpec:
     """What is not worth cutting."""
     if tensor.is_complex():
         raise UsageError(
             f"a parameter of {tensor.dtype} cannot be on parameter servers; use --plan ps, or ddp"
         )
-    return ((0, tensor.numel()), *[None] * servers)
+    return ShardSpec(((0, tensor.numel()), *[None] * servers))
 
 
 def _refuse_others(optimizer: Any, *_: Any) -> None:

@@ -25,7 +25,7 @@ from ronde.errors import UsageError
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import ADD_PARAM_GROUP, BACKWARD
 from ronde.patching.torch_internals import foreach_norm
-from ronde.sync.gradient_parts import GradientParts
+from ronde.sync.gradient_shards import GradientShards
 from ronde.tensor.graph import reached
 from ronde.tensor.loss_scale import divided, multiply
 
@@ -47,7 +47,7 @@ class LossScaling:
         skipped: steps of optimizers in which nothing was updated.
     """
 
-    def __init__(self, agreed: Callable[[bool], bool], parts: GradientParts | None = None) -> None:
+    def __init__(self, agreed: Callable[[bool], bool], parts: GradientShards | None = None) -> None:
         self.scale = _FIRST
         self.skipped = 0
         self._agreed = agreed

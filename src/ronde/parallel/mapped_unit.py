@@ -17,7 +17,7 @@ from ronde.comm.buffer import references
 from ronde.comm.once_per_host import OncePerHost
 from ronde.comm.process_group import Comm
 from ronde.parallel.unit import Member, Unit, is_held
-from ronde.sync.gradient_parts import Ranges
+from ronde.shards.spec import ShardSpec
 from ronde.trace.resident import Census
 
 __all__ = ["map_unit"]
@@ -144,12 +144,12 @@ class MappedUnit(Unit):
 
 
 def map_unit(
-    number: int, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges], comm: Comm
+    number: int, tensors: Sequence[torch.Tensor], specs: Sequence[ShardSpec], comm: Comm
 ) -> MappedUnit | None:
     """Lay whole parameters into memory of the host's; all ranks come here.
 
     Args:
-        ranges: for each, each rank's elements.
+        specs: each rank's elements of each.
 
     Returns:
         None, on all ranks, where ranks do not share a host, where there is no memory, and where somebody
@@ -162,7 +162,7 @@ def map_unit(
     size = tensors[0].element_size()
     ends = accumulate((-(-tensor.numel() * size // _LINE) * _LINE for tensor in tensors), initial=0)
     *begins, nbytes = ends
-    own = [each[comm.rank] or (0, 0) for each in ranges]
+    own = [each[comm.rank] or (0, 0) for each in specs]
     spans = [
         (begin + size * first, begin + size * last) for begin, (first, last) in zip(begins, own, strict=True)
     ]

@@ -29,8 +29,8 @@ from ronde.parallel.pipeline_edges import Ends, Join, Tie
 from ronde.parallel.pipeline_piece import PieceOfCall, UnitFailed, UsedElsewhere
 from ronde.parallel.pipeline_route import Rerouted, Route
 from ronde.parallel.separate_leaves import HeldLeaves, SeparateLeaves
-from ronde.parallel.stages import Stages
 from ronde.plan.schedule import turns
+from ronde.policies.stages import Stages
 from ronde.rowwise.compiled import is_compiled
 from ronde.tensor.layout import Layout
 from ronde.tensor.tree import leaves, map_leaves

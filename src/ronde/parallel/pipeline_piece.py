@@ -21,8 +21,8 @@ from ronde.parallel.pipeline_edges import Received, Sent
 from ronde.parallel.pipeline_route import Output, Problem, Route, Same, Step, moves_to, sources_of
 from ronde.parallel.separate_leaves import HeldLeaves
 from ronde.parallel.skipped_draws import DrawsOfUnit, draw_again
-from ronde.parallel.stages import Stages, StageUnit
 from ronde.patching.torch_internals import pop_function_mode, pytree
+from ronde.policies.stages import Stages, StageUnit
 from ronde.tensor.tree import leaves, map_leaves
 
 __all__ = ["PieceOfCall", "UnitFailed", "UsedElsewhere"]

@@ -15,8 +15,8 @@ import torch
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.parallel.absent import Absence, Shape, is_absent
-from ronde.parallel.stages import StageUnit
 from ronde.patching.torch_internals import pytree
+from ronde.policies.stages import StageUnit
 
 __all__ = ["Move", "Output", "Problem", "Rerouted", "Route", "Same", "Step", "moves_to", "sources_of"]
 

@@ -17,12 +17,12 @@ import torch
 
 from ronde.modules.compiled import uncompiled
 from ronde.modules.traits import used_up_by
-from ronde.parallel.blocks import repeated_blocks
 from ronde.parallel.replay import Replay
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import MODULE_CALL
 from ronde.patching.torch_internals import current_graph_task_id
 from ronde.plan.compute import Recompute as Extent
+from ronde.policies.repeated_blocks import repeated_blocks
 from ronde.rowwise.compiled import is_compiled
 from ronde.tensor.context import in_transform
 from ronde.tensor.tree import map_leaves

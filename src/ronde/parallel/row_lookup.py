@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from ronde.comm.process_group import Comm
-from ronde.parallel.row_division import first_rows
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.patching.torch_internals import DisableTorchFunction
-from ronde.sync.row_parts import exchange
+from ronde.policies.rows import first_rows
+from ronde.sync.sparse_rows import exchange
 from ronde.tensor.context import Context, in_transform
 from ronde.tensor.tensor_class import own_class
 

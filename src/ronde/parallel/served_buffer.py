@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from ronde.comm.buffer import InOwnMemory, Source
-from ronde.parallel.division import in_equal_parts
 from ronde.parallel.served_gradients import pack
+from ronde.policies.zero import in_equal_parts
 from ronde.server.dense import array_of
 from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client, Request

@@ -6,77 +6,72 @@ is the same on all of them.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, final
 
 import numpy as np
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.parallel.division import Division, in_equal_parts
 from ronde.server.dense import array_of, tensor_of
 from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client, Request
 from ronde.server.transport.wire import Operation
-from ronde.sync.gradient_parts import GradientParts, Ranges, Wait
-from ronde.sync.home import OnDevice
+from ronde.shards.partition import Partition
+from ronde.shards.spec import ShardSpec
+from ronde.sync.gradient_shards import GradientShards, HeldGradient, Spans, Wait
 from ronde.sync.leaf import Leaf
+from ronde.sync.reduced_gradients import whole_everywhere
+from ronde.tensor.tensor_table import TensorTable
+from ronde.trace.resident import Census
 
-__all__ = ["KeyedRanges", "ServedGradients", "divide_over_servers"]
-
-
-class KeyedRanges(tuple["tuple[int, int] | None", ...]):
-    """For each server its elements of a tensor, and None for the rank; with the tensor's key."""
-
-    key: int
-
-    def __new__(cls, ranges: Iterable[tuple[int, int] | None], key: int) -> KeyedRanges:
-        made = super().__new__(cls, ranges)
-        made.key = key
-        return made
+__all__ = ["ServedGradients"]
 
 
-def divide_over_servers(servers: int) -> Division:
-    """Large tensors are cut over all servers, small ones lie together on one."""
-    keys = itertools.count()
-
-    def split(sizes: Sequence[int], parts: int) -> list[Ranges]:
-        return [KeyedRanges((*ranges, None), next(keys)) for ranges in in_equal_parts(sizes, parts)]
-
-    return Division(servers, split)
-
-
-class ServedGradients(GradientParts):
+@final
+class ServedGradients(GradientShards):
     """By leaf, that servers have the mean over ranks of its gradient.
 
     Args:
         comm: the ranks, which all push before servers have a sum.
         client: the connections to the servers.
-        division: over servers.
+        partition: over servers.
     """
 
     away = True
+    leave_device = False
 
-    def __init__(self, comm: Comm, client: Client, division: Division) -> None:
-        super().__init__(comm, division.assign, OnDevice())
+    def __init__(self, comm: Comm, client: Client, partition: Partition) -> None:
+        super().__init__()
+        self._comm = comm
         self._client = client
+        self._partition = partition
+        self._held: TensorTable[HeldGradient] = TensorTable()
+        self._come = 0
         # What servers have, by key. All ranks go by it alike, so it does not follow the garbage collector.
-        self._there: dict[int, Ranges] = {}
+        self._there: dict[int, ShardSpec] = {}
+
+    def _any(self) -> bool:
+        return bool(len(self._held))
+
+    def held(self, tensor: torch.Tensor) -> HeldGradient | None:
+        return self._held.get(tensor)
 
     @property
     def owner(self) -> int:
         return self._client.servers
 
+    def divide(self, tensors: Sequence[torch.Tensor]) -> Sequence[Spans | None]:
+        return self._partition.assign(tensors)
+
     def reduce(
-        self, ranges: Sequence[Ranges], out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]
+        self, spans: Sequence[Spans], out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]
     ) -> Wait:
         pushed: list[tuple[Request, np.ndarray[Any, Any]]] = []
         for server, mine in enumerate(pieces[: self._client.servers]):
-            keyed = [each for each in ranges if each[server] is not None]
+            keys = [_key(each) for each in spans if each[server] is not None]
             if not mine:
                 continue
-            keys = [_key(each) for each in keyed]
             room = pack(self._client, mine)
             meta = {
                 "keys": keys,
@@ -89,33 +84,32 @@ class ServedGradients(GradientParts):
             pushed.append((request, room))
         return _Pushed(self._client, pushed)
 
-    def add(self, leaf: Leaf, ranges: Ranges, part: torch.Tensor) -> None:
-        super().add(leaf, ranges, part)
-        self._there[_key(ranges)] = ranges
+    def send_home(self, elements: torch.Tensor) -> torch.Tensor:
+        return elements
 
-    def part(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        return None
+    def wait_for_sent(self) -> None:
+        return
 
-    def parts(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        return []
+    def add(self, leaf: Leaf, spans: Spans, part: torch.Tensor) -> None:
+        assert isinstance(spans, ShardSpec)
+        self._come += 1  # where the leaf is gone too: another rank may have it yet
+        self._there[_key(spans)] = spans
+        tensor = leaf.tensor
+        if tensor is not None and tensor not in self._held:
+            self._held.set(tensor, HeldGradient(self._come, leaf, spans, None, self.owner))
 
-    def ranges(self, tensor: torch.Tensor) -> KeyedRanges | None:
-        """Which server has which elements of this gradient; None where servers do not have it."""
-        held = self._of(tensor)
-        return held.ranges if held is not None and isinstance(held.ranges, KeyedRanges) else None
+    def spec(self, tensor: torch.Tensor) -> ShardSpec | None:
+        """The elements of each server of this gradient; None where servers do not have it."""
+        held = self._held.get(tensor)
+        return held.spans if held is not None and isinstance(held.spans, ShardSpec) else None
 
     def own(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         return whole
 
-    def zero(self, tensors: Iterable[torch.Tensor]) -> None:
-        for tensor in tensors:
-            self.whole(tensor)
-
     def drop(self, tensor: torch.Tensor) -> None:
-        held = self._held.get(id(tensor))
+        held = self._held.pop(tensor)
         if held is not None:
-            self._there.pop(_key(held.ranges), None)
-        super().drop(tensor)
+            self._there.pop(_key(held.spans), None)
 
     def scale(self, factor: float | torch.Tensor) -> None:
         number = float(factor)
@@ -123,14 +117,36 @@ class ServedGradients(GradientParts):
             return
         requests: list[Request] = []
         for server in range(self._client.servers):
-            keys = [key for key, ranges in self._there.items() if ranges[server] is not None]
+            keys = [key for key, spec in self._there.items() if spec[server] is not None]
             if keys:
                 meta = {"keys": keys, "factor": number}
                 requests.append(self._client.send(server, Operation.SCALE_GRADIENTS, meta, changes=True))
         self._client.wait(requests)
 
-    def _complete(self, flat: torch.Tensor, ranges: Ranges, part: torch.Tensor) -> None:
-        fetch(self._client, Operation.GRADIENTS, ranges, flat)
+    @torch.no_grad()
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        held, spec = self._held.get(tensor), self.spec(tensor)
+        if held is None or spec is None:
+            return None
+        leaf = held.leaf
+        with torch.inference_mode(False):  # later backwards add to it
+            gradient = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=leaf.device)
+        flat = gradient.as_strided((gradient.numel(),), (1,))
+        fetch(self._client, Operation.GRADIENTS, spec, flat)
+        self.drop(tensor)
+        leaf.gradient = gradient
+        return gradient
+
+    def restore(self) -> None:
+        whole_everywhere(self, self._held.values(), self._comm)
+
+    def agree(self, tensor: torch.Tensor, spans: Spans) -> None:
+        held = self._held.get(tensor)
+        if held is not None and held.spans != spans:
+            self.whole(tensor)
+
+    def tell(self, census: Census) -> None:
+        """This rank has none."""
 
 
 class _Pushed:
@@ -156,13 +172,13 @@ def pack(client: Client, pieces: Sequence[torch.Tensor]) -> np.ndarray[Any, Any]
     return room
 
 
-def fetch(client: Client, operation: Operation, ranges: Ranges, flat: torch.Tensor) -> None:
+def fetch(client: Client, operation: Operation, spec: ShardSpec, flat: torch.Tensor) -> None:
     """Read one tensor from all servers, into its elements."""
-    key = _key(ranges)
+    key = _key(spec)
     asked: list[tuple[Request, tuple[int, int]]] = []
     rooms: list[np.ndarray[Any, Any]] = []
     for server in range(client.servers):
-        span = ranges[server]
+        span = spec[server]
         if span is not None:
             room = client.room((span[1] - span[0]) * flat.dtype.itemsize)
             meta = {"keys": [key], **client.into(room)}
@@ -176,6 +192,6 @@ def fetch(client: Client, operation: Operation, ranges: Ranges, flat: torch.Tens
         client.give_back(room)
 
 
-def _key(ranges: Ranges) -> int:
-    assert isinstance(ranges, KeyedRanges)
-    return ranges.key
+def _key(spec: Spans) -> int:
+    assert isinstance(spec, ShardSpec)
+    return spec.key

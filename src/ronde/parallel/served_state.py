@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from ronde.parallel.cut_state import StateInParts
-from ronde.parallel.flat import flat, flat_like
-from ronde.parallel.served_gradients import KeyedRanges
 from ronde.parallel.served_step import Served
 from ronde.server.dense import tensor_of
 from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client
 from ronde.server.transport.wire import Operation
+from ronde.shards.flat import flat, flat_like
+from ronde.shards.spec import ShardSpec
 
 __all__ = ["ServedState"]
 
@@ -48,7 +48,7 @@ class ServedState(StateInParts):
         """Whether there is anything on its way to the servers."""
         return bool(self._leaving)
 
-    def admit(self, tensor: torch.Tensor, ranges: KeyedRanges) -> None:
+    def admit(self, tensor: torch.Tensor, ranges: ShardSpec) -> None:
         """Have servers keep this parameter's entry from now on."""
         known = self._served.get(id(tensor))
         if known is not None and known[0] is tensor and known[1] is ranges:

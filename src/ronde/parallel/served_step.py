@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from ronde.parallel.flat import flat
-from ronde.parallel.served_gradients import KeyedRanges
 from ronde.patching.torch_internals import foreach_copy_
 from ronde.server.dense import array_of
 from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client, Request
 from ronde.server.transport.wire import Operation
+from ronde.shards.flat import flat
+from ronde.shards.spec import ShardSpec
 
 __all__ = ["Given", "Leaving", "Served", "ask_servers", "can_step_on_servers"]
 
 Array = np.ndarray[Any, Any]
-Served = tuple[torch.Tensor, KeyedRanges]
+Served = tuple[torch.Tensor, ShardSpec]
 Leaving = Callable[[int], "tuple[list[list[Any]], list[torch.Tensor]]"]
 """For a server: entries of optimizer state that go to it, as `DenseShard` reads them, and their arrays."""
 
@@ -36,7 +36,7 @@ class Given:
     """
 
     name: str
-    ranges: KeyedRanges
+    ranges: ShardSpec
     elements: torch.Tensor
 
 

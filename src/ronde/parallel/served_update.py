@@ -14,15 +14,16 @@ from typing import Any
 import torch
 import xxhash
 
-from ronde.parallel.division import Division
-from ronde.parallel.flat import flat, flat_like, overlapping
-from ronde.parallel.held_parts import HeldParts
-from ronde.parallel.served_gradients import KeyedRanges, ServedGradients
+from ronde.parallel.optimizer_shards import OptimizerShards
+from ronde.parallel.served_gradients import ServedGradients
 from ronde.parallel.served_state import ServedState
 from ronde.parallel.served_step import Given, Served, ask_servers, can_step_on_servers
 from ronde.parallel.sharded_update import ShardedUpdate
 from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.server.transport.client import Client
+from ronde.shards.flat import flat, flat_like, overlapping
+from ronde.shards.partition import Partition
+from ronde.shards.spec import ShardSpec
 from ronde.sync.home import OnDevice
 from ronde.tensor.context import Context
 
@@ -44,11 +45,11 @@ class ServedUpdate(ShardedUpdate):
         self,
         context: Context,
         client: Client,
-        division: Division,
+        division: Partition,
         gradients: ServedGradients | None,
         note: Callable[[str], None],
     ) -> None:
-        held = HeldParts(division, OnDevice(), gradients)
+        held = OptimizerShards(division, context.rank, OnDevice(), gradients)
         super().__init__(context, held, can_step_on_servers, note)
         self._client, self._division, self._gradients = client, division, gradients
         # What stands in a parameter, as far as this rank has sent it or been answered: by key, a hash.
@@ -72,13 +73,11 @@ class ServedUpdate(ShardedUpdate):
             _step_here(optimizer, plain, left, state)
         vars(optimizer)["state"] = state
 
-    def _ranges(self, tensors: Sequence[torch.Tensor]) -> dict[int, KeyedRanges]:
+    def _ranges(self, tensors: Sequence[torch.Tensor]) -> dict[int, ShardSpec]:
         """By id, those that servers can have."""
         assigned = zip(tensors, self._division.assign(tensors), strict=True)
         found = {
-            id(tensor): each
-            for tensor, each in assigned
-            if isinstance(each, KeyedRanges) and self._held.fits(tensor)
+            id(tensor): each for tensor, each in assigned if each is not None and self._held.fits(tensor)
         }
         for entwined in overlapping([tensor for tensor in tensors if id(tensor) in found]):
             del found[entwined]  # updated one after the other, which servers apart cannot do
@@ -115,12 +114,12 @@ class ServedUpdate(ShardedUpdate):
         for tensor, ranges in mine:
             self._sent[ranges.key] = hash_of(tensor)
 
-    def _here(self, tensor: torch.Tensor, ranges: KeyedRanges) -> torch.Tensor | None:
+    def _here(self, tensor: torch.Tensor, ranges: ShardSpec) -> torch.Tensor | None:
         """The gradient, where servers do not have it."""
-        there = self._gradients is not None and self._gradients.ranges(tensor) is ranges
+        there = self._gradients is not None and self._gradients.spec(tensor) is ranges
         return None if there else tensor.grad
 
-    def _was_written(self, tensor: torch.Tensor, ranges: KeyedRanges) -> bool:
+    def _was_written(self, tensor: torch.Tensor, ranges: ShardSpec) -> bool:
         """Whether the script has written to a parameter since the servers' last answer.
 
         By what stands in it: a script writes by ways that no version tells of.

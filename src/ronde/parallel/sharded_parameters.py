@@ -18,19 +18,20 @@ from torch.nn.parameter import is_lazy
 from ronde.errors import UsageError
 from ronde.launch.allocator import give_back
 from ronde.modules.fast_path import may_take_fast_path
-from ronde.parallel.division import Division
 from ronde.parallel.prefetch import Prefetch
 from ronde.parallel.sharded_parameter import sharded_parameter
 from ronde.parallel.unit import Member, Unit, of_several_processes
 from ronde.parallel.unit_table import Fate, Find, UnitTable
-from ronde.parallel.units import LEAST_BYTES, find_units
 from ronde.parallel.untraced import untraced
 from ronde.patching.torch_internals import (
     DisableTorchFunction,
     disable_current_modes,
     temporarily_clear_interpreter_stack,
 )
+from ronde.policies.units import LEAST_BYTES
 from ronde.rowwise.compiled import is_compiled
+from ronde.shards.partition import Partition
+from ronde.shards.spec import Span
 from ronde.sync.home import Home
 from ronde.tensor.context import Context, Region, in_transform
 from ronde.trace.resident import Census
@@ -45,7 +46,7 @@ class ShardedParameters:
     """All units of a session.
 
     Args:
-        division: who has which elements.
+        partition: the elements that each rank has.
         home: where parts live.
         find: cuts what is to be cut of a module into units.
     """
@@ -53,15 +54,15 @@ class ShardedParameters:
     def __init__(
         self,
         context: Context,
-        division: Division,
+        partition: Partition,
         home: Home,
         note: Callable[[str], None],
-        find: Find = find_units,
+        find: Find,
     ) -> None:
         self._context = context
         self._note = note
         self._kind: Any = sharded_parameter(self.holding, self._address)
-        self._table = UnitTable(context.comm, division, home, find)
+        self._table = UnitTable(context.comm, partition, home, find)
         # Units that are whole, the one whose turn was longest ago first, with their parameters: ranks do the
         # same about these, so none may be collected on one of them meanwhile.
         self._whole: dict[Unit, list[torch.Tensor]] = {}
@@ -188,6 +189,11 @@ class ShardedParameters:
         """This rank's elements of a parameter in parts, flat, perhaps none; None for a whole one."""
         found = self._table.entry(tensor)
         return None if found is None else found[0].part
+
+    def span(self, tensor: torch.Tensor) -> Span:
+        """The first of this rank's elements of a parameter in parts, and the one behind the last."""
+        found = self._table.entry(tensor)
+        return (0, 0) if found is None else found[0].own
 
     def latest(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """As `own`, with what somebody has written to a view of the whole; None while it is whole."""

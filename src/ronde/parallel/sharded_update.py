@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 from ronde.errors import UsageError
 from ronde.parallel.cut_state import CutState, Piece, StateInParts
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
-from ronde.parallel.held_parts import HeldParts
 from ronde.parallel.holders import state_is_held
 from ronde.parallel.hooked_step import replace_step
 from ronde.parallel.host_options import as_on_device, options_on_host
+from ronde.parallel.optimizer_shards import OptimizerShards
 from ronde.patching.patches import Patches
 from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.tensor.context import Context, Region
@@ -45,7 +45,7 @@ class ShardedUpdate:
     def __init__(
         self,
         context: Context,
-        held: HeldParts,
+        held: OptimizerShards,
         takes: Callable[[Any], bool],
         note: Callable[[str], None],
         kinds: Sequence[type[Optimizer]] = ELEMENTWISE,
@@ -172,7 +172,7 @@ class ShardedUpdate:
 
 @contextmanager
 def _own_parts(
-    optimizer: Any, state: CutState, pieces: Sequence[Piece], held: HeldParts, rank: int
+    optimizer: Any, state: CutState, pieces: Sequence[Piece], held: OptimizerShards, rank: int
 ) -> Iterator[None]:
     """Inside, groups hold this rank's parts of what has a gradient, with that part of it; both at home."""
     home = held.home
@@ -180,7 +180,7 @@ def _own_parts(
     elements: list[Any] = [piece.elements for piece in mine]
     own: list[Any] = [piece.own for piece in mine]
     with DisableTorchFunction():  # what only some ranks do must not gather anything
-        gradients = [held.own_gradient(piece.tensor, piece.ranges[rank] or (0, 0)) for piece in mine]
+        gradients = [held.own_gradient(piece.tensor, piece.spec[rank] or (0, 0)) for piece in mine]
         theirs = [home.lodge(gradient) for gradient in gradients]
         # Each time: a script writes to parameters by ways that no version tells of.
         home.down([*own, *theirs], [*elements, *gradients])
@@ -201,7 +201,7 @@ def _own_parts(
         home.up(gradients, theirs)
 
 
-def _unscale_others(optimizer: Any, pieces: Sequence[Piece], held: HeldParts, rank: int) -> None:
+def _unscale_others(optimizer: Any, pieces: Sequence[Piece], held: OptimizerShards, rank: int) -> None:
     """A fused step takes GradScaler's scale off the gradients in place: do so in others' parts too."""
     scale = getattr(optimizer, "grad_scale", None)
     if scale is None:
@@ -209,7 +209,7 @@ def _unscale_others(optimizer: Any, pieces: Sequence[Piece], held: HeldParts, ra
     divisor = torch.where(optimizer.found_inf > 0, torch.ones_like(scale), scale)
     with DisableTorchFunction():
         for piece in pieces:
-            for each in held.gradient_beside(piece.tensor, piece.ranges[rank] or (0, 0)):
+            for each in held.gradient_beside(piece.tensor, piece.spec[rank] or (0, 0)):
                 each.div_(divisor)
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from ronde.errors import UsageError
-from ronde.parallel.local_gradients import Block, LocalGradients
-from ronde.parallel.tensor_cut import CutRanges
+from ronde.parallel.block_gradients import Block, BlockGradients
 from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import GlobalTensor, Rule, materialize, wrap
 from ronde.tensor.tree import map_leaves
@@ -37,7 +36,7 @@ class StandIns:
         self,
         context: Context,
         rules: dict[Any, Rule],
-        gradients: LocalGradients,
+        gradients: BlockGradients,
         own: Callable[[torch.Tensor], torch.Tensor | None],
     ) -> None:
         self._context = context
@@ -83,8 +82,9 @@ class StandIns:
         if own is None or own.data_ptr() != block.leaf.data_ptr():
             return None
         leaf = self._gradients.demand(block, gradient=parameter.requires_grad)
-        ranges = cast(CutRanges, block.ranges)
-        return wrap(self._context, leaf, ranges.cut.layout(block.parameter.shape), self._rules)
+        if block.spec.cut is None or not leaf.numel():
+            return None
+        return wrap(self._context, leaf, block.spec.cut.layout(block.parameter.shape), self._rules)
 
     def whole(self, output: Any) -> Any:
         """What leaves a model is whole on every rank of the group."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,12 +16,10 @@ from torch.nn.parameter import is_lazy
 
 from ronde.comm.process_group import Comm
 from ronde.parallel.copied_unit import copy_unit
-from ronde.parallel.division import Division
 from ronde.parallel.mapped_unit import map_unit
-from ronde.parallel.tensor_cut import CutRanges
 from ronde.parallel.unit import Member, Unit, can_be_sharded
-from ronde.parallel.units import by_kind
-from ronde.sync.gradient_parts import Ranges
+from ronde.shards.partition import Partition, by_kind
+from ronde.shards.spec import ShardSpec
 from ronde.sync.home import Home
 
 __all__ = ["Fate", "Find", "UnitTable"]
@@ -47,7 +44,7 @@ class UnitTable:
     """All units of a session.
 
     Args:
-        division: who has which elements.
+        partition: the elements that each rank has.
         home: where parts live.
         find: cuts what is to be cut of a module into units.
 
@@ -55,11 +52,11 @@ class UnitTable:
         units: in the order in which they were made.
     """
 
-    def __init__(self, comm: Comm, division: Division, home: Home, find: Find) -> None:
+    def __init__(self, comm: Comm, partition: Partition, home: Home, find: Find) -> None:
         self.units: list[Unit] = []
         self._find = find
         self._comm = comm
-        self._division = division
+        self._partition = partition
         self._home = home
         self._count = 0
         self._of: dict[int, tuple[Member, Unit]] = {}
@@ -208,27 +205,21 @@ class UnitTable:
     def _cut(self, tensors: Sequence[torch.Tensor]) -> Unit | None:
         """Make a unit, a whole one, of those parameters of one dtype and device that can be cut."""
         new = [each for each in tensors if can_be_sharded(each)]
-        pairs = zip(new, self._division.assign(new), strict=True)
-        found = [(each, ranges) for each, ranges in pairs if ranges is not None]
+        pairs = zip(new, self._partition.assign(new), strict=True)
+        found = [(each, spec) for each, spec in pairs if spec is not None]
         return self._add(*map(list, zip(*found, strict=True))) if found else None
 
-    def _add(self, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges]) -> Unit:
-        copied = self._home.on_host or any(isinstance(each, CutRanges) or _overlap(each) for each in ranges)
-        mapped = None if copied else map_unit(self._count, tensors, ranges, self._comm)
+    def _add(self, tensors: Sequence[torch.Tensor], specs: Sequence[ShardSpec]) -> Unit:
+        copied = self._home.on_host or any(spec.cut is not None or spec.has_copies for spec in specs)
+        mapped = None if copied else map_unit(self._count, tensors, specs, self._comm)
         unit: Unit = (
-            copy_unit(self._count, tensors, ranges, self._comm, self._home) if mapped is None else mapped
+            copy_unit(self._count, tensors, specs, self._comm, self._home) if mapped is None else mapped
         )
         self._count += 1
         self.units.append(unit)
         for member, tensor in unit.parameters:
             self._of[id(tensor)] = self._by_storage[member.cdata] = member, unit
         return unit
-
-
-def _overlap(ranges: Ranges) -> bool:
-    """Whether several ranks have a copy each of an element."""
-    spans = sorted(span for span in ranges if span is not None)
-    return any(second[0] < first[1] for first, second in pairwise(spans))
 
 
 def _has_elements(tensor: torch.Tensor) -> bool:

@@ -12,11 +12,9 @@ import torch
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.parallel import gradients, opaque
-from ronde.parallel.block_parts import BlockParts
+from ronde.parallel.block_gradients import BlockGradients
 from ronde.parallel.building import Building
-from ronde.parallel.division import Division
-from ronde.parallel.held_blocks import HeldBlocks
-from ronde.parallel.local_gradients import BlockRanges, LocalGradients
+from ronde.parallel.optimizer_shards import OptimizerShards, Replicas
 from ronde.parallel.saved_parameters import SavedParameters
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.sharded_update import ShardedUpdate
@@ -24,7 +22,10 @@ from ronde.parallel.unit_table import Find
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
+from ronde.policies.zero import zero_within
 from ronde.runtime.sharding import Sharding
+from ronde.shards.partition import Partition
+from ronde.shards.spec import ShardSpec
 from ronde.sync.home import OnDevice
 from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Context, Region
@@ -49,13 +50,20 @@ class BlockRanks:
     everybody: Comm
     places: Sequence[tuple[int, int]]
 
+    @property
+    def replicas(self) -> Replicas:
+        """The ranks that have the same blocks as this one."""
+        block = self.places[self.everybody.rank][0]
+        same = [rank for rank, (each, _) in enumerate(self.places) if each == block]
+        return Replicas(self.rows, sorted(same, key=lambda rank: self.places[rank][1]))
+
 
 class BlockSharding(Sharding):
     """What is cut on this rank.
 
     Args:
-        division: who has which block; finds those of a model as `find`.
-        blocks: of what kind this rank's gradients are.
+        partition: the block of each rank.
+        find: decides on the parameters of a model, and returns the units of those that are cut.
         item: the key of the plan that cuts.
     """
 
@@ -65,10 +73,9 @@ class BlockSharding(Sharding):
         ranks: BlockRanks,
         note: Callable[[str], None],
         *,
-        division: Division,
+        partition: Partition,
         find: Find,
         item: str,
-        blocks: type[LocalGradients] = LocalGradients,
     ) -> None:
         super().__init__(plan, ranks.rows, note)
         self._rows, group = ranks.rows, ranks.group
@@ -79,20 +86,28 @@ class BlockSharding(Sharding):
         self._group = context
         self._reducer: Reducer | None = None
         self._script: Context | None = None
-        self._block_division = division
-        self._blocks = blocks(group, self._adopt, self._mean)
-        parameters = ShardedParameters(context, division, OnDevice(), note, find)
+        self._partition = partition
+        self._blocks = BlockGradients(group, self._adopt, self._mean)
+        parameters = ShardedParameters(context, partition, OnDevice(), note, find)
         self._cut = parameters
         self._parameters = parameters
         self._saved = SavedParameters(parameters)
         self._building = Building(context, self._cut_new)
         if self._state.cuts_optimizer:
-            parts = BlockParts(division, ranks.places, ranks.rows, ranks.everybody.rank)
-            held = HeldBlocks(division, self._blocks, parameters, parts)
+            held = OptimizerShards(
+                zero_within(partition, ranks.places),
+                ranks.everybody.rank,
+                OnDevice(),
+                self._blocks,
+                parameters,
+                replicas=ranks.replicas,
+            )
             among = Context(comm=ranks.everybody, adopt=lambda leaf: None)
             self._update = ShardedUpdate(among, held, self._takes, note)
         else:
-            held = HeldBlocks(division, self._blocks, parameters)
+            held = OptimizerShards(
+                partition, group.rank, OnDevice(), self._blocks, parameters, whole_too=False
+            )
             self._update = ShardedUpdate(context, held, self._has_blocks, note)
 
     def bind(self, context: Context) -> None:
@@ -159,18 +174,17 @@ class BlockSharding(Sharding):
 
     def _cut_new(self, module: torch.nn.Module) -> None:
         for parameter in self._cut.cut(module):
-            ranges: Any = self._block_division.ranges(parameter)
-            part = self._cut.own(parameter)
-            if ranges is not None and part is not None:
-                self._take_block(parameter, ranges, part)
+            spec, part = self._partition.spec(parameter), self._cut.own(parameter)
+            if spec is not None and part is not None:
+                self._take_block(parameter, spec, part)
 
-    def _take_block(self, parameter: torch.Tensor, ranges: BlockRanges, part: torch.Tensor) -> None:
+    def _take_block(self, parameter: torch.Tensor, spec: ShardSpec, part: torch.Tensor) -> None:
         block = self._blocks.block(parameter)
         # By the object, which is another one on all ranks: some have no elements, and no address.
         if block is None or block.part is not part:
             if self._reducer is not None:
                 self._reducer.let_go(parameter)
-            self._blocks.add_block(parameter, ranges, part)
+            self._blocks.add_block(parameter, spec, part)
             self._blocks.take_part(parameter)
 
     def _adopt(self, leaf: torch.Tensor) -> None:

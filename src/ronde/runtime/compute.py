@@ -17,7 +17,7 @@ from ronde.parallel.precision import NARROW, Precision, allow_tf32
 from ronde.parallel.recompute import Inside, Recompute
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
-from ronde.sync.gradient_parts import GradientParts
+from ronde.sync.gradient_shards import GradientShards
 
 __all__ = [
     "cuts_batches",
@@ -81,7 +81,7 @@ def _compiler(plan: Plan) -> Callable[..., Any]:
 
 
 def loss_scaling(
-    plan: Plan, agreed: Callable[[bool], bool], parts: GradientParts | None = None
+    plan: Plan, agreed: Callable[[bool], bool], parts: GradientShards | None = None
 ) -> LossScaling | None:
     """What scales losses under this plan.
 

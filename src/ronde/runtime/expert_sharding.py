@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from ronde.parallel.expert_calls import Outputs, call_fused, call_listed, noting
-from ronde.parallel.expert_division import ExpertDivision
 from ronde.parallel.expert_exchange import Cannot, true_gradient
-from ronde.parallel.expert_structure import Mixture
-from ronde.parallel.stage_gradients import StageGradients
 from ronde.plan import Plan
+from ronde.policies.expert import can_be_spread, expert_specs
+from ronde.policies.expert_structure import Mixture, mixtures
 from ronde.rowwise.undo import Held
 from ronde.runtime.block_sharding import BlockRanks, BlockSharding
+from ronde.shards.partition import Partition
 from ronde.tensor.context import Region
 from ronde.tensor.global_tensor import GlobalTensor, localize
 from ronde.tensor.rules.common import is_sharded, local_operand, rewrap
@@ -37,15 +37,30 @@ class ExpertSharding(BlockSharding):
     """
 
     def __init__(self, plan: Plan, ranks: BlockRanks, note: Callable[[str], None]) -> None:
-        division = self._experts = ExpertDivision(ranks.group.world_size)
-        super().__init__(
-            plan, ranks, note, division=division, find=division, item="expert", blocks=StageGradients
-        )
+        super().__init__(plan, ranks, note, partition=Partition(), find=self._find, item="expert")
+        self._mixtures: weakref.WeakKeyDictionary[torch.nn.Module, Mixture] = weakref.WeakKeyDictionary()
+        # Models in which no mixture was found, by their class.
+        self._without: dict[str, None] = {}
         self.spread = self._spread_out
         # By module, for training and evaluation: why its experts are not spread after all; "" if they are.
         self._tried: weakref.WeakKeyDictionary[torch.nn.Module, dict[bool, str]]
         self._tried = weakref.WeakKeyDictionary()
         self._outputs: weakref.WeakKeyDictionary[torch.nn.Module, Outputs] = weakref.WeakKeyDictionary()
+
+    def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
+        """Decide on the parameters of a model's experts; those of an expert are a unit."""
+        ranks = self._group.world_size
+        found = mixtures(model, ranks)
+        units: dict[tuple[str, int], list[torch.Tensor]] = {}
+        for mixture in filter(can_be_spread, found):
+            self._mixtures[mixture.module] = mixture
+            for tensor, spec in expert_specs(mixture, ranks):
+                self._partition.decide(tensor, spec)
+            for tensor, expert in mixture.parameters:
+                units.setdefault((mixture.name, expert), []).append(tensor)
+        if not found and not self._mixtures:
+            self._without.setdefault(type(model).__name__)
+        return list(units.values())
 
     @contextmanager
     def calling(self, module: torch.nn.Module) -> Iterator[None]:
@@ -55,7 +70,7 @@ class ExpertSharding(BlockSharding):
             yield
 
     def _spread_out(self, module: torch.nn.Module, args: Any, kwargs: Any, whole: Callable[[], Any]) -> Any:
-        mixture = self._experts.mixture(module)
+        mixture = self._mixtures.get(module)
         if mixture is None or not any(map(is_sharded, leaves((args, kwargs)))):
             return NotImplemented
         why = self._tried.setdefault(module, {}).get(module.training)
@@ -78,8 +93,8 @@ class ExpertSharding(BlockSharding):
                 for why in found.values()
                 if why
             ]
-        if not self._tried and self._experts.without:
-            names = ", ".join(self._experts.without)
+        if not self._tried and self._without:
+            names = ", ".join(self._without)
             said.append(f"{item} spreads nothing of {names}: no mixture of experts was found in it")
         return list(dict.fromkeys(said))
 

@@ -288,13 +288,9 @@ class Session:
             from ronde.runtime.tensor_sharding import TensorSharding
 
             return TensorSharding(plan, ranks, say)
-        if "tensor" not in by_axis:
-            from ronde.runtime.stage_sharding import StageSharding
+        from ronde.runtime.stage_sharding import StageSharding
 
-            return StageSharding(plan, ranks, say, by_axis["pipeline"])
-        from ronde.runtime.cut_stage_sharding import CutStageSharding
-
-        return CutStageSharding(plan, ranks, say, by_axis["pipeline"], by_axis["tensor"])
+        return StageSharding(plan, ranks, say, by_axis["pipeline"], by_axis.get("tensor"))
 
     def _block_ranks(self, axes: Sequence[Axis], rows: Comm, group: Comm) -> BlockRanks:
         from ronde.runtime.block_sharding import BlockRanks

@@ -13,12 +13,9 @@ from ronde.modules.model_edge import Spread
 from ronde.modules.sharded_call import Way
 from ronde.parallel import gradients, opaque
 from ronde.parallel.building import Building
-from ronde.parallel.division import Division, in_equal_parts, owned_by_main
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
-from ronde.parallel.held_parts import HeldParts
-from ronde.parallel.held_rows import ROW_OPTIMIZERS, HeldRows, updates_rows
 from ronde.parallel.host_options import can_step_on_host
-from ronde.parallel.row_division import RowDivision
+from ronde.parallel.optimizer_shards import ROW_OPTIMIZERS, OptimizerShards, updates_rows
 from ronde.parallel.row_lookup import RowLookup
 from ronde.parallel.row_units import RowUnits
 from ronde.parallel.saved_parameters import SavedParameters
@@ -26,15 +23,19 @@ from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.sharded_update import ShardedUpdate
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
+from ronde.policies.rows import rows
+from ronde.policies.units import find_units
+from ronde.policies.zero import central, zero
 from ronde.runtime.type_questions import questions_of_script
-from ronde.sync.gradient_parts import GradientParts, Ranges
+from ronde.sync.gradient_shards import Spans
 from ronde.sync.home import HostMemory, OnDevice
+from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.sync.reducer import Allocate, Reducer
-from ronde.sync.row_parts import RowParts
 from ronde.tensor.context import Context
 from ronde.trace.resident import Resident
 
 if TYPE_CHECKING:
+    from ronde.parallel.served_gradients import ServedGradients
     from ronde.server.transport.client import Client
 
 __all__ = ["Sharding"]
@@ -64,29 +65,32 @@ class Sharding:
         self._home = HostMemory() if self._state.offloads_optimizer else OnDevice()
         self._home_of_parts = self._home if self._state.offloads_parts else OnDevice()
         self.allocate: Allocate | None = None
-        self.gradients: GradientParts | None = None
+        self.gradients: ReducedGradients | ServedGradients | None = None
         served = self._state.placement == "server"
         if served and client is not None and plan.update.optimizer_on == "server":
-            from ronde.parallel.served_gradients import ServedGradients, divide_over_servers
+            from ronde.parallel.served_gradients import ServedGradients
+            from ronde.policies.servers import over_servers
 
-            self._division = divide_over_servers(client.servers)
-            self.gradients = ServedGradients(comm, client, self._division)
+            self._partition = over_servers(client.servers)
+            self.gradients = ServedGradients(comm, client, self._partition)
         elif served and client is not None:
             from ronde.parallel.served_buffer import ServedBuffers
 
-            self._division = Division(comm.world_size, in_equal_parts)
+            self._partition = zero(comm.world_size)
             self.allocate = ServedBuffers(client, comm.world_size).allocate
         else:
-            split = owned_by_main if plan.state.placement == "central" else in_equal_parts
-            self._division = Division(comm.world_size, split)
+            cut = central if plan.state.placement == "central" else zero
+            self._partition = cut(comm.world_size)
             if self._state.cuts_gradients:
-                self.gradients = GradientParts(comm, self._division.assign, self._home_of_parts)
+                self.gradients = ReducedGradients(comm, self._partition.assign, self._home_of_parts)
         self._parameters: ShardedParameters | None = None
         self._building: Building | None = None
         self._saved: SavedParameters | None = None
         self._update: ShardedUpdate | None = None
-        self._row_division = RowDivision(comm.world_size)
-        self.rows = RowParts(comm, self._row_ranges) if _spreads_rows(plan, comm.world_size) else None
+        self._rows = rows(comm.world_size)
+        self.rows: ReducedGradients | None = None
+        if _spreads_rows(plan, comm.world_size):
+            self.rows = ReducedGradients(comm, lambda each: list(map(self._row_spans, each)), OnDevice())
         self.has_spread_rows = False
         self._look_up: RowLookup | None = None
         self._note = note
@@ -109,7 +113,9 @@ class Sharding:
     def bind(self, context: Context) -> None:
         """Give what is in parts its ranks."""
         if self._state.cuts_parameters:
-            self._parameters = ShardedParameters(context, self._division, self._home_of_parts, self._note)
+            self._parameters = ShardedParameters(
+                context, self._partition, self._home_of_parts, self._note, find_units
+            )
             self._building = Building(context, self._parameters.cut_new)
             self._saved = SavedParameters(self._parameters)
         if self._client is not None and self.gradients is not None and self.gradients.away:
@@ -117,19 +123,21 @@ class Sharding:
             from ronde.parallel.served_update import ServedUpdate
 
             assert isinstance(self.gradients, ServedGradients)
-            self._update = ServedUpdate(context, self._client, self._division, self.gradients, self._note)
+            self._update = ServedUpdate(context, self._client, self._partition, self.gradients, self._note)
         elif self._state.cuts_optimizer:
-            held = HeldParts(self._division, self._home, self.gradients, self._parameters)
+            held = OptimizerShards(
+                self._partition, context.rank, self._home, self.gradients, self._parameters
+            )
             self._update = ShardedUpdate(context, held, self._takes, self._note)
         if self.rows is not None:
             self._bind_rows(context, self.rows)
 
-    def _bind_rows(self, context: Context, gradients: RowParts) -> None:
-        division, note = self._row_division, self._note
-        parameters = ShardedParameters(context, division, self._home_of_parts, note, RowUnits(note))
+    def _bind_rows(self, context: Context, gradients: ReducedGradients) -> None:
+        note, home = self._note, self._home_of_parts
+        parameters = ShardedParameters(context, self._rows, home, note, RowUnits(note))
         self._parameters, self._saved = parameters, SavedParameters(parameters)
         self._look_up = RowLookup(context, parameters)
-        held = HeldRows(division, gradients, parameters)
+        held = OptimizerShards(self._rows, context.rank, OnDevice(), gradients, parameters, whole_too=False)
         update = ShardedUpdate(context, held, self._holds_rows, note, ROW_OPTIMIZERS, updates_rows)
         self._update = update
 
@@ -141,14 +149,14 @@ class Sharding:
         """What looks up rows that are spread; None where none can be."""
         return self._look_up
 
-    def _row_ranges(self, weight: torch.Tensor) -> Ranges | None:
+    def _row_spans(self, weight: torch.Tensor) -> Spans | None:
         parameters = self._parameters
         spread = parameters is not None and parameters.own(weight) is not None
-        return self._row_division.ranges(weight) if spread else None
+        return self._rows.spec(weight) if spread else None
 
     def _holds_rows(self, optimizer: Any) -> bool:
         members = (tensor for group in optimizer.param_groups for tensor in group["params"])
-        return any(self._row_ranges(tensor) is not None for tensor in members)
+        return any(self._row_spans(tensor) is not None for tensor in members)
 
     @property
     def residents(self) -> list[Resident]:

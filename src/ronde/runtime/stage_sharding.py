@@ -1,7 +1,8 @@
-"""`pipeline=N`: the one place that joins what cuts a model into stages, each on one rank of a group."""
+"""`pipeline=N`: joins what cuts a model into stages, each on one rank or on the ranks of a tensor group."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
@@ -13,14 +14,20 @@ from ronde.errors import UsageError
 from ronde.parallel.one_f_one_b import OneForwardOneBack
 from ronde.parallel.pipeline import Pipeline
 from ronde.parallel.pipeline_piece import UsedElsewhere
-from ronde.parallel.stage_division import StageDivision
-from ronde.parallel.stage_gradients import StageGradients
-from ronde.parallel.stages import Stages
+from ronde.parallel.stand_ins import StandIns
+from ronde.parallel.tensor_rules import tensor_rules
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import BACKWARD, GRAD
 from ronde.plan import Plan
+from ronde.plan.cuts import cuts_by_pattern
+from ronde.policies.pipeline import pipeline_specs, refuse_sparse_gradients, stage_of, stages_of
+from ronde.policies.stages import Stages
+from ronde.policies.tensor_structure import placements
 from ronde.runtime.block_sharding import BlockRanks, BlockSharding
+from ronde.runtime.uncut_models import UncutModels
+from ronde.shards.dim_cut import DimCut
+from ronde.shards.partition import Partition, by_kind
 from ronde.tensor.context import Context, Region
 
 __all__ = ["StageSharding"]
@@ -30,8 +37,8 @@ class StageSharding(BlockSharding):
     """What is cut on this rank.
 
     Args:
-        pipeline: the pipeline group, of a rank of each stage.
-        division: who has which block; by default a stage is one rank's.
+        pipeline: the pipeline group, of the ranks that have the same blocks of other stages.
+        tensor: the ranks that have other blocks of the same stage; None where a stage is one rank's.
 
     Attributes:
         pipeline: carries a model's call out.
@@ -45,17 +52,42 @@ class StageSharding(BlockSharding):
         ranks: BlockRanks,
         note: Callable[[str], None],
         pipeline: Comm,
-        division: StageDivision | None = None,
+        tensor: Comm | None = None,
     ) -> None:
-        division = self._stage_division = division or StageDivision(pipeline.world_size)
-        super().__init__(
-            plan, ranks, note,
-            division=division, find=division, item="pipeline", blocks=StageGradients,
-        )  # fmt: skip
+        super().__init__(plan, ranks, note, partition=Partition(), find=self._find, item="pipeline")
+        self._of_stage = 1 if tensor is None else tensor.world_size
+        self._override = cuts_by_pattern(plan.mesh.cuts)
+        self._uncut = UncutModels(plan.item("tensor"))
+        self._stand_ins: StandIns | None = None
+        if tensor is not None:
+            context = Context(comm=tensor, adopt=lambda leaf: None)
+            context.weight, context.averages_leaves = 1, False
+            self._stand_ins = StandIns(context, tensor_rules(), self._blocks, self._cut.latest)
+        self._known: weakref.WeakKeyDictionary[torch.nn.Module, Stages] = weakref.WeakKeyDictionary()
         self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self)
         self.way = self.pipeline
         self._stages = pipeline
         self._steps: list[OneForwardOneBack] = []
+
+    def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
+        """Decide on the parameters of a model; those of a module that one stage has are a unit."""
+        refuse_sparse_gradients(model, self._stages.world_size)
+        cuts: dict[int, DimCut] = {}
+        if self._stand_ins is not None:
+            found = placements(model, self._of_stage, self._override)
+            self._uncut.tell(model, found)
+            cuts = {id(each.parameter): each.cut for each in found if each.cut is not None}
+        stages = self._known[model] = stages_of(
+            model, self._stages.world_size, self._partition, self._of_stage
+        )
+        for tensor, spec in pipeline_specs(stages, self._stages.world_size, self._of_stage, cuts):
+            if not self._partition.is_decided(tensor):
+                self._partition.decide(tensor, spec)
+        owned = [[each for each in unit.parameters if self._is_owned(each)] for unit in stages.units]
+        return [members for unit in owned for members in by_kind(unit)]
+
+    def _is_owned(self, tensor: torch.Tensor) -> bool:
+        return stage_of(tensor, self._partition, self._of_stage) != -1
 
     def install(self, patches: Patches, context: Context) -> None:
         super().install(patches, context)
@@ -86,8 +118,9 @@ class StageSharding(BlockSharding):
 
     def notes(self) -> list[str]:
         asked = self._plan.item("schedule")
+        notes = [*super().notes(), *self._uncut.notes()]
         if self._plan.compute.schedule != "1f1b" or any(each.took_effect for each in self._steps):
-            return super().notes()
+            return notes
         why = (
             "the model runs in parts, its stages are not called in the order of ranks, or its inputs require "
             "gradients; see docs/pipeline.md"
@@ -95,27 +128,35 @@ class StageSharding(BlockSharding):
             else "the script calls loss.backward() itself, when all micro-batches have come through; train "
             "by ronde.Step(model, optimizer, loss_fn)"
         )
-        return [*super().notes(), f"{asked} had no effect, schedule=gpipe was run: {why}"]
+        return [*notes, f"{asked} had no effect, schedule=gpipe was run: {why}"]
 
     def stages(self, module: torch.nn.Module) -> Stages:
-        return self._stage_division.stages(module)
+        found = self._known.get(module)
+        if found is None or not found.stands(module):
+            found = self._known[module] = stages_of(
+                module, self._stages.world_size, self._partition, self._of_stage
+            )
+        return found
 
     def leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
         block = self._blocks.block(parameter)
         if block is None:
             return None
-        return self._blocks.demand(block, gradient=parameter.requires_grad)
+        leaf = self._blocks.demand(block, gradient=parameter.requires_grad)
+        if self._stand_ins is None or block.spec.cut is None or not leaf.numel():
+            return leaf
+        return self._stand_ins.of(parameter)
 
     def whole(self, output: Any) -> Any:
-        return output
+        return output if self._stand_ins is None else self._stand_ins.whole(output)
 
     def watched(self) -> AbstractContextManager[None]:
         return self._cut.watched(_used_elsewhere)
 
     def share(self, parameter: torch.Tensor, module: torch.nn.Module) -> None:
-        assert isinstance(self._blocks, StageGradients)
         self._blocks.forget(parameter)
-        self._stage_division.share(parameter)
+        self._partition.decide(parameter, None)
+        self._known.clear()
         self._cut.dissolve(parameter)
         self._adopt(parameter)
         self._cut_new(module)  # those that were in one unit with it

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from ronde.errors import UsageError
-from ronde.parallel.expert_structure import Mixture, mixtures
-from ronde.parallel.stages import Stages, cut_into_stages
-from ronde.parallel.tensor_structure import Placement, placements
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import MODULE_CALL
 from ronde.plan import Plan
 from ronde.plan.cuts import cuts_by_pattern
+from ronde.policies.expert_structure import Mixture, mixtures
+from ronde.policies.stages import Stages, cut_into_stages
+from ronde.policies.tensor_structure import Placement, placements
 from ronde.runtime.script import as_a_guest, execute
 
 __all__ = ["lines_of_cuts", "model_of_script"]

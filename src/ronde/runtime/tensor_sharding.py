@@ -11,16 +11,17 @@ from typing import Any
 import torch
 
 from ronde.parallel.stand_ins import StandIns
-from ronde.parallel.tensor_cut import CutRanges
-from ronde.parallel.tensor_division import TensorDivision
 from ronde.parallel.tensor_rules import tensor_rules
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import BACKWARD, GRAD
 from ronde.plan import Plan
 from ronde.plan.cuts import cuts_by_pattern
+from ronde.policies.tensor_structure import placements
 from ronde.runtime.block_sharding import BlockRanks, BlockSharding
 from ronde.runtime.uncut_models import UncutModels
+from ronde.shards.partition import Partition
+from ronde.shards.spec import blocks
 from ronde.tensor.autograd import ENGINE
 from ronde.tensor.context import Context
 from ronde.tensor.edges import Gather
@@ -37,13 +38,22 @@ class TensorSharding(BlockSharding):
 
     def __init__(self, plan: Plan, ranks: BlockRanks, note: Callable[[str], None]) -> None:
         self._uncut = UncutModels(plan.item("tensor"))
-        division = TensorDivision(ranks.group.world_size, cuts_by_pattern(plan.mesh.cuts), self._uncut.tell)
-        super().__init__(plan, ranks, note, division=division, find=division, item="tensor")
+        self._override = cuts_by_pattern(plan.mesh.cuts)
+        super().__init__(plan, ranks, note, partition=Partition(), find=self._find, item="tensor")
         self._asking = False
         # Models that have been called with a graph.
         self._called: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         stand_ins = self._stand_ins = StandIns(self._group, tensor_rules(), self._blocks, self._cut.latest)
         self.outward = stand_ins.whole
+
+    def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
+        """Decide on the parameters of a model; each that is cut is a unit of its own."""
+        found = placements(model, self._group.world_size, self._override)
+        self._uncut.tell(model, found)
+        for each in found:
+            if each.cut is not None:
+                self._partition.decide(each.parameter, blocks(each.cut, each.parameter.shape))
+        return [[each.parameter] for each in found if each.cut is not None]
 
     def install(self, patches: Patches, context: Context) -> None:
         super().install(patches, context)
@@ -86,9 +96,9 @@ class TensorSharding(BlockSharding):
                 of_blocks = results[len(asked) :]
                 del results[len(asked) :]
                 for (place, block), part in zip(found, of_blocks, strict=True):
-                    ranges = block.ranges
-                    if part is not None and isinstance(ranges, CutRanges):
-                        layout = ranges.cut.layout(asked[place].shape)
+                    cut = block.spec.cut
+                    if part is not None and cut is not None:
+                        layout = cut.layout(asked[place].shape)
                         whole: Any = Gather.apply(part, self._group, layout)
                         results[place] = whole if results[place] is None else results[place] + whole
                 if not unused and any(result is None for result in results):

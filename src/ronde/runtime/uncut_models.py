@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ronde.parallel.tensor_structure import Placement
+from ronde.policies.tensor_structure import Placement
 
 __all__ = ["UncutModels"]
 

@@ -16,7 +16,7 @@ from ronde.comm.buffer import Storage
 from ronde.comm.process_group import Comm
 from ronde.sync.bucket import Bucket
 from ronde.sync.bucket_memory import GradientMemory, standing_memory
-from ronde.sync.gradient_parts import GradientParts, Wait
+from ronde.sync.gradient_shards import ReduceTarget, Wait
 from ronde.sync.leaf import Leaf
 from ronde.trace.resident import Census
 
@@ -34,14 +34,14 @@ class CutBucket(Bucket):
     waits = True
 
     def __init__(
-        self, leaves: Sequence[Leaf], comm: Comm, parts: GradientParts, memory: GradientMemory
+        self, leaves: Sequence[Leaf], comm: Comm, parts: ReduceTarget, memory: GradientMemory
     ) -> None:
         super().__init__(leaves, None, memory)
         self._comm = comm
         self._parts = parts
-        self._ranges = parts.divide(self.tensors)
-        spans = [ranges[parts.owner] or (0, 0) for ranges in self._ranges if ranges is not None]
-        count = 0 if parts.leave_device else sum(stop - start for start, stop in spans)
+        self._divided = parts.divide(self.tensors)
+        own = [spans[parts.owner] or (0, 0) for spans in self._divided if spans is not None]
+        count = 0 if parts.leave_device else sum(stop - start for start, stop in own)
         # Memory that nobody has written to yet is none: pages come with the first sum.
         self._room = Storage(standing_memory(count, leaves[0].dtype, leaves[0].device))
         self._used = False
@@ -58,15 +58,13 @@ class CutBucket(Bucket):
         if self.launched:
             self._keep()  # the sums of what was sent before, in this same backward
         gradients = [leaf.gradient for leaf in self.leaves]
-        whole = [
-            place for place, ranges in enumerate(self._ranges) if ranges is None or place in self._before
-        ]
+        whole = [place for place, spans in enumerate(self._divided) if spans is None or place in self._before]
         self._whole = [(place, self._laid_out(place, gradients[place])) for place in whole]
         self._places_cut = [place for place in range(len(self.leaves)) if place not in set(whole)]
         elements = {place: self._laid_out(place, gradients[place]) for place in self._places_cut}
         pieces = [
             [elements[place][slice(*span)] for place, span in self._spans(owner)]
-            for owner in range(max((len(each) for each in self._ranges if each is not None), default=0))
+            for owner in range(max((len(each) for each in self._divided if each is not None), default=0))
         ]
         # One that is there without having been accumulated was written by the script's code in this backward.
         given = {place for place in self._places_cut if gradients[place] is not None}
@@ -79,7 +77,7 @@ class CutBucket(Bucket):
         self._pending = [self._comm.all_reduce_async(self._flags)]
         own = dict(self._spans(self._parts.owner)).values()
         self._sum = self._memory_for(sum(stop - start for start, stop in own))
-        cut = [ranges for place in self._places_cut if (ranges := self._ranges[place]) is not None]
+        cut = [spans for place in self._places_cut if (spans := self._divided[place]) is not None]
         self._pending.append(self._parts.reduce(cut, self._sum, pieces))
         self._pending += [self._comm.all_reduce_async(flat) for _, flat in self._whole]
 
@@ -149,9 +147,9 @@ class CutBucket(Bucket):
             start, stop = own.get(place, (0, 0))
             part = mean[begin : begin + stop - start]
             begin += stop - start
-            ranges = self._ranges[place]
-            if ranges is not None and place in computed:
-                self._parts.add(self.leaves[place], ranges, part)
+            spans = self._divided[place]
+            if spans is not None and place in computed:
+                self._parts.add(self.leaves[place], spans, part)
         for place, flat in self._whole:
             leaf = self.leaves[place]
             if place not in computed or leaf.tensor is None:
@@ -166,8 +164,8 @@ class CutBucket(Bucket):
     def _spans(self, owner: int) -> Iterator[tuple[int, tuple[int, int]]]:
         """Places that are cut of which an owner has elements, and which."""
         for place in self._places_cut:
-            ranges = self._ranges[place]
-            span = None if ranges is None else ranges[owner]
+            spans = self._divided[place]
+            span = None if spans is None else spans[owner]
             if span is not None:
                 yield place, span
 

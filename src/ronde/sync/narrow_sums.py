@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.sync.gradient_parts import GradientParts
+from ronde.sync.gradient_shards import ScatteredGradients
 from ronde.sync.leaf import Leaf
 
 __all__ = ["Casts", "NarrowSums"]
@@ -41,7 +41,9 @@ class NarrowSums:
         casts: what this backward will reach.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], comm: Comm, parts: GradientParts | None, casts: Casts) -> None:
+    def __init__(
+        self, leaves: Sequence[Leaf], comm: Comm, parts: ScatteredGradients | None, casts: Casts
+    ) -> None:
         self._comm = comm
         self._parts = parts
         self._casts = casts

@@ -29,10 +29,10 @@ from ronde.sync.bucket import Bucket, assign_buckets, average
 from ronde.sync.bucket_memory import GradientMemory
 from ronde.sync.cut_bucket import CutBucket
 from ronde.sync.gradient_hooks import GradientHooks
-from ronde.sync.gradient_parts import GradientParts
+from ronde.sync.gradient_shards import ScatteredGradients
 from ronde.sync.leaf import Leaf
 from ronde.sync.narrow_sums import Casts, NarrowSums
-from ronde.sync.row_parts import RowParts
+from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.sync.sparse_bucket import SparseBucket
 from ronde.trace.resident import Census
 from ronde.trace.step_clock import Part, StepClock
@@ -99,10 +99,10 @@ class Reducer:
         self,
         comm: Comm,
         bucket_bytes: int,
-        parts: GradientParts | None = None,
+        parts: ScatteredGradients | None = None,
         clock: StepClock | None = None,
         allocate: Allocate | None = None,
-        rows: RowParts | None = None,
+        rows: ReducedGradients | None = None,
         compress: Compress | None = None,
     ) -> None:
         self._comm = comm

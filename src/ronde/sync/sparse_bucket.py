@@ -7,9 +7,10 @@ import torch
 from ronde.comm.process_group import Comm
 from ronde.sync.bucket import Bucket
 from ronde.sync.bucket_memory import GradientMemory
-from ronde.sync.gradient_parts import Ranges
+from ronde.sync.gradient_shards import Spans
 from ronde.sync.leaf import Leaf, give_gradient
-from ronde.sync.row_parts import RowParts
+from ronde.sync.reduced_gradients import ReducedGradients
+from ronde.sync.sparse_rows import mean_of_rows
 from ronde.trace.resident import Census
 
 __all__ = ["SparseBucket"]
@@ -24,13 +25,15 @@ class SparseBucket(Bucket):
         rows: keeps what is averaged of weights whose rows are spread; None where no plan spreads any.
     """
 
-    def __init__(self, leaf: Leaf, comm: Comm, memory: GradientMemory, rows: RowParts | None = None) -> None:
+    def __init__(
+        self, leaf: Leaf, comm: Comm, memory: GradientMemory, rows: ReducedGradients | None = None
+    ) -> None:
         super().__init__([leaf], None, memory)
         self._comm = comm
         self._rows = rows
         self._mean: torch.Tensor | None = None
-        # Whose rows the mean is of: this rank's own, where there are any.
-        self._ranges: Ranges | None = None
+        # By rank the rows of which the mean is, where they are spread.
+        self._spans: Spans | None = None
         self._accumulates = False
 
     def begin(self, *, graph: bool = False) -> None:
@@ -63,7 +66,7 @@ class SparseBucket(Bucket):
         own = None if gradient is None or dense else gradient.coalesce()
         told = [self.touched, dense, 0 if own is None else own._nnz()]
         computed, denses, rows = comm.all_gather(torch.tensor(told, device=comm.control_device)).t().tolist()
-        self._mean, self._ranges = None, None
+        self._mean, self._spans = None, None
         if not any(computed):
             return
         if any(denses):
@@ -78,9 +81,9 @@ class SparseBucket(Bucket):
             own = torch.zeros(
                 leaf.shape, dtype=leaf.dtype, device=leaf.device, layout=torch.sparse_coo
             ).coalesce()
-        self._ranges = self._owners()
-        if self._rows is not None and self._ranges is not None:
-            self._mean = self._rows.mean_of_own(own, self._ranges)
+        self._spans = self._owners()
+        if self._rows is not None and self._spans is not None:
+            self._mean = mean_of_rows(comm, own, self._spans)
             return
         indices = torch.cat(comm.all_gather_uneven(own.indices()[:1].t().contiguous(), rows)).t()
         values = torch.cat(comm.all_gather_uneven(own.values().view(-1, *leaf.shape[1:]), rows))
@@ -89,12 +92,12 @@ class SparseBucket(Bucket):
         )
         self._mean = together.coalesce()
 
-    def _owners(self) -> Ranges | None:
-        """Who has which rows of the weight, if they are spread and its gradient may be."""
+    def _owners(self) -> Spans | None:
+        """The elements of each rank, if rows are spread and the gradient may be."""
         tensor = self.leaves[0].tensor
         if self._rows is None or self._accumulates or tensor is None:
             return None
-        return self._rows.ranges(tensor)
+        return self._rows.divide([tensor])[0]
 
     def collect(self) -> None:
         return
@@ -114,9 +117,9 @@ class SparseBucket(Bucket):
     def _give(self, tensor: torch.Tensor, mean: torch.Tensor) -> None:
         if self._rows is None:
             give_gradient(tensor, mean)
-        elif self._ranges is not None:
+        elif self._spans is not None:
             give_gradient(tensor, None)
-            self._rows.add(self.leaves[0], self._ranges, mean)
+            self._rows.add(self.leaves[0], self._spans, mean)
         else:
             before = self._rows.whole(tensor)  # of backwards whose gradient was sparse
             give_gradient(tensor, mean if before is None else mean + before)

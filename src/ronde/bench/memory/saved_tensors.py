@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader
 
 from ronde.bench.contenders import FOLDER
 from ronde.bench.memory.activations import Activations
-from ronde.parallel.blocks import repeated_blocks
 from ronde.parallel.recompute import COSTLY
 from ronde.patching.torch_internals import TorchDispatchMode, pytree
+from ronde.policies.repeated_blocks import repeated_blocks
 
 __all__ = ["main", "saved_by"]
 

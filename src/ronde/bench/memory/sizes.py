@@ -12,7 +12,7 @@ import sys
 
 from ronde.bench.contenders import FOLDER
 from ronde.bench.memory.formula import Sizes
-from ronde.parallel.units import find_units
+from ronde.policies.units import find_units
 
 __all__ = ["main"]
 

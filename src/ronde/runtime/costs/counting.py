@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ronde.parallel.blocks import repeated_blocks
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import MODULE_CALL
 from ronde.patching.torch_internals import TorchDispatchMode, current_graph_task_id, pytree
+from ronde.policies.repeated_blocks import repeated_blocks
 from ronde.runtime.costs.amounts import Part, Product
 from ronde.runtime.costs.fakes import answer, is_real, really
 

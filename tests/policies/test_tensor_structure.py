@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ronde.parallel.tensor_structure import placements
+from ronde.policies.tensor_structure import placements
 
 
 def cuts(model: nn.Module, ranks: int = 2, **override: str) -> dict[str, str]:

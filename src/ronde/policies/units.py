@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from ronde.parallel.blocks import repeated_blocks
+from ronde.policies.repeated_blocks import repeated_blocks
+from ronde.shards.partition import by_kind
 
-__all__ = ["LEAST_BYTES", "by_kind", "find_units"]
+__all__ = ["LEAST_BYTES", "find_units"]
 
 LEAST_BYTES = 1 << 20
 """Neighbours smaller than this together are one unit."""
@@ -59,11 +60,3 @@ def _parameters(module: nn.Module, whole: bool) -> Iterator[torch.Tensor]:
 
 def _bytes(members: Sequence[torch.Tensor]) -> int:
     return sum(each.numel() * each.element_size() for each in members)
-
-
-def by_kind(unit: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Those of one dtype and device together, in their order."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for each in unit:
-        kinds.setdefault((each.dtype, each.device), []).append(each)
-    return list(kinds.values())

@@ -1,4 +1,4 @@
-"""Gradients of parameters of which each rank of a tensor group has a block, and computes its gradient itself.
+"""Gradients of parameters of which each rank of a group has a block, and computes its gradient itself.
 
 A block is a leaf of its own: its gradient accumulates by autograd's rules, is averaged over the ranks that
 have the same block as any other leaf's, and is what `Tensor.grad` of the parameter is made of when a script
@@ -8,65 +8,54 @@ reads it.
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import final
 
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.sync.gradient_parts import GradientParts, Held, Ranges
-from ronde.sync.home import OnDevice
+from ronde.shards.spec import ShardSpec
+from ronde.sync.gradient_shards import GradientShards, HeldGradient, Spans
 from ronde.sync.leaf import Leaf, give_gradient, gradient_of
+from ronde.tensor.tensor_table import TensorTable
 from ronde.trace.resident import Census
 
-__all__ = ["Block", "BlockRanges", "LocalGradients"]
-
-
-class BlockRanges(Protocol):
-    """Each rank's elements of a parameter, which on a rank are a block: a tensor of a shape of its own."""
-
-    def shape_of_block(self, shape: Sequence[int], rank: int) -> Sequence[int]:
-        """The shape of a rank's block of something of the whole's shape."""
-        ...
-
-    def block(self, whole: torch.Tensor, rank: int) -> torch.Tensor:
-        """A rank's block of something of the whole's shape."""
-        ...
-
-    def complete(self, comm: Comm, part: torch.Tensor, whole: torch.Tensor) -> None:
-        """Fill a contiguous tensor of the whole's shape from all ranks' blocks, of which `part`, flat, is
-        this rank's. All ranks come here."""
-        ...
+__all__ = ["Block", "BlockGradients"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Block:
-    """A parameter that is cut.
+    """A rank's block of a parameter.
 
     Attributes:
         number: in the order in which blocks were made, the same on all ranks.
-        parameter: the whole one, of which this rank has a block.
-        ranges: each rank's elements.
+        parameter: the whole one.
+        spec: each rank's elements.
         part: this rank's elements, flat.
         leaf: this rank's block, in their memory.
     """
 
     number: int
     parameter: Leaf
-    ranges: BlockRanges
+    spec: ShardSpec
     part: torch.Tensor
     leaf: torch.Tensor
 
 
-class LocalGradients(GradientParts):
+@final
+class BlockGradients(GradientShards):
     """By parameter, the gradient of this rank's block.
 
+    Where some ranks have no element of a parameter, they get a gradient without elements as soon as its
+    owner has one: so ranks agree on which gradients there are.
+
     Args:
-        comm: the tensor group.
-        on_new: hears of each new block, whose gradient differs from those of other rows.
-        mean: the mean over the ranks that have the same block, which all come there; in place.
+        comm: the ranks that have other blocks.
+        on_new: is given each new block, whose gradient differs from those of other rows.
+        mean: the mean over the ranks that have the same block, in place. A collective among these.
     """
+
+    away = False
 
     def __init__(
         self,
@@ -74,8 +63,9 @@ class LocalGradients(GradientParts):
         on_new: Callable[[torch.Tensor], object],
         mean: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        super().__init__(comm, lambda tensors: [None for _ in tensors], OnDevice())
-        self._blocks: dict[int, Block] = {}
+        super().__init__()
+        self._comm = comm
+        self._blocks: TensorTable[Block] = TensorTable()
         # By number, those whose parameter may be there on some rank: the same on all ranks.
         self._numbered: dict[int, Block] = {}
         self._on_new = on_new
@@ -83,16 +73,16 @@ class LocalGradients(GradientParts):
         self._whole_before: set[int] = set()
         self._count = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._blocks) and not self._aside
+    def _any(self) -> bool:
+        return bool(len(self._blocks))
 
     @property
     def blocks(self) -> list[Block]:
         """Those whose parameter is there still, in the order of their numbers."""
-        return [block for block in list(self._blocks.values()) if block.parameter.ref() is not None]
+        return list(self._blocks.values())
 
     def everywhere(self) -> list[Block]:
-        """Those whose parameter is there on every rank, in the order of their numbers; all ranks come here.
+        """Blocks whose parameter is there on every rank, in the order of their numbers. A collective.
 
         Ranks collect their garbage when they like: `blocks` are not the same on all.
         """
@@ -103,25 +93,23 @@ class LocalGradients(GradientParts):
         return [block for block, count in zip(known, counts, strict=True) if count == ranks]
 
     def block(self, tensor: torch.Tensor) -> Block | None:
-        found = self._blocks.get(id(tensor))
-        return found if found is not None and found.parameter.ref() is tensor else None
+        return self._blocks.get(tensor)
 
-    def add_block(self, tensor: torch.Tensor, ranges: BlockRanges, part: torch.Tensor) -> Block:
-        """A parameter, whose elements on this rank are `part`, flat. All ranks come here."""
+    def add_block(self, tensor: torch.Tensor, spec: ShardSpec, part: torch.Tensor) -> Block:
+        """Make this rank's elements of a parameter, flat, a leaf. A collective."""
         self._leave(tensor)
-        leaf = part.view(list(ranges.shape_of_block(tensor.shape, self._comm.rank))).detach()
+        leaf = part.view(spec.shape(tensor.shape, self._comm.rank)).detach()
         leaf.requires_grad_(tensor.requires_grad)
         self._count += 1
-        block = Block(self._count, Leaf(tensor), ranges, part, leaf)
-        key = id(tensor)
-        self._blocks[key] = self._numbered[block.number] = block
-        weakref.finalize(tensor, self._forget, key, block).atexit = False
+        block = Block(self._count, Leaf(tensor), spec, part, leaf)
+        self._blocks.set(tensor, block)
+        self._numbered[block.number] = block
         if leaf.requires_grad:
-            self._hear(block)
+            self._call_hooks(block)
         return block
 
-    def _hear(self, block: Block) -> None:
-        """The user's hooks on the parameter hear of the block's gradient."""
+    def _call_hooks(self, block: Block) -> None:
+        """Have the user's hooks on the parameter called for the block's gradient."""
         parameter = block.parameter.ref
 
         def accumulated(_: torch.Tensor) -> None:
@@ -130,26 +118,30 @@ class LocalGradients(GradientParts):
             for hook in list((hooks or {}).values()):
                 hook(tensor)
 
-        self._register(block.leaf, accumulated)
+        _REGISTER(block.leaf, accumulated)
         self._on_new(block.leaf)
-
-    def _register(self, leaf: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
-        _REGISTER(leaf, hook)
 
     def demand(self, block: Block, *, gradient: bool) -> torch.Tensor:
         """The leaf, which requires a gradient where the parameter does."""
         if block.leaf.requires_grad is not gradient:
             block.leaf.requires_grad_(gradient)
             if gradient and not block.leaf._post_accumulate_grad_hooks:
-                self._hear(block)
+                self._call_hooks(block)
         return block.leaf
+
+    def held(self, tensor: torch.Tensor) -> HeldGradient | None:
+        block = self._blocks.get(tensor)
+        gradient = None if block is None else gradient_of(block.leaf)
+        if block is None or gradient is None:
+            return None
+        return HeldGradient(block.number, block.parameter, block.spec, gradient.view(-1), self._comm.rank)
 
     def tell(self, census: Census) -> None:
         for block in self.blocks:
             census.count("gradients", block.leaf.grad)
 
     def drop(self, tensor: torch.Tensor) -> None:
-        block = self.block(tensor)
+        block = self._blocks.get(tensor)
         if block is not None:
             give_gradient(block.leaf, None)
 
@@ -161,13 +153,12 @@ class LocalGradients(GradientParts):
                 gradient.mul_(factor)
 
     def own(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-        block = self.block(tensor)
-        if block is None or self._of(tensor) is None:
+        block = self._blocks.get(tensor)
+        if block is None or self.held(tensor) is None:
             return whole
-        return block.ranges.block(whole, self._comm.rank).reshape(-1)
+        return block.spec.own(whole, self._comm.rank)
 
     def restore(self) -> None:
-        """Make all gradients whole. All ranks come here."""
         for block in self.everywhere():
             tensor = block.parameter.tensor
             assert tensor is not None
@@ -178,29 +169,52 @@ class LocalGradients(GradientParts):
         self._whole_before = {block.number for block in self.blocks if block.parameter.gradient is not None}
 
     def end_backward(self) -> None:
-        """Averages are there: what came to whole parameters, used in replica, is cut too."""
-        self._merge_whole(self.everywhere())
-
-    def _merge_whole(self, blocks: Sequence[Block]) -> None:
+        """Averages are there: agree on them, and cut what came to whole parameters, used in replica."""
+        blocks = self.everywhere()
+        # First: what was whole before is made so again, for which ranks have to agree on what there is.
+        self._agree_on_gradients([block for block in blocks if None in block.spec.spans])
         for block in blocks:
             whole = block.parameter.gradient
             if whole is not None:
                 self._merge(block, whole, stays_whole=block.number in self._whole_before)
 
+    def _agree_on_gradients(self, blocks: Sequence[Block]) -> None:
+        if not blocks:
+            return
+        owns = [block.spec[self._comm.rank] is not None for block in blocks]
+        counts = self._comm.votes(
+            [own and gradient_of(block.leaf) is not None for own, block in zip(owns, blocks, strict=True)]
+        )
+        for block, own, count in zip(blocks, owns, counts, strict=True):
+            if count and not own and gradient_of(block.leaf) is None:
+                with torch.inference_mode(False):
+                    give_gradient(block.leaf, block.leaf.new_empty(0))
+
     @torch.no_grad()
     def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """As of any parts; where there is a whole one too, which the script may know, it has the sum."""
-        known = gradient_of(tensor)
-        of_blocks = super().whole(tensor)
-        if known is None or of_blocks is None:
-            return of_blocks
-        known.add_(of_blocks)
-        give_gradient(tensor, known)
-        return known
+        """As `GradientShards.whole`; one that the script may know already has the sum of both."""
+        known, of_blocks = gradient_of(tensor), self._gathered(tensor)
+        if of_blocks is None:
+            return None
+        self.drop(tensor)
+        total = of_blocks if known is None else known.add_(of_blocks)
+        give_gradient(tensor, total)
+        return total
+
+    def _gathered(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        held, block = self.held(tensor), self._blocks.get(tensor)
+        if held is None or block is None or held.part is None:
+            return None
+        leaf = held.leaf
+        # The parameter is contiguous, or it would not have been cut.
+        with torch.inference_mode(False):  # later backwards add to it
+            gradient = torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+        block.spec.gather(self._comm, held.part, gradient)
+        return gradient
 
     @torch.no_grad()
     def _merge(self, block: Block, whole: torch.Tensor, *, stays_whole: bool) -> None:
-        """Have one gradient of what was computed of the whole and of blocks. All ranks come here.
+        """Have one gradient of what was computed of the whole and of blocks. A collective.
 
         One that was whole before stays so: the script may know it.
         """
@@ -215,44 +229,32 @@ class LocalGradients(GradientParts):
     @torch.no_grad()
     def take_part(self, tensor: torch.Tensor) -> None:
         """Keep this rank's block of a whole gradient only."""
-        block, whole = self.block(tensor), gradient_of(tensor)
+        block, whole = self._blocks.get(tensor), gradient_of(tensor)
         if block is None or whole is None:
             return
         give_gradient(tensor, None)
-        own = block.ranges.block(whole, self._comm.rank)
+        own = block.spec.own(whole, self._comm.rank).view(block.leaf.shape)
         gradient = gradient_of(block.leaf)
         if gradient is None:
             with torch.inference_mode(False):
-                give_gradient(block.leaf, own.contiguous().clone())
+                give_gradient(block.leaf, own.clone())
         else:
             gradient.add_(own)
 
-    def agree(self, tensor: torch.Tensor, ranges: object) -> None:
+    def agree(self, tensor: torch.Tensor, spans: Spans) -> None:
         """The step is one of blocks."""
         self.take_part(tensor)
 
-    def _of(self, tensor: torch.Tensor) -> Held | None:
-        block = self.block(tensor)
-        gradient = None if block is None else gradient_of(block.leaf)
-        if block is None or gradient is None:
-            return None
-        return Held(block.number, block.parameter, cast(Ranges, block.ranges), gradient.view(-1))
-
-    def _complete(self, flat: torch.Tensor, ranges: Sequence[object], part: torch.Tensor) -> None:
-        block = next(block for block in self.blocks if block.ranges is ranges)
-        # The parameter is contiguous, or it would not have been cut.
-        block.ranges.complete(self._comm, part, flat.view(block.parameter.shape))
+    def forget(self, tensor: torch.Tensor) -> None:
+        """The parameter is whole on every rank from now on, and so is its gradient. A collective."""
+        self.whole(tensor)
+        self._leave(tensor)
 
     def _leave(self, tensor: torch.Tensor) -> None:
-        """A parameter has no block any longer, or another one. All ranks come here."""
-        block = self.block(tensor)
+        """Give up the block of a parameter. A collective."""
+        block = self._blocks.pop(tensor)
         if block is not None:
-            self._forget(id(tensor), block)
             del self._numbered[block.number]
-
-    def _forget(self, key: int, block: Block) -> None:
-        if self._blocks.get(key) is block:
-            del self._blocks[key]
 
 
 # torch's own, because a session replaces the method for scripts.

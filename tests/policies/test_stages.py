@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ronde.parallel.stages import cut_into_stages, least_maximum
+from ronde.policies.stages import cut_into_stages, least_maximum
 
 
 class Block(nn.Module):

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from ronde.parallel.division import ALIGNMENT, in_equal_parts
-from ronde.sync.gradient_parts import Ranges
+from ronde.policies.zero import ALIGNMENT, in_equal_parts
+from ronde.shards.spec import Span
 
 LISTS = {
     "one large": [2048 * 2048],
@@ -20,7 +20,7 @@ LISTS = {
 }
 
 
-def _covered(sizes: list[int], cut: list[Ranges]) -> None:
+def _covered(sizes: list[int], cut: list[tuple[Span | None, ...]]) -> None:
     for size, ranges in zip(sizes, cut, strict=True):
         seen = [0] * size
         for held in ranges:

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ronde.parallel.tensor_cut import TensorCut
 from ronde.rowwise.compiled import is_compiled
+from ronde.shards.dim_cut import DimCut
 
 __all__ = ["Placement", "placements"]
 
@@ -87,7 +87,7 @@ class Placement:
 
     name: str
     parameter: torch.Tensor
-    cut: TensorCut | None
+    cut: DimCut | None
     why: str
 
 
@@ -96,20 +96,20 @@ class _Plan:
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self.roles: dict[int, tuple[TensorCut | None, str]] = {}
+        self.roles: dict[int, tuple[DimCut | None, str]] = {}
 
-    def give(self, parameter: Any, cut: TensorCut | None, why: str) -> None:
+    def give(self, parameter: Any, cut: DimCut | None, why: str) -> None:
         if isinstance(parameter, torch.Tensor):
             self.roles.setdefault(id(parameter), (cut, why))
 
     def column(self, layer: nn.Module, why: str, fused: int = 1) -> None:
         """Cut along the outputs."""
-        self.give(getattr(layer, "weight", None), TensorCut(_out(layer), self.ranks, fused), why)
-        self.give(getattr(layer, "bias", None), TensorCut(0, self.ranks, fused), why)
+        self.give(getattr(layer, "weight", None), DimCut(_out(layer), self.ranks, fused), why)
+        self.give(getattr(layer, "bias", None), DimCut(0, self.ranks, fused), why)
 
     def row(self, layer: nn.Module, why: str) -> None:
         """Cut along the inputs; the bias is added behind the sum."""
-        self.give(getattr(layer, "weight", None), TensorCut(1 - _out(layer), self.ranks), why)
+        self.give(getattr(layer, "weight", None), DimCut(1 - _out(layer), self.ranks), why)
         self.give(getattr(layer, "bias", None), None, "it is added to the sum over ranks")
 
     def whole(self, module: nn.Module, why: str) -> None:
@@ -222,10 +222,10 @@ def _attention(plan: _Plan, module: nn.MultiheadAttention) -> None:
         plan.whole(module, problem)
         return
     heads = f"heads, in {type(module).__name__}"
-    plan.give(module.in_proj_weight, TensorCut(0, plan.ranks, 3), heads)
-    plan.give(module.in_proj_bias, TensorCut(0, plan.ranks, 3), heads)
+    plan.give(module.in_proj_weight, DimCut(0, plan.ranks, 3), heads)
+    plan.give(module.in_proj_bias, DimCut(0, plan.ranks, 3), heads)
     for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
-        plan.give(getattr(module, name), TensorCut(0, plan.ranks), heads)
+        plan.give(getattr(module, name), DimCut(0, plan.ranks), heads)
     plan.row(module.out_proj, heads)
 
 
@@ -255,7 +255,7 @@ def _vocabularies(plan: _Plan, model: nn.Module) -> None:
             elif weight.numel() * _LEAST_SHARE < total:
                 plan.give(weight, None, "it is small")
             else:
-                plan.give(weight, TensorCut(0, plan.ranks), "rows, in Embedding")
+                plan.give(weight, DimCut(0, plan.ranks), "rows, in Embedding")
         elif _is_matrix(module) and name.rpartition(".")[2] in _OUTPUT:
             plan.column(module, "classes")
 
@@ -288,10 +288,10 @@ def _overridden(plan: _Plan, name: str, parameter: torch.Tensor, override: Mappi
             plan.give(parameter, None, why)
         else:
             dim, _, fused = way.partition("/")
-            plan.give(parameter, TensorCut(int(dim), plan.ranks, int(fused or 1)), why)
+            plan.give(parameter, DimCut(int(dim), plan.ranks, int(fused or 1)), why)
 
 
-def _why_whole(parameter: torch.Tensor, cut: TensorCut | None) -> str:
+def _why_whole(parameter: torch.Tensor, cut: DimCut | None) -> str:
     """What keeps a parameter from being cut as is asked; "" for nothing."""
     if cut is None:
         return ""

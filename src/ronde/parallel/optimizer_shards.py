@@ -1,0 +1,187 @@
+"""The elements of parameters and gradients that this rank's optimizer step updates."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ronde.comm.process_group import Comm
+from ronde.parallel.sharded_parameters import ShardedParameters
+from ronde.shards.flat import flat_like
+from ronde.shards.partition import Partition
+from ronde.shards.spec import ShardSpec, Span, within
+from ronde.sync.gradient_shards import GradientShards
+from ronde.sync.home import Home
+from ronde.sync.sparse_rows import cut_rows
+
+__all__ = ["ROW_OPTIMIZERS", "OptimizerShards", "Replicas", "updates_rows"]
+
+ROW_OPTIMIZERS: tuple[type[torch.optim.Optimizer], ...] = (
+    torch.optim.SGD,
+    torch.optim.SparseAdam,
+    torch.optim.Adagrad,
+)
+"""torch's own that take sparse gradients, and update each row by itself."""
+
+
+def updates_rows(optimizer: Any) -> bool:
+    """Whether its step is known to go row by row, with a state that is dense.
+
+    With momentum SGD keeps a sparse one, of all rows that ever had a gradient.
+    """
+    return (
+        type(optimizer) in ROW_OPTIMIZERS
+        and not optimizer.defaults.get("differentiable", False)
+        and all(group.get("momentum", 0) == 0 for group in optimizer.param_groups)
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replicas:
+    """The ranks that have the same block of each parameter as this one.
+
+    Attributes:
+        comm: their group.
+        ranks: their places in the group of the optimizer's partition, in the order of `comm`.
+    """
+
+    comm: Comm
+    ranks: Sequence[int]
+
+
+class OptimizerShards:
+    """A partition of optimizer steps, with the shards of parameters and gradients that it finds.
+
+    An update's elements lie within the shards that this rank has of parameter and gradient: they are the same
+    under ZeRO, and a run of them where replicas of a block share its update.
+
+    Args:
+        partition: the elements that each rank updates.
+        rank: this rank, in the group of the partition.
+        gradients: shards of gradients; None where every rank has all of each.
+        parameters: shards of parameters; None where every rank has all of each.
+        whole_too: parameters that are no shards are cut for their update too.
+        replicas: the ranks that give each other what they have updated; None where shards are updated whole.
+
+    Attributes:
+        home: where this rank's part of an optimizer's state lives, and its step runs.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        rank: int,
+        home: Home,
+        gradients: GradientShards | None = None,
+        parameters: ShardedParameters | None = None,
+        *,
+        whole_too: bool = True,
+        replicas: Replicas | None = None,
+    ) -> None:
+        self.home = home
+        self._partition = partition
+        self._rank = rank
+        self._gradients = gradients
+        self._parameters = parameters
+        self._whole_too = whole_too
+        self._replicas = replicas
+
+    def divide(self, tensors: Sequence[torch.Tensor]) -> list[ShardSpec | None]:
+        """The spec of each tensor's update; None for one that every rank updates whole."""
+        if self._whole_too:
+            return self._partition.assign(tensors)
+        return [self._partition.spec(each) if self._is_shard(each) else None for each in tensors]
+
+    def part(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """This rank's elements of a parameter in shards, flat or rows [n, dim]; None for a whole one."""
+        shard = None if self._parameters is None else self._parameters.own(tensor)
+        spec = self._partition.spec(tensor)
+        if shard is None or spec is None or self._parameters is None:
+            return shard
+        own = shard[within(spec[self._rank], self._parameters.span(tensor))]
+        return own if spec.row is None else own.view(-1, spec.row)
+
+    def has_gradient(self, tensor: torch.Tensor) -> bool:
+        if self._gradients is not None and tensor in self._gradients:
+            return True
+        return tensor.grad is not None
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether the gradient, where there is one, can be cut as the update is."""
+        if not self._whole_too and not self._is_shard(tensor):
+            return False
+        if self._gradients is not None and tensor in self._gradients:
+            return True
+        gradient, spec = tensor.grad, self._partition.spec(tensor)
+        if gradient is None or (spec is not None and spec.row is not None):
+            return True
+        return gradient.layout is torch.strided and gradient.dtype is tensor.dtype
+
+    def stands(self, tensor: torch.Tensor, spec: ShardSpec) -> bool:
+        """Whether an update that was cut by this spec can still be."""
+        return self.fits(tensor) and self._partition.spec(tensor) == spec
+
+    def agree(self, tensor: torch.Tensor, spec: ShardSpec) -> None:
+        """Have the gradient in shards that contain the update's, or whole. A collective."""
+        if self._gradients is not None:
+            self._gradients.agree(tensor, spec)
+
+    def gradient_beside(self, tensor: torch.Tensor, own: Span) -> list[torch.Tensor]:
+        """This rank's elements of the gradient before and behind its own."""
+        found = None if self._gradients is None else self._gradients.held(tensor)
+        if found is not None:
+            if found.part is None or found.part.layout is not torch.strided:
+                return []
+            place = within(own, found.span)
+            return [found.part[: place.start], found.part[place.stop :]]
+        gradient = tensor.grad
+        if gradient is None:
+            return []
+        elements = flat_like(gradient, tensor)
+        if elements.data_ptr() != gradient.data_ptr():
+            return [gradient]  # `own_gradient` gives a copy
+        return [elements[: own[0]], elements[own[1] :]]
+
+    def own_gradient(self, tensor: torch.Tensor, own: Span) -> torch.Tensor:
+        """This rank's elements of the gradient that a parameter has."""
+        found = None if self._gradients is None else self._gradients.held(tensor)
+        spec = self._partition.spec(tensor)
+        row = None if spec is None else spec.row
+        if found is not None and found.part is not None:
+            return found.part if row is not None else found.part[within(own, found.span)]
+        gradient = tensor.grad
+        assert gradient is not None
+        if row is not None:
+            return cut_rows(gradient, own[0] // row, own[1] // row)
+        return flat_like(gradient, tensor)[slice(*own)]
+
+    def begin_update(self) -> None:
+        if self._parameters is not None:
+            self._parameters.begin_update()
+
+    def end_update(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Give replicas what this rank has updated of its shards. A collective."""
+        if self._parameters is None:
+            return
+        if self._replicas is not None:
+            self._share(self._replicas, self._parameters, tensors)
+        self._parameters.end_update(tensors)
+
+    def _share(
+        self, replicas: Replicas, parameters: ShardedParameters, tensors: Sequence[torch.Tensor]
+    ) -> None:
+        found = [(each, parameters.own(each), self._partition.spec(each)) for each in tensors]
+        blocks = [
+            (shard, spec, parameters.span(each))
+            for each, shard, spec in found
+            if shard is not None and spec is not None
+        ]
+        replicas.comm.share(
+            [[shard[within(spec[rank], span)] for shard, spec, span in blocks] for rank in replicas.ranks]
+        )
+
+    def _is_shard(self, tensor: torch.Tensor) -> bool:
+        return self._parameters is not None and self._parameters.own(tensor) is not None

@@ -1,0 +1,75 @@
+"""The elements of a model's parameters on the ranks of their pipeline stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ronde.errors import UsageError
+from ronde.policies.stages import Stages, cut_into_stages
+from ronde.shards.dim_cut import DimCut
+from ronde.shards.partition import Partition
+from ronde.shards.spec import ShardSpec, blocks_of_stage
+from ronde.sync.gradient_hooks import has_hooks
+
+__all__ = ["pipeline_specs", "refuse_sparse_gradients", "stage_of", "stages_of"]
+
+
+def stages_of(model: nn.Module, stages: int, known: Partition, ranks: int = 1) -> Stages:
+    """Cut a model into stages; a part that was cut with another model stays where it is.
+
+    Args:
+        known: the specs of parameters that are decided.
+        ranks: of each stage.
+    """
+    return cut_into_stages(model, stages, lambda tensor: stage_of(tensor, known, ranks))
+
+
+def stage_of(tensor: torch.Tensor, known: Partition, ranks: int = 1) -> int | None:
+    """The stage of a parameter; -1 for one that every rank has, None for an undecided one."""
+    if not known.is_decided(tensor):
+        return None
+    spec = known.decided(tensor)
+    return -1 if spec is None else next(rank for rank, span in enumerate(spec) if span) // ranks
+
+
+def pipeline_specs(
+    stages: Stages, count: int, ranks: int = 1, cuts: Mapping[int, DimCut] | None = None
+) -> Iterator[tuple[torch.Tensor, ShardSpec | None]]:
+    """The spec of each parameter of a model; None for one that every rank has.
+
+    Args:
+        count: of stages.
+        ranks: of each stage.
+        cuts: how the ranks of a stage cut parameters, by id; each has a copy of the others.
+    """
+    units = [each for unit in stages.units for each in unit.parameters]
+    for tensor in [*units, *stages.shared]:
+        stage = stages.stage_of(tensor)
+        if stage is None or not _can_be_owned(tensor):
+            yield tensor, None
+            continue
+        cut = (cuts or {}).get(id(tensor))
+        if cut is not None and not (cut.dim < tensor.dim() and cut.divides(tensor.shape)):
+            cut = None
+        yield tensor, blocks_of_stage(stage, count, tensor.shape, ranks=ranks, cut=cut)
+
+
+def _can_be_owned(tensor: Any) -> bool:
+    """Whether one stage alone may have a parameter: all ranks call the hooks of the script."""
+    hooked = bool(tensor._backward_hooks) or has_hooks(tensor)
+    return bool(tensor.dim() and tensor.numel()) and tensor.is_contiguous() and not hooked
+
+
+def refuse_sparse_gradients(model: nn.Module, stages: int) -> None:
+    """Raise `UsageError` for an embedding with sparse gradients."""
+    for name, part in model.named_modules():
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse:
+            owner = name or type(part).__name__
+            raise UsageError(
+                f"pipeline={stages} does not carry sparse gradients, which {owner} has; "
+                f"make it with sparse=False, or take a plan without pipeline"
+            )

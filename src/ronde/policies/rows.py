@@ -1,0 +1,34 @@
+"""Contiguous ranges of whole rows of a matrix for each rank, as recommenders cut embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from ronde.shards.partition import Partition
+from ronde.shards.spec import ShardSpec
+
+__all__ = ["first_rows", "rows"]
+
+
+def first_rows(count: int, ranks: int) -> list[int]:
+    """The first row of each rank, and behind them the number of rows; ranks differ by one at most."""
+    return [count * rank // ranks for rank in range(ranks + 1)]
+
+
+def rows(ranks: int) -> Partition:
+    """Equal numbers of rows for all ranks. Matrices are contiguous, so that rows are one run of elements."""
+
+    def split(members: Sequence[torch.Tensor]) -> list[ShardSpec]:
+        return [_of_matrix(each.shape[0], each.shape[1], ranks) for each in members]
+
+    return Partition(split)
+
+
+def _of_matrix(count: int, dim: int, ranks: int) -> ShardSpec:
+    spans = pairwise(first_rows(count, ranks))
+    return ShardSpec(
+        tuple((first * dim, last * dim) if first < last else None for first, last in spans), row=dim
+    )

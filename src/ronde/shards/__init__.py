@@ -1,0 +1,1 @@
+"""Which elements of a parameter, its gradient and its optimizer state each rank has."""

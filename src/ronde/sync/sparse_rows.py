@@ -1,0 +1,122 @@
+"""Sparse gradients of weights whose rows are spread over ranks: exchanged, averaged, gathered and cut."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from ronde.comm.process_group import Comm
+from ronde.sync.gradient_shards import Spans
+
+__all__ = ["Exchanged", "cut_rows", "exchange", "gather_rows", "mean_of_rows"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What ranks have sent each other.
+
+    Attributes:
+        received: from each rank what it sent here.
+        sent: how many went to each rank.
+        come: how many came from each.
+    """
+
+    received: list[torch.Tensor]
+    sent: list[int]
+    come: list[int]
+
+
+def exchange(comm: Comm, ids: torch.Tensor, firsts: Sequence[int]) -> Exchanged:
+    """Send rising ids to their owners, who own contiguous ranges of them. All ranks come here.
+
+    Args:
+        ids: int64 [n].
+        firsts: the first id of each rank, and behind them the number of ids.
+
+    Raises:
+        IndexError: on some rank an id is not among these; in torch's words.
+    """
+    bounds = torch.tensor(firsts, device=ids.device)
+    sent: list[int] = torch.searchsorted(ids, bounds).diff().tolist()
+    told = torch.tensor([*sent, len(ids)], device=comm.control_device)
+    every = comm.all_gather(told).view(comm.world_size, -1)
+    if bool((every[:, :-1].sum(1) != every[:, -1]).any()):  # on all ranks, whichever has it
+        raise IndexError("index out of range in self")
+    come: list[int] = every[:, comm.rank].tolist()
+    return Exchanged(comm.all_to_all(ids.split(sent), come), sent, come)
+
+
+def mean_of_rows(comm: Comm, own: torch.Tensor, spans: Spans) -> torch.Tensor:
+    """Send this rank's gradient to the owners of its rows. A collective.
+
+    Args:
+        own: coalesced, of the shape of the whole, [rows, dim].
+        spans: the elements of each rank, whole rows.
+
+    Returns:
+        the mean over ranks of this rank's rows, coalesced, [own rows, dim].
+    """
+    dim = own.shape[1]
+    firsts = _first_rows(spans, own.shape)
+    ids, values = own.indices()[0], own.values()
+    told = exchange(comm, ids, firsts)
+    received = comm.all_to_all(values.split(told.sent), told.come)
+    first, last = firsts[comm.rank : comm.rank + 2]
+    mean = torch.sparse_coo_tensor(
+        (torch.cat(told.received) - first).unsqueeze(0),
+        torch.cat(received) / comm.world_size,
+        (last - first, dim),
+        check_invariants=False,
+    )
+    return mean.coalesce()
+
+
+def gather_rows(comm: Comm, part: torch.Tensor, spans: Spans, shape: torch.Size) -> torch.Tensor:
+    """Gather a sparse gradient from the rows of all ranks. A collective.
+
+    Args:
+        part: this rank's rows, [own rows, dim].
+
+    Returns:
+        a coalesced gradient of the whole's shape, [rows, dim].
+    """
+    part = part.coalesce()
+    first = _first_rows(spans, shape)[comm.rank]
+    counts: list[int] = (
+        comm.all_gather(torch.tensor([part._nnz()], device=comm.control_device)).view(-1).tolist()
+    )
+    return torch.sparse_coo_tensor(
+        torch.cat(comm.all_gather_uneven(part.indices()[0] + first, counts)).unsqueeze(0),
+        torch.cat(comm.all_gather_uneven(part.values(), counts)),
+        shape,
+        is_coalesced=True,  # ranks follow one another, as their rows do
+        check_invariants=False,
+    )
+
+
+def cut_rows(gradient: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    """Some rows of a whole gradient, sparse or dense, as one of a matrix of these rows."""
+    if gradient.layout is torch.strided:
+        return gradient[first:last]
+    whole = gradient.coalesce()
+    ids = whole.indices()[0]
+    kept = (ids >= first) & (ids < last)
+    return torch.sparse_coo_tensor(
+        (ids[kept] - first).unsqueeze(0),
+        whole.values()[kept],
+        (last - first, *gradient.shape[1:]),
+        is_coalesced=True,
+        check_invariants=False,
+    )
+
+
+def _first_rows(spans: Spans, shape: torch.Size) -> list[int]:
+    """The first row of each rank, and behind them the number of rows."""
+    rows, dim = shape
+    firsts, reached = list[int](), 0
+    for span in spans:
+        firsts.append(reached)
+        reached = reached if span is None else span[1] // dim
+    return [*firsts, rows]
