@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,23 +17,69 @@ from ronde.checkpoint.store import NoCheckpoint, Store, newest
 from ronde.errors import UsageError
 
 
+def write(store: Store, journal: Journal, step: int) -> None:
+    journal.record("read", "item", step)
+    manifest = Manifest(
+        step=step,
+        entries=len(journal),
+        journal_bytes=0,
+        boundary="call",
+        seed=1,
+        plan="ddp",
+        ranks=2,
+        script="a.py",
+    )
+    store.write(manifest, {"tensors": {"w": torch.full((3,), float(step))}}, journal.fresh())
+
+
 def written(folder: Path, *steps: int, keep: int = 2) -> Journal:
     store, journal = Store(folder, keep=keep), Journal()
     for step in steps:
-        journal.record("read", "item", step)
-        manifest = Manifest(
-            step=step,
-            entries=len(journal),
-            journal_bytes=0,
-            boundary="call",
-            seed=1,
-            plan="ddp",
-            ranks=2,
-            script="a.py",
-        )
-        store.write(manifest, {"tensors": {"w": torch.full((3,), float(step))}}, journal.fresh())
+        write(store, journal, step)
     store.close()
     return journal
+
+
+@contextmanager
+def full_disk(longest: int) -> Iterator[None]:
+    """Inside, no file may grow beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (longest, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("beyond", [0, 7, 500])
+def test_after_a_full_disk_the_next_one_is_whole(tmp_path: Path, beyond: int) -> None:
+    """What the journal lacks by the failure is written with the next checkpoint."""
+    store, journal = Store(tmp_path, keep=2), Journal()
+    write(store, journal, 10)
+    size = (tmp_path / "journal").stat().st_size
+    for step in (20, 30):
+        with full_disk(size + beyond), pytest.raises(OSError, match="too large"):
+            write(store, journal, step)
+    assert newest(tmp_path, pytest.fail)[0].step == 10
+    write(store, journal, 40)
+    store.close()
+    manifest, _, entries = newest(tmp_path, pytest.fail)
+    assert (manifest.step, [each.payload for each in entries]) == (40, [10, 20, 30, 40])
+
+
+def test_a_file_of_another_program_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text("Dear diary, today I have trained a model.")
+    with pytest.raises(UsageError, match="is not one of ronde's"):
+        Store(tmp_path, keep=2)
+    assert (tmp_path / "journal").read_text().startswith("Dear diary")
+
+
+def test_a_torn_journal_without_a_checkpoint_is_begun_anew(tmp_path: Path) -> None:
+    written(tmp_path, 10)
+    (tmp_path / "step-00000010" / "manifest.json").unlink()
+    (tmp_path / "journal").write_bytes((tmp_path / "journal").read_bytes()[:30])
+    Store(tmp_path, keep=2).close()
+    assert (tmp_path / "journal").read_bytes() == b""
 
 
 def test_the_newest_is_read_and_old_ones_go(tmp_path: Path) -> None:

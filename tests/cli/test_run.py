@@ -273,18 +273,11 @@ def test_mistakes_about_hosts(seen: Seen, capfd: Any, arguments: tuple[str, ...]
 
 
 @pytest.mark.parametrize("plan", ["tensor=2", "pipeline=2", "context=2", "expert=2"])
-@pytest.mark.parametrize("option", [("--checkpoint", "saved"), ("--publish", "1")])
-def test_a_cut_model_is_neither_saved_nor_published(
-    seen: Seen, capfd: Any, plan: str, option: tuple[str, str]
-) -> None:
-    """It is said before any rank is started."""
-    assert _code("--ranks", "2", "--plan", plan, *option, "train.py") == 2
-    said = capfd.readouterr().err
-    assert said.startswith(
-        f"ronde: error: {plan} and {' '.join(option)} do not go together in this version: "
-    )
-    assert "; nearest legal: --plan " in said
-    assert seen.job is None
+def test_a_cut_model_is_saved_and_published(seen: Seen, tmp_path: Path, plan: str) -> None:
+    saved = str(tmp_path / "saved")
+    assert _code("--ranks", "2", "--plan", plan, "--checkpoint", saved, "--publish", "1", "train.py") == 4
+    assert seen.job is not None
+    assert (seen.job.plan, seen.job.checkpoint, seen.job.publish) == (plan, saved, 1.0)
 
 
 def test_torchruns_own_settings_start_torchrun(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,17 @@ def test_shares(least: int, most: int | None, shares: tuple[tuple[str, int], ...
     assert Elastic(least=least, most=most).shares(parse_hosts("a:2,b:3")) == shares
 
 
+@pytest.mark.parametrize(
+    ("least", "hosts", "shares"),
+    [(2, "a:2,b:3", (("a", 2), ("b", 2))), (2, "a:3", (("a", 2),)), (4, "a:3", ())],
+)
+def test_no_more_ranks_than_the_plan_can_have(
+    least: int, hosts: str, shares: tuple[tuple[str, int], ...]
+) -> None:
+    elastic = Elastic(least=least, fits=lambda ranks: ranks % 2 == 0)
+    assert elastic.shares(parse_hosts(hosts)) == shares
+
+
 def test_hosts_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
     """The command in the place of ssh is given a host and a shell line."""
     stub = program(tmp_path / "stub", f'test ! -e {tmp_path}/$1.down && exec sh -c "$2"')

@@ -22,9 +22,11 @@ from typing import Any
 
 from ronde.errors import RondeError
 
-__all__ = ["Entry", "Journal", "JournalError", "Mismatch", "read_entries"]
+__all__ = ["Entry", "Journal", "JournalError", "Mismatch", "begins_journal", "read_entries"]
 
 _HEAD = struct.Struct("<QI")
+_LEVEL = 1
+_COMPRESSED = zlib.compress(b"", _LEVEL)[:2]  # how each block goes on behind its head
 
 
 class JournalError(RondeError):
@@ -99,6 +101,11 @@ class Journal:
         self._place += 1
         return entry
 
+    def forget_since(self, count: int) -> None:
+        """Remove what was recorded behind so many entries: it is done again, or never happened."""
+        if not self.replaying:
+            del self._entries[count:]
+
     def begin_recording(self) -> None:
         """The script has come to where the earlier run was; what happens from now on is new."""
         self.replaying = False
@@ -109,8 +116,13 @@ class Journal:
         self._flushed = len(self._entries)
         if not fresh:
             return b""
-        content = zlib.compress(_packed(fresh), 1)
+        content = zlib.compress(_packed(fresh), _LEVEL)
         return _HEAD.pack(len(content), zlib.crc32(content)) + content
+
+
+def begins_journal(content: bytes) -> bool:
+    """Whether a file that begins so, perhaps torn or empty, is a journal."""
+    return not content or content[_HEAD.size : _HEAD.size + len(_COMPRESSED)] == _COMPRESSED
 
 
 def read_entries(content: bytes) -> list[Entry]:

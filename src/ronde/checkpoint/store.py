@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ronde.checkpoint.journal import Entry, JournalError, read_entries
+from ronde.checkpoint.journal import Entry, JournalError, begins_journal, read_entries
 from ronde.checkpoint.manifest import Manifest, checkpoints_in
 from ronde.checkpoint.state import State
 from ronde.errors import UsageError
@@ -44,7 +44,7 @@ class Store:
         journal_bytes: of the checkpoint that is resumed; what the journal has beyond them is removed.
 
     Raises:
-        UsageError: the folder cannot be written, or has checkpoints of a run that is not resumed.
+        UsageError: the folder cannot be written, or has a file of another program's in the journal's place.
     """
 
     def __init__(self, folder: Path, *, keep: int, journal_bytes: int = 0) -> None:
@@ -53,8 +53,18 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(".step-*"):
                 shutil.rmtree(left, ignore_errors=True)
-            self._journal = open(folder / "journal", "ab")  # noqa: SIM115 - open as long as the run
+            journal = folder / "journal"
+            if journal.exists() and not begins_journal(_head(journal)):
+                raise UsageError(
+                    f"--checkpoint {folder}: the file journal in it is not one of ronde's, and would be "
+                    "overwritten; choose another folder"
+                )
+            # Unbuffered: of what fails nothing is written later. Open as long as the run.
+            self._journal = open(journal, "ab", buffering=0)  # noqa: SIM115
             self._journal.truncate(journal_bytes)
+            self._journal_bytes = journal_bytes
+            # Blocks of the journal that could not be appended.
+            self._owed = b""
         except OSError as error:
             raise UsageError(f"--checkpoint {folder} cannot be written: {error.strerror}") from None
 
@@ -67,14 +77,8 @@ class Store:
         Raises:
             OSError: the disk is full or gone; the checkpoints before are whole.
         """
-        place = self._journal.tell()
-        try:
-            self._journal.write(content)
-            self._journal.flush()
-            os.fsync(self._journal.fileno())
-        except OSError:
-            self._journal.truncate(place)
-            raise
+        self._owed += content
+        self._append()
         name = f"step-{manifest.step:08d}"
         beside = self.folder / f".{name}-{os.getpid()}"
         shutil.rmtree(beside, ignore_errors=True)
@@ -86,7 +90,7 @@ class Store:
                 file.flush()
                 os.fsync(file.fileno())
             whole = dataclasses.replace(
-                manifest, journal_bytes=self._journal.tell(), digest=hashing.digest.hexdigest()
+                manifest, journal_bytes=self._journal_bytes, digest=hashing.digest.hexdigest()
             )
             with open(beside / "manifest.json", "w") as text:
                 json.dump(dataclasses.asdict(whole), text, indent=1)
@@ -100,6 +104,19 @@ class Store:
             raise
         self._prune()
         return name
+
+    def _append(self) -> None:
+        """Write to the journal what it lacks, or nothing."""
+        try:
+            rest = memoryview(self._owed)
+            while rest:
+                rest = rest[self._journal.write(rest) :]
+            os.fsync(self._journal.fileno())
+        except OSError:
+            self._journal.truncate(self._journal_bytes)
+            raise
+        self._journal_bytes += len(self._owed)
+        self._owed = b""
 
     def _prune(self) -> None:
         for _, folder in list(checkpoints_in(self.folder))[self._keep :]:
@@ -157,6 +174,11 @@ def read_checkpoint(place: Path) -> tuple[Manifest, State]:
         raise ValueError("its state is not what was written")
     # A checkpoint is trusted as the script is that it belongs to.
     return manifest, torch.load(place / "state.pt", map_location="cpu", weights_only=False)
+
+
+def _head(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(64)
 
 
 def _sync(folder: Path) -> None:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["elastic_of", "named_by_script", "source_of"]
 
+# So many ranks beyond those that were asked for are looked at for a number that the plan can have.
+_MOST_MORE = 1024
+
 
 def named_by_script(
     script: Path | None, hosts: str | None, hostfile: Path | None, slots: int = 1
@@ -51,6 +54,7 @@ def elastic_of(
     count: int,
     *,
     saves: bool,
+    fits: Callable[[int], bool],
 ) -> tuple[Elastic, Membership] | None:
     """Between which numbers of ranks the run may be, and who says which hosts there are; None: neither.
 
@@ -59,6 +63,7 @@ def elastic_of(
         ranks: the option --ranks.
         count: how many ranks that makes with the hosts there are at first.
         saves: the run makes checkpoints.
+        fits: whether the plan can have so many ranks.
 
     Raises:
         UsageError: they contradict each other, or need what is not there.
@@ -85,7 +90,9 @@ def elastic_of(
     from ronde.launch.membership import Membership
 
     membership = Membership(source_of(script, hostfile, where), remote.way, always=remote.always)
-    return Elastic(least=least if least is not None else count, most=most), membership
+    asked = count if least is None else least
+    least = next(filter(fits, range(asked, (most or asked + _MOST_MORE) + 1)), asked)
+    return Elastic(least=least, most=most, fits=fits), membership
 
 
 def source_of(

@@ -241,7 +241,6 @@ def run(  # noqa: PLR0913 - one parameter per option
     for option, value in (("--durability", durability), ("--server-state", server_state)):
         if value is not None:
             _check_starts_servers(f"{option} {value}", endpoints, meant)
-    _check_saves_cut_models(meant, count, checkpoint, publish)
     check_module(script) if module else check_script(script)
     if restarts and (checkpoint is None or place is not None):
         why = "needs --checkpoint DIR" if checkpoint is None else "is torchrun's: use its --max-restarts"
@@ -249,7 +248,8 @@ def run(  # noqa: PLR0913 - one parameter per option
     for option, value in (("--every", every), ("--keep", keep)):
         if value is not None and checkpoint is None:
             raise UsageError(f"{option} {value} needs --checkpoint DIR")
-    elasticity = elastic_of(bounds, remote, hostfile, where, ranks, count, saves=checkpoint is not None)
+    saves, fits = checkpoint is not None, partial(_fits, str(meant))
+    elasticity = elastic_of(bounds, remote, hostfile, where, ranks, count, saves=saves, fits=fits)
     saved = _saved(checkpoint, resume=resume, native=native, plan=str(meant))
     directory = _directory(run_dir, place, parent)
     job = Job(
@@ -291,6 +291,15 @@ def run(  # noqa: PLR0913 - one parameter per option
     if trace is not None:
         _write_timeline(job, trace)
     sys.exit(code)
+
+
+def _fits(plan: str, ranks: int) -> bool:
+    """Whether a plan can have so many ranks."""
+    try:
+        read_plan(plan, ranks=ranks)
+    except UsageError:
+        return False
+    return True
 
 
 def _launched(
@@ -459,24 +468,6 @@ def _checkpoint_place(given: str | None) -> str:
     if not given:
         return ""
     return given if "://" in given else os.path.abspath(given)
-
-
-def _check_saves_cut_models(plan: Plan, ranks: int, checkpoint: str | None, publish: float) -> None:
-    """Raise `UsageError` for an option that needs whole models where ranks have parts of them."""
-    cuts = plan.for_ranks(ranks).mesh.cuts_models
-    if cuts is None:
-        return
-    item = plan.item(cuts)
-    if checkpoint is not None:
-        raise UsageError(
-            f"{item} and --checkpoint {checkpoint} do not go together in this version: a checkpoint reads "
-            "whole gradients; nearest legal: --plan zero3, or let the script save"
-        )
-    if publish:
-        raise UsageError(
-            f"{item} and --publish {publish:g} do not go together in this version: no rank has the whole "
-            "model; nearest legal: --plan ddp"
-        )
 
 
 def _saved(place: str | None, *, resume: bool, native: bool, plan: str) -> int | None:

@@ -39,21 +39,23 @@ class Elastic:
     Attributes:
         least: fewer ranks are not started; more hosts are waited for.
         most: more are not used; None: as many as there are slots.
+        fits: whether the plan can have so many ranks; it can have `least`.
         patience: seconds for which hosts are waited for.
         look_s: seconds between two looks at the hosts of a run that is under way.
     """
 
     least: int
     most: int | None = None
+    fits: Callable[[int], bool] = lambda ranks: True
     patience: float = _PATIENCE_S
     look_s: float = _UNDER_WAY_S
 
     def shares(self, hosts: Sequence[HostSlots]) -> _Shares:
-        """The ranks of each host; () where there are too few slots."""
+        """The ranks of each host, as many as the plan can have; () where there are too few slots."""
         slots = sum(host.slots for host in hosts)
-        if slots < self.least:
-            return ()
-        return ranks_of_hosts(hosts, slots if self.most is None else min(slots, self.most))
+        most = slots if self.most is None else min(slots, self.most)
+        count = next(filter(self.fits, range(most, self.least - 1, -1)), 0)
+        return ranks_of_hosts(hosts, count) if count else ()
 
 
 def launch_elastic(

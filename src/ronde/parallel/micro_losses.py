@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.tensor.layout import Layout
 from ronde.tensor.tree import leaves, map_leaves
 
@@ -130,8 +131,13 @@ def _differentiated(
         raise ValueError("its value is no tensor of one element")
     asked = [each for each in given if each.requires_grad]
     _refuse_others(loss, asked)
-    found = iter(torch.autograd.grad(loss, asked, allow_unused=True))
+    with DisableTorchFunction():  # a mode is handed the session's function in place of this one
+        found = iter(_GRAD(loss, asked, allow_unused=True))
     return loss.detach(), [next(found) if each.requires_grad else None for each in given]
+
+
+# torch's own, because a session replaces it for scripts.
+_GRAD: Any = torch.autograd.grad
 
 
 def _refuse_others(loss: torch.Tensor, asked: Sequence[torch.Tensor]) -> None:

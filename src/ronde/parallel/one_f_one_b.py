@@ -32,6 +32,7 @@ class OneForwardOneBack:
         comm: the pipeline group.
         note: hears why a schedule is not carried out.
         loss_fn: of the output and the target.
+        attempt: is called before each try; the result, where the try does not count.
 
     Attributes:
         took_effect: a step has gone by turns, or it was said why none does.
@@ -44,7 +45,9 @@ class OneForwardOneBack:
         note: Callable[[str], None],
         model: nn.Module,
         loss_fn: Callable[[Any, Any], torch.Tensor],
+        attempt: Callable[[], Callable[[], object]],
     ) -> None:
+        self._attempt = attempt
         self._pipeline, self._comm, self._note = pipeline, comm, note
         self._model, self._loss_fn = model, loss_fn
         self._weighing: Weighing | None = "mean"
@@ -56,7 +59,7 @@ class OneForwardOneBack:
         for _ in range(2):
             if self._weighing is None:
                 break
-            state = _generators()
+            state, undo = _generators(), self._attempt()
             losses = _Losses(self._model, self._loss_fn, target, self._weighing)
             output = self._called(losses, args, kwargs)
             if losses.leaves is None:
@@ -65,6 +68,7 @@ class OneForwardOneBack:
             if loss is not None:
                 return loss
             _set_generators(state)
+            undo()
         return self._from(self._called(None, args, kwargs), target)
 
     def _from(self, output: Any, target: Any) -> torch.Tensor:

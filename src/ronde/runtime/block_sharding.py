@@ -88,6 +88,7 @@ class BlockSharding(Sharding):
         self._script: Context | None = None
         self._partition = partition
         self._blocks = BlockGradients(group, self._adopt, self._mean)
+        self._in_parts = [self._blocks]
         parameters = ShardedParameters(context, partition, OnDevice(), note, find)
         self._cut = parameters
         self._parameters = parameters
@@ -134,10 +135,6 @@ class BlockSharding(Sharding):
         opaque.install(patches, self._cut, self._saved)
         self._saved.install(patches)
         self._install_hooks(patches)
-
-    def release(self) -> None:
-        self._blocks.restore()
-        super().release()
 
     @contextmanager
     def calling(self, module: torch.nn.Module) -> Iterator[None]:

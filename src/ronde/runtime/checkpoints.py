@@ -59,7 +59,7 @@ class Checkpoints:
 
     Args:
         in_script: whether the code that runs is the script's, on its main thread.
-        keeps_gradients: the script's parameters have whole gradients on every rank.
+        has_gradient: whether a leaf has a gradient, perhaps in parts, without gathering it.
         say: hears what the user should know at the end.
         on_resumed: hears at which step the script has been brought back.
 
@@ -75,14 +75,14 @@ class Checkpoints:
         in_script: Callable[[], bool],
         files: ScriptFiles,
         agreement: Agreement,
-        keeps_gradients: bool,
+        has_gradient: Callable[[torch.Tensor], bool],
         say: Callable[[str], Any],
         on_resumed: Callable[[int], object] = lambda step: None,
     ) -> None:
         self._on_resumed = on_resumed
         self._config, self._comm, self._say = config, comm, say
         self._in_script, self._files = in_script, files
-        self._keeps_gradients = keeps_gradients
+        self._has_gradient = has_gradient
         self._history = files.remember()
         self._leads = comm.rank == 0
         self._schedule = Schedule(Cadence(*config.checkpoint_every), self._sum, leads=self._leads)
@@ -200,6 +200,11 @@ class Checkpoints:
     def hear_through(self, wrapper: Callable[..., Any], name: str) -> None:
         """As `HostReads.hear_through`."""
         self._reads.hear_through(wrapper, name)
+
+    def attempt(self) -> Callable[[], None]:
+        """Something begins that may have to be done again; the result is called then."""
+        count = len(self._journal)
+        return lambda: self._journal.forget_since(count)
 
     def begin(self) -> None:
         """The script begins."""
@@ -356,8 +361,8 @@ class Checkpoints:
             return
         with self._recorded("backward", "backward") as entry:
             plain(*args, **kwargs)
-            having = [index for index, value in enumerate(self._parameters) if value.grad is not None]
-            entry.payload = self._outlines.of(having if self._keeps_gradients else [])
+            having = [index for index, value in enumerate(self._parameters) if self._has_gradient(value)]
+            entry.payload = self._outlines.of(having)
 
     def _step(self, plain: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
         self._begin_if_new()

@@ -47,6 +47,7 @@ class Publishing:
         comm: to the other ranks; None where there are none.
         in_script: whether a call of a module is the script's.
         inside: what is to stand around calls of modules by ronde itself.
+        gathered: around what needs a model's parameters whole; a collective.
         around: what is to stand around work with files.
         say: hears what the user should know at the end.
     """
@@ -59,17 +60,18 @@ class Publishing:
         comm: Comm | None = None,
         in_script: Callable[[], bool] = lambda: True,
         inside: Around = nullcontext,
+        gathered: Callable[[nn.Module], AbstractContextManager[object]] = nullcontext,
         around: Around = nullcontext,
         say: Callable[[str], Any] = lambda text: None,
     ) -> None:
         self._interval, self._comm, self._say = config.publish, comm, say
         self._in_script, self._inside, self._around = in_script, inside, around
+        self._gathered = gathered
         self._main = threading.get_ident()
         many = comm is not None and comm.world_size > 1
         self._leads = comm is None or comm.rank == 0
         # Of rows on servers rank 0 asks, and writes them all.
         self._spread = many and plan.state.sparse == "sharded" and not plan.state.server_count
-        self._in_parts = plan.state.placement if many and plan.state.cuts_parameters else ""
         writers = comm.world_size if comm is not None and self._spread else 1
         folder = Path(config.run_dir) / FOLDER
         rank = comm.rank if comm is not None else 0
@@ -174,7 +176,10 @@ class Publishing:
         if self._comm is not None:
             lost = self._comm.votes([lost]) != [0]
         follows, whole = (0, 1) if lost else (follows, whole)
-        program = self._program(subject) if number == self._publication.begins_at else b""
+        model = subject.model()
+        with self._gathered(model) if model is not None else nullcontext():
+            program = self._program(subject) if number == self._publication.begins_at else b""
+            dense = subject.dense(self._inside, write=self._leads)
         version = Version(
             version=number,
             step=self._steps,
@@ -183,7 +188,7 @@ class Publishing:
             follows=follows or None,
             delta={name: rows for name, rows in told.items() if rows is not None} if follows else {},
             whole={name: each.exchange.rows(each.table) for name, each in tables.items()} if whole else {},
-            dense=subject.dense(self._inside, write=self._leads),
+            dense=dense,
             program=program,
             no_program=self._no_program,
         )
@@ -203,9 +208,6 @@ class Publishing:
         model = subject.model()
         if model is None or subject.example is None:
             self._no_program = "the script calls no model but tables"
-            return b""
-        if self._in_parts:
-            self._no_program = f"under {self._in_parts} no rank has all parameters of a model"
             return b""
         try:
             with self._around(), self._inside():

@@ -214,6 +214,7 @@ class Session:
             comm=self.everybody,
             in_script=self._in_script,
             inside=lambda: self.context.enter(Region.REPLICATED),
+            gathered=self._sharding.gathered,
             around=self.files.unmediated,
             say=self.notes.say,
         )
@@ -229,7 +230,7 @@ class Session:
             in_script=self._in_script,
             files=self.files,
             agreement=self.agreement,
-            keeps_gradients=self._sharding.gradients is None,
+            has_gradient=self._sharding.has_gradient,
             say=self.notes.say,
             on_resumed=self.tally.go_on_from,
         )
@@ -316,7 +317,8 @@ class Session:
     ) -> Callable[[Any, Any, Any], torch.Tensor] | None:
         """Given arguments and a target, the loss, with forward and backward as the plan's schedule has them;
         None where the script's own calls have them so."""
-        return self._sharding.scheduled(model, loss_fn)
+        attempt = (lambda: lambda: None) if self.checkpoints is None else self.checkpoints.attempt
+        return self._sharding.scheduled(model, loss_fn, attempt)
 
     def _any_rank(self, answer: bool) -> bool:
         return self.everybody.votes([answer]) != [0]

@@ -27,8 +27,9 @@ from ronde.policies.rows import rows
 from ronde.policies.units import find_units
 from ronde.policies.zero import central, zero
 from ronde.runtime.type_questions import questions_of_script
-from ronde.sync.gradient_shards import Spans
+from ronde.sync.gradient_shards import GradientShards, Spans
 from ronde.sync.home import HostMemory, OnDevice
+from ronde.sync.leaf import gradient_of
 from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.sync.reducer import Allocate, Reducer
 from ronde.tensor.context import Context
@@ -91,6 +92,8 @@ class Sharding:
         self.rows: ReducedGradients | None = None
         if _spreads_rows(plan, comm.world_size):
             self.rows = ReducedGradients(comm, lambda each: list(map(self._row_spans, each)), OnDevice())
+        parts = (self.gradients, self.rows)
+        self._in_parts: list[GradientShards] = [each for each in parts if each is not None]
         self.has_spread_rows = False
         self._look_up: RowLookup | None = None
         self._note = note
@@ -141,8 +144,12 @@ class Sharding:
         update = ShardedUpdate(context, held, self._holds_rows, note, ROW_OPTIMIZERS, updates_rows)
         self._update = update
 
-    def scheduled(self, model: torch.nn.Module, loss_fn: Any) -> Any:
-        """What carries out forward and backward of steps in one; None where nothing does."""
+    def scheduled(self, model: torch.nn.Module, loss_fn: Any, attempt: Any) -> Any:
+        """What carries out forward and backward of steps in one; None where nothing does.
+
+        Args:
+            attempt: is called before each try of a step; the result, where the try does not count.
+        """
         return None
 
     def look_up(self) -> RowLookup | None:
@@ -157,6 +164,19 @@ class Sharding:
     def _holds_rows(self, optimizer: Any) -> bool:
         members = (tensor for group in optimizer.param_groups for tensor in group["params"])
         return any(self._row_spans(tensor) is not None for tensor in members)
+
+    def has_gradient(self, tensor: torch.Tensor) -> bool:
+        """Whether a leaf has a gradient, perhaps in parts; it is not gathered."""
+        return gradient_of(tensor) is not None or any(tensor in parts for parts in self._in_parts)
+
+    @contextmanager
+    def gathered(self, module: torch.nn.Module) -> Iterator[None]:
+        """Inside, a module's parameters are whole on every rank. All ranks come here."""
+        if self._parameters is None:
+            yield
+            return
+        with self._parameters.holding(list(module.parameters())):
+            yield
 
     @property
     def residents(self) -> list[Resident]:
@@ -181,9 +201,8 @@ class Sharding:
         """Make everything whole again. All ranks come here."""
         if self._update is not None:
             self._update.release()
-        for parts in (self.gradients, self.rows):
-            if parts is not None:
-                parts.restore()
+        for parts in self._in_parts:
+            parts.restore()
         if self._parameters is not None:
             self._parameters.release()
         self.uninstall()

@@ -110,10 +110,12 @@ class StageSharding(BlockSharding):
             yield
         self.pipeline.complete()
 
-    def scheduled(self, model: torch.nn.Module, loss_fn: Any) -> Any:
+    def scheduled(self, model: torch.nn.Module, loss_fn: Any, attempt: Any) -> Any:
         if self._plan.compute.schedule != "1f1b":
             return None
-        self._steps.append(OneForwardOneBack(self.pipeline, self._stages, self._note, model, loss_fn))
+        self._steps.append(
+            OneForwardOneBack(self.pipeline, self._stages, self._note, model, loss_fn, attempt)
+        )
         return self._steps[-1]
 
     def notes(self) -> list[str]:
