@@ -24,17 +24,15 @@ Ranks = Callable[..., list[Any]]
 @contextmanager
 def computing(name: str) -> Iterator[tuple[list[str], LossScaling]]:
     """As one rank runs, without a boundary; gives what was noted, and the scale."""
-    patches, notes, scaling, handles = Patches(), [], LossScaling(bool), []
+    patches, notes, scaling = Patches(), [], LossScaling(bool)
     Precision(name, notes.append).install(patches)
     if name == "fp16":
-        handles = scaling.install(patches)
+        scaling.install(patches)
         scaling.install_backward(patches)
     try:
         yield notes, scaling
     finally:
         patches.restore()
-        for handle in handles:
-            handle.remove()
 
 
 class Net(nn.Module):

@@ -75,6 +75,14 @@ AVAILABLE_ON = [
     ("data=2,tensor=2,zero1", 4),
     ("tensor=2,pipeline=2,zero1,micro-batches=2", 8),
     ("data=2,pipeline=2,zero1,micro-batches=4", 4),
+    ("tensor=2,pipeline=2,micro-batches=4,schedule=1f1b", 8),
+    ("tensor=2,precision=fp16,micro-batches=4", 2),
+    ("pipeline=2,precision=fp16,recompute=full", 2),
+    ("context=2,recompute=selective,micro-batches=2", 2),
+    ("expert=2,precision=bf16,micro-batches=2", 2),
+    ("expert=2", 4),
+    ("data=4,expert=2", 4),
+    ("expert=2,dgc", 2),
     ("tensor=4,tensor-cuts=*.fc1.weight:0+*.fc2.*:replicated", 8),
 ]
 
@@ -83,39 +91,38 @@ NOT_TOGETHER = [
     ("tensor=2,zero2", "state=zero2", "state=replicated"),
     ("tensor=2,zero3,offload=all", "offload=all", "offload=none"),
     ("tensor=2,hybrid", "sparse=sharded", "sparse=replicated"),
-    ("tensor=2,precision=fp16", "precision=fp16", "precision=fp32"),
-    ("tensor=2,micro-batches=4", "micro-batches=4", "micro-batches=1"),
+    ("tensor=2,qadam", "compressed=momentum", "compressed=gradient"),
     ("tensor=2,compile=true", "compile=true", "compile=false"),
 ]
 NOT_WITH_EXPERTS = [
     ("expert=2,tensor=2", "tensor=2", "tensor=1"),
     ("expert=2,pipeline=2", "pipeline=2", "pipeline=1"),
     ("expert=2,zero1", "state=zero1", "state=replicated"),
-    ("expert=2,precision=bf16", "precision=bf16", "precision=fp32"),
-    ("expert=2,micro-batches=2", "micro-batches=2", "micro-batches=1"),
+    ("expert=2,local-sgd", "update=local", "update=sync"),
 ]
 NOT_WITH_CONTEXT = [
     ("context=2,tensor=2", "tensor=2", "tensor=1"),
     ("context=2,zero1", "state=zero1", "state=replicated"),
-    ("context=2,recompute=full", "recompute=full", "recompute=none"),
+    ("context=2,compile=true", "compile=true", "compile=false"),
 ]
 NOT_WITH_STAGES = [
     ("pipeline=2,zero2", "state=zero2", "state=replicated"),
     ("pipeline=2,hybrid", "sparse=sharded", "sparse=replicated"),
-    ("pipeline=2,precision=fp16", "precision=fp16", "precision=fp32"),
-    ("pipeline=2,recompute=full", "recompute=full", "recompute=none"),
     ("pipeline=2,compile=true", "compile=true", "compile=false"),
     ("pipeline=2,schedule=interleaved", "schedule=interleaved", "schedule=gpipe"),
 ]
 
 
-@pytest.mark.parametrize(("beside", "ranks"), [("tensor=2", 4), ("data=2", 4), ("data=2", None)])
-def test_one_forward_one_back_is_for_stages_alone(beside: str, ranks: int | None):
-    assert validate(expand("pipeline=2,micro-batches=4,schedule=1f1b"), 2) == []
-    assert validate(expand(f"{beside},pipeline=2,schedule=1f1b"), ranks) == [
-        f"schedule=1f1b with {beside} is not available in this version; nearest legal: "
-        f"{beside},pipeline=2,schedule=gpipe"
-    ]
+@pytest.mark.parametrize("cut", ["tensor=2", "pipeline=2", "tensor=2,pipeline=2", "context=2"])
+def test_what_is_encoded_goes_to_ranks_with_other_rows(cut: str):
+    (said,) = validate(expand(f"{cut},onebit"), 4 if "," in cut else 2)
+    assert said == (
+        f"compressor=onebit encodes gradients between ranks that have other rows of the batch, and {cut} "
+        f"with data=1 has no such ranks; nearest legal: data=2,{cut},compressor=onebit"
+    )
+    assert validate(expand(f"data=1,{cut},onebit")) == [said]
+    assert validate(expand(f"data=2,{cut},onebit")) == validate(expand(f"{cut},onebit")) == []
+    assert validate(expand(f"{cut},onebit"), 8) == validate(expand(f"{cut},onebit"), 1) == []
 
 
 @pytest.mark.parametrize(("text", "ranks"), AVAILABLE_ON)
@@ -145,14 +152,6 @@ def test_what_is_not_built_with_spread_experts_is_refused(text: str, item: str, 
 def test_what_is_not_built_with_cut_sequences_is_refused(text: str, item: str, legal: str):
     refused = f"context=2 with {item} is not available in this version; nearest legal: context=2,{legal}"
     assert refused in validate(expand(text))
-
-
-def test_experts_are_spread_over_all_ranks():
-    assert validate(expand("expert=2"), 2) == validate(expand("data=2,expert=2"), 2) == []
-    for text, ranks in (("expert=2", 4), ("data=4,expert=2", None)):
-        (said,) = validate(expand(text), ranks)
-        assert said.startswith("expert=2 with data=4 is not available in this version")
-        assert said.endswith("nearest legal: data=4,expert=4")
 
 
 # Keys that only refine a value which is not built: alone they contradict the default plan.

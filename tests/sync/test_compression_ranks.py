@@ -211,6 +211,47 @@ def test_a_gradient_that_some_ranks_do_not_compute_counts_as_nought(ranks: Ranks
             assert all(value == pytest.approx(1.5, rel=1e-6) for step in found for value in step[0])
 
 
+def _held_over_a_pause(rank: Rank, plan: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is held before and after a step in which nothing of the model has a gradient."""
+    with rank.session(plan) as session:
+        model = net()
+        optimizer = _sgd(model)
+        for step in range(3):
+            optimizer.zero_grad()
+            with session.context.enter(Region.SHARDED, 2):
+                gradients(model, rank.rank, step)
+            optimizer.step()
+        before = session.compression.state_dict()["held"]
+        torch.zeros((), requires_grad=True).backward()
+        return before, session.compression.state_dict()["held"]
+
+
+@pytest.mark.parametrize("plan", ["dgc,density=0.1", "onebit", "powersgd"])
+def test_what_is_held_waits_for_the_next_gradient(ranks: Ranks, plan: str) -> None:
+    for before, after in ranks(2, _held_over_a_pause, plan):
+        torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+def _with_optimizer(rank: Rank, late: bool) -> torch.Tensor:
+    """Trained by an optimizer that is made after its parameters are known, or before."""
+    with rank.session("onebit") as session:
+        model = net()
+        for value in model.parameters() if late else ():
+            session.reducer.adopt(value)
+        optimizer = _sgd(model)
+        for step in range(4):
+            optimizer.zero_grad()
+            with session.context.enter(Region.SHARDED, 2):
+                gradients(model, rank.rank, step)
+            optimizer.step()
+        return _flat(model)
+
+
+def test_an_optimizer_that_is_made_late_has_its_momentum(ranks: Ranks) -> None:
+    late, early = (ranks(2, _with_optimizer, each) for each in (True, False))
+    torch.testing.assert_close(late, early, rtol=0, atol=1e-12)
+
+
 def _saved(rank: Rank, plan: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Six steps at once, and three, what is held saved, and three more by another session."""
 

@@ -22,7 +22,7 @@ from ronde.tensor.global_tensor import GlobalTensor, wrap
 from ronde.tensor.graph import is_users_function
 from ronde.tensor.tensor_class import own_class
 
-__all__ = ["install"]
+__all__ = ["as_it_is", "install"]
 
 _STANDING = "_ronde_standing"
 
@@ -85,14 +85,14 @@ def _with_classes(
 
     def as_given(*given: Any, **kwargs: Any) -> Any:
         nonlocal again
-        known, again = (args, tuple(map(_as_it_is, args))) if again is None else (again, again)
+        known, again = (args, tuple(map(as_it_is, args))) if again is None else (again, again)
         values = (own if _has_class(own) else each for own, each in zip(known, given, strict=True))
         return function(*values, **kwargs)
 
     return as_given, shown
 
 
-def _as_it_is(arg: Any) -> Any:
+def as_it_is(arg: Any) -> Any:
     """An argument that stays what it is now."""
     if not isinstance(arg, GlobalTensor) or (rows := arg._local) is None:
         return arg

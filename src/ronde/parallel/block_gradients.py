@@ -81,15 +81,19 @@ class BlockGradients(GradientShards):
         """Those whose parameter is there still, in the order of their numbers."""
         return list(self._blocks.values())
 
-    def everywhere(self) -> list[Block]:
+    def everywhere(self, comm: Comm | None = None) -> list[Block]:
         """Blocks whose parameter is there on every rank, in the order of their numbers. A collective.
 
         Ranks collect their garbage when they like: `blocks` are not the same on all.
+
+        Args:
+            comm: the ranks that are asked; the tensor group by default.
         """
+        comm = comm or self._comm
         known = list(self._numbered.values())
-        counts = self._comm.votes([block.parameter.ref() is not None for block in known])
+        counts = comm.votes([block.parameter.ref() is not None for block in known])
         self._numbered = {block.number: block for block, count in zip(known, counts, strict=True) if count}
-        ranks = self._comm.world_size
+        ranks = comm.world_size
         return [block for block, count in zip(known, counts, strict=True) if count == ranks]
 
     def block(self, tensor: torch.Tensor) -> Block | None:

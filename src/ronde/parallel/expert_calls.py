@@ -107,12 +107,23 @@ def call_fused(
 
 
 def call_listed(
-    mixture: Mixture, comm: Comm, leaf: Leaf, outputs: Outputs, args: Sequence[Any], kwargs: Mapping[str, Any]
+    mixture: Mixture,
+    comm: Comm,
+    leaf: Leaf,
+    outputs: Outputs,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    everybody: Comm | None = None,
+    run: Callable[[nn.Module, torch.Tensor], torch.Tensor] = lambda expert, rows: expert(rows),
 ) -> Any:
     """Experts are modules of their own, which the forward of the mixture calls on tokens of its choice.
 
     Its forward runs twice: first experts only take what they are given, and give nothing; then they give what
     their ranks have made of it. So what an expert is given may not depend on what another gives.
+
+    Args:
+        everybody: as of `Exchange`.
+        run: calls an expert of this rank.
 
     Raises:
         Cannot: on all ranks, where an expert is given something else than tokens, or the first run fails.
@@ -121,10 +132,10 @@ def call_listed(
     numbers = range(mixture.count)
     by_expert = [[each for number, each in rehearsed if number == expert] for expert in numbers]
     counts = [sum(map(len, each)) for each in by_expert]
-    exchange = Exchange(comm, counts, [bool(each) for each in by_expert], problem)
+    exchange = Exchange(comm, counts, [bool(each) for each in by_expert], problem, everybody)
     given = [part for each in by_expert for part in each] or [outputs.given(0)]
     rows = exchange.there(torch.cat(given))
-    made = _made_here(mixture, comm, leaf, exchange, rows, outputs.made(0))
+    made = _made_here(mixture, leaf, exchange, rows, outputs.made(0), run)
     answered = exchange.back(made, rows)
     parts = answered.split([len(part) for each in by_expert for part in each])
     places = sorted(range(len(rehearsed)), key=lambda place: rehearsed[place][0])
@@ -182,9 +193,15 @@ def _rehearse(
 
 
 def _made_here(
-    mixture: Mixture, comm: Comm, leaf: Leaf, exchange: Exchange, rows: torch.Tensor, empty: torch.Tensor
+    mixture: Mixture,
+    leaf: Leaf,
+    exchange: Exchange,
+    rows: torch.Tensor,
+    empty: torch.Tensor,
+    run: Callable[[nn.Module, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """What this rank's experts make of all ranks' rows, those of rank 0 first."""
+    comm = exchange.comm
     each = mixture.count // comm.world_size
     sizes = [size for row in exchange.here for size in row]
     parts = rows.split(sizes)
@@ -195,7 +212,7 @@ def _made_here(
         expert = mixture.experts[comm.rank * each + place]
         mine = parts[place::each]
         with holding(expert, leaf):
-            answer = expert(torch.cat(mine))
+            answer = run(expert, torch.cat(mine))
         made[place::each] = answer.split([len(part) for part in mine])
     return torch.cat(made)
 

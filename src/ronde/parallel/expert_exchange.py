@@ -58,19 +58,25 @@ class _TrueGradient(_Function):
     """A block of parameters, used for the tokens of all ranks: the gradient of these is whole."""
 
     @staticmethod
-    def forward(ctx: Any, context: Context, leaf: torch.Tensor) -> torch.Tensor:
-        ctx.context = context
+    def forward(ctx: Any, context: Context, leaf: torch.Tensor, replicas: int) -> torch.Tensor:
+        ctx.context, ctx.replicas = context, replicas
         return leaf.view_as(leaf)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return None, gradient / ctx.context.gradient_factor
+        return None, gradient * (ctx.replicas / ctx.context.gradient_factor), None
 
 
-def true_gradient(context: Context, leaf: torch.Tensor) -> torch.Tensor:
-    """What stands for a leaf whose gradient is to be one device's: gradients of rows are W times that."""
-    return _TrueGradient.apply(context, leaf) if leaf.requires_grad and torch.is_grad_enabled() else leaf
+def true_gradient(context: Context, leaf: torch.Tensor, replicas: int = 1) -> torch.Tensor:
+    """Identity; divides the gradient by W, the factor of gradients of rows.
+
+    Args:
+        replicas: of the leaf, each with tokens of its own; the mean of their gradients is one device's.
+    """
+    if not leaf.requires_grad or not torch.is_grad_enabled():
+        return leaf
+    return _TrueGradient.apply(context, leaf, replicas)
 
 
 def linked(tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
@@ -84,8 +90,10 @@ class Exchange:
     Args:
         counts: this rank's tokens for each expert; experts lie on ranks in their order, equally many on each.
         problem: why this rank cannot go on; "" where it can.
+        everybody: the ranks that go on together, or not; `comm` by default.
 
     Attributes:
+        comm: as given.
         here: for each rank its tokens for each of this rank's experts.
         asked: for each expert of this rank, whether any rank has asked for it, with tokens or without.
 
@@ -93,13 +101,21 @@ class Exchange:
         Cannot: on all ranks, where one has a problem.
     """
 
-    def __init__(self, comm: Comm, counts: Sequence[int], called: Sequence[bool], problem: str = "") -> None:
-        self._comm = comm
+    def __init__(
+        self,
+        comm: Comm,
+        counts: Sequence[int],
+        called: Sequence[bool],
+        problem: str = "",
+        everybody: Comm | None = None,
+    ) -> None:
+        self.comm = comm
         each = len(counts) // comm.world_size
         told = torch.tensor([counts, called, [bool(problem)] * len(counts)], device=comm.control_device)
         known = comm.all_gather(told)
-        if known[:, 2].any():
-            raise Cannot(next(filter(None, comm.all_gather_object(problem))))
+        somewhere = known[:, 2].any() if everybody is None else everybody.votes([bool(problem)]) != [0]
+        if somewhere:
+            raise Cannot(next(filter(None, (everybody or comm).all_gather_object(problem))))
         own = slice(comm.rank * each, (comm.rank + 1) * each)
         self.here: list[list[int]] = known[:, 0, own].tolist()
         self.asked: list[bool] = known[:, 1, own].bool().any(0).tolist()
@@ -109,11 +125,11 @@ class Exchange:
     def there(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows in the order of their experts become those of all ranks for this rank's experts."""
         anchor = torch.zeros((), requires_grad=torch.is_grad_enabled())
-        return _AllToAll.apply(self._comm, rows, anchor, self._sent, self._come)
+        return _AllToAll.apply(self.comm, rows, anchor, self._sent, self._come)
 
     def back(self, rows: torch.Tensor, link: torch.Tensor) -> torch.Tensor:
         """The reverse; backward comes by what made `link`."""
-        return _AllToAll.apply(self._comm, rows, link, self._come, self._sent)
+        return _AllToAll.apply(self.comm, rows, link, self._come, self._sent)
 
 
 def _exchanged(comm: Comm, rows: torch.Tensor, sent: list[int], come: list[int]) -> torch.Tensor:

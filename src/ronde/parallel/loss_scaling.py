@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -41,17 +41,24 @@ class LossScaling:
     Args:
         agreed: whether any rank says yes.
         parts: gradients of which this rank has a part; None where it has all of each.
+        scaled_as_parts: ids of tensors in whose gradients the parts lie.
 
     Attributes:
         scale: what losses are multiplied by.
         skipped: steps of optimizers in which nothing was updated.
     """
 
-    def __init__(self, agreed: Callable[[bool], bool], parts: GradientShards | None = None) -> None:
+    def __init__(
+        self,
+        agreed: Callable[[bool], bool],
+        parts: GradientShards | None = None,
+        scaled_as_parts: Callable[[], Collection[int]] = tuple,
+    ) -> None:
         self.scale = _FIRST
         self.skipped = 0
         self._agreed = agreed
         self._parts = parts
+        self._scaled_as_parts = scaled_as_parts
         self._good = 0
         self._off = False
         self._busy = False
@@ -59,14 +66,12 @@ class LossScaling:
         self._fresh: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._aside: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def install(self, patches: Patches) -> list[Any]:
-        """Look after optimizers, and stand aside for scalers; gives handles to be removed."""
+    def install(self, patches: Patches) -> None:
+        """Look after optimizers, and stand aside for scalers."""
         self._install_optimizers(patches)
         self._install_stand_aside(patches)
-        return [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
+        patches.undo(register_optimizer_step_pre_hook(self._before_step).remove)
+        patches.undo(register_optimizer_step_post_hook(self._after_step).remove)
 
     def install_backward(self, patches: Patches) -> None:
         """Scale in `torch.autograd.backward` itself, for a process without a boundary."""
@@ -116,8 +121,8 @@ class LossScaling:
         return nullcontext() if self._parts is None else self._parts.aside()
 
     def _with_members(self, leaves: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Every tensor whose gradient this backward may add to."""
-        known: set[int] = set()
+        """Every tensor whose gradient this backward may add to, but for `parts`."""
+        known = set(self._scaled_as_parts())
         members = (
             tensor
             for optimizer in self._fresh

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ronde.errors import UsageError
-from ronde.modules.sharded_call import ShardedCall, at_once
-from ronde.parallel.pieces import given_to, joined, rows_of, run_on
+from ronde.modules.sharded_call import ShardedCall
+from ronde.parallel.pieces import RunOn, given_to, joined, rows_of, run_on
 from ronde.parallel.replay import Replay
 from ronde.tensor.layout import Layout
 from ronde.tensor.tree import leaves
@@ -30,10 +30,12 @@ class MicroBatches:
     Args:
         pieces: into which each rank's rows are cut; at most as many as there are rows.
         again: told whenever a piece has been computed again.
+        run: carries out a piece.
     """
 
-    def __init__(self, pieces: int, again: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, pieces: int, again: Callable[[], object] = lambda: None, run: RunOn = run_on) -> None:
         self._pieces = pieces
+        self._run_on = run
         self._asked = f"micro-batches={pieces}"
         self._replay = Replay(self._asked, again)
 
@@ -48,7 +50,8 @@ class MicroBatches:
         start, stop = call.cut.bounds(call.context.rank)
         pieces = min(self._pieces, stop - start)
         if pieces < 2 or not self._divides(call):
-            return at_once(call)
+            with call.drawing(call.cut):
+                return self._run_on(call, list(leaves(call.given)))
         return self._in_pieces(call, Layout(0, stop - start, pieces))
 
     def _divides(self, call: ShardedCall) -> bool:
@@ -80,7 +83,7 @@ class MicroBatches:
             with same, call.drawing(rows_of(call, cut, piece)):
                 outputs.append(self._first(call, given_to(call, cut, piece)))
         with call.drawing(rows_of(call, cut, last)):
-            output = run_on(call, given_to(call, cut, last))
+            output = self._run_on(call, given_to(call, cut, last))
         outputs.append(tuple(leaves(output)))
         return joined(call, output, outputs, cut)
 
@@ -88,7 +91,7 @@ class MicroBatches:
         """The leaves of the output of a piece before the last."""
 
         def run(*given: Any) -> tuple[Any, ...]:
-            return tuple(leaves(run_on(call, given)))
+            return tuple(leaves(self._run_on(call, given)))
 
         if not torch.is_grad_enabled():
             return run(*values)

@@ -29,7 +29,7 @@ class OneForwardOneBack:
     """Forward, loss and backward of a model's steps.
 
     Args:
-        comm: the pipeline group.
+        comm: all ranks.
         note: hears why a schedule is not carried out.
         loss_fn: of the output and the target.
         attempt: is called before each try; the result, where the try does not count.
@@ -60,7 +60,7 @@ class OneForwardOneBack:
             if self._weighing is None:
                 break
             state, undo = _generators(), self._attempt()
-            losses = _Losses(self._model, self._loss_fn, target, self._weighing)
+            losses = _Losses(self._comm, self._model, self._loss_fn, target, self._weighing)
             output = self._called(losses, args, kwargs)
             if losses.leaves is None:
                 return self._from(output, target)
@@ -141,6 +141,9 @@ def _agree(micro: MicroLosses, parts: Mapping[int, Gradients | None], expected: 
 class _Losses:
     """Those of one call.
 
+    Args:
+        comm: all ranks.
+
     Attributes:
         micro: the batch.
         used: by micro-batch the gradients by the output that have gone back, on the rank that has it; None
@@ -150,7 +153,8 @@ class _Losses:
 
     micro: MicroLosses
 
-    def __init__(self, module: nn.Module, loss_fn: Any, target: Any, weighing: Weighing) -> None:
+    def __init__(self, comm: Comm, module: nn.Module, loss_fn: Any, target: Any, weighing: Weighing) -> None:
+        self._comm = comm
         self.module = module
         self.used: dict[int, Gradients | None] = {}
         self.leaves: SeparateLeaves | None = None
@@ -158,8 +162,12 @@ class _Losses:
         self._weighing: Weighing = weighing
         self._weights: list[float] = []
 
-    def begin(self, cut: Layout) -> None:
+    def agree(self, possible: bool) -> bool:
+        return self._comm.votes([not possible]) == [0]
+
+    def begin(self, cut: Layout, factor: int) -> None:
         self.micro = MicroLosses(self._loss_fn, self._target, cut)
+        self._factor = factor
         self.used.clear()
 
     def part(self, piece: int, output: Any) -> Gradients:
@@ -170,7 +178,7 @@ class _Losses:
                 self.used[piece] = None
                 return [torch.zeros_like(each) for each in leaves(output) if isinstance(each, torch.Tensor)]
         self.used[piece] = found
-        return found
+        return [None if each is None else each * self._factor for each in found]
 
     def _weight(self, piece: int, output: Any) -> float:
         if not self._weights:

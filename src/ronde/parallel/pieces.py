@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,10 @@ from ronde.tensor.output_axis import OutputAxis
 from ronde.tensor.tensor_class import alike, as_plain
 from ronde.tensor.tree import leaves, map_leaves
 
-__all__ = ["given_to", "joined", "rows_of", "run_on"]
+__all__ = ["RunOn", "given_to", "joined", "rows_of", "run_on"]
+
+RunOn = Callable[[ShardedCall, Sequence[Any]], Any]
+"""Carries a call out with these leaves for its arguments."""
 
 
 def run_on(call: ShardedCall, values: Sequence[Any]) -> Any:

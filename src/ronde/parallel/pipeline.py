@@ -32,7 +32,7 @@ from ronde.parallel.separate_leaves import HeldLeaves, SeparateLeaves
 from ronde.plan.schedule import turns
 from ronde.policies.stages import Stages
 from ronde.rowwise.compiled import is_compiled
-from ronde.tensor.layout import Layout
+from ronde.tensor.layout import Layout, Pieces
 from ronde.tensor.tree import leaves, map_leaves
 
 __all__ = ["Held", "PieceLosses", "Pipeline"]
@@ -59,8 +59,16 @@ class PieceLosses(Protocol):
 
     module: nn.Module
 
-    def begin(self, cut: Layout) -> None:
-        """The model is about to be called on these micro-batches of rows."""
+    def agree(self, possible: bool) -> bool:
+        """Whether micro-batches can go back at once on every rank. A collective."""
+        ...
+
+    def begin(self, cut: Layout, factor: int) -> None:
+        """The model is about to be called on these micro-batches of the batch.
+
+        Args:
+            factor: how many times the true one the gradient of a micro-batch is to be.
+        """
         ...
 
     def part(self, piece: int, output: Any) -> Gradients:
@@ -152,9 +160,9 @@ class Pipeline:
                 f"of which no rows can be taken; with rng=per-rank each micro-batch draws anew"
             )
             whole = Layout(0, stop - start, 1)
-        if losses is not None and whole.world_size > 1:
+        if losses is not None:
             given = [given_to(call, whole, piece) for piece in range(whole.world_size)]
-            if self._comes_alike(call, given):
+            if losses.agree(whole.world_size > 1 and self._comes_alike(call, given)):
                 return self._by_turns(call, stages, whole, given, losses)
         token, tied, call = self._tied(call, stages, device)
         routes = self._routes.setdefault(call.module, {})
@@ -217,7 +225,9 @@ class Pipeline:
         Raises:
             _NotForward: stages are not in the order of ranks; after the first micro-batch, on all ranks.
         """
-        losses.begin(whole)
+        start, stop = call.cut.bounds(call.context.rank)
+        pieces = Pieces(0, call.cut.rows, whole.world_size, start=start, stop=stop)
+        losses.begin(pieces, call.context.gradient_factor)
         comm, count, device = self._comm, whole.world_size, _device_of(call)
         separate = SeparateLeaves(self._held, comm)
         tied = separate.of_all_ranks(call.module.parameters())

@@ -166,7 +166,7 @@ class PieceOfCall:
         draws = DrawsOfUnit() if self._learns else None
         try:
             with holding(unit.module, self._own_leaf), draws or nullcontext():
-                output = self._held.whole(forward(*args, **kwargs))
+                output = self._held.run(unit.module, forward, args, kwargs)
         except UsedElsewhere as used:
             if not self._learns:
                 raise
@@ -182,8 +182,7 @@ class PieceOfCall:
 
     def _own_leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
         leaf = self._held.leaf(parameter)
-        # One without elements is another rank's.
-        return leaf if leaf is not None and leaf.shape == parameter.shape else None
+        return None if leaf is None else self._held.stand_in(parameter, leaf)
 
     def _step(self, unit: StageUnit, values: Sequence[Any]) -> Step:
         if self._next >= len(self._route.steps):

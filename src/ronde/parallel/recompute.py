@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from ronde.patching.patches import Patches
 from ronde.patching.stacks import MODULE_CALL
 from ronde.patching.torch_internals import current_graph_task_id
 from ronde.plan.compute import Recompute as Extent
-from ronde.policies.repeated_blocks import repeated_blocks
+from ronde.policies.repeated_blocks import parts_of, repeated_blocks
 from ronde.rowwise.compiled import is_compiled
 from ronde.tensor.context import in_transform
 from ronde.tensor.tree import map_leaves
@@ -84,13 +85,29 @@ class Recompute:
         self._replay = Replay(self._asked, inside.again)
         self._note = inside.note
         self._depth = 0
-        self._in_block = False
+        self._in_block, self._by_calls = False, True
         self._searched: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._blocks: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._told: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def install(self, patches: Patches) -> None:
         patches.layer(MODULE_CALL, "recompute", self._layer)
+
+    @contextmanager
+    def by_calls(self, yes: bool) -> Iterator[None]:
+        """Inside, whether a call of a block may be computed again; else `carry_out` alone does so."""
+        before, self._by_calls = self._by_calls, yes
+        try:
+            yield
+        finally:
+            self._by_calls = before
+
+    def carry_out(self, unit: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """`forward` of a module; computed again in backward where the module is a block."""
+        with self.by_calls(True):
+            if unit in self._blocks and self._may_run_again(unit, (args, kwargs)):
+                return self._again(lambda _, *args, **kwargs: forward(*args, **kwargs), unit, args, kwargs)
+            return forward(*args, **kwargs)
 
     def _layer(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -99,6 +116,7 @@ class Recompute:
             if not self._inside.model():
                 if self._inside.script():  # its body may run in parts: each block is called by itself then
                     self._search(module)
+                    self._open(module)
                 return plain(module, *args, **kwargs)
             if not self._depth:
                 self._search(module)
@@ -108,7 +126,8 @@ class Recompute:
                     self._tell(module)
             self._depth += 1
             try:
-                if module in self._blocks and self._may_run_again(module, (args, kwargs)):
+                by_call = self._by_calls and module in self._blocks
+                if by_call and self._may_run_again(module, (args, kwargs)):
                     return self._again(plain, module, args, kwargs)
                 return plain(module, *args, **kwargs)
             finally:
@@ -120,6 +139,12 @@ class Recompute:
         """Find the blocks of a model."""
         if model._modules and self._is_new(model) and not is_compiled(model):
             self._blocks.update(repeated_blocks(model))
+
+    def _open(self, block: torch.nn.Module) -> None:
+        """A block that runs in parts may go another way in backward: its modules are blocks instead."""
+        if block in self._blocks:
+            self._blocks.discard(block)
+            self._blocks.update(parts_of(block))
 
     def _is_new(self, model: torch.nn.Module) -> bool:
         """Whether it is called for the first time, or has other layers now."""

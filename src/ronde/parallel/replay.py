@@ -19,10 +19,12 @@ import torch.utils.checkpoint
 
 from ronde.errors import UsageError
 from ronde.modules.named_places import Place, contents, named_places
+from ronde.modules.recompute import as_it_is
 from ronde.parallel.kept_results import Keeping, Kept
 from ronde.patching.thread_stream import redirected
 from ronde.rowwise.generators import States
 from ronde.rowwise.undo import Held
+from ronde.tensor.global_tensor import GlobalTensor
 from ronde.tensor.tensor_class import alike
 from ronde.tensor.tree import Opaque, leaves, map_leaves
 
@@ -157,7 +159,7 @@ class _Moment:
         held += [each for each in self._world.tensors() if id(each) not in own and not each.is_inference()]
         self._changed: Contents = [(buffer, buffer.detach().clone()) for buffer in held]
         self._unchanged: list[tuple[torch.Tensor, torch.Tensor, int]] = []
-        self._versions = [(tensor, tensor._version) for tensor in known]
+        self._versions = [(tensor, tensor._version) for tensor in map(_at_hand, known)]
 
     def passed(self) -> None:
         """The forward pass is over: of large tensors that it has not changed no copy is kept."""
@@ -211,7 +213,9 @@ def _another(value: Any, copied: bool) -> Any:
     """An argument as it is now, in lists and dicts of its own; with tensors of its own, if it is copied."""
 
     def leaf(value: Any) -> Any:
-        return alike(value.clone(), value) if copied and isinstance(value, torch.Tensor) else value
+        if copied and isinstance(value, torch.Tensor):
+            return alike(value.clone(), value)
+        return as_it_is(value)
 
     return map_leaves(leaf, value, always=True)
 
@@ -221,7 +225,14 @@ def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
         found = list(leaves(list(values)))
     except Opaque:  # what is in it is not looked after
         found = values
-    return [value for value in found if isinstance(value, torch.Tensor) and not value.is_inference()]
+    tensors = [_at_hand(value) for value in found if isinstance(value, torch.Tensor)]
+    return [tensor for tensor in tensors if not tensor.is_inference()]
+
+
+def _at_hand(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a global tensor, which would be gathered for a look at it."""
+    local = tensor._local if isinstance(tensor, GlobalTensor) else None
+    return tensor if local is None else local
 
 
 def _same(tensor: torch.Tensor, before: torch.Tensor) -> bool:

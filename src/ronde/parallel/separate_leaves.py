@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from ronde.comm.process_group import Comm
 
@@ -16,11 +17,19 @@ class HeldLeaves(Protocol):
     """What the ranks of a pipeline hold of a model, as far as its call asks."""
 
     def leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """What stands for a parameter of this rank's stage; None for one that every rank has."""
+        """This rank's elements of a parameter, perhaps none; None for a parameter that all ranks have."""
         ...
 
-    def whole(self, output: Any) -> Any:
-        """What a module of this rank's stage returns, on every rank that runs it."""
+    def stand_in(self, parameter: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor | None:
+        """Stands for a parameter in modules of this rank's stage; None for a parameter of another stage.
+
+        Args:
+            leaf: this rank's elements.
+        """
+        ...
+
+    def run(self, unit: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a module of this rank's stage; its output on every rank that runs it."""
         ...
 
     def watched(self) -> Any:
@@ -42,8 +51,11 @@ class SeparateLeaves:
         self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._shared: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def whole(self, output: Any) -> Any:
-        return self._held.whole(output)
+    def stand_in(self, parameter: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor | None:
+        return self._held.stand_in(parameter, leaf)
+
+    def run(self, unit: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return self._held.run(unit, forward, args, kwargs)
 
     def watched(self) -> Any:
         return self._held.watched()

@@ -8,7 +8,7 @@ and values. What leaves the model is whole. Whatever else works along the sequen
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from ronde.errors import UsageError
-from ronde.modules.sharded_call import ShardedCall, at_once
+from ronde.modules.sharded_call import ShardedCall
 from ronde.parallel.pieces import run_on
 from ronde.parallel.sequence_rules import is_mask, sequence_rules
 from ronde.tensor.context import Context
@@ -49,17 +49,21 @@ class Sequences:
         self._rules = sequence_rules()
 
     def __call__(self, call: ShardedCall) -> Any:
+        with call.drawing(call.cut):
+            return self.run_on(call, list(leaves(call.given)))
+
+    def run_on(self, call: ShardedCall, values: Sequence[Any]) -> Any:
+        """Carry a call out with these leaves for its arguments."""
         if call.module not in self._attends:
-            return at_once(call)
+            return run_on(call, values)
         self.cut_some = True
-        values = list(leaves(call.given))
         length = self._length(call, values)
         known: dict[int, Any] = {}
         given = [
             self._cut(each, axis, length, known)
             for each, axis in zip(values, call.verdict.inputs, strict=True)
         ]
-        with self._refusing(type(call.module).__name__, length), call.drawing(call.cut):
+        with self._refusing(type(call.module).__name__, length):
             output = run_on(call, given)
         return map_leaves(self._whole, output)
 
@@ -72,7 +76,7 @@ class Sequences:
         if watch.seen:
             self._attends.add(module)
 
-    def _length(self, call: ShardedCall, values: list[Any]) -> int:
+    def _length(self, call: ShardedCall, values: Sequence[Any]) -> int:
         """Of the sequences: the first axis beside the batch, of the first argument that has one."""
         for value, batch in zip(values, call.verdict.inputs, strict=True):
             if batch is not None and isinstance(value, torch.Tensor) and value.dim() >= 2:

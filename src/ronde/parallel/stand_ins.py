@@ -82,8 +82,15 @@ class StandIns:
         if own is None or own.data_ptr() != block.leaf.data_ptr():
             return None
         leaf = self._gradients.demand(block, gradient=parameter.requires_grad)
-        if block.spec.cut is None or not leaf.numel():
-            return None
+        return self.over(block, leaf) if block.spec.cut is not None and leaf.numel() else None
+
+    def over(self, block: Block, leaf: torch.Tensor) -> GlobalTensor:
+        """The global tensor of a parameter that is cut along a dimension.
+
+        Args:
+            leaf: has the elements of this rank's block.
+        """
+        assert block.spec.cut is not None
         return wrap(self._context, leaf, block.spec.cut.layout(block.parameter.shape), self._rules)
 
     def whole(self, output: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which values of other axes go together with a cut model, in this version."""
+"""Values of other axes beside a cut model: what is not built, and what has no meaning."""
 
 from __future__ import annotations
 
@@ -6,59 +6,44 @@ from collections.abc import Iterator
 
 from ronde.plan.values import Values
 
-__all__ = ["not_built_together"]
+__all__ = ["not_built_together", "without_other_rows"]
 
 # With a degree that cuts the model, by key: the values that are built.
-_WITH_TENSOR: dict[str, tuple[object, ...]] = {
-    "state": ("replicated", "zero1"),
+_WITH_ANY: dict[str, tuple[object, ...]] = {
     "sparse": ("replicated",),
     "offload": ("none",),
-    "compressor": ("none",),
+    "compressed": ("gradient",),
     "reduction": ("mean",),
     "update": ("sync",),
-    "precision": ("fp32", "tf32", "bf16"),
-    "micro-batches": (1,),
-    "recompute": ("none", "selective", "full"),
     "compile": (False,),
 }
-_NOT_COMPUTED_AGAIN: dict[str, tuple[object, ...]] = {"recompute": ("none",)}
-_WITH_PIPELINE = {key: values for key, values in _WITH_TENSOR.items() if key != "micro-batches"}
-_WITH_PIPELINE |= _NOT_COMPUTED_AGAIN | {"schedule": ("gpipe", "1f1b", None)}
+_WITH_TENSOR = {"state": ("replicated", "zero1"), **_WITH_ANY}
+_WITH_PIPELINE: dict[str, tuple[object, ...]] = {**_WITH_TENSOR, "schedule": ("gpipe", "1f1b", None)}
 _WITH_CONTEXT: dict[str, tuple[object, ...]] = {
     "tensor": (1,),
     "pipeline": (1,),
     "expert": (1,),
-    **_WITH_TENSOR,
-    **_NOT_COMPUTED_AGAIN,
     "state": ("replicated",),
+    **_WITH_ANY,
 }
 _WITH_EXPERT: dict[str, tuple[object, ...]] = {
     "tensor": (1,),
     "pipeline": (1,),
-    **_WITH_TENSOR,
-    **_NOT_COMPUTED_AGAIN,
     "state": ("replicated",),
-    "precision": ("fp32", "tf32"),
+    **_WITH_ANY,
 }
 
 
-def not_built_together(plan: Values, world_size: int | None) -> Iterator[str]:
+def not_built_together(plan: Values) -> Iterator[str]:
     """What is wrong with a plan that cuts the model, each in a sentence with the nearest legal plan."""
     if plan.mesh.pipeline > 1:
         yield from _among(plan, "pipeline", _WITH_PIPELINE)
-        yield from _among_schedules(plan, world_size)
     elif plan.mesh.tensor > 1:
         yield from _among(plan, "tensor", _WITH_TENSOR)
     if plan.mesh.context > 1:
         yield from _among(plan, "context", _WITH_CONTEXT)
     if plan.mesh.expert > 1:
         yield from _among(plan, "expert", _WITH_EXPERT)
-        data = plan.mesh.data or world_size
-        if data is not None and world_size != 1 and data != plan.mesh.expert:
-            yield (
-                f"{plan.item('expert')} with data={data} is not available in this version, which spreads "
-                f"experts over all ranks; nearest legal: data={data},expert={data}"
-            )
     if plan.mesh.cuts is not None and plan.mesh.tensor == 1:
         yield (
             f"tensor-cuts says what tensor=N cuts, and tensor=1 cuts nothing; nearest legal: tensor=2,"
@@ -66,16 +51,18 @@ def not_built_together(plan: Values, world_size: int | None) -> Iterator[str]:
         )
 
 
-def _among_schedules(plan: Values, world_size: int | None) -> Iterator[str]:
-    """What goes with a pipeline whose micro-batches go back as they come."""
-    if plan.compute.schedule != "1f1b":
+def without_other_rows(plan: Values, world_size: int | None) -> Iterator[str]:
+    """Values that concern ranks with other rows of the batch, where a cut model leaves none."""
+    mesh = plan.mesh
+    if mesh.model_ranks == 1 or world_size == 1:
         return
-    stages = plan.mesh.pipeline
-    data = plan.mesh.data or (1 if world_size is None else world_size // stages // plan.mesh.tensor)
-    for beside in (plan.item("tensor"),) * (plan.mesh.tensor > 1) + (f"data={data}",) * (data > 1):
+    data = mesh.data or (None if world_size is None else world_size // mesh.model_ranks)
+    if data == 1 and plan.communication.compressor != "none":
+        cut = ",".join(plan.item(key) for key in ("tensor", "pipeline", "context") if plan.value(key) != 1)
+        item = plan.item("compressor")
         yield (
-            f"schedule=1f1b with {beside} is not available in this version; nearest legal: "
-            f"{beside},pipeline={stages},schedule=gpipe"
+            f"{item} encodes gradients between ranks that have other rows of the batch, and {cut} with "
+            f"data=1 has no such ranks; nearest legal: data=2,{cut},{item}"
         )
 
 

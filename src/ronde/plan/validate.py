@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ronde.errors import PlanError
 from ronde.plan.contradiction import contradiction as _contradiction
 from ronde.plan.contradiction import unused as _unused
-from ronde.plan.mesh_rules import not_built_together
+from ronde.plan.mesh_rules import not_built_together, without_other_rows
 from ronde.plan.validate_among_ranks import among_ranks
 from ronde.plan.validate_messages import messages, not_combined
 from ronde.plan.values import Values
@@ -24,7 +24,7 @@ def validate(plan: Values, world_size: int | None = None, device: str | None = N
     `world_size` is the number of ranks, `device` where they compute ("cpu", "cuda"), as far as that is
     known. One rank switches the mesh off, so no degree is compared with it.
     """
-    return [*_not_built(plan, world_size), *contradictions(plan, world_size, device)]
+    return [*_not_built(plan), *contradictions(plan, world_size, device)]
 
 
 def contradictions(plan: Values, world_size: int | None = None, device: str | None = None) -> list[str]:
@@ -36,6 +36,7 @@ def contradictions(plan: Values, world_size: int | None = None, device: str | No
     errors += _without_effect(plan, device)
     errors += _offload(plan, world_size, device)
     errors += _mesh(plan, world_size)
+    errors += without_other_rows(plan, world_size)
     return errors
 
 
@@ -46,9 +47,9 @@ def check(plan: Values, world_size: int | None = None, device: str | None = None
         raise PlanError("; ".join(errors))
 
 
-def _not_built(plan: Values, world_size: int | None) -> Iterator[str]:
+def _not_built(plan: Values) -> Iterator[str]:
     yield from not_combined(plan)
-    yield from not_built_together(plan, world_size)
+    yield from not_built_together(plan)
 
 
 def _has_tables_on_servers(plan: Values) -> bool:

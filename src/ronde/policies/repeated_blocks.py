@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-__all__ = ["repeated_blocks"]
+__all__ = ["parts_of", "repeated_blocks"]
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -22,6 +22,14 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     kinds = collections.Counter(type(part) for part in parts)
     repeated = {kind for kind, count in kinds.items() if count > 1 and kind not in _CONTAINERS}
     return list(_outermost(model, repeated))
+
+
+def parts_of(block: nn.Module) -> list[nn.Module]:
+    """The modules inside a block that are made of others, those of its lists among them."""
+    found: list[nn.Module] = []
+    for child in block.children():
+        found += parts_of(child) if type(child) in (nn.ModuleList, nn.ModuleDict) else [child]
+    return [child for child in found if _is_composite(child)]
 
 
 def _is_composite(part: nn.Module) -> bool:

@@ -112,7 +112,12 @@ class Backward:
         return nullcontext(1.0) if scaling is None else scaling.backward([each.leaf for each in leaves])
 
     def _whole_leaves(self, leaves: list[Reached]) -> AbstractContextManager[None]:
-        alike = [each.leaf for each in leaves if not self._reducer.averages(each.leaf)]
+        if not leaves:
+            return nullcontext()
+        own = self._sharding.parameters_of_leaves()
+        alike = [
+            each.leaf for each in leaves if id(each.leaf) not in own and not self._reducer.averages(each.leaf)
+        ]
         return loss_scale.multiplied(alike, self._context.world_size) if alike else nullcontext()
 
 

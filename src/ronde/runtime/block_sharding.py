@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -118,8 +118,20 @@ class BlockSharding(Sharding):
     def average_by(self, reducer: Reducer) -> None:
         """Blocks are averaged over rows by this one, and whole parameters that are cut are not."""
         self._reducer = reducer
-        reducer.apart = self._is_cut
+        reducer.instead_of = self._leaf_of
         reducer.on_averaged = self._blocks.end_backward
+        reducer.encoded = self._encoded
+
+    def _encoded(self) -> Collection[int] | None:
+        """A parameter that several ranks of a model have would be encoded beside other blocks on each."""
+        return self.parameters_of_leaves()
+
+    def parameters_of_leaves(self) -> dict[int, int]:
+        return {id(block.leaf): id(block.parameter.tensor) for block in self._blocks.blocks}
+
+    @property
+    def kept_gradients(self) -> BlockGradients:
+        return self._blocks
 
     @property
     def residents(self) -> list[Resident]:
@@ -179,19 +191,25 @@ class BlockSharding(Sharding):
         block = self._blocks.block(parameter)
         # By the object, which is another one on all ranks: some have no elements, and no address.
         if block is None or block.part is not part:
-            if self._reducer is not None:
-                self._reducer.let_go(parameter)
+            optimizer = None if self._reducer is None else self._reducer.let_go(parameter)
             self._blocks.add_block(parameter, spec, part)
             self._blocks.take_part(parameter)
+            leaf = self._leaf_of(parameter)
+            if self._reducer is not None and leaf is not None and self._reducer.averages(leaf):
+                self._reducer.adopt(leaf, optimizer)
 
     def _adopt(self, leaf: torch.Tensor) -> None:
-        if self._reducer is not None:
+        if self._reducer is not None and leaf.numel():
             self._reducer.adopt(leaf)
 
     def _mean(self, gradient: torch.Tensor) -> torch.Tensor:
         if self._rows.world_size == 1:
             return gradient
         return self._rows.all_reduce(gradient).div_(self._rows.world_size)
+
+    def _leaf_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        block = self._blocks.block(parameter)
+        return None if block is None else block.leaf
 
     def _is_cut(self, tensor: torch.Tensor) -> bool:
         return self._blocks.block(tensor) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -15,11 +16,15 @@ from ronde.sync.compression.protocol import Compression
 __all__ = ["account", "install", "of_plan"]
 
 
-def of_plan(plan: Plan, comm: Comm) -> Compression | None:
-    """What encodes gradients; None where they travel as they are."""
+def of_plan(plan: Plan, comm: Comm, parameters: Callable[[], Mapping[int, int]]) -> Compression | None:
+    """What encodes gradients; None where they travel as they are.
+
+    Args:
+        parameters: as of `Compression`.
+    """
     if plan.communication.as_it_is or comm.world_size == 1:
         return None
-    return Compression(comm, plan.communication, plan.update.warm_up)
+    return Compression(comm, plan.communication, plan.update.warm_up, parameters)
 
 
 def install(patches: Patches, compression: Compression) -> None:

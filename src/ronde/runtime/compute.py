@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ronde.modules.sharded_call import Way, at_once
 from ronde.parallel.compiling import Compile, require_compiler
 from ronde.parallel.loss_scaling import LossScaling
 from ronde.parallel.micro_batches import MicroBatches
+from ronde.parallel.pieces import RunOn, run_on
 from ronde.parallel.precision import NARROW, Precision, allow_tf32
 from ronde.parallel.recompute import Inside, Recompute
 from ronde.patching.patches import Patches
@@ -32,14 +33,15 @@ __all__ = [
 Note = Callable[[str], object]
 
 
-def way(plan: Plan, again: Callable[[], object]) -> Way:
+def way(plan: Plan, again: Callable[[], object], run: RunOn = run_on) -> Way:
     """How a model's call on a rank's rows is carried out.
 
     Args:
         again: told whenever backward has computed a part of it again.
+        run: carries out a micro-batch.
     """
     pieces = plan.compute.micro_batches
-    return at_once if pieces == 1 else MicroBatches(pieces, again)
+    return at_once if pieces == 1 else MicroBatches(pieces, again, run)
 
 
 def cuts_batches(plan: Plan, ranks: int) -> bool:
@@ -52,10 +54,13 @@ def needs_boundary(plan: Plan) -> bool:
     return cuts_batches(plan, 1) or plan.state.on(1).offloads_optimizer
 
 
-def install_inside(plan: Plan, patches: Patches, inside: Inside) -> None:
-    """What is done inside models, on this rank's rows; under the model edge, which is installed after it."""
-    if plan.compute.recompute != "none":
-        Recompute(plan.compute.recompute, inside).install(patches)
+def install_inside(plan: Plan, patches: Patches, inside: Inside) -> Recompute | None:
+    """Install recomputation under the model edge, on this rank's rows; None where the plan has none."""
+    if plan.compute.recompute == "none":
+        return None
+    recompute = Recompute(plan.compute.recompute, inside)
+    recompute.install(patches)
+    return recompute
 
 
 def install_around(plan: Plan, patches: Patches, *, in_script: Callable[[], bool] | None, note: Note) -> None:
@@ -81,15 +86,17 @@ def _compiler(plan: Plan) -> Callable[..., Any]:
 
 
 def loss_scaling(
-    plan: Plan, agreed: Callable[[bool], bool], parts: GradientShards | None = None
+    plan: Plan,
+    agreed: Callable[[bool], bool],
+    parts: GradientShards | None = None,
+    scaled_as_parts: Callable[[], Collection[int]] = tuple,
 ) -> LossScaling | None:
-    """What scales losses under this plan.
+    """The scale of losses; None for a plan without one.
 
     Args:
-        agreed: whether any rank says yes.
-        parts: gradients of which this rank has a part.
+        agreed, parts, scaled_as_parts: as of `LossScaling`.
     """
-    return LossScaling(agreed, parts) if plan.compute.precision == "fp16" else None
+    return LossScaling(agreed, parts, scaled_as_parts) if plan.compute.precision == "fp16" else None
 
 
 def install_alone(plan: Plan, patches: Patches, note: Note) -> None:

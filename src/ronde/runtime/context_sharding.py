@@ -30,7 +30,8 @@ class ContextSharding(Sharding):
         context = Context(comm=group, adopt=lambda leaf: None)
         context.weight, context.averages_leaves = 1, False
         self._sequences = Sequences(context, plan.item("context"))
-        self.way = self._sequences
+        self.run_on = self._sequences.run_on
+        self.way = self._sequences if plan.compute.micro_batches == 1 else None
         self._script: Context | None = None
 
     def bind(self, context: Context) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
+from ronde.comm.process_group import Comm
 from ronde.parallel.expert_calls import Outputs, call_fused, call_listed, noting
 from ronde.parallel.expert_exchange import Cannot, true_gradient
 from ronde.plan import Plan
@@ -17,6 +18,8 @@ from ronde.policies.expert_structure import Mixture, mixtures
 from ronde.rowwise.undo import Held
 from ronde.runtime.block_sharding import BlockRanks, BlockSharding
 from ronde.shards.partition import Partition
+from ronde.sync.averaging.protocol import average_gradients
+from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Region
 from ronde.tensor.global_tensor import GlobalTensor, localize
 from ronde.tensor.rules.common import is_sharded, local_operand, rewrap
@@ -34,9 +37,13 @@ class ExpertSharding(BlockSharding):
 
     Args:
         ranks: `group` are those over which experts are spread, each with its own rows.
+        replicas: the ranks that have the same experts, one of each such group; None where it is one group.
     """
 
-    def __init__(self, plan: Plan, ranks: BlockRanks, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, plan: Plan, ranks: BlockRanks, note: Callable[[str], None], replicas: Comm | None
+    ) -> None:
+        self._replicas = replicas
         super().__init__(plan, ranks, note, partition=Partition(), find=self._find, item="expert")
         self._mixtures: weakref.WeakKeyDictionary[torch.nn.Module, Mixture] = weakref.WeakKeyDictionary()
         # Models in which no mixture was found, by their class.
@@ -61,6 +68,17 @@ class ExpertSharding(BlockSharding):
         if not found and not self._mixtures:
             self._without.setdefault(type(model).__name__)
         return list(units.values())
+
+    def average_by(self, reducer: Reducer) -> None:
+        super().average_by(reducer)
+        if self._replicas is not None:
+            reducer.on_averaged = self._average_replicas
+
+    def _average_replicas(self) -> None:
+        assert self._replicas is not None
+        blocks = self._blocks.everywhere(self._rows)
+        average_gradients(self._replicas, [block.leaf for block in blocks if block.leaf.numel()])
+        self._blocks.end_backward()
 
     @contextmanager
     def calling(self, module: torch.nn.Module) -> Iterator[None]:
@@ -98,8 +116,11 @@ class ExpertSharding(BlockSharding):
             said.append(f"{item} spreads nothing of {names}: no mixture of experts was found in it")
         return list(dict.fromkeys(said))
 
+    def _encoded(self) -> None:
+        """Every rank has other rows: whatever is averaged is averaged over all of them."""
+
     def _adopt(self, leaf: torch.Tensor) -> None:
-        """An expert's gradient is that of all ranks' tokens when it is made."""
+        """An expert's gradient is that of its group's tokens when it is made; see `_average_replicas`."""
 
     def _try(self, mixture: Mixture, args: Any, kwargs: Any, whole: Callable[[], Any]) -> Any:
         """The first call, as one device does it; what ranks make of their own tokens is compared."""
@@ -114,7 +135,7 @@ class ExpertSharding(BlockSharding):
             why = "its experts were not called, or do not return a row for each token"
         if not why:
             why = self._compare(mixture, args, kwargs, expected)
-        told = [each for each in self._group.comm.all_gather_object(why) if each]
+        told = [each for each in self._rows.all_gather_object(why) if each]
         self._tried[mixture.module][mixture.module.training] = told[0] if told else ""
         return expected
 
@@ -167,8 +188,11 @@ class ExpertSharding(BlockSharding):
                 output = call_fused(mixture, comm, self._leaf, args, kwargs)
             else:
                 outputs = self._outputs[mixture.module]
-                with self._cut.watched(_refuse_use):
-                    output = call_listed(mixture, comm, self._leaf, outputs, args, kwargs)
+                with self._cut.watched(_refuse_use), self._by_calls(False):
+                    everybody = None if self._replicas is None else self._rows
+                    output = call_listed(
+                        mixture, comm, self._leaf, outputs, args, kwargs, everybody, self._run
+                    )
         size = layout.local_size(script.rank)
 
         def of_rows(value: Any) -> Any:
@@ -180,12 +204,22 @@ class ExpertSharding(BlockSharding):
 
         return map_leaves(of_rows, output)
 
+    def _by_calls(self, yes: bool) -> AbstractContextManager[None]:
+        return nullcontext() if self.recompute is None else self.recompute.by_calls(yes)
+
+    def _run(self, expert: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        """Call an expert; the mixture's own calls of experts are no more than questions."""
+        with self._by_calls(True):
+            return expert(rows)
+
     def _leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
         block = self._blocks.block(parameter)
         if block is None or not block.leaf.numel():
             return None
         assert self._script is not None
-        return true_gradient(self._script, self._blocks.demand(block, gradient=parameter.requires_grad))
+        replicas = 1 if self._replicas is None else self._replicas.world_size
+        leaf = self._blocks.demand(block, gradient=parameter.requires_grad)
+        return true_gradient(self._script, leaf, replicas)
 
 
 def _refuse_use(parameter: torch.Tensor) -> None:

@@ -128,7 +128,7 @@ class Session:
         self.client = servers.connect(config, plan)
         self._sharding = self._shard(reducer_comm, host)
         clock = self.tally.clock
-        self.compression = compression.of_plan(plan, reducer_comm)
+        self.compression = compression.of_plan(plan, reducer_comm, self._sharding.parameters_of_leaves)
         self.reducer = Reducer(
             reducer_comm,
             plan.bucket_bytes,
@@ -149,7 +149,9 @@ class Session:
         self.calls.caches = self._mesh.degree("pipeline") == 1
         self.memory = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=True)
         self.memory.residents += [self.reducer, *self._sharding.residents]
-        self._scaling = compute.loss_scaling(plan, self._any_rank, self._sharding.gradients)
+        self._scaling = compute.loss_scaling(
+            plan, self._any_rank, self._sharding.kept_gradients, self._sharding.parameters_of_leaves
+        )
         self.files = ScriptFiles(
             comm=comm,
             paths=self._paths,
@@ -249,8 +251,10 @@ class Session:
 
     def _meet(self, name: str, host: str | None, *axes: Axis) -> Comm:
         """The ranks that differ from this one along these axes only."""
+        return self._meet_members(name, host, self._mesh.members(self.config.rank, *axes))
+
+    def _meet_members(self, name: str, host: str | None, members: Sequence[int]) -> Comm:
         algorithm = self.plan.communication.algorithm if name.endswith("reducer") else "auto"
-        members = self._mesh.members(self.config.rank, *axes)
         group = join_some(self.config, name, host, algorithm, members)
         self._subgroups.append(group)
         return group
@@ -263,11 +267,7 @@ class Session:
     def _shard(self, comm: Comm, host: str | None) -> Sharding:
         """What the mesh and the state axis keep in parts."""
         if self.plan.for_ranks(self.config.world_size).mesh.expert > 1:
-            from ronde.runtime.expert_sharding import ExpertSharding
-
-            experts = self._meet("expert", host, "data")
-            self._groups.append(experts)
-            return ExpertSharding(self.plan, self._block_ranks(["data"], comm, experts), self.notes.say)
+            return self._spread_experts(comm, host)
         if self._mesh.degree("context") > 1:
             from ronde.runtime.context_sharding import ContextSharding
 
@@ -281,6 +281,22 @@ class Session:
         group = next(iter(by_axis.values())) if len(axes) == 1 else self._meet("blocks", host, *axes)
         self._groups += dict.fromkeys([*by_axis.values(), group])
         return self._shard_models(by_axis, self._block_ranks(axes, comm, group))
+
+    def _spread_experts(self, rows: Comm, host: str | None) -> Sharding:
+        """Experts over as many neighbours as `expert` says; other such groups have replicas of them."""
+        from ronde.runtime.block_sharding import BlockRanks
+        from ronde.runtime.expert_sharding import ExpertSharding
+
+        degree, ranks = self.plan.mesh.expert, self._mesh.members(self.config.rank, "data")
+        group, place = divmod(ranks.index(self.config.rank), degree)
+        experts = self._meet_members("expert", host, ranks[group * degree : (group + 1) * degree])
+        replicas = None
+        if len(ranks) > degree:
+            replicas = self._meet_members("replicas", host, ranks[place::degree])
+        self._groups += [each for each in (experts, replicas) if each is not None]
+        places = [(rank % degree, rank // degree) for rank in range(len(ranks))]
+        known = BlockRanks(rows=rows, group=experts, everybody=self.everybody, places=places)
+        return ExpertSharding(self.plan, known, self.notes.say, replicas)
 
     def _shard_models(self, by_axis: Mapping[Axis, Comm], ranks: BlockRanks) -> Sharding:
         """What the mesh cuts of models, whose groups along its axes are given."""
@@ -310,7 +326,8 @@ class Session:
         return RankStream(self._mesh.coordinate(self.config.rank, "data"), device, self.notes.say)
 
     def _way(self) -> Way:
-        return self._sharding.way or compute.way(self.plan, self.memory.computed_again)
+        sharding = self._sharding
+        return sharding.way or compute.way(self.plan, self.memory.computed_again, sharding.run_on)
 
     def scheduled(
         self, model: torch.nn.Module, loss_fn: Callable[[Any, Any], torch.Tensor]
@@ -379,7 +396,7 @@ class Session:
         # Under the model edge: what a plan does inside of a model is done on this rank's rows.
         again, draws = self.memory.computed_again, lambda: not self.calls.draws_nothing
         inside = Inside(self._inside_model, self._in_script, say, again, draws)
-        compute.install_inside(self.plan, patches, inside)
+        self._sharding.recompute = compute.install_inside(self.plan, patches, inside)
         self.calls.on_evaluation = self._signals.before_evaluation
         self._edge.install(patches)
 
@@ -408,8 +425,7 @@ class Session:
         compute.install_around(self.plan, patches, in_script=self._in_script, note=self.notes.say)
         if self._scaling is not None:
             context.loss_is_scaled = True
-            for handle in self._scaling.install(patches):
-                patches.undo(handle.remove)
+            self._scaling.install(patches)
 
     def _install_memory(self) -> None:
         def on_change(armed: bool) -> None:

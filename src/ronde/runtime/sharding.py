@@ -16,6 +16,8 @@ from ronde.parallel.building import Building
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
 from ronde.parallel.host_options import can_step_on_host
 from ronde.parallel.optimizer_shards import ROW_OPTIMIZERS, OptimizerShards, updates_rows
+from ronde.parallel.pieces import RunOn, run_on
+from ronde.parallel.recompute import Recompute
 from ronde.parallel.row_lookup import RowLookup
 from ronde.parallel.row_units import RowUnits
 from ronde.parallel.saved_parameters import SavedParameters
@@ -104,6 +106,12 @@ class Sharding:
     #: Carries calls of models out that are cut into stages; None where none are.
     way: Way | None = None
 
+    #: Carries out a micro-batch of a model's call.
+    run_on: RunOn = staticmethod(run_on)
+
+    #: Computes blocks again in backward; None where the plan keeps all activations.
+    recompute: Recompute | None = None
+
     #: Carries out calls of modules that ranks compute together, within a model that runs in parts.
     spread: Spread | None = None
 
@@ -177,6 +185,15 @@ class Sharding:
             return
         with self._parameters.holding(list(module.parameters())):
             yield
+
+    def parameters_of_leaves(self) -> dict[int, int]:
+        """By id of a leaf that stands for a block of a parameter, the id of the parameter."""
+        return {}
+
+    @property
+    def kept_gradients(self) -> GradientShards | None:
+        """The gradients of which this rank has a part; None where every rank has all of each."""
+        return self.gradients
 
     @property
     def residents(self) -> list[Resident]:

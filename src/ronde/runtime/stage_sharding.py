@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -66,7 +66,7 @@ class StageSharding(BlockSharding):
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Stages] = weakref.WeakKeyDictionary()
         self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self)
         self.way = self.pipeline
-        self._stages = pipeline
+        self._stages, self._everybody = pipeline, ranks.everybody
         self._steps: list[OneForwardOneBack] = []
 
     def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
@@ -114,7 +114,7 @@ class StageSharding(BlockSharding):
         if self._plan.compute.schedule != "1f1b":
             return None
         self._steps.append(
-            OneForwardOneBack(self.pipeline, self._stages, self._note, model, loss_fn, attempt)
+            OneForwardOneBack(self.pipeline, self._everybody, self._note, model, loss_fn, attempt)
         )
         return self._steps[-1]
 
@@ -144,16 +144,26 @@ class StageSharding(BlockSharding):
         block = self._blocks.block(parameter)
         if block is None:
             return None
-        leaf = self._blocks.demand(block, gradient=parameter.requires_grad)
-        if self._stand_ins is None or block.spec.cut is None or not leaf.numel():
-            return leaf
-        return self._stand_ins.of(parameter)
+        return self._blocks.demand(block, gradient=parameter.requires_grad)
 
-    def whole(self, output: Any) -> Any:
+    def stand_in(self, parameter: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor | None:
+        block = self._blocks.block(parameter)
+        if self._stand_ins is None or block is None or block.spec.cut is None or not leaf.numel():
+            return leaf if leaf.shape == parameter.shape else None
+        return self._stand_ins.over(block, leaf)
+
+    def run(self, unit: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.recompute is None:
+            output = forward(*args, **kwargs)
+        else:
+            output = self.recompute.carry_out(unit, forward, args, kwargs)
         return output if self._stand_ins is None else self._stand_ins.whole(output)
 
-    def watched(self) -> AbstractContextManager[None]:
-        return self._cut.watched(_used_elsewhere)
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        by_units = nullcontext() if self.recompute is None else self.recompute.by_calls(False)
+        with self._cut.watched(_used_elsewhere), by_units:
+            yield
 
     def share(self, parameter: torch.Tensor, module: torch.nn.Module) -> None:
         self._blocks.forget(parameter)

@@ -12,9 +12,8 @@ for each task) are forgotten as soon as they are gone on every rank.
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,7 +90,8 @@ class Reducer:
         memory: knows which gradients lie in buckets.
         on_finish: hears, while it is set, that a backward has computed all gradients; averages come next.
         on_averaged: hears, while it is set, that all averages are there; the user's hooks come next.
-        apart: whether somebody else sees to a leaf's gradient.
+        instead_of: the leaf that is reduced in the place of a parameter; None for the parameter itself.
+        encoded: gives ids of the leaves whose gradients may be encoded; None where all may.
         on_first: is given, while it is set, the leaf whose gradient a backward has accumulated first.
     """
 
@@ -123,7 +123,8 @@ class Reducer:
         self.on_finish: Callable[[], object] | None = None
         self.on_first: Callable[[torch.Tensor], object] | None = None
         self.on_averaged: Callable[[], object] | None = None
-        self.apart: Callable[[torch.Tensor], bool] = lambda tensor: False
+        self.instead_of: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None
+        self.encoded: Callable[[], Collection[int] | None] = lambda: None
         self._first: Callable[[torch.Tensor], object] | None = None
         # Held here, because a session replaces the method for scripts.
         self._register: Any = torch.Tensor.register_post_accumulate_grad_hook
@@ -143,25 +144,40 @@ class Reducer:
                         parts.whole(tensor)  # its parts are of what the tensor was
                 leaf.describe(tensor)
                 group.outdated = True
+            if optimizer is not None and group is self._groups[0]:
+                self._move(leaf, group, self._group_of(optimizer))
             return
         with DisableTorchFunction():  # a parameter in parts would ask the script's method
-            if not tensor.requires_grad or not tensor.is_leaf or is_lazy(tensor) or self.apart(tensor):
+            if not tensor.requires_grad or not tensor.is_leaf or is_lazy(tensor):
+                return
+            instead = self.instead_of(tensor)
+            if instead is not None:
+                if optimizer is not None and self.averages(instead):
+                    self.adopt(instead, optimizer)
                 return
             group = self._group_of(optimizer)
             leaf = Leaf(tensor)
             self._known[id(tensor)] = leaf, group
             group.leaves.append(leaf)
             group.outdated = True
-            self._register(tensor, functools.partial(self._accumulated, group))
+            self._register(tensor, self._accumulated)
 
-    def let_go(self, tensor: torch.Tensor) -> None:
-        """Somebody else sees to this leaf's gradient from now on; ranks come alike."""
+    def _move(self, leaf: Leaf, before: _Group, group: _Group) -> None:
+        """An optimizer was made after its parameter had been adopted."""
+        before.leaves = [each for each in before.leaves if each is not leaf]
+        group.leaves.append(leaf)
+        self._known[id(leaf.tensor)] = leaf, group
+        before.outdated = group.outdated = True
+
+    def let_go(self, tensor: torch.Tensor) -> Any:
+        """Somebody else sees to this leaf's gradient from now on; its optimizer, if any. Ranks come alike."""
         known = self._known.get(id(tensor))
         if known is None or known[0].ref() is not tensor:
-            return
+            return None
         leaf, group = self._known.pop(id(tensor))
         group.leaves = [each for each in group.leaves if each is not leaf]
         group.outdated = True
+        return self._optimizer_of(group)
 
     def adopt_sparse(self, tensor: torch.Tensor) -> None:
         """Expect sparse gradients of this leaf; called before the first of them, on all ranks alike."""
@@ -331,8 +347,11 @@ class Reducer:
             there = self._comm.votes([tensor is not None for tensor in held])
             everywhere = self._comm.world_size
             leaves = [leaf for leaf, count in zip(leaves, there, strict=True) if count == everywhere]
-        optimizer = next((each for each, of in self._optimizers.items() if of is group), None)
+        optimizer = self._optimizer_of(group)
         group.rebuild(leaves, lambda cut: self._buckets(cut, optimizer), self._bucket_bytes)
+
+    def _optimizer_of(self, group: _Group) -> Any:
+        return next((each for each, of in self._optimizers.items() if of is group), None)
 
     def _buckets(self, cut: list[list[Leaf]], optimizer: Any) -> list[Bucket]:
         """Buckets of these leaves; ranks come alike."""
@@ -347,14 +366,27 @@ class Reducer:
             return [*(CutBucket(members, self._comm, parts, self.memory) for members in cut), *sparse]
         encoded: list[Bucket] = []
         if self._compress is not None:
-            made = [(members, self._compress(members, optimizer, self.memory)) for members in cut]
+            plain, may_be = self._parted(cut)
+            made = [(members, self._compress(members, optimizer, self.memory)) for members in may_be]
             encoded = [bucket for _, bucket in made if bucket is not None]
-            cut = [members for members, bucket in made if bucket is None]
+            cut = plain + [members for members, bucket in made if bucket is None]
         shapes = [(Bucket.size(members), members[0].dtype) for members in cut]
         buffers = self._allocate(shapes, [members[0].device for members in cut]) if cut else []
         dense = [Bucket(*each, self.memory) for each in zip(cut, buffers, strict=True)]
         # Behind the others, which they would keep from leaving early.
         return [*dense, *encoded, *sparse]
+
+    def _parted(self, cut: list[list[Leaf]]) -> tuple[list[list[Leaf]], list[list[Leaf]]]:
+        """Leaves whose gradients travel as they are, and leaves whose gradients may be encoded."""
+        known = self.encoded()
+        if known is None:
+            return [], cut
+        both = (
+            [[leaf for leaf in members if (id(leaf.tensor) in known) is chosen] for members in cut]
+            for chosen in (False, True)
+        )
+        plain, may_be = ([members for members in each if members] for each in both)
+        return plain, may_be
 
     def _forget_gone(self) -> None:
         """Let go of leaves that are gone on every rank: each collects its garbage when it likes."""
@@ -371,12 +403,12 @@ class Reducer:
         self._groups = [first, *(group for group in others if group.leaves)]
         self._known = {key: known for key, known in self._known.items() if id(known[0]) not in gone}
 
-    def _accumulated(self, group: _Group, tensor: torch.Tensor) -> None:
-        if not self._depth:
+    def _accumulated(self, tensor: torch.Tensor) -> None:
+        known = self._known.get(id(tensor)) if self._depth else None
+        bucket = None if known is None else known[1].of.get(id(tensor))
+        if known is None or bucket is None:
             return
-        bucket = group.of.get(id(tensor))
-        if bucket is None:
-            return
+        group = known[1]
         before = self._clock.enter(Part.OWN) if self._clock.armed else None
         if group.arrival is not None:
             group.arrival.append(id(tensor))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Layout", "Part", "laid", "memory_order", "split_rows"]
+__all__ = ["Layout", "Part", "Pieces", "laid", "memory_order", "split_rows"]
 
 
 def split_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
@@ -117,3 +117,20 @@ class Part(Layout):
 
     def bounds(self, rank: int) -> tuple[int, int]:
         return self.start, self.stop
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pieces(Layout):
+    """One rank's rows, from `start` to `stop`, cut into `world_size` pieces of the whole batch.
+
+    >>> cut = Pieces(0, 7, 2, start=3, stop=7)
+    >>> cut.bounds(0), cut.bounds(1)
+    ((3, 5), (5, 7))
+    """
+
+    start: int = 0
+    stop: int = 0
+
+    def bounds(self, rank: int) -> tuple[int, int]:
+        first, last = split_rows(self.stop - self.start, self.world_size, rank)
+        return self.start + first, self.start + last

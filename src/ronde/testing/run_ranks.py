@@ -157,9 +157,9 @@ def _pooled_session() -> Any:
         def _join(self, name: str, host: str | None, algorithm: Any) -> Any:
             return self._pooled[name]
 
-        def _meet(self, name: str, host: str | None, *axes: Any) -> Any:
+        def _meet_members(self, name: str, host: str | None, members: Any) -> Any:
             # Of this session alone: what another has written to the store under a name stays there.
-            return super()._meet(f"{next(_sessions)}/{name}", host or "127.0.0.1", *axes)
+            return super()._meet_members(f"{next(_sessions)}/{name}", host or "127.0.0.1", members)
 
     return PooledSession
 

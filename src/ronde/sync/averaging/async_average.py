@@ -59,7 +59,7 @@ class AsyncAverage(Averaging):
 
     def prepare(self, optimizer: Any, step: int) -> None:
         if step < self._warm_up:
-            self._on_lane(lambda: average_gradients(self.comm, optimizer))
+            self._on_lane(lambda: average_gradients(self.comm, members_of(optimizer)))
 
     def complete(self, optimizer: Any, step: int) -> None:
         if optimizer is not self._optimizers[-1] or step < max(_FIRST, self._warm_up):

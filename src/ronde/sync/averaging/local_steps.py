@@ -44,7 +44,7 @@ class LocalSteps(Averaging):
 
     def prepare(self, optimizer: Any, step: int) -> None:
         if step < self._warm_up:
-            average_gradients(self.comm, optimizer)
+            average_gradients(self.comm, members_of(optimizer))
 
     @torch.no_grad()
     def complete(self, optimizer: Any, step: int) -> None:

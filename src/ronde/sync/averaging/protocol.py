@@ -110,14 +110,14 @@ def add_parts(members: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def average_gradients(comm: Comm, optimizer: Any) -> None:
+def average_gradients(comm: Comm, members: Sequence[torch.Tensor]) -> None:
     """Each gradient becomes the mean over ranks; one that a rank has not computed counts as nought.
 
     Raises:
         UsageError: for sparse gradients.
     """
     with torch.inference_mode(False):  # gradients made here are changed outside of it as well
-        _average_gradients(comm, members_of(optimizer))
+        _average_gradients(comm, members)
 
 
 def _average_gradients(comm: Comm, members: Sequence[torch.Tensor]) -> None:

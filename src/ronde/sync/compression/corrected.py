@@ -57,9 +57,11 @@ class Corrected(Gathered):
         self._momenta = momenta
         # Made when an optimizer has momentum: as large as the gradients.
         self._velocity: torch.Tensor | None = None
+        self._computed: list[bool] = []
 
     def take(self, gradients: Sequence[torch.Tensor | None], fresh: bool) -> None:
         momenta = self._momenta()
+        self._computed = [gradient is not None for gradient in gradients]
         if self._velocity is None and any(momentum for momentum, _, _ in momenta):
             self._velocity = self._held.flat("velocity", self.leaves)
         if self._velocity is None:
@@ -74,10 +76,10 @@ class Corrected(Gathered):
         super().keep(codecs, messages)
         if self._velocity is None:
             return
-        for codec, message, size, velocity in zip(
-            codecs, messages, self.sizes, self._velocity.split(self.sizes), strict=True
+        for codec, message, size, velocity, computed in zip(
+            codecs, messages, self.sizes, self._velocity.split(self.sizes), self._computed, strict=True
         ):
-            if isinstance(codec, TopK):
+            if computed and isinstance(codec, TopK):  # else zeros were sent, from wherever
                 velocity[codec.places(message, size)] = 0
 
 

@@ -88,6 +88,8 @@ class Factored(Exchange):
             sizes = [self._right[place].numel() for place in self._cut]
             second = self._second.div_(self.comm.world_size).split(sizes)
             for place, left, right in zip(self._cut, self._left, second, strict=True):
+                if not self._counts[place]:  # of no gradient the next factor would be zero
+                    continue
                 self._right[place].copy_(right.view_as(self._right[place]))
                 matrix = as_matrix(parts[place], self.leaves[place].shape)
                 multiply(left, self._right[place], matrix)

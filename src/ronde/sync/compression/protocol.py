@@ -59,10 +59,18 @@ class Compression:
         comm: the reducer's group.
         travels: the plan's communication axis; not `as_it_is`.
         warm_up: the plan's; None where it says nothing.
+        parameters: by id of a leaf that stands for a block of a parameter, the id of the parameter.
     """
 
-    def __init__(self, comm: Comm, travels: Communication, warm_up: int | None) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        travels: Communication,
+        warm_up: int | None,
+        parameters: Callable[[], Mapping[int, int]] = dict,
+    ) -> None:
         self._comm = comm
+        self.parameters = parameters
         self._travels = travels
         self._warm_up = warm_up or (_ADAM_WARM_UP if travels.compressed == "momentum" else 0)
         self._held = Held()
@@ -269,7 +277,9 @@ class _Source:
         """What the parameter group of each leaf says."""
         groups = self._optimizer().param_groups
         known = {id(tensor): of(group) for group in groups for tensor in group["params"]}
-        return [known.get(id(leaf.tensor), default) for leaf in self._leaves]
+        parameters = self._compression.parameters()
+        keys = [id(leaf.tensor) for leaf in self._leaves]
+        return [known.get(parameters.get(key, key), default) for key in keys]
 
 
 def _megabytes(nbytes: float) -> str:

@@ -1,0 +1,78 @@
+"""Every mesh with every value of the other axes: the plan's answer, and the numbers where it is legal.
+
+`make meshes` writes the table of docs/plan.md; `make meshes ARGS="MESH VALUE"` tries one cell.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from meshes import table
+from meshes.axes import Cell, Standing, cells
+from meshes.trial import models_of, try_cell
+from ronde.testing.run_ranks import RankPool
+
+# One cell of each kind, on few ranks; `make soak` runs all.
+SAMPLE = {
+    ("tensor=2", "precision=fp16", "gpt"),
+    ("tensor=2", "micro-batches=2", "llama"),
+    ("pipeline=2", "precision=fp16", "llama"),
+    ("pipeline=2", "recompute=full", "gpt"),
+    ("context=2", "recompute=selective", "gpt"),
+    ("context=2", "micro-batches=2", "llama"),
+    ("expert=2", "recompute=full", "mixtral"),
+    ("expert=2", "bytegrad", "mixtral"),
+    ("data=2,tensor=2", "onebit", "llama"),
+    ("tensor=2,pipeline=2", "micro-batches=2,schedule=1f1b", "llama"),
+    ("data=4,expert=2", "precision=fp16", "mixtral"),
+}
+
+
+def trials() -> Iterator[object]:
+    for cell in cells():
+        if cell.standing is Standing.LEGAL:
+            for model in models_of(cell.mesh):
+                quick = (cell.mesh, cell.value, model) in SAMPLE
+                name = f"{cell.mesh}-{cell.value}-{model}"
+                yield pytest.param(cell, model, id=name, marks=() if quick else pytest.mark.soak)
+
+
+@pytest.fixture(scope="module")
+def eight() -> Iterator[Callable[..., list[Any]]]:
+    pool = RankPool(8, timeout=300)
+    yield pool.run
+    pool.close()
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, cell: Cell) -> Callable[..., list[Any]]:
+    if cell.ranks == 8:
+        return request.getfixturevalue("eight")
+    return functools.partial(request.getfixturevalue("ranks"), cell.ranks)
+
+
+@pytest.mark.parametrize(("cell", "model"), list(trials()))
+def test_a_legal_cell_has_the_numbers_of_its_reference(
+    cell: Cell, model: str, run: Callable[..., list[Any]]
+) -> None:
+    try_cell(cell, model, run)
+
+
+def test_the_page_has_what_the_plan_says() -> None:
+    assert table.shown() == table.table(), "write it anew by `make meshes`"
+
+
+def test_a_refusal_names_the_value_and_what_is_legal() -> None:
+    for cell in cells():
+        for sentence in cell.sentences:
+            assert "nearest legal: " in sentence or "available with: " in sentence, sentence
+
+
+def test_the_sample_is_legal() -> None:
+    for mesh, value, model in SAMPLE:
+        assert Cell(mesh, value).sentences == []
+        assert model in models_of(mesh)
