@@ -183,6 +183,20 @@ def hugging_face(kind: str) -> list[torch.Tensor]:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "data=2,context=2,zero3",
+        pytest.param("context=4,zero1", marks=pytest.mark.soak),
+        pytest.param("context=4,zero2", marks=pytest.mark.soak),
+        pytest.param("context=4,zero3", marks=pytest.mark.soak),
+        pytest.param("data=2,context=2,central", marks=pytest.mark.soak),
+    ],
+)
+def test_state_is_cut_over_the_ranks_of_a_sequence_too(four: Ranks, plan: str):
+    compare(four, plan, named, "dropout")
+
+
 @pytest.mark.parametrize("kind", ["Llama", "GPT2", "Bert"])
 def test_models_of_hugging_face(two: Ranks, kind: str):
     compare(two, "context=2", hugging_face, kind)

@@ -196,6 +196,18 @@ def test_a_mixture_trains_as_on_one_device_on_four_ranks(four: Ranks, name: str,
     compare(four, "data=4,expert=4", named, name, rows)
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "expert=2,zero3",
+        *(pytest.param(f"expert=2,{each}", marks=pytest.mark.soak) for each in ("zero1", "zero2", "central")),
+    ],
+)
+@pytest.mark.parametrize("name", ["listed", "fused"])
+def test_state_beside_experts_is_cut(two: Ranks, name: str, plan: str):
+    compare(two, plan, named, name)
+
+
 def of_hugging_face(kind: str) -> list[torch.Tensor]:
     transformers: Any = pytest.importorskip("transformers")
     sizes = {

@@ -25,6 +25,38 @@ def test_a_cut_model_trains_as_on_one_device_on_four_ranks(four: Ranks, name: st
     compare(four, plan, train, name)
 
 
+# Stages, blocks and ZeRO within them; the variants are for soak.
+NESTED = [
+    "data=2,tensor=2,zero3",
+    "data=2,pipeline=2,zero2",
+    *(
+        pytest.param(plan, marks=pytest.mark.soak)
+        for plan in (
+            "data=2,tensor=2,zero2",
+            "data=2,tensor=2,central",
+            "data=2,tensor=2,zero1,offload=optimizer",
+            "data=2,tensor=2,zero3,offload=all",
+            "data=2,pipeline=2,zero3",
+            "data=2,pipeline=2,micro-batches=2,zero3",
+            "data=2,pipeline=2,central",
+            "tensor=2,pipeline=2,zero3",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("name", ["language", "decoder"])
+@pytest.mark.parametrize("plan", NESTED)
+def test_blocks_are_cut_once_more_over_their_replicas(four: Ranks, name: str, plan: str):
+    compare(four, plan, train, name)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("state", ["zero2", "zero3", "central"])
+def test_scripts_use_what_is_cut_twice_as_they_like(four: Ranks, state: str):
+    compare(four, f"data=2,tensor=2,{state}", uses)
+
+
 def test_a_model_is_cut_into_stages_and_these_over_tensor_groups(four: Ranks):
     compare(four, "tensor=2,pipeline=2,micro-batches=2", train, "decoder")
 
@@ -143,6 +175,35 @@ def test_ranks_with_the_same_blocks_share_an_optimizers_state(four: Ranks, plan:
     again = 64 if "tensor" in plan else 0
     assert without == 2 * (matrices + biases + again)
     assert with_zero1 == matrices + biases + again
+
+
+def bytes_between_steps(rank: Rank, plan: str) -> int:
+    """Of parameters, gradients and momentum on this rank, behind backward."""
+    with rank.session(plan) as session:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(4):
+            model(torch.randn(8, 64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        model(torch.randn(8, 64)).sum().backward()
+        held = list[torch.Tensor]()
+        for parameter in model.parameters():
+            block = session._sharding._blocks.block(parameter)
+            part = parameter if block is None else block.part
+            own = session._sharding._parameters.own(parameter)
+            whole = session._sharding._leaves.own(parameter)
+            held += [next(each for each in (own, whole, part) if each is not None)]
+            held += [session._sharding._blocks.part(parameter)]
+        held += [each["momentum_buffer"] for each in vars(optimizer)["state"].local.values()]
+        return sum(each.numel() * each.element_size() for each in held)
+
+
+def test_a_rank_keeps_its_part_of_its_block_only(four: Ranks):
+    parameters = 2 * 64 * 256 + 256 + 64
+    for held in four(bytes_between_steps, "data=2,tensor=2,zero3"):
+        assert held <= 1.1 * 3 * 4 * parameters / 4
 
 
 class Writes(nn.Module):

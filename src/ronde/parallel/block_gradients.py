@@ -14,13 +14,15 @@ from typing import final
 import torch
 
 from ronde.comm.process_group import Comm
+from ronde.shards.partition import Partition
 from ronde.shards.spec import ShardSpec
 from ronde.sync.gradient_shards import GradientShards, HeldGradient, Spans
 from ronde.sync.leaf import Leaf, give_gradient, gradient_of
+from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.tensor.tensor_table import TensorTable
 from ronde.trace.resident import Census
 
-__all__ = ["Block", "BlockGradients"]
+__all__ = ["Block", "BlockGradients", "Scattered"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class Block:
         number: in the order in which blocks were made, the same on all ranks.
         parameter: the whole one.
         spec: each rank's elements.
-        part: this rank's elements, flat.
-        leaf: this rank's block, in their memory.
+        part: this rank's elements of the parameter, flat.
+        leaf: this rank's block, in their memory, or gathered from its replicas.
     """
 
     number: int
@@ -40,6 +42,27 @@ class Block:
     spec: ShardSpec
     part: torch.Tensor
     leaf: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scattered:
+    """Gradients of blocks that are cut once more, over the replicas of each (ZeRO-2 in a block).
+
+    Attributes:
+        gradients: by block, and by whole parameter, this rank's elements of the mean over replicas.
+        partition: the elements of a parameter that each of all ranks updates.
+        everybody: all ranks.
+        blocks: of each of these, the block that it has.
+    """
+
+    gradients: ReducedGradients
+    partition: Partition
+    everybody: Comm
+    blocks: Sequence[int]
+
+    def with_replicas(self, spec: ShardSpec) -> ShardSpec:
+        """The elements that each of all ranks has, from those of each block."""
+        return dataclasses.replace(spec, spans=tuple(spec[block] for block in self.blocks))
 
 
 @final
@@ -53,6 +76,7 @@ class BlockGradients(GradientShards):
         comm: the ranks that have other blocks.
         on_new: is given each new block, whose gradient differs from those of other rows.
         mean: the mean over the ranks that have the same block, in place. A collective among these.
+        scattered: where gradients of blocks are cut once more; None where a rank has all of its block's.
     """
 
     away = False
@@ -62,8 +86,10 @@ class BlockGradients(GradientShards):
         comm: Comm,
         on_new: Callable[[torch.Tensor], object],
         mean: Callable[[torch.Tensor], torch.Tensor],
+        scattered: Scattered | None = None,
     ) -> None:
         super().__init__()
+        self._scattered = scattered
         self._comm = comm
         self._blocks: TensorTable[Block] = TensorTable()
         # By number, those whose parameter may be there on some rank: the same on all ranks.
@@ -74,7 +100,7 @@ class BlockGradients(GradientShards):
         self._count = 0
 
     def _any(self) -> bool:
-        return bool(len(self._blocks))
+        return bool(len(self._blocks)) or (self._scattered is not None and bool(self._scattered.gradients))
 
     @property
     def blocks(self) -> list[Block]:
@@ -99,10 +125,15 @@ class BlockGradients(GradientShards):
     def block(self, tensor: torch.Tensor) -> Block | None:
         return self._blocks.get(tensor)
 
-    def add_block(self, tensor: torch.Tensor, spec: ShardSpec, part: torch.Tensor) -> Block:
-        """Make this rank's elements of a parameter, flat, a leaf. A collective."""
+    def add_block(
+        self, tensor: torch.Tensor, spec: ShardSpec, part: torch.Tensor, leaf: torch.Tensor
+    ) -> Block:
+        """Compute gradients of a parameter by a leaf, which is this rank's block. A collective.
+
+        Args:
+            part: this rank's elements of the parameter, flat.
+        """
         self._leave(tensor)
-        leaf = part.view(spec.shape(tensor.shape, self._comm.rank)).detach()
         leaf.requires_grad_(tensor.requires_grad)
         self._count += 1
         block = Block(self._count, Leaf(tensor), spec, part, leaf)
@@ -137,17 +168,38 @@ class BlockGradients(GradientShards):
         block = self._blocks.get(tensor)
         gradient = None if block is None else gradient_of(block.leaf)
         if block is None or gradient is None:
+            return self._held_scattered(tensor, block)
+        spec, rank = block.spec, self._comm.rank
+        if self._scattered is not None:
+            spec, rank = self._scattered.with_replicas(spec), self._scattered.everybody.rank
+        return HeldGradient(block.number, block.parameter, spec, gradient.view(-1), rank)
+
+    def _held_scattered(self, tensor: torch.Tensor, block: Block | None) -> HeldGradient | None:
+        if self._scattered is None:
             return None
-        return HeldGradient(block.number, block.parameter, block.spec, gradient.view(-1), self._comm.rank)
+        held = self._scattered.gradients.held(tensor if block is None else block.leaf)
+        (spec,) = self._scattered.partition.assign([tensor])
+        if held is None or spec is None:
+            return None
+        leaf = held.leaf if block is None else block.parameter
+        return HeldGradient(held.number, leaf, spec, held.part, self._scattered.everybody.rank)
+
+    def _gather_replicas(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Gather the gradient of a block, or of a whole parameter, from its replicas. A collective."""
+        return None if self._scattered is None else self._scattered.gradients.whole(tensor)
 
     def tell(self, census: Census) -> None:
         for block in self.blocks:
-            census.count("gradients", block.leaf.grad)
+            census.count("gradients", gradient_of(block.leaf))
+        if self._scattered is not None:
+            self._scattered.gradients.tell(census)
 
     def drop(self, tensor: torch.Tensor) -> None:
         block = self._blocks.get(tensor)
         if block is not None:
             give_gradient(block.leaf, None)
+        if self._scattered is not None:
+            self._scattered.gradients.drop(tensor if block is None else block.leaf)
 
     @torch.no_grad()
     def scale(self, factor: float | torch.Tensor) -> None:
@@ -155,18 +207,26 @@ class BlockGradients(GradientShards):
             gradient = gradient_of(block.leaf)
             if gradient is not None:
                 gradient.mul_(factor)
+        if self._scattered is not None:
+            self._scattered.gradients.scale(factor)
 
     def own(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-        block = self._blocks.get(tensor)
-        if block is None or self.held(tensor) is None:
-            return whole
-        return block.spec.own(whole, self._comm.rank)
+        if tensor not in self._blocks:
+            return whole if self._scattered is None else self._scattered.gradients.own(tensor, whole)
+        held = self.held(tensor)
+        return (
+            whole
+            if held is None or not isinstance(held.spans, ShardSpec)
+            else held.spans.own(whole, held.owner)
+        )
 
     def restore(self) -> None:
         for block in self.everywhere():
             tensor = block.parameter.tensor
             assert tensor is not None
             self.whole(tensor)
+        if self._scattered is not None:
+            self._scattered.gradients.restore()
 
     def begin_backward(self) -> None:
         """Remember which gradients are whole."""
@@ -187,16 +247,25 @@ class BlockGradients(GradientShards):
             return
         owns = [block.spec[self._comm.rank] is not None for block in blocks]
         counts = self._comm.votes(
-            [own and gradient_of(block.leaf) is not None for own, block in zip(owns, blocks, strict=True)]
+            [own and self._has_gradient(block) for own, block in zip(owns, blocks, strict=True)]
         )
         for block, own, count in zip(blocks, owns, counts, strict=True):
             if count and not own and gradient_of(block.leaf) is None:
                 with torch.inference_mode(False):
                     give_gradient(block.leaf, block.leaf.new_empty(0))
 
+    def _has_gradient(self, block: Block) -> bool:
+        if self._scattered is not None and block.leaf in self._scattered.gradients:
+            return True
+        return gradient_of(block.leaf) is not None
+
     @torch.no_grad()
     def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """As `GradientShards.whole`; one that the script may know already has the sum of both."""
+        block = self._blocks.get(tensor)
+        if block is None:
+            return self._gather_replicas(tensor)
+        self._gather_replicas(block.leaf)
         known, of_blocks = gradient_of(tensor), self._gathered(tensor)
         if of_blocks is None:
             return None
@@ -238,6 +307,7 @@ class BlockGradients(GradientShards):
             return
         give_gradient(tensor, None)
         own = block.spec.own(whole, self._comm.rank).view(block.leaf.shape)
+        self._gather_replicas(block.leaf)
         gradient = gradient_of(block.leaf)
         if gradient is None:
             with torch.inference_mode(False):

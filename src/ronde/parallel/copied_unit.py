@@ -112,12 +112,25 @@ class CopiedUnit(Unit):
 
     Args:
         home: where parts live.
+        parts: this rank's elements of each, which are there already; the members begin without elements then.
     """
 
-    def __init__(self, number: int, members: Sequence[CopiedMember], comm: Comm, home: Home) -> None:
-        super().__init__(number, members, comm, whole=True)
+    def __init__(
+        self,
+        number: int,
+        members: Sequence[CopiedMember],
+        comm: Comm,
+        home: Home,
+        parts: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        super().__init__(number, members, comm, whole=parts is None)
         self._home = home
         self._coming: Pending | None = None
+        if parts is not None:
+            for member, part in zip(members, parts, strict=True):
+                member.part = part
+            self._free()
+            return
         sizes = [stop - start for start, stop in (member.own for member in members)]
         # One memory for all parts, so that they are few blocks.
         parts = home.room(sum(sizes), members[0].elements).split(sizes)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.shards.flat import flat_like
 from ronde.shards.partition import Partition
 from ronde.shards.spec import ShardSpec, Span, within
@@ -17,7 +16,7 @@ from ronde.sync.gradient_shards import GradientShards
 from ronde.sync.home import Home
 from ronde.sync.sparse_rows import cut_rows
 
-__all__ = ["ROW_OPTIMIZERS", "OptimizerShards", "Replicas", "updates_rows"]
+__all__ = ["ROW_OPTIMIZERS", "OptimizerShards", "ParameterShards", "Replicas", "updates_rows"]
 
 ROW_OPTIMIZERS: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.SGD,
@@ -52,6 +51,26 @@ class Replicas:
     ranks: Sequence[int]
 
 
+class ParameterShards(Protocol):
+    """Shards of parameters that optimizers update."""
+
+    def own(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """This rank's elements of a parameter, flat; None for a whole one."""
+        ...
+
+    def span(self, tensor: torch.Tensor) -> Span:
+        """The first of these elements, and the one behind the last."""
+        ...
+
+    def begin_update(self) -> None:
+        """Shards are about to be updated. A collective."""
+        ...
+
+    def end_update(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The shards of these parameters have been updated. A collective."""
+        ...
+
+
 class OptimizerShards:
     """A partition of optimizer steps, with the shards of parameters and gradients that it finds.
 
@@ -76,7 +95,7 @@ class OptimizerShards:
         rank: int,
         home: Home,
         gradients: GradientShards | None = None,
-        parameters: ShardedParameters | None = None,
+        parameters: ParameterShards | None = None,
         *,
         whole_too: bool = True,
         replicas: Replicas | None = None,
@@ -171,7 +190,7 @@ class OptimizerShards:
         self._parameters.end_update(tensors)
 
     def _share(
-        self, replicas: Replicas, parameters: ShardedParameters, tensors: Sequence[torch.Tensor]
+        self, replicas: Replicas, parameters: ParameterShards, tensors: Sequence[torch.Tensor]
     ) -> None:
         found = [(each, parameters.own(each), self._partition.spec(each)) for each in tensors]
         blocks = [

@@ -35,6 +35,7 @@ _push: Callable[..., None] = _hooks._push_saved_tensors_default_hooks
 class _Place:
     """A tensor in a parameter's memory."""
 
+    owner: ShardedParameters
     member: Member
     saved: Saved
     size: torch.Size
@@ -46,7 +47,7 @@ class _Place:
 class SavedParameters:
     """The pair of hooks."""
 
-    def __init__(self, parameters: ShardedParameters) -> None:
+    def __init__(self, *parameters: ShardedParameters) -> None:
         self._parameters = parameters
         self._installed = False
 
@@ -58,7 +59,7 @@ class SavedParameters:
         """
 
         def push(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], Any]) -> None:
-            plain(pack, lambda packed: self._parameters.lasting(unpack(packed)))
+            plain(pack, lambda packed: self.lasting(unpack(packed)))
 
         if at_once:
             self.push()
@@ -95,27 +96,44 @@ class SavedParameters:
         own = own_class(tensor) is not None
         if not (own or type(tensor) in _PLAIN) or tensor.layout is not torch.strided:
             return tensor
-        found = None if own else self._parameters.saved(tensor)
-        if found is None:
+        owner, found = (None, None) if own else self._found(tensor)
+        if owner is None or found is None:
             # Without its graph: an operation that saves its own result would otherwise hold itself for ever.
             with DisableTorchFunctionSubclass():
                 return (tensor if tensor.grad_fn is None else alike(tensor.detach(), tensor),)
         member, _ = found
         place = tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.dtype
-        return _Place(member, member.save(), *place)
+        return _Place(owner, member, member.save(), *place)
+
+    def _found(self, tensor: torch.Tensor) -> tuple[ShardedParameters | None, tuple[Member, Any] | None]:
+        for owner in self._parameters:
+            found = owner.saved(tensor)
+            if found is not None:
+                return owner, found
+        return None, None
+
+    def lasting(self, value: Any) -> Any:
+        """As `ShardedParameters.lasting`."""
+        for owner in self._parameters:
+            value = owner.lasting(value)
+        return value
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, tuple):
             # What was whole then, as one that was just given another order of axes, may be in parts by now.
-            return self._parameters.lasting(packed[0])
+            return self.lasting(packed[0])
         if not isinstance(packed, _Place):
             return packed
-        member, place = packed.member, (packed.size, packed.stride, packed.offset, packed.dtype)
+        owner, member, place = (
+            packed.owner,
+            packed.member,
+            (packed.size, packed.stride, packed.offset, packed.dtype),
+        )
         parameter = member.ref()
         with torch.no_grad(), DisableTorchFunction():
-            if parameter is not None and member.covers(*place) and self._parameters.left(member, parameter):
+            if parameter is not None and member.covers(*place) and owner.left(member, parameter):
                 # torch saves a parameter as it is, with what is laid there later, and a view as it was.
-                self._parameters.touch([parameter])
+                owner.touch([parameter])
                 return parameter.detach()
-            self._parameters.need(member)
+            owner.need(member)
             return member.view(*place)

@@ -86,17 +86,37 @@ class ShardedParameters:
         """Around an outermost call of a model."""
         parts = list(module.modules())
         self._shard(module, parts)
-        self._prefetch.begin()
         before = set(self._pinned)
         if any(map(_is_opaque, parts)):
             self.pin(module.parameters())
         for part in filter(may_take_fast_path, parts):
             self.pin(part.parameters())
         try:
-            yield
+            with self.using():
+                yield
         finally:
             self._pinned = before
             self.rest(keep_last=torch.is_grad_enabled())
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Around a forward, whose order of uses is learnt; what it gathers is let go of behind it."""
+        self._prefetch.begin()
+        try:
+            yield
+        finally:
+            self.rest(keep_last=torch.is_grad_enabled())
+
+    def adopt(self, tensors: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
+        """Take over tensors of which this rank's elements are there already, as one unit. A collective.
+
+        Args:
+            parts: flat, by the spec that the partition has for each tensor; they stay where they are.
+        """
+        with DisableTorchFunction(), _aside(self._context):
+            unit = self._table.adopt(tensors, parts)
+            for _, tensor in unit.parameters:
+                tensor.__class__ = self._kind
 
     def cut(self, module: torch.nn.Module) -> list[torch.Tensor]:
         """Cut what is new in a module; gives what of it is in parts."""

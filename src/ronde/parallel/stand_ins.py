@@ -78,8 +78,7 @@ class StandIns:
         block = self._gradients.block(parameter)
         if block is None:
             return None
-        own = self._own(parameter)
-        if own is None or own.data_ptr() != block.leaf.data_ptr():
+        if self._own(parameter) is not block.part:
             return None
         leaf = self._gradients.demand(block, gradient=parameter.requires_grad)
         return self.over(block, leaf) if block.spec.cut is not None and leaf.numel() else None

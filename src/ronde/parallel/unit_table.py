@@ -15,7 +15,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ronde.comm.process_group import Comm
-from ronde.parallel.copied_unit import copy_unit
+from ronde.parallel.copied_unit import CopiedMember, CopiedUnit, copy_unit
 from ronde.parallel.mapped_unit import map_unit
 from ronde.parallel.unit import Member, Unit, can_be_sharded
 from ronde.shards.partition import Partition, by_kind
@@ -122,6 +122,16 @@ class UnitTable:
             if unit is not None:
                 yield unit
 
+    def adopt(self, tensors: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Unit:
+        """Make a unit of tensors whose shards are there already; their memory is let go of.
+
+        Args:
+            parts: this rank's elements of each, by the spec that the partition has for it.
+        """
+        pairs = zip(tensors, self._partition.assign(tensors), strict=True)
+        members = [CopiedMember(tensor, spec, self._comm.rank) for tensor, spec in pairs if spec is not None]
+        return self._register(CopiedUnit(self._count, members, self._comm, self._home, parts))
+
     def look_again(self, dissolved: Sequence[torch.Tensor]) -> None:
         """What could not be cut before perhaps can be now."""
         self._dissolved = [*map(weakref.ref, [*dissolved, *self._uncut()])]
@@ -215,6 +225,9 @@ class UnitTable:
         unit: Unit = (
             copy_unit(self._count, tensors, specs, self._comm, self._home) if mapped is None else mapped
         )
+        return self._register(unit)
+
+    def _register(self, unit: Unit) -> Unit:
         self._count += 1
         self.units.append(unit)
         for member, tensor in unit.parameters:

@@ -10,26 +10,23 @@ __all__ = ["not_built_together", "without_other_rows"]
 
 # With a degree that cuts the model, by key: the values that are built.
 _WITH_ANY: dict[str, tuple[object, ...]] = {
+    "state": ("replicated", "zero1", "zero2", "zero3", "central"),
     "sparse": ("replicated",),
-    "offload": ("none",),
     "compressed": ("gradient",),
     "reduction": ("mean",),
     "update": ("sync",),
     "compile": (False,),
 }
-_WITH_TENSOR = {"state": ("replicated", "zero1"), **_WITH_ANY}
-_WITH_PIPELINE: dict[str, tuple[object, ...]] = {**_WITH_TENSOR, "schedule": ("gpipe", "1f1b", None)}
+_WITH_PIPELINE: dict[str, tuple[object, ...]] = {**_WITH_ANY, "schedule": ("gpipe", "1f1b", None)}
 _WITH_CONTEXT: dict[str, tuple[object, ...]] = {
     "tensor": (1,),
     "pipeline": (1,),
     "expert": (1,),
-    "state": ("replicated",),
     **_WITH_ANY,
 }
 _WITH_EXPERT: dict[str, tuple[object, ...]] = {
     "tensor": (1,),
     "pipeline": (1,),
-    "state": ("replicated",),
     **_WITH_ANY,
 }
 
@@ -39,7 +36,7 @@ def not_built_together(plan: Values) -> Iterator[str]:
     if plan.mesh.pipeline > 1:
         yield from _among(plan, "pipeline", _WITH_PIPELINE)
     elif plan.mesh.tensor > 1:
-        yield from _among(plan, "tensor", _WITH_TENSOR)
+        yield from _among(plan, "tensor", _WITH_ANY)
     if plan.mesh.context > 1:
         yield from _among(plan, "context", _WITH_CONTEXT)
     if plan.mesh.expert > 1:

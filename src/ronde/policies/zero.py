@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -11,7 +11,16 @@ import torch
 from ronde.shards.partition import Partition
 from ronde.shards.spec import ShardSpec, Span, owned
 
-__all__ = ["ALIGNMENT", "central", "in_equal_parts", "zero", "zero_within"]
+__all__ = [
+    "ALIGNMENT",
+    "Place",
+    "central",
+    "in_equal_parts",
+    "on_first",
+    "replica_spec",
+    "zero",
+    "zero_within",
+]
 
 ALIGNMENT = 128
 """Elements; a cut inside a tensor stands at a multiple of it.
@@ -20,6 +29,10 @@ torch's CPU kernels treat what does not fill two vector registers at the end of 
 instructions, whose last bit may differ (a product and a sum are rounded once or twice). No two registers hold
 more than 128 elements, so an element of a part is treated as in the whole: the same to the bit.
 """
+
+
+Runs = Callable[[Sequence[int], int], list[tuple[Span | None, ...]]]
+"""Cuts tensors of these sizes, laid end to end, for a number of ranks."""
 
 
 def zero(ranks: int) -> Partition:
@@ -36,39 +49,81 @@ def central(ranks: int) -> Partition:
     return Partition(lambda members: [owned(0, ranks, each.numel()) for each in members])
 
 
-def zero_within(blocks: Partition, places: Sequence[tuple[int, int]]) -> Partition:
-    """ZeRO among the ranks that have the same block of a tensor.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """A rank's place in a mesh that cuts models.
+
+    Attributes:
+        block: among the ranks that have other blocks of parameters.
+        replica: among those that have the same blocks.
+        row: among those that share the update of whole parameters.
+    """
+
+    block: int
+    replica: int
+    row: int
+
+
+def zero_within(
+    blocks: Partition, whole: Partition, places: Sequence[Place], runs: Runs | None = None
+) -> Partition:
+    """Cut each block of a tensor once more, over the ranks that have the same.
 
     Args:
-        blocks: which block of a tensor a group's ranks have; a tensor that is not cut is one block for all.
-        places: of each of all ranks, its place in the group, and its place among those with the same block.
+        blocks: the blocks of tensors, by `Place.block`.
+        whole: how a tensor that is not cut into blocks is cut over the ranks by `Place.row`.
+        places: of all ranks.
+        runs: cuts sizes for the replicas of a block; in equal parts by default.
     """
-    return Partition(functools.partial(_split_blocks, blocks, places), blocks)
+    runs = runs or in_equal_parts
+
+    def split(members: Sequence[torch.Tensor]) -> list[ShardSpec]:
+        cut = [(each, spec) for each in members if (spec := blocks.spec(each)) is not None]
+        specs = dict(zip([id(each) for each, _ in cut], _in_blocks(cut, places, runs), strict=True))
+        uncut = [each for each in members if id(each) not in specs]
+        for each, spec in zip(uncut, whole.assign(uncut), strict=True):
+            spans = (None,) * len(places) if spec is None else tuple(spec[place.row] for place in places)
+            specs[id(each)] = ShardSpec(spans)
+        return [specs[id(each)] for each in members]
+
+    return Partition(split, blocks)
 
 
-def _split_blocks(
-    blocks: Partition, places: Sequence[tuple[int, int]], members: Sequence[torch.Tensor]
+def _in_blocks(
+    members: Sequence[tuple[torch.Tensor, ShardSpec]], places: Sequence[Place], runs: Runs
 ) -> list[ShardSpec]:
-    groups = 1 + max(place for place, _ in places)
-    copies = 1 + max(copy for _, copy in places)
-    specs = [blocks.spec(each) for each in members]
-    shares: list[list[list[Span | None]]] = []
-    for place in range(groups):
-        spans = [
-            (0, each.numel()) if spec is None else spec[place] or (0, 0)
-            for each, spec in zip(members, specs, strict=True)
-        ]
-        parts = in_equal_parts([end - begin for begin, end in spans], copies)
-        shares.append([_moved(part, begin) for part, (begin, _) in zip(parts, spans, strict=True)])
-    found: list[ShardSpec] = []
-    for number, spec in enumerate(specs):
-        spans = tuple(shares[place][number][copy] for place, copy in places)
-        found.append(ShardSpec(spans, None if spec is None else spec.cut))
-    return found
+    replicas = 1 + max(place.replica for place in places)
+    spans: list[list[Span | None]] = [[] for _ in members]
+    for block in range(1 + max(place.block for place in places)):
+        outer = [spec[block] or (0, 0) for _, spec in members]
+        inner = runs([end - begin for begin, end in outer], replicas)
+        for found, parts, (begin, _) in zip(spans, inner, outer, strict=True):
+            found += _moved(parts, begin)
+    return [
+        ShardSpec(tuple(found[place.block * replicas + place.replica] for place in places), spec.cut)
+        for found, (_, spec) in zip(spans, members, strict=True)
+    ]
+
+
+def replica_spec(nested: ShardSpec, block: Span | None, ranks: Sequence[int]) -> ShardSpec:
+    """The elements of a block that each of its replicas has.
+
+    Args:
+        nested: the elements of the whole on all ranks, from `zero_within`.
+        block: the elements of the whole in the block.
+        ranks: the replicas, among all ranks.
+    """
+    begin = 0 if block is None else block[0]
+    return ShardSpec(tuple(_moved([nested[rank] for rank in ranks], -begin)))
 
 
 def _moved(spans: Sequence[Span | None], begin: int) -> list[Span | None]:
     return [None if span is None else (span[0] + begin, span[1] + begin) for span in spans]
+
+
+def on_first(sizes: Sequence[int], ranks: int) -> list[tuple[Span | None, ...]]:
+    """Leave all elements to the first rank."""
+    return [((0, size) if size else None, *[None] * (ranks - 1)) for size in sizes]
 
 
 def in_equal_parts(sizes: Sequence[int], ranks: int) -> list[tuple[Span | None, ...]]:

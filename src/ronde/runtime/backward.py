@@ -94,7 +94,9 @@ class Backward:
                 if divisor != 1:
                     grad_tensors = loss_scale.divided(tensors, grad_tensors, divisor)
                 casts = {id(each.leaf): (each.narrow, each.otherwise) for each in leaves} if lossy else None
-                reduced = reducer.backward(divided=divide, graph=graph, casts=casts)
+                reduced = reducer.backward(
+                    divided=context.world_size if divide else 1, graph=graph, casts=casts
+                )
                 with self._whole_leaves(leaves if lossy else []), self._sharding.backward(), reduced:
                     work = functools.partial(plain, tensors, grad_tensors, *args, **kwargs)
                     if context.region is Region.SCRIPT:

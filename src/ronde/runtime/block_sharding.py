@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ import torch
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.parallel import gradients, opaque
-from ronde.parallel.block_gradients import BlockGradients
+from ronde.parallel.block_gradients import Block, BlockGradients, Scattered
 from ronde.parallel.building import Building
-from ronde.parallel.optimizer_shards import OptimizerShards, Replicas
+from ronde.parallel.nested_parameters import NestedParameters
+from ronde.parallel.optimizer_shards import OptimizerShards, ParameterShards, Replicas
 from ronde.parallel.saved_parameters import SavedParameters
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.sharded_update import ShardedUpdate
@@ -22,11 +23,13 @@ from ronde.parallel.unit_table import Find
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
-from ronde.policies.zero import zero_within
+from ronde.policies.units import find_units
+from ronde.policies.zero import Place, central, in_equal_parts, on_first, replica_spec, zero, zero_within
 from ronde.runtime.sharding import Sharding
 from ronde.shards.partition import Partition
 from ronde.shards.spec import ShardSpec
 from ronde.sync.home import OnDevice
+from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Context, Region
 from ronde.trace.resident import Resident
@@ -42,20 +45,22 @@ class BlockRanks:
         rows: the reducer's group, of the ranks that have the same blocks and other rows.
         group: of those that have other blocks and the same rows.
         everybody: all ranks.
-        places: of each of these, its place in the groups that are like `group` and like `rows`.
+        places: of each of these.
+        replica_group: of those that have the same blocks, where these are fewer than `rows`.
     """
 
     rows: Comm
     group: Comm
     everybody: Comm
-    places: Sequence[tuple[int, int]]
+    places: Sequence[Place]
+    replica_group: Comm | None = None
 
     @property
     def replicas(self) -> Replicas:
         """The ranks that have the same blocks as this one."""
-        block = self.places[self.everybody.rank][0]
-        same = [rank for rank, (each, _) in enumerate(self.places) if each == block]
-        return Replicas(self.rows, sorted(same, key=lambda rank: self.places[rank][1]))
+        block = self.places[self.everybody.rank].block
+        same = [rank for rank, place in enumerate(self.places) if place.block == block]
+        return Replicas(self.replica_group or self.rows, sorted(same, key=lambda rank: self.places[rank].replica))
 
 
 class BlockSharding(Sharding):
@@ -87,33 +92,76 @@ class BlockSharding(Sharding):
         self._reducer: Reducer | None = None
         self._script: Context | None = None
         self._partition = partition
-        self._blocks = BlockGradients(group, self._adopt, self._mean)
+        self._ranks = ranks
+        # Whether the replicas of a block are the ranks over which gradients are averaged.
+        self._reduces_replicas = len(ranks.replicas.ranks) == ranks.rows.world_size > 1
+        # All ranks, for what is cut over the replicas of blocks too.
+        everybody = Context(comm=ranks.everybody, adopt=lambda leaf: None)
+        self._among = everybody if self._state.cuts_optimizer else context
+        one_owner = self._state.placement == "central"
+        self._of_rows = (central if one_owner else zero)(ranks.rows.world_size)
+        self._nested = zero_within(
+            partition, self._of_rows, ranks.places, on_first if one_owner else in_equal_parts
+        )
+        scattered = None
+        if self._state.cuts_gradients:
+            self.gradients = ReducedGradients(ranks.rows, self._rows_of, self._home_of_parts)
+            blocks = [place.block for place in ranks.places]
+            scattered = Scattered(self.gradients, self._nested, ranks.everybody, blocks)
+        self._blocks = BlockGradients(group, self._adopt, self._mean, scattered)
         self._in_parts = [self._blocks]
-        parameters = ShardedParameters(context, partition, OnDevice(), note, find)
-        self._cut = parameters
-        self._parameters = parameters
-        self._saved = SavedParameters(parameters)
-        self._building = Building(context, self._cut_new)
-        if self._state.cuts_optimizer:
-            held = OptimizerShards(
-                zero_within(partition, ranks.places),
-                ranks.everybody.rank,
-                OnDevice(),
-                self._blocks,
-                parameters,
-                replicas=ranks.replicas,
-            )
-            among = Context(comm=ranks.everybody, adopt=lambda leaf: None)
-            self._update = ShardedUpdate(among, held, self._takes, note)
+        # Whether blocks are cut once more: there is nothing to divide where one rank has a block.
+        self._nests = self._state.cuts_parameters and self._reduces_replicas
+        if self._nests:
+            self._cut = ShardedParameters(everybody, self._nested, self._home_of_parts, note, find)
         else:
+            self._cut = ShardedParameters(context, partition, OnDevice(), note, find)
+        self._parameters = self._cut
+        self._leaves: ShardedParameters | None = None
+        self._saved = SavedParameters(self._cut)
+        self._building = Building(context, self._cut_new)
+
+    def _update_of(self) -> ShardedUpdate:
+        """Cut the steps of optimizers as the plan's state axis says."""
+        ranks, note, home = self._ranks, self._note, self._home
+        if not self._state.cuts_optimizer:
             held = OptimizerShards(
-                partition, group.rank, OnDevice(), self._blocks, parameters, whole_too=False
+                self._partition, ranks.group.rank, home, self._blocks, self._cut, whole_too=False
             )
-            self._update = ShardedUpdate(context, held, self._has_blocks, note)
+            return ShardedUpdate(self._group, held, self._has_blocks, note)
+        parameters: ParameterShards = self._cut
+        if self._leaves is not None:
+            parameters = NestedParameters(self._cut, self._leaves, self._leaf_of)
+        shared = not self._nests and len(ranks.replicas.ranks) > 1
+        replicas = ranks.replicas if shared else None
+        held = OptimizerShards(
+            self._nested, ranks.everybody.rank, home, self._blocks, parameters, replicas=replicas
+        )
+        return ShardedUpdate(self._among, held, self._takes, note)
+
+    def _find_whole(self, module: torch.nn.Module) -> list[list[torch.Tensor]]:
+        """The units of the parameters that are not in blocks."""
+        units = [[each for each in unit if not self._is_cut(each)] for unit in find_units(module)]
+        return [unit for unit in units if unit and self.cuts_whole_parameters]
+
+    def _rows_of(self, tensors: Sequence[torch.Tensor]) -> list[ShardSpec | None]:
+        """How gradients of blocks, and of whole parameters, are cut over rows.
+
+        One by one: the ranks of a stage may have other gradients together than those of the next.
+        """
+        return [spec for each in tensors for spec in self._of_rows.assign([each])]
+
+    #: Whether `zero3` cuts parameters that are in no blocks too, and gathers them over rows for a call.
+    cuts_whole_parameters = True
 
     def bind(self, context: Context) -> None:
         """What is cut has the group's context; this is the script's."""
         self._script = context
+        if self._state.cuts_parameters:
+            home, find = self._home_of_parts, self._find_whole
+            self._leaves = ShardedParameters(context, self._of_rows, home, self._note, find)
+            self._saved = SavedParameters(self._cut, self._leaves)
+        self._update = self._update_of()
 
     def average_by(self, reducer: Reducer) -> None:
         """Blocks are averaged over rows by this one, and whole parameters that are cut are not."""
@@ -135,16 +183,19 @@ class BlockSharding(Sharding):
 
     @property
     def residents(self) -> list[Resident]:
-        return [self._blocks, self._cut]
+        return [self._blocks, self._cut, *([] if self._leaves is None else [self._leaves])]
 
     def install(self, patches: Patches, context: Context) -> None:
         assert self._update is not None
         assert self._saved is not None
         assert self._building is not None
         self._update.install(patches)
-        gradients.install(patches, self._group, self._blocks, self._cut.lasting)
+        among = self._among if self._state.cuts_gradients else self._group
+        gradients.install(patches, among, self._blocks, self._saved.lasting)
         self._building.install(patches)
-        opaque.install(patches, self._cut, self._saved)
+        for parameters in (self._cut, self._leaves):
+            if parameters is not None:
+                opaque.install(patches, parameters, self._saved)
         self._saved.install(patches)
         self._install_hooks(patches)
 
@@ -158,13 +209,18 @@ class BlockSharding(Sharding):
                 yield
             return
         self._cut.rest(keep_last=False)  # what the script has written to whole parameters is in blocks then
-        with self._calling_cut(module):
+        if self._leaves is not None:
+            self._leaves.rest(keep_last=False)
+        with self._using_leaves(module), self._calling_cut(module):
             yield
+
+    def _using_leaves(self, module: torch.nn.Module) -> AbstractContextManager[None]:
+        return nullcontext() if self._leaves is None else self._leaves.calling(module)
 
     @contextmanager
     def _calling_whole(self, module: torch.nn.Module) -> Iterator[None]:
         """Around a call for which every rank gathers the model."""
-        with self._cut.calling(module):
+        with self._using_leaves(module), self._cut.calling(module):
             yield
 
     @contextmanager
@@ -175,28 +231,52 @@ class BlockSharding(Sharding):
     @contextmanager
     def backward(self) -> Iterator[None]:
         self._blocks.begin_backward()
-        with self._cut.backward():
+        with self._cut.backward(), nullcontext() if self._leaves is None else self._leaves.backward():
             yield
 
     def note_whole_state(self, optimizer: Any) -> None:
         """The state of a whole parameter is whole; of a block, an optimizer of any kind may keep all."""
 
     def _cut_new(self, module: torch.nn.Module) -> None:
+        new: dict[int, Block] = {}
         for parameter in self._cut.cut(module):
             spec, part = self._partition.spec(parameter), self._cut.own(parameter)
-            if spec is not None and part is not None:
-                self._take_block(parameter, spec, part)
+            block = self._blocks.block(parameter)
+            # By the object, which is another one on all ranks: some have no elements, and no address.
+            if spec is not None and part is not None and (block is None or block.part is not part):
+                new[id(parameter)] = self._take_block(parameter, spec, part)
+        if self._state.cuts_gradients and new:
+            self._divide(module, new)
 
-    def _take_block(self, parameter: torch.Tensor, spec: ShardSpec, part: torch.Tensor) -> None:
-        block = self._blocks.block(parameter)
-        # By the object, which is another one on all ranks: some have no elements, and no address.
-        if block is None or block.part is not part:
-            optimizer = None if self._reducer is None else self._reducer.let_go(parameter)
-            self._blocks.add_block(parameter, spec, part)
-            self._blocks.take_part(parameter)
-            leaf = self._leaf_of(parameter)
-            if self._reducer is not None and leaf is not None and self._reducer.averages(leaf):
-                self._reducer.adopt(leaf, optimizer)
+    def _take_block(self, parameter: torch.Tensor, spec: ShardSpec, part: torch.Tensor) -> Block:
+        optimizer = None if self._reducer is None else self._reducer.let_go(parameter)
+        shape = spec.shape(parameter.shape, self._ranks.group.rank)
+        if self._nests:
+            leaf: torch.Tensor = torch.nn.Parameter(
+                torch.empty(shape, dtype=part.dtype, device=parameter.device)
+            )
+        else:
+            leaf = part.view(shape).detach()
+        block = self._blocks.add_block(parameter, spec, part, leaf)
+        self._blocks.take_part(parameter)
+        if self._reducer is not None and self._reducer.averages(leaf):
+            self._reducer.adopt(leaf, optimizer)
+        return block
+
+    def _divide(self, module: torch.nn.Module, new: Mapping[int, Block]) -> None:
+        """Cut new blocks over their replicas, those that are used together as one unit. A collective."""
+        replicas = self._ranks.replicas.ranks
+        for unit in find_units(module):
+            known = [each for each in unit if id(each) in new]
+            for each, spec in zip(known, self._nested.assign(known), strict=True):
+                block = new[id(each)]
+                if spec is not None and self._reduces_replicas:
+                    of_block = block.spec[self._ranks.group.rank]
+                    self._of_rows.decide(block.leaf, replica_spec(spec, of_block, replicas))
+            self._of_rows.assign([each for each in unit if not self._is_cut(each)])
+            blocks = [block for each in known if (block := new[id(each)]).leaf.numel()]
+            if self._nests and self._leaves is not None and blocks:
+                self._leaves.adopt([each.leaf for each in blocks], [each.part for each in blocks])
 
     def _adopt(self, leaf: torch.Tensor) -> None:
         if self._reducer is not None and leaf.numel():

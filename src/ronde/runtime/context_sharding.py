@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from ronde.comm.process_group import Comm
 from ronde.parallel.sequences import Sequences
+from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.runtime.sharding import Sharding
 from ronde.tensor.context import Context, Region
@@ -17,15 +18,16 @@ __all__ = ["ContextSharding"]
 
 
 class ContextSharding(Sharding):
-    """Nothing lies in parts: sequences are cut inside of calls.
+    """Sequences are cut inside of calls; state is cut over all ranks, which have the same parameters.
 
     Args:
-        comm: the reducer's group, of the ranks that have other rows.
+        comm: the reducer's group: of the ranks that have other rows, or of all, where state is cut.
         group: the context group, of those that have the same rows.
     """
 
     def __init__(self, plan: Plan, comm: Comm, group: Comm, note: Callable[[str], None]) -> None:
         super().__init__(plan, comm, note)
+        self._state_ranks = Context(comm=comm, adopt=lambda leaf: None)
         # What a model computes of whole values all ranks of the group compute alike.
         context = Context(comm=group, adopt=lambda leaf: None)
         context.weight, context.averages_leaves = 1, False
@@ -36,14 +38,17 @@ class ContextSharding(Sharding):
 
     def bind(self, context: Context) -> None:
         self._script = context
+        super().bind(self._state_ranks)
+
+    def install(self, patches: Patches, context: Context) -> None:
+        """Clip gradients, too, among the ranks that have shards of them."""
+        super().install(patches, self._state_ranks)
 
     @contextmanager
     def calling(self, module: torch.nn.Module) -> Iterator[None]:
         assert self._script is not None
-        if self._script.region is not Region.OBSERVED:
-            yield
-            return
-        with self._sequences.observing(module):
+        observed = self._script.region is Region.OBSERVED
+        with super().calling(module), self._sequences.observing(module) if observed else nullcontext():
             yield
 
     def notes(self) -> list[str]:

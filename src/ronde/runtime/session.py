@@ -122,7 +122,7 @@ class Session:
             reducer_comm = self._join("reducer", host, plan.communication.algorithm)
         else:
             rows = self._meet("rows", host, "data")
-            reducer_comm = self._meet("reducer", host, "data")
+            reducer_comm = self._reducer_group(host)
         self._groups = list(dict.fromkeys([comm, reducer_comm, rows]))
         # What the state axis keeps in parts decides where gradients go, so it is there before the reducer.
         self.client = servers.connect(config, plan)
@@ -259,6 +259,16 @@ class Session:
         self._subgroups.append(group)
         return group
 
+    def _reducer_group(self, host: str | None) -> Comm:
+        """The ranks over which gradients are averaged.
+
+        Those of a context group compute the same: where state is cut, it is cut over them too.
+        """
+        cuts_state = self.plan.state.on(self.config.world_size).cuts_optimizer
+        if self._mesh.degree("context") > 1 and cuts_state:
+            return self._join("reducer", host, self.plan.communication.algorithm)
+        return self._meet("reducer", host, "data")
+
     def leave_subgroups(self) -> None:
         """Leave those groups that are not of all ranks."""
         for group in self._subgroups:
@@ -284,6 +294,7 @@ class Session:
 
     def _spread_experts(self, rows: Comm, host: str | None) -> Sharding:
         """Experts over as many neighbours as `expert` says; other such groups have replicas of them."""
+        from ronde.policies.zero import Place
         from ronde.runtime.block_sharding import BlockRanks
         from ronde.runtime.expert_sharding import ExpertSharding
 
@@ -294,8 +305,10 @@ class Session:
         if len(ranks) > degree:
             replicas = self._meet_members("replicas", host, ranks[place::degree])
         self._groups += [each for each in (experts, replicas) if each is not None]
-        places = [(rank % degree, rank // degree) for rank in range(len(ranks))]
-        known = BlockRanks(rows=rows, group=experts, everybody=self.everybody, places=places)
+        places = [Place(rank % degree, rank // degree, rank) for rank in range(len(ranks))]
+        known = BlockRanks(
+            rows=rows, group=experts, everybody=self.everybody, places=places, replica_group=replicas
+        )
         return ExpertSharding(self.plan, known, self.notes.say, replicas)
 
     def _shard_models(self, by_axis: Mapping[Axis, Comm], ranks: BlockRanks) -> Sharding:
@@ -310,13 +323,15 @@ class Session:
         return StageSharding(plan, ranks, say, by_axis["pipeline"], by_axis.get("tensor"))
 
     def _block_ranks(self, axes: Sequence[Axis], rows: Comm, group: Comm) -> BlockRanks:
+        from ronde.policies.zero import Place
         from ronde.runtime.block_sharding import BlockRanks
 
         mesh = self._mesh
-        places = [
-            (mesh.members(rank, *axes).index(rank), mesh.coordinate(rank, "data"))
-            for rank in range(mesh.ranks)
-        ]
+        places: list[Place] = []
+        for rank in range(mesh.ranks):
+            row = mesh.coordinate(rank, "data")
+            block = mesh.members(rank, *axes).index(rank)
+            places.append(Place(block, row, row))
         return BlockRanks(rows=rows, group=group, everybody=self.everybody, places=places)
 
     def _stream(self) -> RankStream | None:

@@ -45,6 +45,8 @@ class StageSharding(BlockSharding):
     """
 
     sends_gradients = True
+    # A stage uses them when no other does.
+    cuts_whole_parameters = False
 
     def __init__(
         self,

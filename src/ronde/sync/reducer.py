@@ -229,18 +229,18 @@ class Reducer:
     def backward(
         self,
         *,
-        divided: bool = False,
+        divided: int = 1,
         graph: bool = False,
         casts: Casts | None = None,
     ) -> Iterator[None]:
         """Around every backward: on return all gradients are reduced.
 
         Args:
-            divided: this backward begins with 1/W, which is undone by multiplying the averages.
+            divided: this backward begins with one part in so many, which is undone by multiplying averages.
             graph: gradients will be differentiable themselves (`create_graph`).
             casts: what this backward reaches through float16, which may not hold every sum over all rows.
         """
-        if divided and self._compress is not None and not self._depth:
+        if divided > 1 and self._compress is not None and not self._depth:
             raise UsageError(
                 "the loss is scaled (by a GradScaler), and what an encoded gradient loses would be "
                 "added to the next by another scale; use precision=bf16 in place of the scaler, or "
@@ -262,8 +262,7 @@ class Reducer:
                 parts.restore()  # autograd adds to them, and knows whole ones only
         narrow = None if casts is None else NarrowSums(self._leaves, self._comm, self._parts, casts)
         self._depth = 1
-        if divided:
-            self._scale(1 / self._comm.world_size)
+        self._scale(1 / divided)
         for group in self._groups:
             for bucket in group.buckets:
                 bucket.begin(graph=graph)
@@ -284,8 +283,7 @@ class Reducer:
             self._nested = False
             if narrow is not None:
                 narrow.unwatch()
-            if divided:
-                self._scale(self._comm.world_size)
+            self._scale(divided)
             for group in self._groups:
                 group.next = 0
                 group.under_way.clear()
