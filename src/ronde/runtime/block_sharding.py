@@ -32,7 +32,6 @@ from ronde.sync.home import OnDevice
 from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Context, Region
-from ronde.trace.resident import Resident
 
 __all__ = ["BlockRanks", "BlockSharding"]
 
@@ -117,7 +116,6 @@ class BlockSharding(Sharding):
         else:
             self._cut = ShardedParameters(context, partition, OnDevice(), note, find)
         self._parameters = self._cut
-        self._leaves: ShardedParameters | None = None
         self._saved = SavedParameters(self._cut)
         self._building = Building(context, self._cut_new)
 
@@ -181,10 +179,6 @@ class BlockSharding(Sharding):
     def kept_gradients(self) -> BlockGradients:
         return self._blocks
 
-    @property
-    def residents(self) -> list[Resident]:
-        return [self._blocks, self._cut, *([] if self._leaves is None else [self._leaves])]
-
     def install(self, patches: Patches, context: Context) -> None:
         assert self._update is not None
         assert self._saved is not None
@@ -193,9 +187,8 @@ class BlockSharding(Sharding):
         among = self._among if self._state.cuts_gradients else self._group
         gradients.install(patches, among, self._blocks, self._saved.lasting)
         self._building.install(patches)
-        for parameters in (self._cut, self._leaves):
-            if parameters is not None:
-                opaque.install(patches, parameters, self._saved)
+        for parameters in self._sharded:
+            opaque.install(patches, parameters, self._saved)
         self._saved.install(patches)
         self._install_hooks(patches)
 
@@ -231,7 +224,7 @@ class BlockSharding(Sharding):
     @contextmanager
     def backward(self) -> Iterator[None]:
         self._blocks.begin_backward()
-        with self._cut.backward(), nullcontext() if self._leaves is None else self._leaves.backward():
+        with super().backward():
             yield
 
     def note_whole_state(self, optimizer: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,8 @@ class Sharding:
             if self._state.cuts_gradients:
                 self.gradients = ReducedGradients(comm, self._partition.assign, self._home_of_parts)
         self._parameters: ShardedParameters | None = None
+        # Blocks that are cut once more, gathered by the ranks that have the same.
+        self._leaves: ShardedParameters | None = None
         self._building: Building | None = None
         self._saved: SavedParameters | None = None
         self._update: ShardedUpdate | None = None
@@ -180,10 +183,9 @@ class Sharding:
     @contextmanager
     def gathered(self, module: torch.nn.Module) -> Iterator[None]:
         """Inside, a module's parameters are whole on every rank. All ranks come here."""
-        if self._parameters is None:
-            yield
-            return
-        with self._parameters.holding(list(module.parameters())):
+        with contextlib.ExitStack() as stack:
+            for parameters in self._sharded:
+                stack.enter_context(parameters.holding(list(module.parameters())))
             yield
 
     def parameters_of_leaves(self) -> dict[int, int]:
@@ -196,9 +198,14 @@ class Sharding:
         return self.gradients
 
     @property
+    def _sharded(self) -> list[ShardedParameters]:
+        """What has parameters in parts."""
+        return [each for each in (self._parameters, self._leaves) if each is not None]
+
+    @property
     def residents(self) -> list[Resident]:
         """What holds state elsewhere than in the script's tensors."""
-        return [each for each in (self.gradients, self.rows, self._parameters) if each is not None]
+        return [*self._in_parts, *self._sharded]
 
     def install(self, patches: Patches, context: Context) -> None:
         if self._update is not None:
@@ -220,8 +227,8 @@ class Sharding:
             self._update.release()
         for parts in self._in_parts:
             parts.restore()
-        if self._parameters is not None:
-            self._parameters.release()
+        for parameters in self._sharded:
+            parameters.release()
         self.uninstall()
 
     def uninstall(self) -> None:
@@ -254,8 +261,8 @@ class Sharding:
 
     def settle(self) -> None:
         """Release parameters gathered on some ranks only, after an exception on all. A collective."""
-        if self._parameters is not None:
-            self._parameters.settle()
+        for parameters in self._sharded:
+            parameters.settle()
 
     def building(self) -> AbstractContextManager[None]:
         """Around the making of a model."""
@@ -264,16 +271,15 @@ class Sharding:
     @contextmanager
     def backward(self) -> Iterator[None]:
         """Around a backward and its reduction."""
-        if self._parameters is None:
-            yield
-            return
-        with self._parameters.backward():
+        with contextlib.ExitStack() as stack:
+            for parameters in self._sharded:
+                stack.enter_context(parameters.backward())
             yield
 
     def before_step(self) -> None:
         """Any optimizer, one whose steps are not cut too, is about to step."""
-        if self._parameters is not None:
-            self._parameters.unpin()
+        for parameters in self._sharded:
+            parameters.unpin()
 
     def note_whole_state(self, optimizer: Any) -> None:
         """Say that an optimizer's state is not cut, though the plan asks for it."""
