@@ -38,19 +38,6 @@ def updates_rows(optimizer: Any) -> bool:
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Replicas:
-    """The ranks that have the same block of each parameter as this one.
-
-    Attributes:
-        comm: their group.
-        ranks: their places in the group of the optimizer's partition, in the order of `comm`.
-    """
-
-    comm: Comm
-    ranks: Sequence[int]
-
-
 class ParameterShards(Protocol):
     """Shards of parameters that optimizers update."""
 
@@ -69,6 +56,21 @@ class ParameterShards(Protocol):
     def end_update(self, tensors: Iterable[torch.Tensor]) -> None:
         """The shards of these parameters have been updated. A collective."""
         ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replicas:
+    """The ranks that have the same block of each parameter as this one.
+
+    Attributes:
+        comm: their group.
+        ranks: their places in the group of the optimizer's partition, in the order of `comm`.
+        blocks: what each of them has all of.
+    """
+
+    comm: Comm
+    ranks: Sequence[int]
+    blocks: ParameterShards
 
 
 class OptimizerShards:
@@ -186,15 +188,13 @@ class OptimizerShards:
         if self._parameters is None:
             return
         if self._replicas is not None:
-            self._share(self._replicas, self._parameters, tensors)
+            self._share(self._replicas, tensors)
         self._parameters.end_update(tensors)
 
-    def _share(
-        self, replicas: Replicas, parameters: ParameterShards, tensors: Sequence[torch.Tensor]
-    ) -> None:
-        found = [(each, parameters.own(each), self._partition.spec(each)) for each in tensors]
+    def _share(self, replicas: Replicas, tensors: Sequence[torch.Tensor]) -> None:
+        found = [(each, replicas.blocks.own(each), self._partition.spec(each)) for each in tensors]
         blocks = [
-            (shard, spec, parameters.span(each))
+            (shard, spec, replicas.blocks.span(each))
             for each, shard, spec in found
             if shard is not None and spec is not None
         ]

@@ -55,11 +55,11 @@ class BlockRanks:
     replica_group: Comm | None = None
 
     @property
-    def replicas(self) -> Replicas:
-        """The ranks that have the same blocks as this one."""
+    def replicas(self) -> list[int]:
+        """The ranks that have the same blocks as this one, in the order of their group."""
         block = self.places[self.everybody.rank].block
         same = [rank for rank, place in enumerate(self.places) if place.block == block]
-        return Replicas(self.replica_group or self.rows, sorted(same, key=lambda rank: self.places[rank].replica))
+        return sorted(same, key=lambda rank: self.places[rank].replica)
 
 
 class BlockSharding(Sharding):
@@ -93,7 +93,7 @@ class BlockSharding(Sharding):
         self._partition = partition
         self._ranks = ranks
         # Whether the replicas of a block are the ranks over which gradients are averaged.
-        self._reduces_replicas = len(ranks.replicas.ranks) == ranks.rows.world_size > 1
+        self._reduces_replicas = len(ranks.replicas) == ranks.rows.world_size > 1
         # All ranks, for what is cut over the replicas of blocks too.
         everybody = Context(comm=ranks.everybody, adopt=lambda leaf: None)
         self._among = everybody if self._state.cuts_optimizer else context
@@ -130,8 +130,9 @@ class BlockSharding(Sharding):
         parameters: ParameterShards = self._cut
         if self._leaves is not None:
             parameters = NestedParameters(self._cut, self._leaves, self._leaf_of)
-        shared = not self._nests and len(ranks.replicas.ranks) > 1
-        replicas = ranks.replicas if shared else None
+        replicas = None
+        if not self._nests and len(ranks.replicas) > 1:
+            replicas = Replicas(ranks.replica_group or ranks.rows, ranks.replicas, self._cut)
         held = OptimizerShards(
             self._nested, ranks.everybody.rank, home, self._blocks, parameters, replicas=replicas
         )
@@ -258,7 +259,7 @@ class BlockSharding(Sharding):
 
     def _divide(self, module: torch.nn.Module, new: Mapping[int, Block]) -> None:
         """Cut new blocks over their replicas, those that are used together as one unit. A collective."""
-        replicas = self._ranks.replicas.ranks
+        replicas = self._ranks.replicas
         for unit in find_units(module):
             known = [each for each in unit if id(each) in new]
             for each, spec in zip(known, self._nested.assign(known), strict=True):
