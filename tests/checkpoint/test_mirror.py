@@ -27,7 +27,7 @@ def _empty() -> Iterator[None]:
 
 
 def push(folder: Path, mirror: Mirror, *steps: int) -> None:
-    store, journal = Store(folder, keep=2), Journal()
+    store, journal = Store(folder, keep=2, mirror=mirror), Journal()
     for step in steps:
         journal.record("read", "item", step)
         manifest = Manifest(
@@ -41,7 +41,7 @@ def push(folder: Path, mirror: Mirror, *steps: int) -> None:
             script="a.py",
         )
         state = {"tensors": {"w": torch.full((3,), float(step))}}
-        mirror.push(folder, store.write(manifest, state, journal.fresh()), keep=2)
+        store.write(manifest, state, journal.fresh())
     store.close()
 
 

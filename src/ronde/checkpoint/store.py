@@ -23,6 +23,7 @@ import torch
 
 from ronde.checkpoint.journal import Entry, JournalError, begins_journal, read_entries
 from ronde.checkpoint.manifest import Manifest, checkpoints_in
+from ronde.checkpoint.mirror import Mirror
 from ronde.checkpoint.state import State
 from ronde.errors import UsageError
 
@@ -42,13 +43,16 @@ class Store:
         folder: of the run; made where it is not there.
         keep: so many are kept, the newest.
         journal_bytes: of the checkpoint that is resumed; what the journal has beyond them is removed.
+        mirror: where each is copied to.
 
     Raises:
         UsageError: the folder cannot be written, or has a file of another program's in the journal's place.
     """
 
-    def __init__(self, folder: Path, *, keep: int, journal_bytes: int = 0) -> None:
-        self.folder, self._keep = folder, keep
+    def __init__(
+        self, folder: Path, *, keep: int, journal_bytes: int = 0, mirror: Mirror | None = None
+    ) -> None:
+        self._folder, self._keep, self._mirror = folder, keep, mirror
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(".step-*"):
@@ -68,11 +72,8 @@ class Store:
         except OSError as error:
             raise UsageError(f"--checkpoint {folder} cannot be written: {error.strerror}") from None
 
-    def write(self, manifest: Manifest, state: State, content: bytes) -> str:
+    def write(self, manifest: Manifest, state: State, content: bytes) -> None:
         """Append to the journal and write a checkpoint; on return both survive a loss of power.
-
-        Returns:
-            the name of its folder.
 
         Raises:
             OSError: the disk is full or gone; the checkpoints before are whole.
@@ -80,7 +81,7 @@ class Store:
         self._owed += content
         self._append()
         name = f"step-{manifest.step:08d}"
-        beside = self.folder / f".{name}-{os.getpid()}"
+        beside = self._folder / f".{name}-{os.getpid()}"
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
         try:
@@ -96,14 +97,15 @@ class Store:
                 json.dump(dataclasses.asdict(whole), text, indent=1)
                 text.flush()
                 os.fsync(text.fileno())
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-            os.rename(beside, self.folder / name)
-            _sync(self.folder)
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+            os.rename(beside, self._folder / name)
+            _sync(self._folder)
         except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
             raise
         self._prune()
-        return name
+        if self._mirror is not None:
+            self._mirror.push(self._folder, name, self._keep)
 
     def _append(self) -> None:
         """Write to the journal what it lacks, or nothing."""
@@ -119,7 +121,7 @@ class Store:
         self._owed = b""
 
     def _prune(self) -> None:
-        for _, folder in list(checkpoints_in(self.folder))[self._keep :]:
+        for _, folder in list(checkpoints_in(self._folder))[self._keep :]:
             shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:

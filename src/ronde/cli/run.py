@@ -484,11 +484,10 @@ def _saved(place: str | None, *, resume: bool, native: bool, plan: str) -> int |
             f"--checkpoint does not save what parameter servers have, nor ranks that do not wait for one "
             f"another (plan {plan}); servers keep their state by --durability, or take --plan ddp"
         )
-    if not parsed.exact:
+    if parsed.update.rule != "sync":
         raise UsageError(
-            f"--checkpoint saves what all ranks have alike, and under {parsed} each holds something "
-            "of its own (what encoding lost, or its parameters between two averages); take --plan "
-            "ddp, or let the script save"
+            f"--checkpoint saves one model of all ranks, and under {parsed.item('update')} each has "
+            "parameters of its own between two averages; take --plan ddp, or let the script save"
         )
     from ronde.checkpoint.manifest import checkpoints_in, latest_manifest
     from ronde.checkpoint.mirror import Mirror, is_url

@@ -68,7 +68,7 @@ from ronde.trace.temporary_folder import TemporaryFolders
 
 if TYPE_CHECKING:
     from ronde.runtime.block_sharding import BlockRanks
-    from ronde.runtime.checkpoints import Checkpoints
+    from ronde.runtime.checkpointing.checkpoints import Checkpoints
     from ronde.runtime.publishing import Publishing
 
 __all__ = ["Session"]
@@ -224,18 +224,20 @@ class Session:
     def _saved(self) -> Checkpoints | None:
         if not self.config.checkpoint:
             return None
-        from ronde.runtime.checkpoints import Checkpoints
+        from ronde.runtime.checkpointing.checkpoints import Checkpoints
 
-        return Checkpoints(
+        made = Checkpoints(
             self.config,
             comm=self.everybody,
             in_script=self._in_script,
             files=self.files,
-            agreement=self.agreement,
             has_gradient=self._sharding.has_gradient,
+            own=self.compression,
             say=self.notes.say,
             on_resumed=self.tally.go_on_from,
         )
+        self.agreement.around = made.agreed
+        return made
 
     def _compare(self) -> None:
         self.context.compares = True

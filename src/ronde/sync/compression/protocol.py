@@ -145,6 +145,25 @@ class Compression:
             self._steps[optimizer] = steps
         self._loaded = list(state["steps"][len(known) :])
 
+    def load_states(self, states: Sequence[Mapping[str, Any]], rank: int, ranks: int) -> None:
+        """Take over what the `state_dict` of each rank gave, perhaps of another number of ranks.
+
+        A gradient is the mean of what ranks send. So each rank of another number takes the mean of what all
+        held back: together they hold back as much of the gradient as before.
+        """
+        if len(states) == ranks:
+            self.load_state_dict(states[rank])
+            return
+        first = states[0]
+        held = {
+            # Factors are alike on all ranks, to the bit.
+            name: value
+            if name.startswith("factor.")
+            else torch.stack([state["held"][name] for state in states]).mean(0)
+            for name, value in first["held"].items()
+        }
+        self.load_state_dict({**first, "held": held})
+
     def account(self) -> str:
         """What a summary says of the bytes: empty before the first message."""
         if not self._messages:
@@ -198,14 +217,14 @@ class Compression:
         return Cast(torch.float16 if self._travels.compressor == "fp16" else torch.bfloat16)
 
     def codec(self, leaf: Leaf, step: int, message: int) -> Codec:
-        """Of one leaf in this step; `message` is another number for each message."""
+        """Of one leaf in this step; `message` is another number for each message between two steps."""
         travels = self._travels
         density = travels.density or _DENSITY
         match travels.compressor:
             case "topk":
                 return TopK(density_at(step, density, self._warm_up))
             case "randomk":
-                key = self._held.number(leaf) << 40 | message
+                key = self._held.number(leaf) << 48 | step << 16 | message
                 return RandomK(density, key=key, unbiased=not travels.error_feedback)
             case "onebit":
                 return OneBit()
@@ -240,7 +259,7 @@ class _Source:
         optimizer = self._optimizer()
         steps = self._compression.steps_of(optimizer)
         fresh, self._last = steps != self._last or optimizer is None, steps
-        self._message += 1
+        self._message = 1 if fresh and optimizer is not None else self._message + 1
         self._compression.count(self._numel, self._leaves[0].dtype.itemsize)
         if self._compression.is_warming(optimizer):
             self._plain = self._plain or self._compression.plain(self._leaves)

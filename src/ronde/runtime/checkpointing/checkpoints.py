@@ -1,0 +1,365 @@
+"""`ronde run --checkpoint`: a run is saved at a step, and brought back to it, without a word in the script.
+
+A checkpoint is cut where a training step begins, when all of the step before is over. To resume, the script
+runs again from its beginning. Whatever computes (calls of models, backward, steps of optimizers) is skipped;
+what the script reads comes from the journal; what it prints and writes goes nowhere. Where the journal ends,
+tensors, optimizers and generators get the values of the checkpoint, and the script goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import perf_counter  # bound here: the module's own is replaced for scripts
+from typing import Any
+
+import torch
+
+from ronde.checkpoint.generators import put_generators
+from ronde.checkpoint.held import held_by_script
+from ronde.checkpoint.host_reads import HostReads
+from ronde.checkpoint.journal import Journal, Mismatch
+from ronde.checkpoint.manifest import Manifest, checkpoints_in
+from ronde.checkpoint.mirror import Mirror, is_url
+from ronde.checkpoint.same_script import changes_since, script_digest
+from ronde.checkpoint.state import State, put_back
+from ronde.checkpoint.store import Store, newest
+from ronde.comm.process_group import Comm
+from ronde.errors import RondeError, UsageError
+from ronde.files import ScriptFiles
+from ronde.launch.rank_config import RankConfig
+from ronde.patching.patches import Patches
+from ronde.patching.stacks import ADD_PARAM_GROUP, BACKWARD, GRAD, MODULE_CALL, NEXT_BATCH
+from ronde.runtime.checkpointing.leaves import Leaves
+from ronde.runtime.checkpointing.own_state import OwnState, has_place
+from ronde.runtime.checkpointing.recorder import Recorder
+from ronde.runtime.checkpointing.replayer import Replayer
+from ronde.runtime.checkpointing.saver import Saver
+from ronde.runtime.checkpointing.scope import Scope
+from ronde.runtime.checkpointing.voice import Voice
+from ronde.tensor.global_tensor import GlobalTensor, materialize
+from ronde.tensor.tree import leaves
+
+__all__ = ["Checkpoints"]
+
+
+class Checkpoints:
+    """One rank's part in saving and resuming; all ranks make the same calls.
+
+    Args:
+        in_script: whether the code that runs is the script's, on its main thread.
+        has_gradient: whether a leaf has a gradient, perhaps in parts, without gathering it.
+        own: what has state of its own on each rank; None where nothing has.
+        say: hears what the user should know at the end.
+        on_resumed: hears at which step the script has been brought back.
+
+    Raises:
+        UsageError: there is no checkpoint to resume from, or the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        config: RankConfig,
+        *,
+        comm: Comm,
+        in_script: Callable[[], bool],
+        files: ScriptFiles,
+        has_gradient: Callable[[torch.Tensor], bool],
+        own: OwnState | None,
+        say: Callable[[str], Any],
+        on_resumed: Callable[[int], object] = lambda step: None,
+    ) -> None:
+        self._on_resumed = on_resumed
+        self._config, self._say, self._own = config, say, own
+        self._in_script, self._files = in_script, files
+        self._voice = Voice(config, leads=comm.rank == 0)
+        self._reads = HostReads(self._read, self._shaped)
+        for name in ("numpy", "tolist"):
+            self._reads.hear_through(getattr(GlobalTensor, name), name)
+        self._scope, self._leaves = Scope(self._reads), Leaves()
+        self._replayer: Replayer | None = None
+        self._open(comm, files, has_gradient)
+        self._runs_script = False
+        self._calls = 0
+        self._wrapped: set[type] = set()
+        self._replay_begun = perf_counter()
+
+    def _open(self, comm: Comm, files: ScriptFiles, has_gradient: Callable[[torch.Tensor], bool]) -> None:
+        """Read what is resumed, on all ranks, and make what will save."""
+        config, leads = self._config, comm.rank == 0
+        folder = Path(config.checkpoint)
+        mirror = Mirror(config.checkpoint) if is_url(config.checkpoint) else None
+        if mirror is not None:
+            folder = Path(config.run_dir) / "checkpoints"
+            if config.resume and config.local_rank == 0:
+                mirror.fetch(folder)
+            comm.barrier()
+        digest = script_digest(config.script, module=config.module)
+        self._journal, journal_bytes = Journal(), 0
+        if config.resume and any(checkpoints_in(folder)):
+            manifest, state, entries = newest(folder, self._voice.tell)
+            self._journal, journal_bytes = Journal(entries), manifest.journal_bytes
+            self._replayer = Replayer(self._journal, self._scope, self._leaves, manifest, state)
+            self._tell_changes(manifest, digest)
+            self._check_own(manifest, state)
+        comm.barrier()  # all have read before anybody writes
+        keep = config.checkpoint_keep
+        store = Store(folder, keep=keep, journal_bytes=journal_bytes, mirror=mirror) if leads else None
+        self._recorder = Recorder(self._journal, self._scope, self._leaves, has_gradient)
+        self._saver = Saver(
+            config, comm, files, self._scope, self._voice,
+            store=store, own=self._own, described=partial(self._described, digest),
+        )  # fmt: skip
+        if self._replayer is not None:
+            self._saver.resume(self._replayer.state["files"])
+
+    def _check_own(self, manifest: Manifest, state: State) -> None:
+        """Say where what ranks had of their own has no place; refuse where it is no rank's."""
+        if not any(isinstance(each, torch.Tensor) for each in leaves(state.get("own", ()))):
+            return
+        config = self._config
+        if self._own is None:
+            self._voice.tell(
+                f"what ranks held back of gradients under {manifest.plan} is dropped: {config.plan} holds "
+                "nothing back"
+            )
+        elif not has_place(manifest.plan, manifest.ranks, config.plan, config.world_size):
+            raise UsageError(
+                f"the checkpoint in {config.checkpoint} has what each of {manifest.ranks} ranks held back "
+                f"under {manifest.plan}, and {config.world_size} ranks of {config.plan} have other parts of "
+                "the model; go on with the same plan and as many ranks, or without a compressor"
+            )
+
+    def _described(self, digest: str) -> tuple[Manifest, bytes]:
+        """A manifest but for step and boundary, and what is new in the journal as a block of its file."""
+        config = self._config
+        entries, content = self._recorder.fresh()
+        manifest = Manifest(
+            step=0,
+            entries=entries,
+            journal_bytes=0,
+            boundary="",
+            seed=config.seed,
+            plan=config.plan,
+            ranks=config.world_size,
+            script=config.script,
+            arguments=tuple(config.arguments),
+            script_digest=digest,
+        )
+        return manifest, content
+
+    @property
+    def _way(self) -> Recorder | Replayer:
+        return self._recorder if self._replayer is None else self._replayer
+
+    def install(self, patches: Patches) -> None:
+        """Stand around whatever computes; over all else that is put around it."""
+
+        def around_call(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+                if self._is_part():
+                    return plain(module, *args, **kwargs)
+                return self._call(plain, module, args, kwargs)
+
+            return call
+
+        def around_next(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def next_batch(iterator: Any) -> Any:
+                if self._is_part():
+                    return plain(iterator)
+                if not self._calls and self._saver.steps > self._saver.saved:
+                    self._at_boundary("next")
+                with self._scope.entry():
+                    return plain(iterator)
+
+            return next_batch
+
+        def around_backward(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def backward(*args: Any, **kwargs: Any) -> None:
+                if self._is_part():
+                    return plain(*args, **kwargs)
+                self._begin_if_new()
+                return self._way.backward(plain, args, kwargs)
+
+            return backward
+
+        def around_grad(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def grad(*args: Any, **kwargs: Any) -> Any:
+                if self._is_part():
+                    return plain(*args, **kwargs)
+                return self._computed("grad", "grad", lambda: plain(*args, **kwargs))
+
+            return grad
+
+        def around_add(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def add_param_group(optimizer: Any, param_group: Any) -> None:
+                plain(optimizer, param_group)
+                self._leaves.add_optimizer(optimizer)
+                self._wrap_step(patches, type(optimizer))
+
+            return add_param_group
+
+        plain_sleep: Callable[[float], None] = time.sleep
+
+        def sleep(seconds: float, /) -> None:
+            if self._replayer is None or not self._in_script():  # what it waited for has passed
+                plain_sleep(seconds)
+
+        patches.set(time, "sleep", sleep)
+        patches.layer(MODULE_CALL, "checkpoints", around_call)
+        patches.layer(NEXT_BATCH, "checkpoints", around_next)
+        patches.layer(BACKWARD, "checkpoints", around_backward)
+        patches.layer(GRAD, "checkpoints", around_grad)
+        patches.layer(ADD_PARAM_GROUP, "checkpoints", around_add)
+        patches.undo(self._reads.end)
+
+    def _wrap_step(self, patches: Patches, kind: Any) -> None:
+        if kind in self._wrapped or not hasattr(kind, "step"):
+            return
+        self._wrapped.add(kind)
+        plain = kind.step
+
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_part():
+                return plain(optimizer, *args, **kwargs)
+            self._begin_if_new()
+            self._saver.step(optimizer)
+            return self._way.step(plain, optimizer, args, kwargs)
+
+        step.hooked = True  # pyright: ignore[reportFunctionMemberAccess] - torch would put hooks around it
+        step.__wrapped__ = plain  # pyright: ignore[reportFunctionMemberAccess]
+        patches.set(kind, "step", step)
+
+    def hear_through(self, wrapper: Callable[..., Any], name: str) -> None:
+        """As `HostReads.hear_through`."""
+        self._reads.hear_through(wrapper, name)
+
+    def attempt(self) -> Callable[[], None]:
+        """Something begins that may have to be done again; the result is called then."""
+        count = len(self._journal)
+        return lambda: self._journal.forget_since(count)
+
+    def begin(self) -> None:
+        """The script begins."""
+        self._runs_script = True
+        if self._replayer is not None:
+            self._voice.silence()
+        elif self._config.resume:
+            self._voice.say_begin()
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_termination)
+
+    def finish(self) -> None:
+        """The script has ended, on all ranks; return when the last checkpoint is durable.
+
+        Raises:
+            RondeError: it has ended before it came to where it was resumed.
+        """
+        self._runs_script = False
+        if self._replayer is not None:
+            raise self._mismatch("it has ended before it came there")
+        said = self._saver.finish()
+        if said:
+            self._say(said)
+
+    def abandon(self) -> None:
+        """The script has raised: what it says is for the user to read."""
+        self._voice.speak_again()
+
+    def _on_termination(self, *_: Any) -> None:
+        """The run is to end: it saves first, where its next step begins. A second signal does not wait."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if not self._scope.begun or self._replayer is not None:
+            self._voice.tell(
+                "ended by SIGTERM before its first step, so nothing was saved"
+                if self._replayer is None
+                else "ended by SIGTERM on its way back to the checkpoint, which stays as it is"
+            )
+            os.kill(os.getpid(), signal.SIGTERM)
+        self._saver.end_soon()
+
+    # What the script does.
+
+    def _is_part(self) -> bool:
+        """Whether what begins is not the script's, or a part of something that is one entry."""
+        return self._scope.inside or not self._in_script()
+
+    def _call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        self._begin_if_new()
+        if torch.is_grad_enabled():
+            self._calls += 1
+            saver = self._saver
+            if not self._scope.in_steps and (saver.steps > saver.saved or self._replayer is not None):
+                self._at_boundary("call")
+        self._leaves.add_given((*args, *kwargs.values()))
+        return self._way.call(plain, module, args, kwargs)
+
+    def _computed(self, kind: str, name: str, act: Callable[[], Any]) -> Any:
+        self._begin_if_new()
+        return self._way.computed(kind, name, act)
+
+    def _read(self, name: str, act: Callable[[], Any]) -> Any:
+        return act() if self._is_part() else self._way.read(name, act)
+
+    def _shaped(self, name: str, act: Callable[[], Any]) -> Any:
+        return act() if self._is_part() else self._computed("shape", name, act)
+
+    def agreed(self, name: str, act: Callable[[], Any]) -> Any:
+        """What ranks agree upon by `act`: a reading of the clock, a seed."""
+        return self._way.agreed(name, act) if self._runs_script and not self._scope.inside else act()
+
+    def _begin_if_new(self) -> None:
+        if not self._scope.begun:
+            self._saver.begin(sys._getframe(1))
+            self._scope.begin()
+
+    def _at_boundary(self, boundary: str) -> None:
+        """A step of the script's begins."""
+        replayer = self._replayer
+        if replayer is None:
+            self._saver.at_boundary(boundary, sys._getframe(1))
+        elif replayer.has_come(boundary, self._saver.steps):
+            self._resume(sys._getframe(1), replayer)
+
+    # The end of the way back.
+
+    def _resume(self, frame: Any, replayer: Replayer) -> None:
+        state, step = replayer.state, replayer.manifest.step
+        with self._scope.entry(), self._files.unmediated(), torch.no_grad():
+            try:
+                put_back(held_by_script(frame), state, materialize)
+                if self._own is not None and state.get("own"):
+                    self._own.load_states(state["own"], self._config.rank, self._config.world_size)
+            except Mismatch as mismatch:
+                raise self._mismatch(str(mismatch)) from None
+            put_generators(state["random"])
+        self._journal.begin_recording()
+        self._replayer = None
+        self._files.end_replay(state["sizes"])
+        self._voice.say_position()
+        self._voice.speak_again()
+        self._saver.saved = self._saver.steps
+        self._leaves.forget_made()
+        self._on_resumed(step)
+        took = perf_counter() - self._replay_begun
+        self._voice.tell(f"resumed at step {step}, {took:.1f} s after the start")
+
+    def _mismatch(self, how: str) -> RondeError:
+        self._voice.speak_again()
+        return RondeError(
+            f"the script cannot be brought back to the checkpoint in {self._config.checkpoint}: {how}. It "
+            f"must be the same script, and take the same course; see docs/checkpoints.md"
+        )
+
+    def _tell_changes(self, manifest: Manifest, digest: str) -> None:
+        changes = changes_since(manifest, digest, self._config.arguments)
+        if changes:
+            self._voice.tell(
+                f"since the checkpoint of step {manifest.step} the script has changed: "
+                f"{' and '.join(changes)}; the steps before it are not done again"
+            )

@@ -1,0 +1,81 @@
+"""State that each rank has of its own, such as what encoding has lost of its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from ronde.checkpoint.state import HostCopies
+from ronde.comm.process_group import Comm
+from ronde.plan import Plan
+from ronde.tensor.tree import map_leaves
+
+__all__ = ["OwnState", "gathered", "has_place"]
+
+
+class OwnState(Protocol):
+    """Something that has state of its own on each rank."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state: dicts and lists of tensors and plain values."""
+        ...
+
+    def load_states(self, states: Sequence[Mapping[str, Any]], rank: int, ranks: int) -> None:
+        """Take over what the `state_dict` of each rank gave, perhaps of another number of ranks."""
+        ...
+
+
+def has_place(before: str, ranks_before: int, now: str, ranks: int) -> bool:
+    """Whether ranks of a plan can take over what ranks of another one had.
+
+    Each of as many ranks has its place, and where every rank has the whole model any may have anybody's.
+    """
+    one, other = (
+        Plan.parse(plan).for_ranks(count).mesh for plan, count in ((before, ranks_before), (now, ranks))
+    )
+    if one.cuts_models is None and other.cuts_models is None:
+        return True
+    degrees = [(each.tensor, each.pipeline, each.context, each.expert) for each in (one, other)]
+    return degrees[0] == degrees[1] and ranks_before == ranks
+
+
+def gathered(comm: Comm, state: Mapping[str, Any], copies: HostCopies | None) -> list[Any]:
+    """The state of each rank, on rank 0; [] on the others. All ranks come here.
+
+    Args:
+        copies: where rank 0 keeps tensors; None on the others.
+    """
+    own: list[torch.Tensor] = []
+
+    def form(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        own.append(value.detach().contiguous())
+        return torch.empty_like(own[-1], device="meta")
+
+    forms = comm.all_gather_object(map_leaves(form, state))
+    if copies is None:
+        for each in own:
+            comm.send(each, 0).wait()
+        return []
+    device = own[0].device if own else torch.device("cpu")
+    return [_filled(each, rank, comm, own, device, copies) for rank, each in enumerate(forms)]
+
+
+def _filled(
+    form: Any, rank: int, comm: Comm, own: Sequence[torch.Tensor], device: torch.device, copies: HostCopies
+) -> Any:
+    """A rank's state, with the tensors that rank 0 has itself or receives."""
+    count = 0
+
+    def tensor(value: Any) -> Any:
+        nonlocal count
+        if not isinstance(value, torch.Tensor):
+            return value
+        came = own[count] if rank == 0 else comm.receive(torch.empty_like(value, device=device), rank)
+        count += 1
+        return copies.of(f"rank {rank}/{count}", came)
+
+    return map_leaves(tensor, form)

@@ -1,0 +1,84 @@
+"""The way of a script back to a checkpoint: nothing is computed, and the journal answers what it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ronde.checkpoint.generators import put_generators
+from ronde.checkpoint.journal import Entry, Journal
+from ronde.checkpoint.manifest import Manifest
+from ronde.checkpoint.outline import build
+from ronde.checkpoint.state import State
+from ronde.runtime.checkpointing.leaves import Leaves
+from ronde.runtime.checkpointing.recorder import REAL
+from ronde.runtime.checkpointing.scope import Scope
+
+__all__ = ["Replayer"]
+
+
+class Replayer:
+    """Answers what the script asks as it was answered before.
+
+    Args:
+        manifest, state: of the checkpoint.
+
+    Attributes:
+        manifest, state: as given.
+    """
+
+    def __init__(
+        self, journal: Journal, scope: Scope, leaves: Leaves, manifest: Manifest, state: State
+    ) -> None:
+        self._journal, self._scope, self._leaves = journal, scope, leaves
+        self.manifest, self.state = manifest, state
+
+    def call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """A call of a module; it is made where it does more than to return something."""
+        with self._recalled("call", type(module).__name__) as entry:
+            return plain(module, *args, **kwargs) if entry.payload == REAL else build(entry.payload)
+
+    def computed(self, kind: str, name: str, act: Callable[[], Any]) -> Any:
+        """Something that returns tensors and does nothing else."""
+        with self._recalled(kind, name) as entry:
+            return build(entry.payload)
+
+    def backward(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """A backward, after which leaves have gradients."""
+        with self._recalled("backward", "backward") as entry:
+            self._leaves.make_gradients(build(entry.payload))
+
+    def step(self, plain: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """A step of an optimizer, which may call a closure."""
+        closure = args[0] if args else kwargs.get("closure")
+        with self._recalled("step", type(optimizer).__name__) as entry:
+            count, outline = entry.payload
+            for _ in range(count):
+                with self._scope.of_script(), torch.enable_grad():
+                    closure()
+            return build(outline)
+
+    def read(self, name: str, act: Callable[[], Any]) -> Any:
+        """What the script reads from a tensor."""
+        return self._journal.take("read", name).payload
+
+    def agreed(self, name: str, act: Callable[[], Any]) -> Any:
+        """What ranks agree upon: a reading of the clock, a seed."""
+        return self._journal.take("agreed", name).payload
+
+    def has_come(self, boundary: str, steps: int) -> bool:
+        """Whether the script is where the checkpoint was cut."""
+        manifest = self.manifest
+        return self._journal.at_end and (boundary, steps) == (manifest.boundary, manifest.step)
+
+    @contextmanager
+    def _recalled(self, kind: str, name: str) -> Iterator[Entry]:
+        """Inside, what is skipped gets what it had."""
+        entry = self._journal.take(kind, name)
+        with self._scope.entry():
+            yield entry
+            if entry.random is not None:
+                put_generators(entry.random)

@@ -1,0 +1,189 @@
+"""Checkpoints of a script that runs: when they are cut, what is in them, and how a run that saves ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter  # bound here: the module's own are replaced for scripts
+from time import time as clock
+from typing import Any
+
+import torch
+
+from ronde.checkpoint.cadence import Cadence
+from ronde.checkpoint.held import Held, held_by_script
+from ronde.checkpoint.manifest import Manifest
+from ronde.checkpoint.schedule import Schedule
+from ronde.checkpoint.state import HostCopies, State, Unchanged, take
+from ronde.checkpoint.store import Store
+from ronde.comm.process_group import Comm
+from ronde.errors import RondeError
+from ronde.files import ScriptFiles
+from ronde.launch.rank_config import RankConfig
+from ronde.rng.random_state import host_states
+from ronde.runtime.checkpointing.own_state import OwnState, gathered
+from ronde.runtime.checkpointing.scope import Scope
+from ronde.runtime.checkpointing.voice import Voice, flush_output
+from ronde.tensor.global_tensor import materialize
+from ronde.trace.events import write_event
+
+__all__ = ["Saver"]
+
+
+class Saver:
+    """One rank's part in saving; all ranks make the same calls.
+
+    Args:
+        store: where rank 0 writes; None on the others.
+        own: what has state of its own on each rank; None where nothing has.
+        described: gives a manifest but for step and boundary, and what is new in the journal as a block of
+            its file.
+
+    Attributes:
+        steps: of optimizers, so far.
+        saved: the step of the newest checkpoint, or of the one that was resumed.
+    """
+
+    def __init__(
+        self,
+        config: RankConfig,
+        comm: Comm,
+        files: ScriptFiles,
+        scope: Scope,
+        voice: Voice,
+        *,
+        store: Store | None,
+        own: OwnState | None,
+        described: Callable[[], tuple[Manifest, bytes]],
+    ) -> None:
+        self._config, self._comm, self._files, self._scope, self._voice = config, comm, files, scope, voice
+        self._store, self._own, self._described = store, own, described
+        self._leads = comm.rank == 0
+        self._schedule = Schedule(Cadence(*config.checkpoint_every), self._sum, leads=self._leads)
+        self._history = files.remember()
+        self._copies = HostCopies() if self._leads else None
+        self._unchanged: Unchanged | None = None
+        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._writing: threading.Thread | None = None
+        self._trouble = ""
+        self._ending = False
+        self.steps = self.saved = 0
+
+    def begin(self, frame: Any) -> None:
+        """The first model is about to be called, in a script with this frame."""
+        self._unchanged = Unchanged(held_by_script(frame))
+
+    def step(self, optimizer: Any) -> None:
+        """An optimizer steps."""
+        self._history.trained = True
+        self.steps += 1
+        self._stepped.add(optimizer)
+
+    def resume(self, files: Any) -> None:
+        """Go on from what an earlier run did with files."""
+        self._history.resume(files)
+
+    def at_boundary(self, boundary: str, frame: Any) -> None:
+        """A step of the script's begins: save, or end, where it is time to."""
+        if self._schedule.is_due(self.steps, self.saved, ending=self._ending):
+            self._save(boundary, frame)
+        if self._schedule.is_ending:
+            self._end()
+
+    def finish(self) -> str:
+        """Return when the last checkpoint is durable; what the user should know of it."""
+        if self._writing is not None:
+            self._writing.join()
+        if self._trouble:
+            return f"the last checkpoint was not written: {self._trouble}"
+        if self._leads and self.saved == 0:
+            return (
+                f"no checkpoint was made: the script came to no place where one is due "
+                f"({self.steps} optimizer steps)"
+            )
+        return ""
+
+    def end_soon(self) -> None:
+        """Save where the next step begins, and die of SIGTERM then."""
+        self._ending = True
+
+    def _end(self) -> None:
+        """Die of the signal, as the script would have done, when the checkpoint is durable."""
+        if self._writing is not None:
+            self._writing.join()
+        told = self._trouble and f"nothing was saved: {self._trouble}"
+        self._voice.tell(told or f"saved at step {self.steps}, as the run is to end; go on by --resume")
+        flush_output()
+        self._comm.barrier()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _sum(self, numbers: torch.Tensor) -> torch.Tensor:
+        with self._scope.entry():
+            return self._comm.all_reduce(numbers.to(self._comm.control_device))
+
+    def _save(self, boundary: str, frame: Any) -> None:
+        if self._writing is not None:
+            self._writing.join()  # what it writes lies in the memory for copies
+        assert self._unchanged is not None
+        begun = perf_counter()
+        with self._scope.entry(), self._files.unmediated(), torch.no_grad():
+            held = held_by_script(frame)
+            self._check_finds_optimizers(held)
+            state = take(held, materialize, self._unchanged, self._copies)
+            own = [] if self._own is None else gathered(self._comm, self._own.state_dict(), self._copies)
+            self.saved = self.steps
+            if not self._leads:
+                return
+            flush_output()  # on the way back what is printed up to here is not printed again
+            assert self._copies is not None
+            state["own"] = own
+            state["files"], state["sizes"] = self._history.events(), self._history.sizes()
+            state["random"] = _random_states()
+            manifest, content = self._described()
+            manifest = dataclasses.replace(
+                manifest,
+                step=self.steps,
+                boundary=boundary,
+                held_up=perf_counter() - begun,
+                state_bytes=self._copies.nbytes,
+                time=clock(),
+            )
+            self._writing = threading.Thread(
+                target=self._write, args=(manifest, state, content), name="ronde-checkpoint", daemon=True
+            )
+            self._writing.start()
+
+    def _check_finds_optimizers(self, held: Held) -> None:
+        """A checkpoint without what was trained would be resumed in silence."""
+        found = {id(optimizer) for optimizer in held.optimizers.values()}
+        stepped, self._stepped = list(self._stepped), weakref.WeakSet()
+        if stepped and not any(id(optimizer) in found for optimizer in stepped):
+            kind = type(stepped[0]).__name__
+            raise RondeError(
+                f"--checkpoint: {kind}, which has stepped, is in no variable of the script and of the "
+                "objects that its variables lead to; keep it in one, or leave out --checkpoint"
+            )
+
+    def _write(self, manifest: Manifest, state: State, content: bytes) -> None:
+        assert self._store is not None
+        try:
+            with self._files.unmediated():
+                self._store.write(manifest, state, content)
+                write_event(
+                    Path(self._config.run_dir), "checkpoint", f"step {manifest.step} is saved", rank=0
+                )
+            self._trouble = ""
+        except OSError as error:
+            self._trouble = f"{self._config.checkpoint}: {error.strerror or error}"
+        except Exception as error:
+            self._trouble = f"{type(error).__name__}: {error}"
+
+
+def _random_states() -> Any:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.get_rng_state(), cuda, host_states()

@@ -1,0 +1,77 @@
+"""What a user sees of a run that is saved or brought back: ronde's words, and not twice the script's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from ronde.launch.rank_config import RankConfig
+from ronde.launch.repeated_lines import count_lines, write_position
+
+__all__ = ["Voice", "flush_output"]
+
+
+class Voice:
+    """The output of one rank.
+
+    Args:
+        leads: this is rank 0.
+    """
+
+    def __init__(self, config: RankConfig, *, leads: bool) -> None:
+        self._config, self._leads = config, leads
+        # Where standard output and error went.
+        self._kept: list[int] = []
+
+    def tell(self, words: str) -> None:
+        """Say something to the user, once."""
+        if self._leads and not self._config.quiet:
+            os.write(self._kept[1] if self._kept else 2, f"ronde: {words}\n".encode())
+
+    def silence(self) -> None:
+        """Show nothing from now on: what the script prints on its way back was printed before."""
+        one_file = os.path.samestat(os.fstat(1), os.fstat(2))
+        self._kept = [os.dup(1), os.dup(2)]
+        for number in (1, 2):
+            nowhere = os.dup(1) if number == 2 and one_file else self._nowhere()
+            os.dup2(nowhere, number)
+            os.close(nowhere)
+
+    def speak_again(self) -> None:
+        """Show what is printed from now on."""
+        if not self._kept:
+            return
+        flush_output()
+        for number, kept in zip((1, 2), self._kept):
+            os.dup2(kept, number)
+            os.close(kept)
+        self._kept = []
+
+    def say_begin(self) -> None:
+        """Tell the launcher that the script begins anew."""
+        if self._leads:
+            write_position(Path(self._config.run_dir), {"stdout": 0, "stderr": 0})
+
+    def say_position(self) -> None:
+        """Tell the launcher how many lines were printed by here in the run that is resumed."""
+        if not self._kept or not self._leads:
+            return
+        flush_output()
+        lines = {"stdout": count_lines(1), "stderr": count_lines(2)}
+        write_position(Path(self._config.run_dir), lines)
+
+    def _nowhere(self) -> int:
+        """A file that nobody sees; on rank 0 its lines are counted."""
+        if not self._leads:
+            return os.open(os.devnull, os.O_WRONLY)
+        path = os.path.join(self._config.run_dir, "rank-0.replayed")
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        os.unlink(path)
+        return file
+
+
+def flush_output() -> None:
+    """Hand over what Python holds of standard output and error."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
