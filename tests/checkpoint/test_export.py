@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from ronde.checkpoint import layouts
 from ronde.checkpoint.export import export_models, find_checkpoint
 from ronde.checkpoint.held import Held
+from ronde.checkpoint.layouts import write_weights
 from ronde.checkpoint.manifest import Manifest
 from ronde.checkpoint.state import HostCopies, Unchanged, take
 from ronde.checkpoint.store import Store
-from ronde.cli import entry
+from ronde.cli import entry, export
 from ronde.errors import UsageError
 
 
@@ -69,9 +72,48 @@ def test_models_are_loaded_by_others(tmp_path: Path) -> None:
             torch.load(tmp_path / f"out/{name}.pt"),
             load_file(tmp_path / f"out/{name}.safetensors"),
         ):
-            assert found.keys() == model.state_dict().keys()
-            for key, value in model.state_dict().items():
-                assert torch.equal(found[key], value)
+            same(found, model.state_dict())
+
+
+def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key].dtype == value.dtype
+        assert torch.equal(found[key], value)
+
+
+def test_in_hugging_faces_layout(tmp_path: Path) -> None:
+    tied = Tied()
+    saved(tmp_path, net=tied)
+    assert code("export", str(tmp_path), "--out", str(tmp_path / "out"), "--to", "hf") == 0
+    same(load_file(tmp_path / "out/net/model.safetensors"), tied.state_dict())
+
+
+def test_a_large_model_has_several_files_and_an_index(tmp_path: Path) -> None:
+    values = {f"layer.{number}": torch.full((4, number + 1), float(number)) for number in range(5)}
+    write_weights(values, tmp_path / "net", "hf", largest=120)
+    index = json.loads((tmp_path / "net/model.safetensors.index.json").read_text())
+    names = [f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3)]
+    assert index["metadata"]["total_size"] == sum(value.nbytes for value in values.values())
+    assert sorted(set(index["weight_map"].values())) == names
+    for key, name in index["weight_map"].items():
+        assert torch.equal(load_file(tmp_path / "net" / name)[key], values[key])
+    assert sum(len(load_file(tmp_path / "net" / name)) for name in names) == 5
+
+
+def test_each_layout_can_be_asked_for(tmp_path: Path) -> None:
+    assert tuple(layouts.LAYOUTS) == export.LAYOUTS
+    assert code("export", str(tmp_path), "--to", "onnx") == 2
+    assert code("export", str(tmp_path), "--to", "dcp") == 2  # no checkpoint is there
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    saved(tmp_path, net=Tied())
+    (tmp_path / "out/net").mkdir(parents=True)
+    (tmp_path / "out/net/config.json").write_text("{}")
+    with pytest.raises(UsageError, match="is not empty"):
+        export_models(*find_checkpoint(tmp_path, pytest.fail), tmp_path / "out", "hf")
+    assert [each.name for each in (tmp_path / "out/net").iterdir()] == ["config.json"]
 
 
 def test_no_model(tmp_path: Path) -> None:

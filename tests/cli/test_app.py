@@ -47,6 +47,7 @@ def test_the_commands_are_these():
         "server",
         "bench",
         "export",
+        "import",
         "serve",
     ]
     assert [command.name for command in COMMANDS] == known

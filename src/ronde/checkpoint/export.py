@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
+from ronde.checkpoint.layouts import Layout, write_weights
 from ronde.checkpoint.state import State
 from ronde.checkpoint.store import newest_whole, read_checkpoint
 from ronde.errors import UsageError
@@ -36,14 +35,14 @@ def find_checkpoint(path: Path, tell: Callable[[str], object]) -> tuple[Path, St
     return found
 
 
-def export_models(place: Path, state: State, out: Path) -> list[str]:
-    """Write the `state_dict` of each model of a checkpoint to `out`, as NAME.pt and NAME.safetensors.
+def export_models(place: Path, state: State, out: Path, layout: Layout = "torch") -> list[str]:
+    """Write the `state_dict` of each model of a checkpoint to `out`, as files or folders of its name.
 
     Returns:
         the names: of the script's variables.
 
     Raises:
-        UsageError: the checkpoint has no model.
+        UsageError: the checkpoint has no model, or a folder of that name has something in it.
         OSError: `out` cannot be written.
     """
     models = {
@@ -56,17 +55,8 @@ def export_models(place: Path, state: State, out: Path) -> list[str]:
     out.mkdir(parents=True, exist_ok=True)
     short = _short(list(models))
     for name, values in models.items():
-        file = out / short[name]
-        torch.save(values, f"{file}.pt")
-        _save_safetensors(values, f"{file}.safetensors")
+        write_weights(values, out / short[name], layout)
     return [short[name] for name in models]
-
-
-def _save_safetensors(tensors: dict[str, torch.Tensor], path: str) -> None:
-    from safetensors.torch import save_file
-
-    # It refuses tensors that share memory: those that are tied have a copy each.
-    save_file({key: value.clone().contiguous() for key, value in tensors.items()}, path, {"format": "pt"})
 
 
 def _short(names: list[str]) -> dict[str, str]:

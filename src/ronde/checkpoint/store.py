@@ -27,7 +27,7 @@ from ronde.checkpoint.mirror import Mirror
 from ronde.checkpoint.state import State
 from ronde.errors import UsageError
 
-__all__ = ["NoCheckpoint", "Store", "newest", "newest_whole", "read_checkpoint"]
+__all__ = ["NoCheckpoint", "Store", "newest", "newest_whole", "read_checkpoint", "read_journal"]
 
 Read = TypeVar("Read")
 
@@ -137,11 +137,7 @@ def newest(folder: Path, tell: Callable[[str], object]) -> tuple[Manifest, State
 
     def read(place: Path) -> tuple[Manifest, State, list[Entry]]:
         manifest, state = read_checkpoint(place)
-        journal = (folder / "journal").read_bytes()[: manifest.journal_bytes]
-        entries = read_entries(journal)
-        if len(entries) != manifest.entries:
-            raise ValueError(f"its journal has {len(entries)} of {manifest.entries} entries")
-        return manifest, state, entries
+        return manifest, state, read_entries(read_journal(place, manifest))
 
     found = newest_whole(folder, tell, read)
     if found is None:
@@ -181,6 +177,19 @@ def read_checkpoint(place: Path) -> tuple[Manifest, State]:
 def _head(path: Path) -> bytes:
     with open(path, "rb") as file:
         return file.read(64)
+
+
+def read_journal(place: Path, manifest: Manifest) -> bytes:
+    """What of the journal belongs to a checkpoint.
+
+    Raises:
+        OSError, ValueError, JournalError: it is damaged.
+    """
+    content = (place.parent / "journal").read_bytes()[: manifest.journal_bytes]
+    count = len(read_entries(content))
+    if count != manifest.entries:
+        raise ValueError(f"its journal has {count} of {manifest.entries} entries")
+    return content
 
 
 def _sync(folder: Path) -> None:

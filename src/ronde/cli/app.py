@@ -131,6 +131,12 @@ COMMANDS = (
         help="Write a published model for others.",
     ),
     Command(
+        name="import",
+        module="ronde.cli.import_weights",
+        attribute="import_weights",
+        help="Put weights of others into a checkpoint.",
+    ),
+    Command(
         name="serve",
         module="ronde.cli.serve",
         attribute="serve",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -14,6 +14,7 @@ from ronde.launch.announce import say
 __all__ = ["export"]
 
 ROWS = ("full", "int8")
+LAYOUTS = ("torch", "hf", "dcp")
 
 
 def export(
@@ -31,6 +32,13 @@ def export(
         str, typer.Option(metavar="|".join(ROWS), help="Rows of tables as they are, or in a quarter of it.")
     ] = "full",
     version: Annotated[int | None, typer.Option(min=1, help="Which one.", show_default="the newest")] = None,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(LAYOUTS),
+            help="Of a checkpoint: .pt and .safetensors, Hugging Face's layout, or torch's distributed one.",
+        ),
+    ] = "torch",
 ) -> None:
     """Write a model that needs nothing else: program, parameters, tables as parquet.
 
@@ -40,9 +48,13 @@ def export(
     check_linux()
     if rows not in ROWS:
         raise UsageError(f"--rows {rows} is neither full nor int8")
+    if to not in LAYOUTS:
+        raise UsageError(f"--to {to} is none of {', '.join(LAYOUTS)}")
     if _is_of_checkpoints(path):
-        _export_checkpoint(path, out, rows, version)
+        _export_checkpoint(path, out, rows, version, to)
         return
+    if to != "torch":
+        raise UsageError(f"--to {to} is for checkpoints, and {path} has none; leave it out")
     try:
         from ronde.server.serving.exported import export as export_
         from ronde.server.serving.replica import Replica
@@ -67,18 +79,19 @@ def _is_of_checkpoints(path: Path) -> bool:
     return (path / "manifest.json").is_file() or any(path.glob("step-*/manifest.json"))
 
 
-def _export_checkpoint(path: Path, out: Path | None, rows: str, version: int | None) -> None:
+def _export_checkpoint(path: Path, out: Path | None, rows: str, version: int | None, to: str) -> None:
     for option, value in (("--rows", rows if rows != "full" else None), ("--version", version)):
         if value is not None:
             raise UsageError(
                 f"{option} {value} is for what a run publishes; leave it out, or name step-N of {path}"
             )
     from ronde.checkpoint.export import export_models, find_checkpoint
+    from ronde.checkpoint.layouts import LAYOUTS as SAID
 
     place, state = find_checkpoint(path, say)
     folder = out if out is not None else place.parent / f"export-{int(place.name.removeprefix('step-'))}"
     try:
-        names = export_models(place, state, folder)
+        names = export_models(place, state, folder, cast(Any, to))
     except ImportError as error:
         raise UsageError(
             f"ronde export needs a package that is missing ({error}): pip install 'ronde[serve]'"
@@ -87,4 +100,4 @@ def _export_checkpoint(path: Path, out: Path | None, rows: str, version: int | N
         raise UsageError(
             f"{folder} cannot be written ({error.strerror or error}); choose another folder by --out DIR"
         ) from None
-    say(f"{', '.join(names)} of {place.name} as .pt and .safetensors in {folder}")
+    say(f"{', '.join(names)} of {place.name} {SAID[cast(Any, to)]} in {folder}")
