@@ -193,9 +193,8 @@ def test_ranks_of_a_cut_model_are_killed(tmp_path: Path, ranks: int, plan: str, 
     finally:
         running.kill()
     assert running.returncode == 0, err
-    assert (
-        out.splitlines()[-1] == said.splitlines()[-1]
-    )  # a killed rank may have ended in the midst of a line
+    # Where a rank was killed a part of a line may stay.
+    assert set(said.splitlines()) <= set(out.splitlines())
     for name, value in torch.load(whole / "end.pt")[0].items():
         assert torch.equal(torch.load(cut / "end.pt")[0][name], value)
 

@@ -23,8 +23,8 @@ def test_lines_between_the_checkpoint_and_the_failure_are_shown_once(tmp_path: P
     first = b"step 1, 0.31 s\nstep 2, 0.30 s\nstep 3, 0.30 s\nstep"
     assert attempt(tmp_path, [first]) == first
     second = [b"step 2, 0.5 s\nst", b"ep 3, 0.31 s\nstep 4, 0.1", b"2 s\n", b"step 5"]
-    assert attempt(tmp_path, second, resumed_at=1) == b"step 4, 0.12 s\nstep 5"
-    assert attempt(tmp_path, [b"step 4, 1 s\nstep 5, 1 s\n"], resumed_at=3) == b"step 5, 1 s\n"
+    assert attempt(tmp_path, second, resumed_at=1) == b"\nstep 4, 0.12 s\nstep 5"
+    assert attempt(tmp_path, [b"step 4, 1 s\nstep 5, 1 s\n"], resumed_at=3) == b"\nstep 5, 1 s\n"
 
 
 def test_from_the_first_line_that_differs_all_is_shown(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_from_the_first_line_that_differs_all_is_shown(tmp_path: Path) -> None:
 
 def test_a_line_that_was_not_shown_whole_is_shown(tmp_path: Path) -> None:
     attempt(tmp_path, [b"a\nhalf"])
-    assert attempt(tmp_path, [b"half a line\n"], resumed_at=1) == b"half a line\n"
+    assert attempt(tmp_path, [b"half a line\n"], resumed_at=1) == b"\nhalf a line\n"
     attempt(tmp_path, [b"a\nb\n"])
     assert attempt(tmp_path, [b"b, and no end"], resumed_at=1) == b"b, and no end"
 

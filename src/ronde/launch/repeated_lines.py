@@ -49,9 +49,20 @@ class RepeatedLines:
         self._known = os.fstat(self._file).st_size // _SIZE if resumed else 0
         self._at = None if resumed else 0
         self._line = b""
+        # Left by an earlier attempt that ended in the midst of a line.
+        self._unfinished = directory / f"printed-{stream}_unfinished"
+        self._breaks = resumed and self._unfinished.exists()
+        self._unfinished.unlink(missing_ok=True)
 
     def add(self, data: bytes) -> bytes:
         """Filter bytes; a line under comparison is held until its end."""
+        shown = self._filtered(data)
+        if shown and self._breaks:
+            self._breaks = False
+            return b"\n" + shown
+        return shown
+
+    def _filtered(self, data: bytes) -> bytes:
         if self._at is None:
             self._at = _read_position(self._directory, self._stream)
         if self._at is None:  # what is said before the script
@@ -71,6 +82,8 @@ class RepeatedLines:
     def end(self) -> bytes:
         """Return the held part of an unfinished last line."""
         held = self._line if self._at is not None and self._at < self._known else b""
+        if self._line or self._breaks:
+            self._unfinished.touch()
         os.close(self._file)
         return held
 

@@ -47,7 +47,7 @@ OWN_FILE = re.compile(
     r"rank-\d+(\.attempt-\d+)?\.(log|error\.json|summary\.json|stack|crash|vitals|steps|spans|position)|\w+\.board"
     r"|store(\.\d+)?|store\.log|pulse|launch\.json|events\.jsonl|printed-\w+"
 )
-_OF_ALL_ATTEMPTS = ("events.jsonl", "printed-stdout", "printed-stderr")
+_OF_ALL_ATTEMPTS = re.compile(r"events\.jsonl|printed-\w+")
 _KEPT = re.compile(r"(rank-\d+)\.(log|error\.json|steps)")
 
 OWN_EVIDENCE = re.compile(r"(stall|failure|explanation)(\.json|-rank-\d+\.(stack|crash)\.txt)")
@@ -136,7 +136,7 @@ class RunDirectory:
             elif (
                 OWN_FILE.fullmatch(entry.name)
                 and "attempt" not in entry.name
-                and entry.name not in _OF_ALL_ATTEMPTS
+                and not _OF_ALL_ATTEMPTS.fullmatch(entry.name)
             ):
                 os.unlink(entry.path)
 
