@@ -93,7 +93,18 @@ def test_the_mlps_twins_train_like_its_script(name: str, trajectories: Mapping[s
 
 @pytest.mark.soak
 def test_the_model_that_is_cut_by_hand_trains_like_its_script(trajectories: Mapping[str, Sample]) -> None:
-    check_trajectory(trajectories["gpt"], twin(measure.CUT_BY_HAND, "gpt"), "tensor by hand")
+    by_hand = twin(measure.CUT_BY_HAND, "gpt")
+    check_trajectory(trajectories["gpt"], by_hand, "tensor by hand")
+    assert by_hand.losses == pytest.approx(trajectories["gpt"].losses, rel=1e-5)  # of the same batches
+
+
+@pytest.mark.soak
+def test_the_model_that_is_cut_twice_by_hand_trains_like_its_script(
+    trajectories: Mapping[str, Sample],
+) -> None:
+    ranks = {"ranks": 4, "threads": 1, "environment": ENVIRONMENT}
+    by_hand = with_peer(measure.CUT_TWICE_BY_HAND, "gpt", TRAJECTORY, **ranks).run()
+    assert by_hand.losses == pytest.approx(trajectories["gpt"].losses, rel=1e-5)
 
 
 @pytest.mark.soak

@@ -18,6 +18,7 @@ from ronde.bench.memory.comparison import sizes_of
 from ronde.bench.parallel.report import (
     BY_HAND,
     ONE_PROCESS,
+    TWICE_BY_HAND,
     MeshRun,
     ParallelReport,
     RankFigures,
@@ -34,12 +35,23 @@ from ronde.trace.run_directory import RunDirectory
 from ronde.trace.step_file import read_steps, steps_path
 from ronde.trace.summary import read_summary
 
-__all__ = ["CUT_BY_HAND", "WORKLOADS", "in_micro_batches", "measure", "meshes", "timelines_of"]
+__all__ = [
+    "CUT_BY_HAND",
+    "CUT_TWICE_BY_HAND",
+    "WORKLOADS",
+    "in_micro_batches",
+    "measure",
+    "meshes",
+    "timelines_of",
+]
 
 WORKLOADS = ("transformer-512", *DATA_PARALLEL)
 
 _TIMEOUT = 900.0
 CUT_BY_HAND = Peer(name="tensor", title="parallelize_module", distribution="torch", module="torch")
+CUT_TWICE_BY_HAND = Peer(
+    name="tensor_fsdp2", title="FSDP2 x parallelize_module", distribution="torch", module="torch"
+)
 # Of which this repository has a script by hand.
 _TENSOR_BY_HAND = ("gpt",)
 # What is shorter cannot be seen in a picture of a step.
@@ -123,6 +135,8 @@ def measure(
     share: dict[str, Any] = {"ranks": ranks, "threads": 1, "environment": environment}
     if workload in _TENSOR_BY_HAND:
         contenders[BY_HAND] = with_peer(CUT_BY_HAND, workload, arguments, **share).run
+        if any(_is_cut_twice(plan) for plan in runs):
+            contenders[TWICE_BY_HAND] = with_peer(CUT_TWICE_BY_HAND, workload, arguments, **share).run
     for plan in runs:
         contenders[plan] = under_ronde(workload, arguments, plan=plan, steps=_by_steps(plan), **share).run
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -171,6 +185,13 @@ def _figures(
         run_together([Process(command=command, environment=environment)], timeout=_TIMEOUT)
         timelines = timelines_of(json.loads(trace.read_text())["traceEvents"], ranks)
         return tuple(_figures_of(directory, rank, timelines[rank]) for rank in range(ranks))
+
+
+def _is_cut_twice(plan: str) -> bool:
+    """Whether the script of two axes by hand cuts as this plan does."""
+    values = expand(plan)
+    mesh, cut = values.mesh, (values.mesh.pipeline, values.mesh.context, values.mesh.expert)
+    return values.state.placement == "zero3" and mesh.tensor == 2 and cut == (1, 1, 1)
 
 
 def _by_steps(plan: str) -> bool:

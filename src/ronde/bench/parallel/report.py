@@ -10,10 +10,20 @@ from ronde.bench.json_report import written
 from ronde.bench.machine import Machine
 from ronde.bench.spread import Spread
 
-__all__ = ["BY_HAND", "KIND", "ONE_PROCESS", "MeshRun", "ParallelReport", "RankFigures", "Span", "table"]
+__all__ = [
+    "BY_HAND",
+    "KIND",
+    "ONE_PROCESS",
+    "TWICE_BY_HAND",
+    "MeshRun",
+    "ParallelReport",
+    "RankFigures",
+    "Span",
+    "table",
+]
 
 KIND = "parallel"
-ONE_PROCESS, BY_HAND = "one process", "tensor by hand"
+ONE_PROCESS, BY_HAND, TWICE_BY_HAND = "one process", "tensor by hand", "zero3 and tensor by hand"
 _MIB = 2**20
 _TITLES = (
     *("plan", "ms/step", "of one process", "of the ideal"),
@@ -57,7 +67,7 @@ class MeshRun:
     """One contender.
 
     Attributes:
-        name: its plan, `ONE_PROCESS` or `BY_HAND`.
+        name: its plan, `ONE_PROCESS`, `BY_HAND` or `TWICE_BY_HAND`.
         ways: into how many parts its mesh cuts the work.
         stages, micro_batches: of its pipeline; 1 without one.
         step_seconds: the mean step of each round.

@@ -1,4 +1,4 @@
-"""A torch process group over ronde's shared memory, with the collectives of `with_tensor.py` only.
+"""A torch process group over ronde's shared memory, with the collectives of the scripts by hand only.
 
 `parallelize_module` by hand and `tensor=N` then differ in what they compute and send, not in the transport.
 """
@@ -56,6 +56,21 @@ class SharedMemoryGroup(_ProcessGroup):
             assert tensor.is_contiguous()
             self._shared.broadcast(tensor.view(-1), opts.rootRank)
         return _Completed()
+
+    @torch.no_grad()
+    def all_gather_single(self, output, own, opts=None):
+        self._shared.all_gather(output.view(self.size(), -1), own.contiguous().view(-1))
+        return _Completed()
+
+    @torch.no_grad()
+    def reduce_scatter_single(self, output, whole, opts):
+        self._shared.reduce_scatter(output.view(-1), whole.contiguous().view(-1).chunk(self.size()))
+        if opts.reduceOp == dist.ReduceOp.AVG:
+            output.div_(self.size())
+        return _Completed()
+
+    # Their names before torch 2.13.
+    _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
 
     @torch.no_grad()
     def scatter(self, outputs, inputs, opts):

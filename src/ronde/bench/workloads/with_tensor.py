@@ -53,7 +53,8 @@ class ByHeads(nn.Module):
 
 def cut(model, mesh):
     assert isinstance(model, GPT)
-    model.blocks = nn.Sequential(*(ByHeads(block, mesh.size()) for block in model.blocks))
+    with torch.random.fork_rng():  # batches are drawn after this, the same as those of the plain script
+        model.blocks = nn.Sequential(*(ByHeads(block, mesh.size()) for block in model.blocks))
     plan: dict[str, ParallelStyle] = {"tokens": RowwiseParallel(input_layouts=Replicate())}
     plan["head"] = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
     for place in range(len(model.blocks)):
