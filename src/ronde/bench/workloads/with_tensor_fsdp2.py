@@ -24,7 +24,8 @@ def sharded(model, mesh):
     model = cut(model, mesh["tensor"])
     for block in model.blocks:
         fully_shard(block, mesh=mesh["data"])
-    return fully_shard(model, mesh=mesh["data"])
+    fully_shard(model, mesh=mesh["data"])
+    return model
 
 
 def main():
@@ -46,7 +47,7 @@ def main():
         reads_loss=False,
         trajectory=args.trajectory,
     )
-    row, rows = mesh.get_coordinate()[0], ranks // TENSOR
+    row, rows = rank // TENSOR, ranks // TENSOR
     for inputs, targets in batches(data, args):
         with loss_parallel():
             loss = workload.loss(model(inputs.chunk(rows)[row]), targets.chunk(rows)[row])
