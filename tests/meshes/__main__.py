@@ -4,7 +4,8 @@
     make meshes ARGS="pipeline=2 recompute=full --model gpt"
 
 A refused cell says why. A cell is legal as soon as `ronde.plan.mesh_rules` lets it through; what it is
-compared with is in `meshes.training`, for compressors in `meshes.compressed`.
+compared with is in `meshes.training`, for compressors in `meshes.compressed`, for
+averages of parameters in `meshes.replicas`.
 """
 
 from __future__ import annotations

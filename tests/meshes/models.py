@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["MODELS", "VOCABULARY"]
+__all__ = ["MODELS", "VOCABULARY", "WIDTH"]
 
 VOCABULARY = 24
-_WIDTH, _HEADS, _LENGTH, _LAYERS = 16, 4, 16, 2
+WIDTH, _HEADS, _LENGTH, _LAYERS = 16, 4, 16, 2
 
 
 class GptBlock(nn.Module):
@@ -19,11 +19,11 @@ class GptBlock(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(_WIDTH), nn.LayerNorm(_WIDTH)
+        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         # Without a bias: a key's has no gradient but rounding, whose sign a one-bit compressor would send.
-        self.c_attn = nn.Linear(_WIDTH, 3 * _WIDTH, bias=False)
-        self.c_proj = nn.Linear(_WIDTH, _WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(_WIDTH, 4 * _WIDTH), nn.GELU(), nn.Linear(4 * _WIDTH, _WIDTH))
+        self.c_attn = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.c_proj = nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, length, width = x.shape
@@ -41,14 +41,15 @@ class Gpt(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(VOCABULARY, _WIDTH), nn.Embedding(_LENGTH, _WIDTH)
+        self.wte, self.wpe = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(_LENGTH, WIDTH)
         self.h = nn.ModuleList(GptBlock() for _ in range(_LAYERS))
-        self.ln_f = nn.LayerNorm(_WIDTH)
-        self.lm_head = nn.Linear(_WIDTH, VOCABULARY, bias=False)
+        self.ln_f = nn.LayerNorm(WIDTH)
+        self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.lm_head.weight = self.wte.weight
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, beside: torch.Tensor | None = None) -> torch.Tensor:
         x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+        x = x if beside is None else x + beside
         for block in self.h:
             x = block(x)
         return self.lm_head(self.ln_f(x))
@@ -69,8 +70,8 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.num_heads, self.num_key_value_heads = _HEADS, _HEADS // 2
-        self.q_proj, self.o_proj = (nn.Linear(_WIDTH, _WIDTH, bias=False) for _ in range(2))
-        self.k_proj, self.v_proj = (nn.Linear(_WIDTH, _WIDTH // 2, bias=False) for _ in range(2))
+        self.q_proj, self.o_proj = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.k_proj, self.v_proj = (nn.Linear(WIDTH, WIDTH // 2, bias=False) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, length, width = x.shape
@@ -92,8 +93,8 @@ class Gated(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj = (nn.Linear(_WIDTH, 2 * _WIDTH, bias=False) for _ in range(2))
-        self.down_proj = nn.Linear(2 * _WIDTH, _WIDTH, bias=False)
+        self.gate_proj, self.up_proj = (nn.Linear(WIDTH, 2 * WIDTH, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(2 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -104,7 +105,7 @@ class Mixture(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate = nn.Linear(_WIDTH, 4, bias=False)
+        self.gate = nn.Linear(WIDTH, 4, bias=False)
         self.experts = nn.ModuleList(Gated() for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -122,7 +123,7 @@ class Mixture(nn.Module):
 class Layer(nn.Module):
     def __init__(self, feed_forward: Callable[[], nn.Module]) -> None:
         super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = nn.RMSNorm(_WIDTH), nn.RMSNorm(_WIDTH)
+        self.input_layernorm, self.post_attention_layernorm = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
         self.self_attn, self.mlp = Attention(), feed_forward()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -133,12 +134,13 @@ class Layer(nn.Module):
 class Llama(nn.Module):
     def __init__(self, feed_forward: Callable[[], nn.Module] = Gated) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(VOCABULARY, _WIDTH)
+        self.embed_tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.layers = nn.ModuleList(Layer(feed_forward) for _ in range(_LAYERS))
-        self.norm, self.lm_head = nn.RMSNorm(_WIDTH), nn.Linear(_WIDTH, VOCABULARY, bias=False)
+        self.norm, self.lm_head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, beside: torch.Tensor | None = None) -> torch.Tensor:
         x = self.embed_tokens(ids)
+        x = x if beside is None else x + beside
         for layer in self.layers:
             x = layer(x)
         return self.lm_head(self.norm(x))

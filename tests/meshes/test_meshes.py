@@ -29,6 +29,8 @@ SAMPLE = {
     ("data=2,tensor=2", "onebit", "llama"),
     ("tensor=2,pipeline=2", "micro-batches=2,schedule=1f1b", "llama"),
     ("data=4,expert=2", "precision=fp16", "mixtral"),
+    ("expert=2", "sparse=sharded", "mixtral"),
+    ("data=2,tensor=2", "update=local,every=4", "llama"),
 }
 
 

@@ -17,7 +17,7 @@ from torch import nn
 import ronde
 from meshes.axes import Cell
 from meshes.compressed import Buckets, Encoded, OfRows, has_own_momentum, reduced, replicas_of
-from meshes.models import MODELS, VOCABULARY
+from meshes.models import MODELS, VOCABULARY, WIDTH
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.runtime import compute
@@ -25,10 +25,10 @@ from ronde.runtime.api import activate
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.testing.run_ranks import Rank
 
-__all__ = ["How", "Told", "compare", "on_ranks", "train"]
+__all__ = ["TOLERANCE", "How", "Told", "compare", "on_ranks", "train"]
 
 _STEPS, _ROWS, _TOKENS = 10, 17, 9
-_TOLERANCE = 1e-10
+TOLERANCE = 1e-10
 # Beside rounding itself: another order of sums rounds anew, at most about as much.
 _ROUNDINGS = 3
 # In this step the loss is so large that float16 has no gradient for it: nobody updates anything.
@@ -59,6 +59,7 @@ class How:
 
     Attributes:
         by_step: by `ronde.Step`.
+        with_table: rows of a `ronde.EmbeddingTable` are added to what the model looks up.
         spike: the loss of one step is `_FACTOR` times as large.
         skips: this step updates nothing, as float16 has it by itself.
         backward: stands in the place of `loss.backward()`.
@@ -68,6 +69,7 @@ class How:
     dtype: torch.dtype = torch.float64
     momentum: float = 0.9
     by_step: bool = False
+    with_table: bool = False
     spike: bool = False
     skips: bool = False
     backward: Callable[[nn.Module, OfRows, int], None] | None = None
@@ -77,7 +79,13 @@ class How:
         """As a cell of this value has it."""
         narrow = value.startswith("precision")
         dtype = torch.float32 if narrow else torch.float64
-        return cls(model=model, dtype=dtype, by_step="1f1b" in value, spike=value == "precision=fp16")
+        return cls(
+            model=model,
+            dtype=dtype,
+            by_step="1f1b" in value,
+            with_table=value.startswith("sparse"),
+            spike=value == "precision=fp16",
+        )
 
 
 def train(how: How, on_model: Callable[[nn.Module], object] = lambda model: None) -> list[torch.Tensor]:
@@ -89,7 +97,9 @@ def train(how: How, on_model: Callable[[nn.Module], object] = lambda model: None
     torch.manual_seed(1)
     net = MODELS[how.model]().to(how.dtype)
     on_model(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=how.momentum)
+    table = ronde.EmbeddingTable(WIDTH, dtype=how.dtype) if how.with_table else None
+    anchors = [] if table is None else list(table.parameters())
+    optimizer = torch.optim.SGD([*net.parameters(), *anchors], lr=0.1, momentum=how.momentum)
     told: list[torch.Tensor] = []
     factor = 1.0
 
@@ -112,7 +122,7 @@ def train(how: How, on_model: Callable[[nn.Module], object] = lambda model: None
         if how.by_step:
             told.append(train_step(given, target=wanted).clone())
             continue
-        loss = loss_of(net(given), wanted)
+        loss = loss_of(net(given) if table is None else net(given, table(given)), wanted)
         optimizer.zero_grad()
         if how.backward is None:
             loss.backward()
@@ -124,6 +134,9 @@ def train(how: How, on_model: Callable[[nn.Module], object] = lambda model: None
             optimizer.step()
         told.append(torch.tensor(loss.item() / factor))
     told += [value.clone() for value in net.state_dict().values()]
+    if table is not None:
+        with torch.no_grad():
+            told.append(torch.tensor(table(torch.arange(VOCABULARY)).tolist(), dtype=how.dtype))
     state = optimizer.state_dict()["state"].values()
     return [
         *told,
@@ -176,7 +189,7 @@ def compare(cell: Cell, model: str, found: Sequence[Told]) -> None:
     wanted = train(how)
     assert len(found[0].values) == len(wanted)
     for got, want in zip(found[0].values, wanted, strict=True):
-        torch.testing.assert_close(got, want, rtol=_TOLERANCE, atol=_TOLERANCE)
+        torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def _compare_rounded(value: str, how: How, found: Sequence[torch.Tensor]) -> None:

@@ -92,14 +92,14 @@ AVAILABLE_ON = [
 
 # What is built by itself, and not with a cut model.
 NOT_TOGETHER = [
-    ("tensor=2,hybrid", "sparse=sharded", "sparse=replicated"),
+    ("tensor=2,reduction=sum", "reduction=sum", "reduction=mean"),
     ("tensor=2,qadam", "compressed=momentum", "compressed=gradient"),
     ("tensor=2,compile=true", "compile=true", "compile=false"),
 ]
 NOT_WITH_EXPERTS = [
     ("expert=2,tensor=2", "tensor=2", "tensor=1"),
     ("expert=2,pipeline=2", "pipeline=2", "pipeline=1"),
-    ("expert=2,local-sgd", "update=local", "update=sync"),
+    ("expert=2,reduction=sum", "reduction=sum", "reduction=mean"),
 ]
 NOT_WITH_CONTEXT = [
     ("context=2,tensor=2", "tensor=2", "tensor=1"),
@@ -122,6 +122,37 @@ def test_what_is_encoded_goes_to_ranks_with_other_rows(cut: str):
     assert validate(expand(f"data=1,{cut},onebit")) == [said]
     assert validate(expand(f"data=2,{cut},onebit")) == validate(expand(f"{cut},onebit")) == []
     assert validate(expand(f"{cut},onebit"), 8) == validate(expand(f"{cut},onebit"), 1) == []
+
+
+def test_parameters_and_tables_are_shared_with_ranks_that_have_other_rows():
+    assert validate(expand("tensor=2,local-sgd"), 2) == [
+        "update=local averages parameters between ranks that have other rows of the batch, and tensor=2 with "
+        "data=1 has no such ranks; nearest legal: data=2,tensor=2,update=local"
+    ]
+    assert validate(expand("tensor=2,hybrid"), 2) == [
+        "sparse=sharded spreads table rows over ranks that have other rows of the batch, and tensor=2 "
+        "with data=1 has no such ranks; nearest legal: data=2,tensor=2,sparse=sharded"
+    ]
+    for text in (
+        "tensor=2,local-sgd",
+        "context=2,async-average",
+        "tensor=2,hybrid",
+        "pipeline=2,decentralized",
+    ):
+        assert validate(expand(text), 4) == []
+
+
+def test_servers_have_no_rows_of_a_cut_model():
+    assert validate(expand("data=2,tensor=2,hybrid,servers=1"), 4) == [
+        "tensor=2 with servers=1 is not available in this version; nearest legal: tensor=2"
+    ]
+
+
+def test_experts_are_in_step():
+    assert validate(expand("expert=2,local-sgd"), 2) == [
+        "update=local has ranks train by themselves, and expert=2 has them exchange tokens in each step; "
+        "nearest legal: expert=2,update=sync"
+    ]
 
 
 @pytest.mark.parametrize(("text", "ranks"), AVAILABLE_ON)

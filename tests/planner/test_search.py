@@ -180,13 +180,8 @@ def test_all_that_is_not_built_is_named() -> None:
         search(transformer_graph(SMALL), read_cluster("dgx-a100"), expand("precision=fp32"), top=60)
     )
     named = " ".join(page.partition("not in this version: ")[2].partition(";")[0].split())
-    for what in (
-        "pipeline=2 with schedule=zero-bubble",
-        "tensor=2 with micro-batches=2",
-        "tensor=2 with state=zero3",
-    ):
-        assert what in named.split(", "), page
-    assert named.count("tensor=2 with state=") == 1
+    assert "pipeline=2 with schedule=zero-bubble" in named.split(", "), page
+    assert named.count("pipeline=2 with schedule=") == 1
 
 
 def test_plans_are_ready_to_run_or_said_not_to_be() -> None:
@@ -194,7 +189,9 @@ def test_plans_are_ready_to_run_or_said_not_to_be() -> None:
     assert any(not choice.missing for choice in answer.choices)
     for choice in answer.choices:
         assert expand(choice.plan).compute.precision == "bf16"
-        assert (not choice.missing) == ("tensor" not in choice.plan and "pipeline" not in choice.plan)
+        assert bool(choice.missing) == any(
+            each in choice.plan for each in ("schedule=zero-bubble", "schedule=interleaved")
+        )
         assert choice.low < choice.seconds < choice.high
 
 

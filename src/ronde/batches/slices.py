@@ -80,7 +80,7 @@ class LocalSlices:
         patches.set(BaseDataLoaderIter, "__init__", init)
         patches.set(BaseDataLoaderIter, "_reset", reset)
         patches.set(BaseDataLoaderIter, "_next_index", next_index)
-        patches.layer(NEXT_BATCH, "boundary", around)
+        patches.layer(NEXT_BATCH, "slices", around)
 
     @contextmanager
     def _common_stream(self) -> Iterator[None]:

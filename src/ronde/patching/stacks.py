@@ -67,6 +67,7 @@ NEXT_BATCH = Stack(
         "recording",
         "checkpoints",
         "boundary",
+        "slices",  # of a rank that trains by itself
     ),
 )
 ADD_PARAM_GROUP = Stack(

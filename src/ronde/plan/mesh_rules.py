@@ -8,16 +8,21 @@ from ronde.plan.values import Values
 
 __all__ = ["not_built_together", "without_other_rows"]
 
+_AMONG_RANKS = ("local", "decentralized", "async-average")
 # With a degree that cuts the model, by key: the values that are built.
 _WITH_ANY: dict[str, tuple[object, ...]] = {
     "state": ("replicated", "zero1", "zero2", "zero3", "central"),
-    "sparse": ("replicated",),
+    "servers": (None,),
     "compressed": ("gradient",),
     "reduction": ("mean",),
-    "update": ("sync",),
+    "update": ("sync", *_AMONG_RANKS),
     "compile": (False,),
 }
-_WITH_PIPELINE: dict[str, tuple[object, ...]] = {**_WITH_ANY, "schedule": ("gpipe", "1f1b", None)}
+_WITH_PIPELINE: dict[str, tuple[object, ...]] = {
+    **_WITH_ANY,
+    "sparse": ("replicated",),
+    "schedule": ("gpipe", "1f1b", None),
+}
 _WITH_CONTEXT: dict[str, tuple[object, ...]] = {
     "tensor": (1,),
     "pipeline": (1,),
@@ -27,8 +32,15 @@ _WITH_CONTEXT: dict[str, tuple[object, ...]] = {
 _WITH_EXPERT: dict[str, tuple[object, ...]] = {
     "tensor": (1,),
     "pipeline": (1,),
-    **_WITH_ANY,
+    **{key: values for key, values in _WITH_ANY.items() if key != "update"},
 }
+
+# What concerns ranks with other rows: key, the values that do not, and in words.
+_BETWEEN_ROWS: tuple[tuple[str, tuple[object, ...], str], ...] = (
+    ("update", ("sync", "async", "bounded", "geo"), "averages parameters between"),
+    ("compressor", ("none",), "encodes gradients between"),
+    ("sparse", ("replicated",), "spreads table rows over"),
+)
 
 
 def not_built_together(plan: Values) -> Iterator[str]:
@@ -51,24 +63,32 @@ def not_built_together(plan: Values) -> Iterator[str]:
 def without_other_rows(plan: Values, world_size: int | None) -> Iterator[str]:
     """Values that concern ranks with other rows of the batch, where a cut model leaves none."""
     mesh = plan.mesh
+    if mesh.expert > 1 and plan.update.rule in _AMONG_RANKS:
+        yield (
+            f"{plan.item('update')} has ranks train by themselves, and {plan.item('expert')} has them "
+            f"exchange tokens in each step; nearest legal: {plan.item('expert')},update=sync"
+        )
     if mesh.model_ranks == 1 or world_size == 1:
         return
     data = mesh.data or (None if world_size is None else world_size // mesh.model_ranks)
-    if data == 1 and plan.communication.compressor != "none":
-        cut = ",".join(plan.item(key) for key in ("tensor", "pipeline", "context") if plan.value(key) != 1)
-        item = plan.item("compressor")
-        yield (
-            f"{item} encodes gradients between ranks that have other rows of the batch, and {cut} with "
-            f"data=1 has no such ranks; nearest legal: data=2,{cut},{item}"
-        )
+    if data != 1:
+        return
+    cut = ",".join(plan.item(key) for key in ("tensor", "pipeline", "context") if plan.value(key) != 1)
+    for key, others, does in _BETWEEN_ROWS:
+        if plan.value(key) not in others:
+            yield (
+                f"{plan.item(key)} {does} ranks that have other rows of the batch, and {cut} with data=1 has "
+                f"no such ranks; nearest legal: data=2,{cut},{plan.item(key)}"
+            )
 
 
 def _among(plan: Values, degree: str, built: dict[str, tuple[object, ...]]) -> Iterator[str]:
     for name, values in built.items():
         if plan.value(name) not in values:
+            nearest = "" if values[0] is None else f",{name}={_word(values[0])}"
             yield (
                 f"{plan.item(degree)} with {plan.item(name)} is not available in this version; "
-                f"nearest legal: {plan.item(degree)},{name}={_word(values[0])}"
+                f"nearest legal: {plan.item(degree)}{nearest}"
             )
 
 

@@ -120,18 +120,30 @@ def search(
 
 
 def _consistent(candidates: Candidates, base: Plan) -> NDArray[np.bool_]:
-    """Which do not contradict what the user has fixed: placement, recomputation, whether batches are cut."""
-    numbers = np.array([candidates.placement, candidates.recompute, candidates.micro_batches > 1])
+    """Which do not contradict what the user has fixed: by placement, recomputation, whether batches are cut,
+    whether all ranks have the same rows, whether experts are spread."""
+    cut = candidates.tensor * candidates.pipeline * candidates.context > 1
+    numbers = np.array(
+        [
+            candidates.placement,
+            candidates.recompute,
+            candidates.micro_batches > 1,
+            cut & (candidates.data == 1),
+            candidates.expert > 1,
+        ]
+    )
     kinds, kind_of = np.unique(numbers, axis=1, return_inverse=True)
-    legal = [
-        not contradictions(
-            plan_of(
-                Point(data=1, placement=int(each[0]), recompute=int(each[1]), micro_batches=1 + int(each[2])),
-                base,
-            )
+    legal: list[bool] = []
+    for placement, recompute, pieces, alike, spread in kinds.T.tolist():
+        point = Point(
+            data=1,
+            tensor=1 + alike,
+            expert=1 + spread,
+            placement=placement,
+            recompute=recompute,
+            micro_batches=1 + pieces,
         )
-        for each in kinds.T
-    ]
+        legal.append(not contradictions(plan_of(point, base), 2 if alike else None))
     return np.array(legal, dtype=bool)[kind_of.reshape(-1)]
 
 

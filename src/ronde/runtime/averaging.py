@@ -10,12 +10,12 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ronde.errors import UsageError
-from ronde.launch.rank_config import RankConfig
 from ronde.patching.late_patches import LatePatches
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import BACKWARD
 from ronde.plan import Plan
-from ronde.runtime.groups import join_group, listens_on
+from ronde.runtime.groups import join_group, join_some, listens_on
+from ronde.runtime.replica import Replica
 from ronde.sync.averaging.async_average import AsyncAverage
 from ronde.sync.averaging.decentralized import Decentralized
 from ronde.sync.averaging.local_steps import LocalSteps
@@ -27,10 +27,13 @@ __all__ = ["install", "join", "of_plan"]
 _FIRST_INTERVAL = 1  # of adaptive=true where every is not said; Paddle's init_k_steps
 
 
-def join(config: RankConfig, plan: Plan, own_file: Callable[[str], bool]) -> Averaging:
-    """Meet the other ranks in a group for averages."""
-    comm = join_group(config, "average", listens_on(config), plan.communication.algorithm, own_file)
-    return of_plan(plan, comm)
+def join(replica: Replica, plan: Plan, own_file: Callable[[str], bool]) -> Averaging:
+    """Meet the ranks that have the same in a group for averages."""
+    config, algorithm = replica.config, plan.communication.algorithm
+    host = listens_on(config)
+    if len(replica.same) == config.world_size:
+        return of_plan(plan, join_group(config, "average", host, algorithm, own_file))
+    return of_plan(plan, join_some(config, "average", host, algorithm, replica.same))
 
 
 def of_plan(plan: Plan, comm: Any) -> Averaging:

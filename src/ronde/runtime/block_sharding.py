@@ -173,6 +173,11 @@ class BlockSharding(Sharding):
         """A parameter that several ranks of a model have would be encoded beside other blocks on each."""
         return self.parameters_of_leaves()
 
+    def held(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+        self._cut.rest(keep_last=False)
+        found = [each if (leaf := self._leaf_of(each)) is None else leaf for each in parameters]
+        return [each for each in found if each.numel()]
+
     def parameters_of_leaves(self) -> dict[int, int]:
         return {id(block.leaf): id(block.parameter.tensor) for block in self._blocks.blocks}
 

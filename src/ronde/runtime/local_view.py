@@ -1,4 +1,4 @@
-"""A rank that trains by itself, and shares parameters with others: the plan's inexact updates.
+"""A rank, or a replica of a cut model, that trains by itself and shares parameters with others.
 
 What the script reads is this rank's own: its slice of every batch, its loss, its parameters. Rank 0 alone
 prints and changes files. On parameter servers ranks do not wait for one another; among ranks they meet to
@@ -27,8 +27,10 @@ from ronde.plan import Plan
 from ronde.runtime import averaging, compute, servers, tables, take_over
 from ronde.runtime.account import summarize
 from ronde.runtime.memory.meter import MemoryMeter
+from ronde.runtime.replica import Replica
 from ronde.runtime.traffic import GroupTraffic
 from ronde.server.transport.wire import Operation
+from ronde.sync.averaging.protocol import Averaging
 from ronde.tensor.context import Context
 from ronde.trace.notes import Notes
 from ronde.trace.summary import RankSummary
@@ -37,6 +39,7 @@ from ronde.trace.temporary_folder import TemporaryFolders
 
 if TYPE_CHECKING:
     from ronde.runtime.publishing import Publishing
+    from ronde.runtime.session import Session
     from ronde.server.transport.client import Client
 
 __all__ = ["LocalView"]
@@ -54,6 +57,8 @@ class LocalView:
         patches: whatever was replaced.
         tally: counts steps, samples and time.
         averaging: averages parameters with the other ranks; None where servers have them.
+        replica: joins this rank to those that have other blocks of its copy of the model; None where each
+            rank has a copy of its own.
     """
 
     def __init__(self, config: RankConfig, plan: Plan, tally: Tally, entropy: Patches) -> None:
@@ -65,9 +70,12 @@ class LocalView:
         self._client = servers.connect(config, plan)
         self._paths = paths_of_rank(config.run_dir)
         # Who averages without servers, in a group of its own.
-        self.averaging = None if plan.is_local else averaging.join(config, plan, self._paths.is_private)
+        ranks = Replica.of(config, plan)
+        self._place = ranks.place
+        self.averaging = None if plan.is_local else averaging.join(ranks, plan, self._paths.is_private)
+        self.replica = _joined(ranks, plan, tally) if len(ranks.ranks) > 1 else None
         self._meter = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=False)
-        self._slices = LocalSlices(config.rank, config.world_size, lambda rows: tally.deliver(0, rows))
+        self._slices = LocalSlices(ranks.place, len(ranks.same), self._deliver)
         self._others = _Apart(config.rank, config.world_size)
         self.files = ScriptFiles(
             comm=self._others,
@@ -80,6 +88,10 @@ class LocalView:
         self._stepped = False
         self._publishing = self._published() if config.publish and config.rank == 0 else None
 
+    def _deliver(self, rows: int | None) -> None:
+        if self.replica is None:  # else its own loaders do so
+            self.tally.deliver(0, rows)
+
     def _published(self) -> Publishing:
         """Publishes this rank's model, and what servers have of tables."""
         from ronde.runtime.publishing import Publishing
@@ -88,19 +100,29 @@ class LocalView:
 
     def install(self) -> None:
         patches, plan, client, config = self.patches, self.plan, self._client, self.config
+        if self.replica is not None:
+            self.replica.install_replica()
         patches.undo(register_optimizer_step_pre_hook(self._before_step).remove)
         if client is not None:
             self._install_servers(client)
             tables.install(patches, self._others, plan, self.files.for_itself, client, self.notes.say)
         if self.averaging is not None:
+            self._average_blocks(self.averaging)
             averaging.install(patches, self.averaging, plan)
         patches.undo(register_optimizer_step_post_hook(self._after_step).remove)
         self._slices.install(patches)
-        compute.install_alone(plan, patches, self.notes.say)
+        if self.replica is None:
+            compute.install_alone(plan, patches, self.notes.say)
         if self._publishing is not None:
             self._publishing.install(patches)
         take_over.install(patches, config, self.retire)
         self.files.install()
+
+    def _average_blocks(self, protocol: Averaging) -> None:
+        """Ranks with the same blocks average these, all ranks of a replica at the same steps."""
+        if self.replica is not None:
+            protocol.held, everybody = self.replica.held, self.replica.everybody
+            protocol.agreed = lambda yes: everybody.votes([not yes]) == [0]
 
     def _install_servers(self, client: Client) -> None:
         patches, plan, config = self.patches, self.plan, self.config
@@ -120,29 +142,37 @@ class LocalView:
             )
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
-        self.tally.step(optimizer)
-        self._meter.stepped(optimizer)
+        if self.replica is None:
+            self.tally.step(optimizer)
+            self._meter.stepped(optimizer)
         if not self._stepped:
             self._stepped = True
             # Dropout on other rows draws other numbers; models were made with the same on all ranks.
-            torch.manual_seed(self.config.seed + self.config.rank * _SEED_STEP)
+            torch.manual_seed(self.config.seed + self._place * _SEED_STEP)
 
     def retire(self) -> None:
         """Take everything back; from here on the script is on its own."""
         self.retired = True
+        if self.replica is not None and not self.replica.retired:
+            self.replica.retire()
         self.files.uninstall()
         self.patches.restore()
         self._entropy.restore()
 
     def adopt(self, thing: Any) -> None:
-        """Models and optimizers are known as they are made."""
+        """Models and optimizers are known as they are made, but to a replica."""
+        if self.replica is not None:
+            self.replica.adopt(thing)
 
     def deferred(self) -> Any:
+        if self.replica is not None:
+            return self.replica.deferred()
         raise RondeError(f"ronde.deferred() is for plans that cut parameters; {self.plan} is none")
 
     def traffic(self) -> GroupTraffic:
         """What this rank exchanges with others."""
-        groups = () if self.averaging is None else [self.averaging.comm]
+        groups = [] if self.averaging is None else [self.averaging.comm]
+        groups += [] if self.replica is None else self.replica.groups
         background = self.plan.update.rule == "async-average"  # whose thread keeps nobody waiting
         return GroupTraffic(groups, self._client, in_background=background)
 
@@ -156,7 +186,10 @@ class LocalView:
             self._publishing.finish()
 
     def summary(self) -> RankSummary:
-        notes = [*self.notes, *self.files.notes]
+        notes, memory = [*self.notes, *self.files.notes], self._meter.memory()
+        if self.replica is not None:
+            inside = self.replica.summary()
+            notes, memory = [*notes, *inside.notes], inside.memory
         account = ""
         if self.averaging is not None:
             account = f"each rank's own ({self.plan.item('update')}); {self.averaging.account()}"
@@ -165,12 +198,14 @@ class LocalView:
             self.tally,
             algorithm=account,
             notes=notes,
-            memory=self._meter.memory(),
+            memory=memory,
         )
 
     def close(self) -> None:
         """Leave the others: nobody waits for this rank any more."""
         self.files.uninstall()
+        if self.replica is not None:
+            self.replica.close()
         if self.averaging is not None:
             self.averaging.comm.close()
         if self._client is None:
@@ -178,6 +213,12 @@ class LocalView:
         leaving = [self._client.send(server, Operation.LEAVE, {}) for server in range(self._client.servers)]
         self._client.wait(leaving)
         self._client.close()
+
+
+def _joined(ranks: Replica, plan: Plan, tally: Tally) -> Session:
+    from ronde.runtime.session import Session
+
+    return Session(ranks.inside, ranks.plan_inside(plan), tally, replica=ranks)
 
 
 class _Apart(Comm):

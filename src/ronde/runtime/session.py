@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from ronde.runtime.block_sharding import BlockRanks
     from ronde.runtime.checkpointing.checkpoints import Checkpoints
     from ronde.runtime.publishing import Publishing
+    from ronde.runtime.replica import Replica
 
 __all__ = ["Session"]
 
@@ -83,6 +84,7 @@ class Session:
 
     Args:
         entropy: what made sources of randomness equal on all ranks, to be undone for a native script.
+        replica: the ranks that are joined, where these are not all; `config` numbers them from 0.
 
     Attributes:
         config, plan: what this rank was told.
@@ -101,9 +103,16 @@ class Session:
     """
 
     def __init__(
-        self, config: RankConfig, plan: Plan, tally: Tally | None = None, entropy: Patches | None = None
+        self,
+        config: RankConfig,
+        plan: Plan,
+        tally: Tally | None = None,
+        entropy: Patches | None = None,
+        replica: Replica | None = None,
     ) -> None:
         self.config = config
+        self._replica = replica
+        self._subgroups: list[Comm] = []
         self.plan = plan
         self.patches = Patches()
         self.notes = Notes()
@@ -112,9 +121,8 @@ class Session:
         self.retired = False
         self._paths = paths_of_rank(config.run_dir)
         # Two groups: what the script does and what backward does come in orders of their own.
-        host = listens_on(config)
+        host = listens_on(config if replica is None else replica.config)
         comm = self.everybody = self._join("boundary", host, "auto")
-        self._subgroups: list[Comm] = []
         # Those among whom batches are cut: all ranks, where no model is.
         rows, reducer_comm = comm, None
         self._mesh = MeshOfRanks.of(plan.for_ranks(config.world_size).mesh)
@@ -243,6 +251,8 @@ class Session:
         self.context.compares = True
 
     def _join(self, name: str, host: str | None, algorithm: Algorithm) -> Comm:
+        if self._replica is not None:
+            return self._meet_members(name, host, range(self.config.world_size))
         return join_group(self.config, name, host, algorithm, self._paths.is_private)
 
     def _cuts_batches(self) -> bool:
@@ -257,7 +267,10 @@ class Session:
 
     def _meet_members(self, name: str, host: str | None, members: Sequence[int]) -> Comm:
         algorithm = self.plan.communication.algorithm if name.endswith("reducer") else "auto"
-        group = join_some(self.config, name, host, algorithm, members)
+        config = self.config
+        if self._replica is not None:
+            config, members = self._replica.config, [self._replica.ranks[member] for member in members]
+        group = join_some(config, name, host, algorithm, members)
         self._subgroups.append(group)
         return group
 
@@ -373,6 +386,16 @@ class Session:
         if shares_memory(self.config):
             self._signals.install(self.patches)
         self.files.install()
+
+    def install_replica(self) -> None:
+        """All of it but files, and what is of all ranks of a host."""
+        self.install_boundary()
+        self._circumstances.install(self.patches)
+        self._started.install(self.patches)
+
+    def held(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What this rank has of these parameters."""
+        return self._sharding.held(parameters)
 
     def install_boundary(self) -> None:
         """All of it but what a script finds around it, and files.
@@ -540,6 +563,11 @@ class Session:
         for group in self._groups:  # no generator: it is asked often in a step that is looked at
             waited += group.waited_ns
         return waited
+
+    @property
+    def groups(self) -> list[Comm]:
+        """The groups in which this rank meets others."""
+        return self._groups
 
     def traffic(self) -> GroupTraffic:
         """What this rank exchanges with others."""

@@ -188,6 +188,10 @@ class Sharding:
                 stack.enter_context(parameters.holding(list(module.parameters())))
             yield
 
+    def held(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What this rank has of these parameters, as it is now."""
+        return parameters
+
     def parameters_of_leaves(self) -> dict[int, int]:
         """By id of a leaf that stands for a block of a parameter, the id of the parameter."""
         return {}
@@ -344,11 +348,12 @@ def _spreads_rows(plan: Plan, world_size: int) -> bool:
     """Whether sparse weights of torch's embeddings are in parts.
 
     Where the plan cuts other state too, sparse gradients are whole on every rank. Micro-batches may be
-    fewer on one rank than on another, a compiled model asks no parameter for its rows, and a scale of
-    float16 looks at whole gradients.
+    fewer on one rank than on another, a compiled model asks no parameter for its rows, a scale of float16
+    looks at whole gradients, and the optimizer of a cut model steps on blocks.
     """
     compute = plan.compute
     plain = compute.micro_batches == 1 and compute.precision != "fp16" and not compute.compile
     state = plan.state
+    plain = plain and plan.mesh.cuts_models is None
     whole = state.placement == "replicated" and not state.cuts_optimizer
     return state.sparse == "sharded" and world_size > 1 and plain and whole

@@ -9,7 +9,7 @@ import torch
 from ronde.comm.lane import Lane, Task
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
-from ronde.sync.averaging.protocol import Averaging, add_parts, average_gradients, flats_of, members_of
+from ronde.sync.averaging.protocol import Averaging, add_parts, average_gradients, flats_of
 
 __all__ = ["AsyncAverage"]
 
@@ -55,25 +55,27 @@ class AsyncAverage(Averaging):
                 "first round, or use update=local,every=K"
             )
         self._optimizers.append(optimizer)
-        self._on_lane(lambda: super(AsyncAverage, self).begin(optimizer))
+        members = self.members_of(optimizer)
+        self._on_lane(lambda: self.begin_alike(members))
 
     def prepare(self, optimizer: Any, step: int) -> None:
         if step < self._warm_up:
-            self._on_lane(lambda: average_gradients(self.comm, members_of(optimizer)))
+            members = self.members_of(optimizer)
+            self._on_lane(lambda: average_gradients(self.comm, members))
 
     def complete(self, optimizer: Any, step: int) -> None:
         if optimizer is not self._optimizers[-1] or step < max(_FIRST, self._warm_up):
             return
         self._averages_now = True
         if self._under_way is not None:
-            if not self._under_way.arrived:
+            if not self.agreed(self._under_way.arrived):
                 return
             self._add(step)
         self._send(step, at_end=False)
 
     @torch.no_grad()
     def _send(self, step: int, *, at_end: bool) -> None:
-        members = [each for optimizer in self._optimizers for each in members_of(optimizer)]
+        members = [each for optimizer in self._optimizers for each in self.members_of(optimizer)]
         self._under_way = _Average(self._lane, self.comm, members, at_end)
         self.schedule.append([step])
 

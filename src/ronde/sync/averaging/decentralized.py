@@ -10,7 +10,7 @@ import torch
 
 from ronde.comm.process_group import Comm, Pending
 from ronde.errors import UsageError
-from ronde.sync.averaging.protocol import Averaging, add_parts, flats_of, members_of
+from ronde.sync.averaging.protocol import Averaging, add_parts, flats_of
 
 __all__ = ["Decentralized", "peer_of"]
 
@@ -46,7 +46,7 @@ class Decentralized(Averaging):
     @torch.no_grad()
     def complete(self, optimizer: Any, step: int) -> None:
         self._under_way[optimizer] = [
-            self._send(flat, members, step - 1) for flat, members in flats_of(members_of(optimizer))
+            self._send(flat, members, step - 1) for flat, members in flats_of(self.members_of(optimizer))
         ]
 
     def _send(self, flat: torch.Tensor, members: list[torch.Tensor], step: int) -> _Sent:

@@ -10,7 +10,7 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
-from ronde.sync.averaging.protocol import Averaging, add_parts, average_gradients, flats_of, members_of
+from ronde.sync.averaging.protocol import Averaging, add_parts, average_gradients, flats_of
 
 __all__ = ["LocalSteps", "next_interval"]
 
@@ -44,7 +44,7 @@ class LocalSteps(Averaging):
 
     def prepare(self, optimizer: Any, step: int) -> None:
         if step < self._warm_up:
-            average_gradients(self.comm, members_of(optimizer))
+            average_gradients(self.comm, self.members_of(optimizer))
 
     @torch.no_grad()
     def complete(self, optimizer: Any, step: int) -> None:
@@ -52,7 +52,7 @@ class LocalSteps(Averaging):
         if step - last < interval:
             return
         loss = self._loss() if self._adaptive else 0.0
-        for flat, members in flats_of(members_of(optimizer)):
+        for flat, members in flats_of(self.members_of(optimizer)):
             mean = self.comm.all_reduce(flat.clone()).div_(self.comm.world_size)
             add_parts(members, mean.sub_(flat))
         self.averages += 1

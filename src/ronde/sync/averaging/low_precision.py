@@ -10,7 +10,7 @@ import torch
 
 from ronde.comm.compressors.min_max import MinMax
 from ronde.comm.process_group import Comm
-from ronde.sync.averaging.protocol import Averaging, add_parts, flats_of, members_of
+from ronde.sync.averaging.protocol import Averaging, add_parts, flats_of
 
 __all__ = ["LowPrecision"]
 
@@ -33,15 +33,15 @@ class LowPrecision(Averaging):
 
     def begin(self, optimizer: Any) -> None:
         super().begin(optimizer)
-        self._rings[optimizer] = [_Ring(flat) for flat, _ in flats_of(members_of(optimizer))]
+        self._rings[optimizer] = [_Ring(flat) for flat, _ in flats_of(self.members_of(optimizer))]
 
     @torch.no_grad()
     def complete(self, optimizer: Any, step: int) -> None:
-        found = flats_of(members_of(optimizer))
+        found = flats_of(self.members_of(optimizer))
         rings = self._rings[optimizer]
         if [len(flat) for flat, _ in found] != [len(ring.own) for ring in rings]:
             rings = self._rings[optimizer] = self._anew(optimizer)
-            found = flats_of(members_of(optimizer))
+            found = flats_of(self.members_of(optimizer))
         for (flat, members), ring in zip(found, rings, strict=True):
             self._exchange(flat, members, ring)
         self.averages += 1
@@ -49,7 +49,7 @@ class LowPrecision(Averaging):
     def _anew(self, optimizer: Any) -> list[_Ring]:
         """Parameters have come or gone: all ranks begin with rank 0's again."""
         super().begin(optimizer)
-        return [_Ring(flat) for flat, _ in flats_of(members_of(optimizer))]
+        return [_Ring(flat) for flat, _ in flats_of(self.members_of(optimizer))]
 
     def _exchange(self, flat: torch.Tensor, members: list[torch.Tensor], ring: _Ring) -> None:
         comm, codec = self.comm, self._codec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +24,16 @@ class Averaging:
         comm: a group of its own.
 
     Attributes:
+        held: what this rank has of parameters, where it has blocks of them.
+        agreed: whether all ranks that have blocks of one model say yes.
         averages: how many there were.
         last_loss: the number from which this rank's last backward began; None before it.
     """
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
+        self.held: Callable[[list[torch.Tensor]], list[torch.Tensor]] = lambda tensors: tensors
+        self.agreed: Callable[[bool], bool] = lambda yes: yes
         self.averages = 0
         self.last_loss: torch.Tensor | None = None
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -37,6 +41,10 @@ class Averaging:
     def steps_of(self, optimizer: Any) -> int:
         """How often an optimizer has stepped."""
         return self._steps.get(optimizer, 0)
+
+    def members_of(self, optimizer: Any) -> list[torch.Tensor]:
+        """What this rank has of the parameters that are averaged."""
+        return self.held(members_of(optimizer))
 
     def before_step(self, optimizer: Any) -> None:
         """Gradients are there."""
@@ -52,9 +60,14 @@ class Averaging:
     @torch.no_grad()
     def begin(self, optimizer: Any) -> None:
         """An optimizer is about to step for the first time: all ranks begin with rank 0's parameters."""
-        for flat, members in flats_of(members_of(optimizer)):
+        self.begin_alike(self.members_of(optimizer))
+
+    @torch.no_grad()
+    def begin_alike(self, members: Sequence[torch.Tensor]) -> None:
+        """Give every rank the parameters of rank 0. A collective."""
+        for flat, some in flats_of(members):
             self.comm.broadcast(flat)
-            _write(members, flat)
+            _write(some, flat)
 
     def prepare(self, optimizer: Any, step: int) -> None:
         """An optimizer is about to step, after `step` steps."""

@@ -1,0 +1,60 @@
+"""A replica: the ranks that have blocks of one copy of a model, and train it by themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ronde.cluster.mesh import Axis, MeshOfRanks
+from ronde.launch.rank_config import RankConfig
+from ronde.plan import Communication, Plan, Update
+
+__all__ = ["Replica"]
+
+_INSIDE: tuple[Axis, ...] = ("pipeline", "context", "tensor")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Replica:
+    """One of several copies of a model.
+
+    Attributes:
+        config: of this rank among all.
+        ranks: of the replica, among all ranks.
+        same: the ranks that have the same blocks, one of each replica.
+    """
+
+    config: RankConfig
+    ranks: tuple[int, ...]
+    same: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: RankConfig, plan: Plan) -> Replica:
+        """The replica of this rank: its own where no model is cut."""
+        mesh = MeshOfRanks.of(plan.for_ranks(config.world_size).mesh)
+        ranks = mesh.members(config.rank, *_INSIDE)
+        return cls(config=config, ranks=ranks, same=mesh.members(config.rank, "data"))
+
+    @property
+    def place(self) -> int:
+        """Which of the replicas this is."""
+        return self.same.index(self.config.rank)
+
+    @property
+    def inside(self) -> RankConfig:
+        """This rank among those of the replica."""
+        first = self.config.rank - self.config.local_rank
+        here = [rank for rank in self.ranks if first <= rank < first + self.config.local_world_size]
+        return dataclasses.replace(
+            self.config,
+            rank=self.ranks.index(self.config.rank),
+            world_size=len(self.ranks),
+            local_rank=here.index(self.config.rank),
+            local_world_size=len(here),
+            publish=0,
+            checkpoint="",
+        )
+
+    def plan_inside(self, plan: Plan) -> Plan:
+        """What the ranks of the replica do together."""
+        mesh = dataclasses.replace(plan.mesh, data=1)
+        return dataclasses.replace(plan, mesh=mesh, communication=Communication(), update=Update())
