@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import monotonic, sleep
 
+import numpy
 import pytest
 import torch
 
@@ -15,7 +16,7 @@ from ronde.testing import forked
 
 SCRIPTS = Path(__file__).parent / "scripts"
 # Names and times of their own are in what these write.
-OWN_NAMES = re.compile(r"events\.out\.tfevents|wandb|runs/|\.log$")
+OWN_NAMES = re.compile(r"events\.out\.tfevents|wandb|runs/|\.log$|trainer_state\.json")
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
 
@@ -100,6 +101,8 @@ def assert_equal(first: object, second: object, tolerance: float, name: str) -> 
             assert_equal(one, other, tolerance, f"{name}[{number}]")
     elif isinstance(first, float):
         assert second == pytest.approx(first, rel=tolerance, abs=tolerance / 10), name
+    elif isinstance(first, numpy.ndarray):
+        numpy.testing.assert_allclose(second, first, rtol=tolerance, atol=tolerance / 10, err_msg=name)
     elif hasattr(first, "__dict__"):
         assert_equal(vars(first), vars(second), tolerance, name)
     else:

@@ -224,6 +224,32 @@ def test_a_script_that_was_edited_is_said_to_be(tmp_path: Path) -> None:
     ) in done.stderr
 
 
+def test_an_optimizer_within_another_is_saved(tmp_path: Path) -> None:
+    """As accelerate's: the script's variables lead to the outer one alone."""
+    text = """
+        import sys, torch
+        class Outer(torch.optim.Optimizer):
+            def __init__(self, inner):
+                self.inner = inner
+            param_groups = property(lambda self: self.inner.param_groups, lambda self, value: None)
+            state_dict = lambda self: self.inner.state_dict()
+            load_state_dict = lambda self, state: self.inner.load_state_dict(state)
+            step = lambda self, closure=None: self.inner.step(closure)
+        net = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.ones_(net.weight)
+        optimizer = Outer(torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.5))
+        for step in range(int(sys.argv[1])):
+            net.zero_grad()
+            net(torch.ones(4, 2)).mean().backward()
+            optimizer.step()
+        print(net.weight.tolist())
+    """
+    (tmp_path / "train.py").write_text(textwrap.dedent(text))
+    words = ["run", "--ranks", "1", "-q", "--checkpoint", "saved", "--every", "1", "--resume", "train.py"]
+    assert forked.run([*words, "3"], directory=tmp_path).stdout == "[[-1.125, -1.125]]\n"
+    assert forked.run([*words, "4"], directory=tmp_path).stdout == "[[-2.0625, -2.0625]]\n"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

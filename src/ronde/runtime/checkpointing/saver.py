@@ -160,9 +160,10 @@ class Saver:
 
     def _check_finds_optimizers(self, held: Held) -> None:
         """A checkpoint without what was trained would be resumed in silence."""
-        found = {id(optimizer) for optimizer in held.optimizers.values()}
+        # By their groups: what wraps another optimizer, as accelerate's does, shares them with it.
+        found = {id(optimizer.param_groups) for optimizer in held.optimizers.values()}
         stepped, self._stepped = list(self._stepped), weakref.WeakSet()
-        if stepped and not any(id(optimizer) in found for optimizer in stepped):
+        if stepped and not any(id(optimizer.param_groups) in found for optimizer in stepped):
             kind = type(stepped[0]).__name__
             raise RondeError(
                 f"--checkpoint: {kind}, which has stepped, is in no variable of the script and of the "
