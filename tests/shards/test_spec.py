@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ronde.policies.zero import Place, zero, zero_within
+from ronde.policies.zero import Place, divided, in_equal_parts, zero_within
 from ronde.shards.dim_cut import DimCut
 from ronde.shards.partition import Partition
 from ronde.shards.spec import ShardSpec, blocks, blocks_of_stage, owned, within
@@ -19,7 +19,7 @@ PLACES = [Place(block, row, row) for row in range(2) for block in range(2)]
 def _nested() -> ShardSpec:
     known, weight = Partition(), torch.nn.Parameter(torch.zeros(256, 4))
     known.decide(weight, blocks(DimCut(1, 2), weight.shape))
-    (spec,) = zero_within(known, zero(2), PLACES).assign([weight])
+    (spec,) = zero_within(known, divided(in_equal_parts, 2), PLACES, in_equal_parts).assign([weight])
     assert spec is not None
     return spec
 

@@ -9,16 +9,16 @@ from itertools import accumulate, pairwise
 import torch
 
 from ronde.shards.partition import Partition
-from ronde.shards.spec import ShardSpec, Span, owned
+from ronde.shards.spec import ShardSpec, Span
 
 __all__ = [
     "ALIGNMENT",
+    "RUNS",
     "Place",
-    "central",
+    "divided",
     "in_equal_parts",
     "on_first",
     "replica_spec",
-    "zero",
     "zero_within",
 ]
 
@@ -35,18 +35,13 @@ Runs = Callable[[Sequence[int], int], list[tuple[Span | None, ...]]]
 """Cuts tensors of these sizes, laid end to end, for a number of ranks."""
 
 
-def zero(ranks: int) -> Partition:
-    """Equal runs of elements for all ranks."""
+def divided(runs: Runs, ranks: int) -> Partition:
+    """Cut what comes together by `runs`."""
 
     def split(members: Sequence[torch.Tensor]) -> list[ShardSpec]:
-        return [ShardSpec(spans) for spans in in_equal_parts([each.numel() for each in members], ranks)]
+        return [ShardSpec(spans) for spans in runs([each.numel() for each in members], ranks)]
 
     return Partition(split)
-
-
-def central(ranks: int) -> Partition:
-    """All elements on rank 0, as `torch.nn.DataParallel` has them."""
-    return Partition(lambda members: [owned(0, ranks, each.numel()) for each in members])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,18 +59,15 @@ class Place:
     row: int
 
 
-def zero_within(
-    blocks: Partition, whole: Partition, places: Sequence[Place], runs: Runs | None = None
-) -> Partition:
+def zero_within(blocks: Partition, whole: Partition, places: Sequence[Place], runs: Runs) -> Partition:
     """Cut each block of a tensor once more, over the ranks that have the same.
 
     Args:
         blocks: the blocks of tensors, by `Place.block`.
         whole: how a tensor that is not cut into blocks is cut over the ranks by `Place.row`.
         places: of all ranks.
-        runs: cuts sizes for the replicas of a block; in equal parts by default.
+        runs: cuts sizes for the replicas of a block.
     """
-    runs = runs or in_equal_parts
 
     def split(members: Sequence[torch.Tensor]) -> list[ShardSpec]:
         cut = [(each, spec) for each in members if (spec := blocks.spec(each)) is not None]
@@ -155,3 +147,12 @@ def _overlap(run: Span, begin: int, end: int) -> Span | None:
     """The elements in a run of a tensor that lies from `begin` to `end`."""
     first, last = max(run[0], begin), min(run[1], end)
     return (first - begin, last - begin) if first < last else None
+
+
+RUNS: dict[str, Runs] = {
+    "zero1": in_equal_parts,
+    "zero2": in_equal_parts,
+    "zero3": in_equal_parts,
+    "central": on_first,
+}
+"""By value of `state` the elements that each rank updates, of those that ranks have alike."""

@@ -24,7 +24,7 @@ from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.policies.units import find_units
-from ronde.policies.zero import Place, central, in_equal_parts, on_first, replica_spec, zero, zero_within
+from ronde.policies.zero import RUNS, Place, divided, in_equal_parts, replica_spec, zero_within
 from ronde.runtime.sharding import Sharding
 from ronde.shards.partition import Partition
 from ronde.shards.spec import ShardSpec
@@ -97,11 +97,9 @@ class BlockSharding(Sharding):
         # All ranks, for what is cut over the replicas of blocks too.
         everybody = Context(comm=ranks.everybody, adopt=lambda leaf: None)
         self._among = everybody if self._state.cuts_optimizer else context
-        one_owner = self._state.placement == "central"
-        self._of_rows = (central if one_owner else zero)(ranks.rows.world_size)
-        self._nested = zero_within(
-            partition, self._of_rows, ranks.places, on_first if one_owner else in_equal_parts
-        )
+        runs = RUNS.get(self._state.placement, in_equal_parts)
+        self._of_rows = divided(runs, ranks.rows.world_size)
+        self._nested = zero_within(partition, self._of_rows, ranks.places, runs)
         scattered = None
         if self._state.cuts_gradients:
             self.gradients = ReducedGradients(ranks.rows, self._rows_of, self._home_of_parts)

@@ -28,7 +28,7 @@ from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.policies.rows import rows
 from ronde.policies.units import find_units
-from ronde.policies.zero import central, zero
+from ronde.policies.zero import RUNS, divided, in_equal_parts
 from ronde.runtime.type_questions import questions_of_script
 from ronde.sync.gradient_shards import GradientShards, Spans
 from ronde.sync.home import HostMemory, OnDevice
@@ -80,11 +80,11 @@ class Sharding:
         elif served and client is not None:
             from ronde.parallel.served_buffer import ServedBuffers
 
-            self._partition = zero(comm.world_size)
+            self._partition = divided(in_equal_parts, comm.world_size)
             self.allocate = ServedBuffers(client, comm.world_size).allocate
         else:
-            cut = central if plan.state.placement == "central" else zero
-            self._partition = cut(comm.world_size)
+            runs = RUNS.get(plan.state.placement, in_equal_parts)
+            self._partition = divided(runs, comm.world_size)
             if self._state.cuts_gradients:
                 self.gradients = ReducedGradients(comm, self._partition.assign, self._home_of_parts)
         self._parameters: ShardedParameters | None = None
