@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from alone import alone
-from ronde.parallel.cut_state import CutState
+from ronde.shards.cut_state import CutState
 from ronde.testing.parity import assert_parity
 
 pytestmark = pytest.mark.gpu

@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from alone import alone
-from ronde.parallel.cut_state import CutState
 from ronde.plan import expand
 from ronde.runtime import sharding
+from ronde.shards.cut_state import CutState
 from ronde.sync.home import HostMemory
 from ronde.testing.run_ranks import Rank
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ronde.errors import UsageError
-from ronde.parallel.cut_state import CutState
+from ronde.shards.cut_state import CutState
 from ronde.testing.run_ranks import Rank
 from world_sizes import WORLD_SIZES
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
 
-from ronde.parallel.copied_unit import CopiedUnit
+from ronde.shards.copied_unit import CopiedUnit
 from ronde.testing.run_ranks import Rank
 from world_sizes import WORLD_SIZES
 
@@ -368,7 +368,7 @@ SITUATIONS = {
 
 
 def situation(rank: Rank, name: str, mapped: bool) -> tuple[Found, list[str]]:
-    apart = mock.patch("ronde.parallel.unit_table.map_unit", return_value=None)
+    apart = mock.patch("ronde.shards.unit_table.map_unit", return_value=None)
     with nullcontext() if mapped else apart, rank.session("hybrid") as session:
         found = SITUATIONS[name]()
         return [each.clone() for each in found], list(session.notes)
@@ -393,7 +393,7 @@ def test_ranks_have_what_one_device_has(ranks: Ranks, world_size: int, name: str
 
 def held(rank: Rank) -> tuple[list[int], list[int], list[torch.Size], bool]:
     """Rows of weights, gradients and optimizer state that a rank has; whether any weight was whole."""
-    apart = mock.patch("ronde.parallel.unit_table.map_unit", return_value=None)
+    apart = mock.patch("ronde.shards.unit_table.map_unit", return_value=None)
     with apart, rank.session("hybrid") as session:
         training = Training()
         training.step()

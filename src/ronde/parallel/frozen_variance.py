@@ -11,8 +11,8 @@ import torch
 from torch.optim import Adam, AdamW
 
 from ronde.errors import UsageError
-from ronde.parallel.hooked_step import replace_step
 from ronde.patching.patches import Patches
+from ronde.shards.hooked_step import replace_step
 
 __all__ = ["frozen_step", "install"]
 

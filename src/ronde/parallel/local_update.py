@@ -18,7 +18,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ronde.errors import UsageError
-from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
 from ronde.parallel.served_gradients import pack
 from ronde.parallel.served_state import ServedState
 from ronde.parallel.served_step import Given, Served, ask_servers, can_step_on_servers, write_answer
@@ -30,6 +29,7 @@ from ronde.server.dense import array_of
 from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client, Request
 from ronde.server.transport.wire import Operation
+from ronde.shards.elementwise import ELEMENTWISE, is_elementwise
 from ronde.shards.flat import flat, flat_like
 from ronde.shards.spec import ShardSpec
 from ronde.sync.parameter_name import parameter_name

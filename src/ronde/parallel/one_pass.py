@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
-from ronde.parallel.hooked_step import replace_step
 from ronde.patching.patches import Patches
 from ronde.shards.flat import is_dense
+from ronde.shards.hooked_step import replace_step
 
 __all__ = ["in_one_pass", "install"]
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from ronde.comm.process_group import Comm
-from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.policies.rows import first_rows
+from ronde.shards.sharded_parameters import ShardedParameters
 from ronde.sync.sparse_rows import exchange
 from ronde.tensor.context import Context, in_transform
 from ronde.tensor.tensor_class import own_class

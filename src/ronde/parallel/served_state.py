@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ronde.parallel.cut_state import StateInParts
 from ronde.parallel.served_step import Served
 from ronde.server.dense import tensor_of
 from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client
 from ronde.server.transport.wire import Operation
+from ronde.shards.cut_state import StateInParts
 from ronde.shards.flat import flat, flat_like
 from ronde.shards.spec import ShardSpec
 

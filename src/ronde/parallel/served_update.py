@@ -14,15 +14,15 @@ from typing import Any
 import torch
 import xxhash
 
-from ronde.parallel.optimizer_shards import OptimizerShards
 from ronde.parallel.served_gradients import ServedGradients
 from ronde.parallel.served_state import ServedState
 from ronde.parallel.served_step import Given, Served, ask_servers, can_step_on_servers
-from ronde.parallel.sharded_update import ShardedUpdate
 from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.server.transport.client import Client
 from ronde.shards.flat import flat, flat_like, overlapping
+from ronde.shards.optimizer_shards import OptimizerShards
 from ronde.shards.partition import Partition
+from ronde.shards.sharded_update import ShardedUpdate
 from ronde.shards.spec import ShardSpec
 from ronde.sync.home import OnDevice
 from ronde.tensor.context import Context

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ronde.errors import UsageError
-from ronde.parallel.block_gradients import Block, BlockGradients
+from ronde.shards.block_gradients import Block, BlockGradients
 from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import GlobalTensor, Rule, materialize, wrap
 from ronde.tensor.tree import map_leaves

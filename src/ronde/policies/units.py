@@ -13,11 +13,10 @@ from torch import nn
 
 from ronde.policies.repeated_blocks import repeated_blocks
 from ronde.shards.partition import by_kind
+from ronde.shards.unit import LEAST_BYTES
 
-__all__ = ["LEAST_BYTES", "find_units"]
+__all__ = ["find_units"]
 
-LEAST_BYTES = 1 << 20
-"""Neighbours smaller than this together are one unit."""
 # In small models those smaller than this share of the whole.
 _LEAST_SHARE = 16
 

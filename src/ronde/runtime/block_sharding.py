@@ -11,23 +11,23 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
-from ronde.parallel import gradients, opaque
-from ronde.parallel.block_gradients import Block, BlockGradients, Scattered
 from ronde.parallel.building import Building
-from ronde.parallel.nested_parameters import NestedParameters
-from ronde.parallel.optimizer_shards import OptimizerShards, ParameterShards, Replicas
-from ronde.parallel.saved_parameters import SavedParameters
-from ronde.parallel.sharded_parameters import ShardedParameters
-from ronde.parallel.sharded_update import ShardedUpdate
-from ronde.parallel.unit_table import Find
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.policies.units import find_units
 from ronde.policies.zero import RUNS, Place, divided, in_equal_parts, replica_spec, zero_within
 from ronde.runtime.sharding import Sharding
+from ronde.shards import gradients, opaque
+from ronde.shards.block_gradients import Block, BlockGradients, Scattered
+from ronde.shards.nested_parameters import NestedParameters
+from ronde.shards.optimizer_shards import OptimizerShards, ParameterShards, Replicas
 from ronde.shards.partition import Partition
+from ronde.shards.saved_parameters import SavedParameters
+from ronde.shards.sharded_parameters import ShardedParameters
+from ronde.shards.sharded_update import ShardedUpdate
 from ronde.shards.spec import ShardSpec
+from ronde.shards.unit_table import Find
 from ronde.sync.home import OnDevice
 from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.sync.reducer import Reducer

@@ -12,24 +12,24 @@ import torch
 from ronde.comm.process_group import Comm
 from ronde.modules.model_edge import Spread
 from ronde.modules.sharded_call import Way
-from ronde.parallel import gradients, opaque
 from ronde.parallel.building import Building
-from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
-from ronde.parallel.host_options import can_step_on_host
-from ronde.parallel.optimizer_shards import ROW_OPTIMIZERS, OptimizerShards, updates_rows
 from ronde.parallel.pieces import RunOn, run_on
 from ronde.parallel.recompute import Recompute
 from ronde.parallel.row_lookup import RowLookup
 from ronde.parallel.row_units import RowUnits
-from ronde.parallel.saved_parameters import SavedParameters
-from ronde.parallel.sharded_parameters import ShardedParameters
-from ronde.parallel.sharded_update import ShardedUpdate
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.policies.rows import rows
 from ronde.policies.units import find_units
 from ronde.policies.zero import RUNS, divided, in_equal_parts
 from ronde.runtime.type_questions import questions_of_script
+from ronde.shards import gradients, opaque
+from ronde.shards.elementwise import ELEMENTWISE, is_elementwise
+from ronde.shards.host_options import can_step_on_host
+from ronde.shards.optimizer_shards import ROW_OPTIMIZERS, OptimizerShards, updates_rows
+from ronde.shards.saved_parameters import SavedParameters
+from ronde.shards.sharded_parameters import ShardedParameters
+from ronde.shards.sharded_update import ShardedUpdate
 from ronde.sync.gradient_shards import GradientShards, Spans
 from ronde.sync.home import HostMemory, OnDevice
 from ronde.sync.leaf import gradient_of

@@ -15,11 +15,11 @@ import torch
 
 from ronde.batches.loader import LoaderEdge
 from ronde.modules import batch_norm, sharded_call
-from ronde.parallel.hooked_step import replace_step
 from ronde.patching.patches import Patches
 from ronde.rng.draws import SlicedDraws
 from ronde.runtime import backward
 from ronde.runtime.session import Session
+from ronde.shards.hooked_step import replace_step
 from ronde.sync.bucket import Bucket
 from ronde.tensor import layout
 from ronde.tensor.deferred import defer

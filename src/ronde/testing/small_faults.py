@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from ronde.modules import batch_norm
-from ronde.parallel.hooked_step import replace_step
 from ronde.patching.patches import Patches
 from ronde.patching.torch_internals import VF
 from ronde.runtime.session import Session
+from ronde.shards.hooked_step import replace_step
 from ronde.tensor.deferred import defer
 from ronde.tensor.edges import SumRanks
 from ronde.tensor.global_tensor import GlobalTensor, localize

@@ -12,11 +12,11 @@ import torch.utils.dlpack
 
 from ronde.files import OF_ALL_RANKS
 from ronde.modules.torchscript import one_frame_more
-from ronde.parallel.saved_parameters import SavedParameters
-from ronde.parallel.sharded_parameters import ShardedParameters
-from ronde.parallel.tensor_attribute import TensorAttribute
 from ronde.patching.patches import Patches
 from ronde.patching.torch_internals import TensorBase, device_constructors
+from ronde.shards.saved_parameters import SavedParameters
+from ronde.shards.sharded_parameters import ShardedParameters
+from ronde.shards.tensor_attribute import TensorAttribute
 
 __all__ = ["install"]
 

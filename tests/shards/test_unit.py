@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ronde.parallel.copied_unit import CopiedMember
+from ronde.shards.copied_unit import CopiedMember
 from ronde.shards.spec import ShardSpec
 
 

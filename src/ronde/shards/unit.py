@@ -13,7 +13,19 @@ from ronde.comm.buffer import references
 from ronde.comm.process_group import Comm
 from ronde.trace.resident import Census
 
-__all__ = ["OF_A_PARAMETER", "Member", "Saved", "Unit", "can_be_sharded", "is_held", "of_several_processes"]
+__all__ = [
+    "LEAST_BYTES",
+    "OF_A_PARAMETER",
+    "Member",
+    "Saved",
+    "Unit",
+    "can_be_sharded",
+    "is_held",
+    "of_several_processes",
+]
+
+LEAST_BYTES = 1 << 20
+"""Parameters smaller than this together are one unit with their neighbours."""
 
 
 class Saved:

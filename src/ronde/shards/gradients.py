@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from ronde.errors import UsageError
-from ronde.parallel.clipping import clip_parts
-from ronde.parallel.tensor_attribute import TensorAttribute
 from ronde.patching.patches import Patches
 from ronde.patching.torch_internals import TensorBase
+from ronde.shards.clipping import clip_parts
+from ronde.shards.tensor_attribute import TensorAttribute
 from ronde.sync.gradient_shards import GradientShards
 from ronde.tensor.context import Context
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.parallel.optimizer_shards import OptimizerShards
 from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.shards.flat import flat, flat_like, is_dense, overlapping
+from ronde.shards.optimizer_shards import OptimizerShards
 from ronde.shards.spec import ShardSpec
 from ronde.sync.home import Home
 from ronde.trace.resident import Census

@@ -18,20 +18,19 @@ from torch.nn.parameter import is_lazy
 from ronde.errors import UsageError
 from ronde.launch.allocator import give_back
 from ronde.modules.fast_path import may_take_fast_path
-from ronde.parallel.prefetch import Prefetch
-from ronde.parallel.sharded_parameter import sharded_parameter
-from ronde.parallel.unit import Member, Unit, of_several_processes
-from ronde.parallel.unit_table import Fate, Find, UnitTable
-from ronde.parallel.untraced import untraced
 from ronde.patching.torch_internals import (
     DisableTorchFunction,
     disable_current_modes,
     temporarily_clear_interpreter_stack,
 )
-from ronde.policies.units import LEAST_BYTES
 from ronde.rowwise.compiled import is_compiled
 from ronde.shards.partition import Partition
+from ronde.shards.prefetch import Prefetch
+from ronde.shards.sharded_parameter import sharded_parameter
 from ronde.shards.spec import Span
+from ronde.shards.unit import LEAST_BYTES, Member, Unit, of_several_processes
+from ronde.shards.unit_table import Fate, Find, UnitTable
+from ronde.shards.untraced import untraced
 from ronde.sync.home import Home
 from ronde.tensor.context import Context, Region, in_transform
 from ronde.trace.resident import Census

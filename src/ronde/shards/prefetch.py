@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ronde.parallel.unit import Unit
+from ronde.shards.unit import Unit
 
 __all__ = ["Prefetch"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ronde.parallel.host_options import as_on_device, can_step_on_host, options_on_host
+from ronde.shards.host_options import as_on_device, can_step_on_host, options_on_host
 
 
 class Far(torch.Tensor):

@@ -15,11 +15,11 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ronde.comm.process_group import Comm
-from ronde.parallel.copied_unit import CopiedMember, CopiedUnit, copy_unit
-from ronde.parallel.mapped_unit import map_unit
-from ronde.parallel.unit import Member, Unit, can_be_sharded
+from ronde.shards.copied_unit import CopiedMember, CopiedUnit, copy_unit
+from ronde.shards.mapped_unit import map_unit
 from ronde.shards.partition import Partition, by_kind
 from ronde.shards.spec import ShardSpec
+from ronde.shards.unit import Member, Unit, can_be_sharded
 from ronde.sync.home import Home
 
 __all__ = ["Fate", "Find", "UnitTable"]

@@ -18,14 +18,14 @@ import torch
 from torch.optim import Optimizer
 
 from ronde.errors import UsageError
-from ronde.parallel.cut_state import CutState, Piece, StateInParts
-from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
-from ronde.parallel.holders import state_is_held
-from ronde.parallel.hooked_step import replace_step
-from ronde.parallel.host_options import as_on_device, options_on_host
-from ronde.parallel.optimizer_shards import OptimizerShards
 from ronde.patching.patches import Patches
 from ronde.patching.torch_internals import DisableTorchFunction
+from ronde.shards.cut_state import CutState, Piece, StateInParts
+from ronde.shards.elementwise import ELEMENTWISE, is_elementwise
+from ronde.shards.holders import state_is_held
+from ronde.shards.hooked_step import replace_step
+from ronde.shards.host_options import as_on_device, options_on_host
+from ronde.shards.optimizer_shards import OptimizerShards
 from ronde.tensor.context import Context, Region
 
 __all__ = ["ShardedUpdate"]

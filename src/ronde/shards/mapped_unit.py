@@ -16,8 +16,8 @@ import torch
 from ronde.comm.buffer import references
 from ronde.comm.once_per_host import OncePerHost
 from ronde.comm.process_group import Comm
-from ronde.parallel.unit import Member, Unit, is_held
 from ronde.shards.spec import ShardSpec
+from ronde.shards.unit import Member, Unit, is_held
 from ronde.trace.resident import Census
 
 __all__ = ["map_unit"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ronde.parallel.prefetch import Prefetch
+from ronde.shards.prefetch import Prefetch
 
 
 class Unit:

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from ronde.parallel.sharded_parameters import ShardedParameters
-from ronde.parallel.unit import Member, Saved
-from ronde.parallel.untraced import untraced
 from ronde.patching.patches import Patches
 from ronde.patching.torch_internals import (
     DisableTorchFunction,
     DisableTorchFunctionSubclass,
     saved_tensor_hooks,
 )
+from ronde.shards.sharded_parameters import ShardedParameters
+from ronde.shards.unit import Member, Saved
+from ronde.shards.untraced import untraced
 from ronde.tensor.tensor_class import alike, own_class
 
 __all__ = ["SavedParameters"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ronde.parallel.hooked_step import replace_step
 from ronde.patching.patches import Patches
+from ronde.shards.hooked_step import replace_step
 
 
 @pytest.fixture

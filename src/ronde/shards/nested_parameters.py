@@ -12,7 +12,7 @@ from typing import final
 
 import torch
 
-from ronde.parallel.sharded_parameters import ShardedParameters
+from ronde.shards.sharded_parameters import ShardedParameters
 from ronde.sync.gradient_shards import Span
 
 __all__ = ["NestedParameters"]

@@ -9,8 +9,8 @@ import torch
 
 from ronde.comm.buffer import references
 from ronde.comm.process_group import Comm, Pending
-from ronde.parallel.unit import OF_A_PARAMETER, Member, Unit
 from ronde.shards.spec import ShardSpec
+from ronde.shards.unit import OF_A_PARAMETER, Member, Unit
 from ronde.sync.home import Home
 
 __all__ = ["CopiedMember", "CopiedUnit", "copy_unit"]
