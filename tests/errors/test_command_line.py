@@ -116,9 +116,9 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
             "loading=slice is not a value of loading (did you mean sliced?); write one of auto, sliced, full",
         ),
         (
-            "--plan context=2,zero3 train.py",
-            "context=2 with state=zero3 is not available in this version; nearest legal: context=2,"
-            "state=replicated",
+            "--plan context=2,compile=true train.py",
+            "context=2 with compile=true is not available in this version; nearest legal: context=2,"
+            "compile=false",
         ),
         (
             "--plan zero3,offload=all --ranks 2 train.py",
