@@ -11,7 +11,7 @@ from torch import nn
 __all__ = ["MODELS", "VOCABULARY", "WIDTH"]
 
 VOCABULARY = 24
-WIDTH, _HEADS, _LENGTH, _LAYERS = 16, 4, 16, 2
+WIDTH, _HEADS, _LENGTH, _LAYERS = 16, 4, 10, 2
 
 
 class GptBlock(nn.Module):

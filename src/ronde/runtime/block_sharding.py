@@ -168,8 +168,8 @@ class BlockSharding(Sharding):
         reducer.encoded = self._encoded
 
     def _encoded(self) -> Collection[int] | None:
-        """A parameter that several ranks of a model have would be encoded beside other blocks on each."""
-        return self.parameters_of_leaves()
+        """Elements that several ranks of a model have would be encoded beside other blocks on each."""
+        return {id(block.leaf) for block in self._blocks.blocks if not block.spec.has_copies}
 
     def held(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
         self._cut.rest(keep_last=False)
