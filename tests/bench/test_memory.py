@@ -168,7 +168,7 @@ def test_plans_that_trained_otherwise_are_not_compared(monkeypatch: pytest.Monke
 
 def test_a_plan_that_cannot_run_is_refused_before_any_run() -> None:
     with pytest.raises(PlanError, match="not available in this version"):
-        compare("mlp", ["ddp", "context=2,zero3"], ranks=2, environment={}, progress=lambda _: None)
+        compare("mlp", ["ddp", "context=2,compile=true"], ranks=2, environment={}, progress=lambda _: None)
 
 
 @pytest.fixture(scope="module")
