@@ -21,6 +21,7 @@ from alone import alone
 from ronde.plan import expand
 from ronde.runtime import sharding
 from ronde.shards.cut_state import CutState
+from ronde.shards.spec import ShardSpec
 from ronde.sync.home import HostMemory
 from ronde.testing.run_ranks import Rank
 
@@ -364,7 +365,7 @@ def test_what_is_moved_lies_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             return (
                 [lives_there(piece.own) for piece in state.pieces.values()],
                 [lives_there(part) for each in cut if (part := held.part(each)) is not None],
-                [lives_there(held.own_gradient(each, (0, each.numel()))) for each in cut],
+                [lives_there(held.own_gradient(each, ShardSpec(((0, each.numel()),)))) for each in cut],
             )
 
     many = 2 * 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -11,7 +13,7 @@ from ronde.cluster.linux import check_linux
 from ronde.errors import UsageError
 from ronde.launch.announce import say
 
-__all__ = ["export"]
+__all__ = ["export", "writing_to"]
 
 ROWS = ("full", "int8")
 LAYOUTS = ("torch", "hf", "dcp")
@@ -55,24 +57,38 @@ def export(
         return
     if to != "torch":
         raise UsageError(f"--to {to} is for checkpoints, and {path} has none; leave it out")
-    try:
+    with _needing_packages():
         from ronde.server.serving.exported import export as export_
         from ronde.server.serving.replica import Replica
         from ronde.server.serving.serve import source_of
-    except ImportError as error:
-        raise UsageError(
-            f"ronde export needs a package that is missing ({error}): pip install 'ronde[serve]'"
-        ) from None
     snapshot = Replica(source_of(path), version).snapshot
     folder = out if out is not None else path / f"export-{snapshot.version}"
-    try:
+    with writing_to(folder):
         export_(snapshot, folder, int8=rows == "int8")
+    rest = "" if snapshot.program is not None else f"; without a program: {snapshot.no_program}"
+    say(f"version {snapshot.version} is in {folder}{rest}")
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Raise `UsageError` in the place of an `OSError`: `folder` cannot be written."""
+    try:
+        yield
     except OSError as error:
         raise UsageError(
             f"{folder} cannot be written ({error.strerror or error}); choose another folder by --out DIR"
         ) from None
-    rest = "" if snapshot.program is not None else f"; without a program: {snapshot.no_program}"
-    say(f"version {snapshot.version} is in {folder}{rest}")
+
+
+@contextmanager
+def _needing_packages() -> Iterator[None]:
+    """Raise `UsageError` in the place of an `ImportError`."""
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(
+            f"ronde export needs a package that is missing ({error}): pip install 'ronde[serve]'"
+        ) from None
 
 
 def _is_of_checkpoints(path: Path) -> bool:
@@ -90,14 +106,6 @@ def _export_checkpoint(path: Path, out: Path | None, rows: str, version: int | N
 
     place, state = find_checkpoint(path, say)
     folder = out if out is not None else place.parent / f"export-{int(place.name.removeprefix('step-'))}"
-    try:
+    with _needing_packages(), writing_to(folder):
         names = export_models(place, state, folder, cast(Any, to))
-    except ImportError as error:
-        raise UsageError(
-            f"ronde export needs a package that is missing ({error}): pip install 'ronde[serve]'"
-        ) from None
-    except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be written ({error.strerror or error}); choose another folder by --out DIR"
-        ) from None
     say(f"{', '.join(names)} of {place.name} {SAID[cast(Any, to)]} in {folder}")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ronde.cli.export import writing_to
 from ronde.cluster.linux import check_linux
-from ronde.errors import UsageError
 from ronde.launch.announce import say
 
 __all__ = ["import_weights"]
@@ -40,10 +40,6 @@ def import_weights(
     from ronde.checkpoint.weights import copy_with_weights
 
     place, _ = find_checkpoint(checkpoint, say)
-    try:
+    with writing_to(out):
         copy_with_weights(place, model, weights, out)
-    except OSError as error:
-        raise UsageError(
-            f"{out} cannot be written ({error.strerror or error}); choose another folder by --out DIR"
-        ) from None
     say(f"{place.name} with the weights of {weights} is in {out}; go on by --checkpoint {out} --resume")

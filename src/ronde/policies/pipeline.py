@@ -37,17 +37,24 @@ def stage_of(tensor: torch.Tensor, known: Partition, ranks: int = 1) -> int | No
 
 
 def pipeline_specs(
-    stages: Stages, count: int, ranks: int = 1, cuts: Mapping[int, DimCut] | None = None
+    stages: Stages,
+    count: int,
+    known: Partition,
+    ranks: int = 1,
+    cuts: Mapping[int, DimCut] | None = None,
 ) -> Iterator[tuple[torch.Tensor, ShardSpec | None]]:
-    """The spec of each parameter of a model; None for one that every rank has.
+    """The spec of each undecided parameter of a model; None for one that every rank has.
 
     Args:
         count: of stages.
+        known: the specs of parameters that are decided.
         ranks: of each stage.
         cuts: how the ranks of a stage cut parameters, by id; each has a copy of the others.
     """
     units = [each for unit in stages.units for each in unit.parameters]
     for tensor in [*units, *stages.shared]:
+        if known.is_decided(tensor):
+            continue
         stage = stages.stage_of(tensor)
         if stage is None or not _can_be_owned(tensor):
             yield tensor, None

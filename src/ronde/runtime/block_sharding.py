@@ -85,9 +85,7 @@ class BlockSharding(Sharding):
         self._rows, group = ranks.rows, ranks.group
         self._item = item
         # A group of its own, in which the model's cut values are whole: nothing of the batch is cut there.
-        context = Context(comm=group, adopt=lambda leaf: None)
-        context.weight, context.averages_leaves = 1, False
-        self._group = context
+        self._group = context = Context.within_rows(group)
         self._reducer: Reducer | None = None
         self._script: Context | None = None
         self._partition = partition

@@ -29,8 +29,7 @@ class ContextSharding(Sharding):
         super().__init__(plan, comm, note)
         self._state_ranks = Context(comm=comm, adopt=lambda leaf: None)
         # What a model computes of whole values all ranks of the group compute alike.
-        context = Context(comm=group, adopt=lambda leaf: None)
-        context.weight, context.averages_leaves = 1, False
+        context = Context.within_rows(group)
         self._sequences = Sequences(context, plan.item("context"))
         self.run_on = self._sequences.run_on
         self.way = self._sequences if plan.compute.micro_batches == 1 else None

@@ -62,8 +62,7 @@ class StageSharding(BlockSharding):
         self._uncut = UncutModels(plan.item("tensor"))
         self._stand_ins: StandIns | None = None
         if tensor is not None:
-            context = Context(comm=tensor, adopt=lambda leaf: None)
-            context.weight, context.averages_leaves = 1, False
+            context = Context.within_rows(tensor)
             self._stand_ins = StandIns(context, tensor_rules(), self._blocks, self._cut.latest)
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Stages] = weakref.WeakKeyDictionary()
         self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self)
@@ -79,12 +78,10 @@ class StageSharding(BlockSharding):
             found = placements(model, self._of_stage, self._override)
             self._uncut.tell(model, found)
             cuts = {id(each.parameter): each.cut for each in found if each.cut is not None}
-        stages = self._known[model] = stages_of(
-            model, self._stages.world_size, self._partition, self._of_stage
-        )
-        for tensor, spec in pipeline_specs(stages, self._stages.world_size, self._of_stage, cuts):
-            if not self._partition.is_decided(tensor):
-                self._partition.decide(tensor, spec)
+        stages = self._cut_into_stages(model)
+        count, known = self._stages.world_size, self._partition
+        for tensor, spec in pipeline_specs(stages, count, known, self._of_stage, cuts):
+            known.decide(tensor, spec)
         owned = [[each for each in unit.parameters if self._is_owned(each)] for unit in stages.units]
         return [members for unit in owned for members in by_kind(unit)]
 
@@ -137,10 +134,13 @@ class StageSharding(BlockSharding):
     def stages(self, module: torch.nn.Module) -> Stages:
         found = self._known.get(module)
         if found is None or not found.stands(module):
-            found = self._known[module] = stages_of(
-                module, self._stages.world_size, self._partition, self._of_stage
-            )
+            found = self._cut_into_stages(module)
         return found
+
+    def _cut_into_stages(self, model: torch.nn.Module) -> Stages:
+        stages = stages_of(model, self._stages.world_size, self._partition, self._of_stage)
+        self._known[model] = stages
+        return stages
 
     def leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
         block = self._blocks.block(parameter)

@@ -119,7 +119,7 @@ class OptimizerShards:
     def part(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """This rank's elements of a parameter in shards, flat or rows [n, dim]; None for a whole one."""
         shard = None if self._parameters is None else self._parameters.own(tensor)
-        spec = self._partition.spec(tensor)
+        spec = None if shard is None else self._partition.spec(tensor)
         if shard is None or spec is None or self._parameters is None:
             return shard
         own = shard[within(spec[self._rank], self._parameters.span(tensor))]
@@ -136,10 +136,11 @@ class OptimizerShards:
             return False
         if self._gradients is not None and tensor in self._gradients:
             return True
-        gradient, spec = tensor.grad, self._partition.spec(tensor)
-        if gradient is None or (spec is not None and spec.row is not None):
+        gradient = tensor.grad
+        if gradient is None or (gradient.layout is torch.strided and gradient.dtype is tensor.dtype):
             return True
-        return gradient.layout is torch.strided and gradient.dtype is tensor.dtype
+        spec = self._partition.spec(tensor)
+        return spec is not None and spec.row is not None
 
     def stands(self, tensor: torch.Tensor, spec: ShardSpec) -> bool:
         """Whether an update that was cut by this spec can still be."""
@@ -150,8 +151,9 @@ class OptimizerShards:
         if self._gradients is not None:
             self._gradients.agree(tensor, spec)
 
-    def gradient_beside(self, tensor: torch.Tensor, own: Span) -> list[torch.Tensor]:
-        """This rank's elements of the gradient before and behind its own."""
+    def gradient_beside(self, tensor: torch.Tensor, spec: ShardSpec) -> list[torch.Tensor]:
+        """The elements of the gradient on this rank before and behind those of its update."""
+        own = spec[self._rank] or (0, 0)
         found = None if self._gradients is None else self._gradients.held(tensor)
         if found is not None:
             if found.part is None or found.part.layout is not torch.strided:
@@ -166,17 +168,16 @@ class OptimizerShards:
             return [gradient]  # `own_gradient` gives a copy
         return [elements[: own[0]], elements[own[1] :]]
 
-    def own_gradient(self, tensor: torch.Tensor, own: Span) -> torch.Tensor:
-        """This rank's elements of the gradient that a parameter has."""
+    def own_gradient(self, tensor: torch.Tensor, spec: ShardSpec) -> torch.Tensor:
+        """The elements of the gradient of a parameter that this rank's update by a spec needs."""
         found = None if self._gradients is None else self._gradients.held(tensor)
-        spec = self._partition.spec(tensor)
-        row = None if spec is None else spec.row
+        own = spec[self._rank] or (0, 0)
         if found is not None and found.part is not None:
-            return found.part if row is not None else found.part[within(own, found.span)]
+            return found.part if spec.row is not None else found.part[within(own, found.span)]
         gradient = tensor.grad
         assert gradient is not None
-        if row is not None:
-            return cut_rows(gradient, own[0] // row, own[1] // row)
+        if spec.row is not None:
+            return cut_rows(gradient, own[0] // spec.row, own[1] // spec.row)
         return flat_like(gradient, tensor)[slice(*own)]
 
     def begin_update(self) -> None:

@@ -141,10 +141,10 @@ class ShardedUpdate:
         try:
             with (
                 options_on_host(optimizer) if self._held.home.on_host else nullcontext(),
-                _own_parts(optimizer, state, pieces, self._held, self._context.rank),
+                _own_parts(optimizer, state, pieces, self._held),
             ):
                 plain(optimizer)
-            _unscale_others(optimizer, pieces, self._held, self._context.rank)
+            _unscale_others(optimizer, pieces, self._held)
         finally:
             vars(optimizer)["state"] = state
         state.share(pieces)
@@ -172,7 +172,7 @@ class ShardedUpdate:
 
 @contextmanager
 def _own_parts(
-    optimizer: Any, state: CutState, pieces: Sequence[Piece], held: OptimizerShards, rank: int
+    optimizer: Any, state: CutState, pieces: Sequence[Piece], held: OptimizerShards
 ) -> Iterator[None]:
     """Inside, groups hold this rank's parts of what has a gradient, with that part of it; both at home."""
     home = held.home
@@ -180,7 +180,7 @@ def _own_parts(
     elements: list[Any] = [piece.elements for piece in mine]
     own: list[Any] = [piece.own for piece in mine]
     with DisableTorchFunction():  # what only some ranks do must not gather anything
-        gradients = [held.own_gradient(piece.tensor, piece.spec[rank] or (0, 0)) for piece in mine]
+        gradients = [held.own_gradient(piece.tensor, piece.spec) for piece in mine]
         theirs = [home.lodge(gradient) for gradient in gradients]
         # Each time: a script writes to parameters by ways that no version tells of.
         home.down([*own, *theirs], [*elements, *gradients])
@@ -201,7 +201,7 @@ def _own_parts(
         home.up(gradients, theirs)
 
 
-def _unscale_others(optimizer: Any, pieces: Sequence[Piece], held: OptimizerShards, rank: int) -> None:
+def _unscale_others(optimizer: Any, pieces: Sequence[Piece], held: OptimizerShards) -> None:
     """A fused step takes GradScaler's scale off the gradients in place: do so in others' parts too."""
     scale = getattr(optimizer, "grad_scale", None)
     if scale is None:
@@ -209,7 +209,7 @@ def _unscale_others(optimizer: Any, pieces: Sequence[Piece], held: OptimizerShar
     divisor = torch.where(optimizer.found_inf > 0, torch.ones_like(scale), scale)
     with DisableTorchFunction():
         for piece in pieces:
-            for each in held.gradient_beside(piece.tensor, piece.spec[rank] or (0, 0)):
+            for each in held.gradient_beside(piece.tensor, piece.spec):
                 each.div_(divisor)
 
 

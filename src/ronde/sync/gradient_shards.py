@@ -28,6 +28,10 @@ class Spans(Protocol):
 
     def __iter__(self) -> Iterator[Span | None]: ...
 
+    def is_first(self, rank: int) -> bool:
+        """Whether no earlier rank has the same elements as this one."""
+        ...
+
 
 class Wait(Protocol):
     """Something under way."""
@@ -197,8 +201,7 @@ class GradientShards(ABC):
     def counted(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """As `parts`, less those of which an earlier rank has a copy: ranks together have each once."""
         found = [each for tensor in tensors if (each := self.held(tensor)) is not None]
-        first = [each for each in found if list(each.spans).index(each.spans[each.owner]) == each.owner]
-        return [each.part for each in first if each.part is not None]
+        return [each.part for each in found if each.part is not None and each.spans.is_first(each.owner)]
 
     @final
     def kinds(self, tensors: Iterable[torch.Tensor]) -> set[tuple[torch.dtype, torch.device]]:

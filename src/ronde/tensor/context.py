@@ -102,6 +102,13 @@ class Context:
         self._reader: Callable[[], threading.Thread | None] = lambda: None
         _contexts.add(self)
 
+    @classmethod
+    def within_rows(cls, comm: Comm) -> Context:
+        """Ranks that compute on the same rows: what they have whole is alike, and so are its gradients."""
+        context = cls(comm=comm, adopt=lambda leaf: None)
+        context.weight, context.averages_leaves = 1, False
+        return context
+
     @property
     def gradient_factor(self) -> int:
         """How many times the true one the local gradient of a shard is; see `loss_scale`."""
