@@ -14,6 +14,7 @@ import torch
 
 from ronde.checkpoint.export import find_checkpoint
 from ronde.testing import forked
+from tools.scripts import MODELS
 
 # Gradients are there where a checkpoint is cut, as they are set to zero behind the forward.
 SCRIPT = """
@@ -48,36 +49,6 @@ TRANSFORMER = """
     layers = [nn.TransformerEncoderLayer(16, 4, 24, 0.1, batch_first=True) for _ in range(2)]
     model = nn.Sequential(nn.Linear(6, 16), *layers, nn.Linear(16, 1))
 """
-ATTENTION = """
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.outer = nn.Linear(6, 48), nn.Linear(16, 1)
-
-        def forward(self, x):
-            q, k, v = self.inner(x).chunk(3, -1)
-            return self.outer(nn.functional.scaled_dot_product_attention(q, k, v))
-
-    model = Attention()
-"""
-MIXTURE = """
-    class Mixture(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate = nn.Linear(6, 4)
-            self.experts = nn.ModuleList(nn.Linear(6, 1) for _ in range(4))
-
-        def forward(self, x):
-            tokens = x.reshape(-1, 6)
-            weights, chosen = self.gate(tokens).softmax(-1).max(-1)
-            out = tokens.new_zeros(len(tokens), 1)
-            for number, expert in enumerate(self.experts):
-                of = (chosen == number).nonzero().flatten()
-                out.index_add_(0, of, expert(tokens[of]) * weights[of, None])
-            return out.view(*x.shape[:2], 1)
-
-    model = Mixture()
-"""
 # A loss that is no mean over rows: what micro-batches count is found by another try.
 STEPS = """
     import sys, torch, ronde
@@ -104,8 +75,8 @@ CHAINS = [
             (TRANSFORMER, [(2, "pipeline=2"), (1, "ddp"), (2, "pipeline=2,micro-batches=2")]),
             (TRANSFORMER, [(4, "data=2,tensor=2,zero1"), (2, "pipeline=2"), (4, "data=2,pipeline=2")]),
             (TRANSFORMER, [(2, "zero2"), (2, "tensor=2"), (2, "zero1"), (2, "central")]),
-            (ATTENTION, [(2, "context=2"), (2, "zero2"), (4, "data=2,context=2")]),
-            (MIXTURE, [(2, "expert=2"), (2, "ddp"), (4, "expert=4"), (2, "zero3")]),
+            (MODELS["attention"], [(2, "context=2"), (2, "zero2"), (4, "data=2,context=2")]),
+            (MODELS["mixture"], [(2, "expert=2"), (2, "ddp"), (4, "expert=4"), (2, "zero3")]),
         ]
     ),
 ]

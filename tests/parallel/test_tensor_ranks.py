@@ -154,15 +154,22 @@ def test_a_rank_keeps_its_part_only(two: Ranks):
         assert whole == 4 * biases[1]  # between uses the others have no elements
 
 
+def stepped_often(steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Two matrices after some steps with momentum."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(steps):
+        model(torch.randn(8, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
 def elements_of_state(rank: Rank, plan: str) -> int:
     """Of momentum on this rank."""
     with rank.session(plan):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for _ in range(2):
-            model(torch.randn(8, 64)).sum().backward()
-            optimizer.step()
+        _, optimizer = stepped_often(2)
         local = vars(optimizer)["state"].local
         return sum(entry["momentum_buffer"].numel() for entry in local.values())
 
@@ -180,13 +187,7 @@ def test_ranks_with_the_same_blocks_share_an_optimizers_state(four: Ranks, plan:
 def bytes_between_steps(rank: Rank, plan: str) -> int:
     """Of parameters, gradients and momentum on this rank, behind backward."""
     with rank.session(plan) as session:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for _ in range(4):
-            model(torch.randn(8, 64)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        model, optimizer = stepped_often(4)
         model(torch.randn(8, 64)).sum().backward()
         held = list[torch.Tensor]()
         for parameter in model.parameters():

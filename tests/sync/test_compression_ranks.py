@@ -211,16 +211,20 @@ def test_a_gradient_that_some_ranks_do_not_compute_counts_as_nought(ranks: Ranks
             assert all(value == pytest.approx(1.5, rel=1e-6) for step in found for value in step[0])
 
 
+def _train(rank: Rank, session: Any, model: nn.Module, optimizer: Any, *, steps: int) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        with session.context.enter(Region.SHARDED, 2):
+            gradients(model, rank.rank, step)
+        optimizer.step()
+
+
 def _held_over_a_pause(rank: Rank, plan: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is held before and after a step in which nothing of the model has a gradient."""
     with rank.session(plan) as session:
         model = net()
         optimizer = _sgd(model)
-        for step in range(3):
-            optimizer.zero_grad()
-            with session.context.enter(Region.SHARDED, 2):
-                gradients(model, rank.rank, step)
-            optimizer.step()
+        _train(rank, session, model, optimizer, steps=3)
         before = session.compression.state_dict()["held"]
         torch.zeros((), requires_grad=True).backward()
         return before, session.compression.state_dict()["held"]
@@ -238,12 +242,7 @@ def _with_optimizer(rank: Rank, late: bool) -> torch.Tensor:
         model = net()
         for value in model.parameters() if late else ():
             session.reducer.adopt(value)
-        optimizer = _sgd(model)
-        for step in range(4):
-            optimizer.zero_grad()
-            with session.context.enter(Region.SHARDED, 2):
-                gradients(model, rank.rank, step)
-            optimizer.step()
+        _train(rank, session, model, _sgd(model), steps=4)
         return _flat(model)
 
 

@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.distributed.tensor.parallel.style import ParallelStyle
+from with_ddp import global_mean
 
 
 class ByHeads(nn.Module):
@@ -67,27 +68,42 @@ def cut(model, mesh):
     return model
 
 
-def main():
+def over_all_ranks(model):
+    return cut(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def whole_mean(loss):
+    return global_mean(loss.full_tensor() if isinstance(loss, DTensor) else loss)
+
+
+def train(distributed, *, same_rows=None):
+    """The whole script.
+
+    `distributed(model)` gives the model as ranks have it. `same_rows` neighbours have the same rows of each
+    batch; all ranks by default.
+    """
     shared_memory_group.register()
     dist.init_process_group(shared_memory_group.NAME)
-    ranks = dist.get_world_size()
-    args = arguments(ranks=ranks)
+    same_rows = same_rows or dist.get_world_size()
+    slices, rank = dist.get_world_size() // same_rows, dist.get_rank()
+    args = arguments(ranks=slices)
     workload = args.workload
     torch.manual_seed(0)
     data = workload.data(args.samples)
-    model = cut(workload.model(), init_device_mesh("cpu", (ranks,)))
+    model = distributed(workload.model())
     optimizer = workload.optimizer(model.parameters())
     stopwatch = Stopwatch(
         args.warm_up,
-        speaks=dist.get_rank() == 0,
-        mean=lambda loss: (loss.full_tensor() if isinstance(loss, DTensor) else loss).item(),
+        speaks=rank == 0,
+        mean=whole_mean,
         log_every=None,
         reads_loss=False,
         trajectory=args.trajectory,
     )
+    own = rank // same_rows
     for inputs, targets in batches(data, args):
         with loss_parallel():
-            loss = workload.loss(model(inputs), targets)
+            loss = workload.loss(model(inputs.chunk(slices)[own]), targets.chunk(slices)[own])
             optimizer.zero_grad()
             loss.backward()
         optimizer.step()
@@ -97,4 +113,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    train(over_all_ranks)
