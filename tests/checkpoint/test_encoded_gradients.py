@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ronde.runtime.checkpointing.own_state import has_place
+from ronde.runtime.checkpointing.rank_state import has_place
 from ronde.sync.compression.protocol import Compression
 from ronde.testing import forked
 

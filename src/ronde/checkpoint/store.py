@@ -180,7 +180,7 @@ def _head(path: Path) -> bytes:
 
 
 def read_journal(place: Path, manifest: Manifest) -> bytes:
-    """What of the journal belongs to a checkpoint.
+    """Return the part of the journal that belongs to a checkpoint.
 
     Raises:
         OSError, ValueError, JournalError: it is damaged.

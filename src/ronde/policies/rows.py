@@ -1,4 +1,4 @@
-"""Contiguous ranges of whole rows of a matrix for each rank, as recommenders cut embeddings."""
+"""Contiguous rows of a matrix for each rank, as recommenders cut embeddings."""
 
 from __future__ import annotations
 

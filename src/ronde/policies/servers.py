@@ -15,7 +15,7 @@ __all__ = ["over_servers"]
 
 
 def over_servers(servers: int) -> Partition:
-    """Equal runs of elements on each server, and none on the rank, which stands last.
+    """Cut tensors into equal runs for servers; the rank stands last, without elements.
 
     Keys count the tensors in the order in which they come, the same on all ranks.
     """

@@ -36,7 +36,7 @@ Runs = Callable[[Sequence[int], int], list[tuple[Span | None, ...]]]
 
 
 def divided(runs: Runs, ranks: int) -> Partition:
-    """Cut what comes together by `runs`."""
+    """Cut tensors that come together by `runs`."""
 
     def split(members: Sequence[torch.Tensor]) -> list[ShardSpec]:
         return [ShardSpec(spans) for spans in runs([each.numel() for each in members], ranks)]
@@ -60,7 +60,7 @@ class Place:
 
 
 def zero_within(blocks: Partition, whole: Partition, places: Sequence[Place], runs: Runs) -> Partition:
-    """Cut each block of a tensor once more, over the ranks that have the same.
+    """Cut each block of a tensor once more, over its replicas.
 
     Args:
         blocks: the blocks of tensors, by `Place.block`.

@@ -56,7 +56,7 @@ class BlockRanks:
 
     @property
     def replicas(self) -> list[int]:
-        """The ranks that have the same blocks as this one, in the order of their group."""
+        """The replicas of this rank's blocks, in the order of their group."""
         block = self.places[self.everybody.rank].block
         same = [rank for rank, place in enumerate(self.places) if place.block == block]
         return sorted(same, key=lambda rank: self.places[rank].replica)
@@ -166,7 +166,9 @@ class BlockSharding(Sharding):
         reducer.encoded = self._encoded
 
     def _encoded(self) -> Collection[int] | None:
-        """Elements that several ranks of a model have would be encoded beside other blocks on each."""
+        """Return ids of the leaves whose gradients may be encoded.
+
+        Copies would drift apart: each rank encodes them beside other blocks."""
         return {id(block.leaf) for block in self._blocks.blocks if not block.spec.has_copies}
 
     def held(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -259,7 +261,7 @@ class BlockSharding(Sharding):
         return block
 
     def _divide(self, module: torch.nn.Module, new: Mapping[int, Block]) -> None:
-        """Cut new blocks over their replicas, those that are used together as one unit. A collective."""
+        """Cut new blocks over their replicas, unit by unit. A collective."""
         replicas = self._ranks.replicas
         for unit in find_units(module):
             known = [each for each in unit if id(each) in new]

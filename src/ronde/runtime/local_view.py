@@ -1,4 +1,4 @@
-"""A rank, or a replica of a cut model, that trains by itself and shares parameters with others.
+"""Ranks or replicas of a cut model that train by themselves, and average parameters.
 
 What the script reads is this rank's own: its slice of every batch, its loss, its parameters. Rank 0 alone
 prints and changes files. On parameter servers ranks do not wait for one another; among ranks they meet to
@@ -119,7 +119,7 @@ class LocalView:
         self.files.install()
 
     def _average_blocks(self, protocol: Averaging) -> None:
-        """Ranks with the same blocks average these, all ranks of a replica at the same steps."""
+        """Average blocks among their replicas, at the same steps on all ranks."""
         if self.replica is not None:
             protocol.held, everybody = self.replica.held, self.replica.everybody
             protocol.agreed = lambda yes: everybody.votes([not yes]) == [0]

@@ -41,7 +41,7 @@ class Replica:
 
     @property
     def inside(self) -> RankConfig:
-        """This rank among those of the replica."""
+        """The configuration of this rank within the replica."""
         first = self.config.rank - self.config.local_rank
         here = [rank for rank in self.ranks if first <= rank < first + self.config.local_world_size]
         return dataclasses.replace(
@@ -55,6 +55,6 @@ class Replica:
         )
 
     def plan_inside(self, plan: Plan) -> Plan:
-        """What the ranks of the replica do together."""
+        """The plan that the ranks of the replica carry out together."""
         mesh = dataclasses.replace(plan.mesh, data=1)
         return dataclasses.replace(plan, mesh=mesh, communication=Communication(), update=Update())

@@ -388,13 +388,13 @@ class Session:
         self.files.install()
 
     def install_replica(self) -> None:
-        """All of it but files, and what is of all ranks of a host."""
+        """Install the boundary for a replica: without files, console and signals."""
         self.install_boundary()
         self._circumstances.install(self.patches)
         self._started.install(self.patches)
 
     def held(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What this rank has of these parameters."""
+        """This rank's parts of these parameters."""
         return self._sharding.held(parameters)
 
     def install_boundary(self) -> None:

@@ -189,11 +189,11 @@ class Sharding:
             yield
 
     def held(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What this rank has of these parameters, as it is now."""
+        """This rank's parts of these parameters, as they are now."""
         return parameters
 
     def parameters_of_leaves(self) -> dict[int, int]:
-        """By id of a leaf that stands for a block of a parameter, the id of the parameter."""
+        """Map the id of each block's leaf to the id of its parameter."""
         return {}
 
     @property
@@ -203,7 +203,7 @@ class Sharding:
 
     @property
     def _sharded(self) -> list[ShardedParameters]:
-        """What has parameters in parts."""
+        """All stores of sharded parameters."""
         return [each for each in (self._parameters, self._leaves) if each is not None]
 
     @property

@@ -1,4 +1,4 @@
-"""Gradients of parameters of which each rank of a group has a block, and computes its gradient itself.
+"""Gradients of blocks: each rank computes those of its own block.
 
 A block is a leaf of its own: its gradient accumulates by autograd's rules, is averaged over the ranks that
 have the same block as any other leaf's, and is what `Tensor.grad` of the parameter is made of when a script
@@ -46,7 +46,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scattered:
-    """Gradients of blocks that are cut once more, over the replicas of each (ZeRO-2 in a block).
+    """Gradients of blocks, cut once more over replicas (ZeRO-2 in a block).
 
     Attributes:
         gradients: by block, and by whole parameter, this rank's elements of the mean over replicas.
@@ -61,7 +61,7 @@ class Scattered:
     blocks: Sequence[int]
 
     def with_replicas(self, spec: ShardSpec) -> ShardSpec:
-        """The elements that each of all ranks has, from those of each block."""
+        """Expand a spec by block to a spec by rank, replicas included."""
         return dataclasses.replace(spec, spans=tuple(spec[block] for block in self.blocks))
 
 

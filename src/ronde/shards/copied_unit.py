@@ -57,7 +57,7 @@ class CopiedMember(Member):
         return self._spec.own(self._base.view(self._kind[1]), self._rank)
 
     def begin_share(self) -> None:
-        """Ranks are about to put their shards into the whole, by way of `bytes` and `elements`."""
+        """Prepare `bytes` and `elements` for the shards of all ranks."""
         if self._spec.cut is not None:
             self._staged = torch.empty_like(self._base)
             self.bytes = self._bytes_of(self._staged)

@@ -85,7 +85,7 @@ class Piece:
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
     def flat_of(self, value: torch.Tensor) -> torch.Tensor:
-        """All elements of something of the parameter's shape, flat, in the order of the spec."""
+        """Flatten a value of the parameter's shape in the order of the spec."""
         if self.spec.cut is not None:
             return self.spec.cut.in_order(value.detach())
         return flat_like(value, self.tensor)

@@ -1,4 +1,4 @@
-"""A cut of a tensor along one of its dimensions, a block for each rank (Megatron-LM's column and row cuts).
+"""A cut of a tensor along one dimension, as Megatron-LM cuts columns and rows.
 
 A fused matrix, such as the one that makes queries, keys and values at once, is several matrices behind one
 another, and each rank has its block of each. So a rank's elements are no single run in memory. They are a run
@@ -37,7 +37,7 @@ class DimCut:
         return shape[self.dim] > 0 and shape[self.dim] % (self.ranks * self.fused) == 0
 
     def layout(self, shape: Sequence[int]) -> Layout:
-        """Where the blocks lie; a block is one row of the layout."""
+        """The layout of the blocks, one row each."""
         return Layout(
             self.dim, self.ranks, self.ranks, self.fused, shape[self.dim] // (self.ranks * self.fused)
         )
@@ -48,7 +48,7 @@ class DimCut:
         return block
 
     def spans(self, shape: Sequence[int]) -> list[tuple[int, int]]:
-        """The first element of each block, and the one behind its last, in the order of the cut."""
+        """The span of each block, in the order of the cut."""
         size = math.prod(shape) // self.ranks
         return [(rank * size, (rank + 1) * size) for rank in range(self.ranks)]
 

@@ -1,4 +1,4 @@
-"""Blocks of parameters that are cut once more, over the ranks that have the same block (ZeRO-3 in a block).
+"""Blocks of parameters, cut once more over their replicas (ZeRO-3 in a block).
 
 A parameter is in shards over all ranks, for the script; its block is in the same shards over the ranks that
 have it, for the model. So a model gathers blocks among replicas only. Parameters that are in no blocks are in

@@ -74,7 +74,7 @@ class Replicas:
 
 
 class OptimizerShards:
-    """A partition of optimizer steps, with the shards of parameters and gradients that it finds.
+    """A partition of optimizer steps, with shards of parameters and gradients.
 
     An update's elements lie within the shards that this rank has of parameter and gradient: they are the same
     under ZeRO, and a run of them where replicas of a block share its update.
@@ -185,7 +185,7 @@ class OptimizerShards:
             self._parameters.begin_update()
 
     def end_update(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Give replicas what this rank has updated of its shards. A collective."""
+        """Share the updated elements among replicas. A collective."""
         if self._parameters is None:
             return
         if self._replicas is not None:

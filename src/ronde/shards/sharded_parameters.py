@@ -99,7 +99,7 @@ class ShardedParameters:
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Around a forward, whose order of uses is learnt; what it gathers is let go of behind it."""
+        """Prefetch by the order of uses in a forward, and reshard behind it."""
         self._prefetch.begin()
         try:
             yield
@@ -210,7 +210,7 @@ class ShardedParameters:
         return None if found is None else found[0].part
 
     def span(self, tensor: torch.Tensor) -> Span:
-        """The first of this rank's elements of a parameter in parts, and the one behind the last."""
+        """The span of this rank's elements of a sharded parameter."""
         found = self._table.entry(tensor)
         return (0, 0) if found is None else found[0].own
 

@@ -1,4 +1,4 @@
-"""The one value that says which elements of a tensor each rank of a group has.
+"""The elements of a tensor that each rank of a group has, as one value.
 
 Every way of cutting is a run of elements for each rank: ZeRO's flat shards, the blocks of tensor
 parallelism, a parameter that one stage or one owner has, the rows of an embedding, the elements on a server,
@@ -112,7 +112,7 @@ def owned(owner: int, ranks: int, numel: int) -> ShardSpec:
 def blocks_of_stage(
     stage: int, stages: int, shape: Sequence[int], *, ranks: int = 1, cut: DimCut | None = None
 ) -> ShardSpec:
-    """The elements on the ranks of one pipeline stage, a block or a copy for each.
+    """A block or a copy for each rank of one pipeline stage.
 
     Args:
         ranks: of each stage; those of a stage follow one another in the group.
@@ -124,7 +124,7 @@ def blocks_of_stage(
 
 
 def within(inner: Span | None, outer: Span | None) -> slice:
-    """Where a run of elements lies in a longer run that contains it."""
+    """The place of a run of elements in a longer run."""
     if inner is None or outer is None:
         return slice(0, 0)
     return slice(inner[0] - outer[0], inner[1] - outer[0])

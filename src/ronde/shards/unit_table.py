@@ -123,7 +123,7 @@ class UnitTable:
                 yield unit
 
     def adopt(self, tensors: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Unit:
-        """Make a unit of tensors whose shards are there already; their memory is let go of.
+        """Make a unit of tensors with existing shards, and free the tensors' memory.
 
         Args:
             parts: this rank's elements of each, by the spec that the partition has for it.

@@ -95,7 +95,7 @@ class ReduceTarget(Protocol):
         ...
 
     def send_home(self, elements: torch.Tensor) -> torch.Tensor:
-        """Begin to move this rank's elements of a mean to where its shard may stay."""
+        """Begin to move this rank's elements of a mean to their home."""
         ...
 
     def wait_for_sent(self) -> None:
@@ -158,7 +158,7 @@ class GradientShards(ABC):
 
     @abstractmethod
     def agree(self, tensor: torch.Tensor, spans: Spans) -> None:
-        """Make a gradient whole whose shards an update by these spans cannot use. A collective."""
+        """Gather a gradient if an update by these spans cannot use its shards. A collective."""
 
     @abstractmethod
     def tell(self, census: Census) -> None:
@@ -205,14 +205,14 @@ class GradientShards(ABC):
 
     @final
     def kinds(self, tensors: Iterable[torch.Tensor]) -> set[tuple[torch.dtype, torch.device]]:
-        """Dtypes and devices of the gradients of these tensors in shards, as a script sees them."""
+        """Dtypes and devices of these tensors' sharded gradients, as a script sees them."""
         found = [self.held(tensor) for tensor in tensors]
         return {(held.leaf.dtype, held.leaf.device) for held in found if held is not None}
 
     @final
     @torch.no_grad()
     def zero(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Set the gradients of these tensors to zero, those elsewhere when they are whole here."""
+        """Set sharded gradients to zero; those on servers are gathered first."""
         for tensor in tensors:
             held = self.held(tensor)
             if held is None:

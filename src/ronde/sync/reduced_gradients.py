@@ -1,4 +1,4 @@
-"""Gradients whose means are scattered: each rank keeps the elements, or the rows, that it updates.
+"""Reduce-scattered gradients: each rank keeps the elements, or rows, that it updates.
 
 ZeRO stage 2 (Rajbhandari et al. 2020), and the sparse gradients of embeddings whose rows are spread.
 """
@@ -23,7 +23,7 @@ __all__ = ["ReducedGradients", "whole_everywhere"]
 
 @final
 class ReducedGradients(GradientShards):
-    """By leaf, the mean over ranks of this rank's run of elements of its gradient.
+    """By leaf, this rank's elements of the mean gradient.
 
     Shards of dense gradients are flat; those of sparse ones have this rank's rows, numbered from its first.
 
@@ -146,7 +146,7 @@ def _is_sparse(held: HeldGradient) -> bool:
 
 
 def whole_everywhere(gradients: GradientShards, held: Iterable[HeldGradient], comm: Comm) -> None:
-    """Make whole what every rank has a shard of. A collective.
+    """Gather gradients that are in shards on every rank. A collective.
 
     A tensor that is gone on one rank only waits for its collection on the others.
     """

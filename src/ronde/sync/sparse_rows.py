@@ -1,4 +1,4 @@
-"""Sparse gradients of weights whose rows are spread over ranks: exchanged, averaged, gathered and cut."""
+"""Sparse gradients of row-sharded weights: exchanged, averaged, gathered and cut."""
 
 from __future__ import annotations
 

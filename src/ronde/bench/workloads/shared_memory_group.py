@@ -1,4 +1,4 @@
-"""A torch process group over ronde's shared memory, with the collectives of the scripts by hand only.
+"""A torch process group over ronde's shared memory, for the scripts by hand.
 
 `parallelize_module` by hand and `tensor=N` then differ in what they compute and send, not in the transport.
 """

@@ -36,12 +36,12 @@ from ronde.launch.rank_config import RankConfig
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import ADD_PARAM_GROUP, BACKWARD, GRAD, MODULE_CALL, NEXT_BATCH
 from ronde.runtime.checkpointing.leaves import Leaves
-from ronde.runtime.checkpointing.own_state import OwnState, has_place
+from ronde.runtime.checkpointing.rank_state import RankState, has_place
 from ronde.runtime.checkpointing.recorder import Recorder
+from ronde.runtime.checkpointing.replay_output import ReplayOutput
 from ronde.runtime.checkpointing.replayer import Replayer
 from ronde.runtime.checkpointing.saver import Saver
 from ronde.runtime.checkpointing.scope import Scope
-from ronde.runtime.checkpointing.voice import Voice
 from ronde.tensor.global_tensor import GlobalTensor, materialize
 from ronde.tensor.tree import leaves
 
@@ -70,14 +70,14 @@ class Checkpoints:
         in_script: Callable[[], bool],
         files: ScriptFiles,
         has_gradient: Callable[[torch.Tensor], bool],
-        own: OwnState | None,
+        own: RankState | None,
         say: Callable[[str], Any],
         on_resumed: Callable[[int], object] = lambda step: None,
     ) -> None:
         self._on_resumed = on_resumed
         self._config, self._say, self._own = config, say, own
         self._in_script, self._files = in_script, files
-        self._voice = Voice(config, leads=comm.rank == 0)
+        self._output = ReplayOutput(config, leads=comm.rank == 0)
         self._reads = HostReads(self._read, self._shaped)
         for name in ("numpy", "tolist"):
             self._reads.hear_through(getattr(GlobalTensor, name), name)
@@ -90,7 +90,7 @@ class Checkpoints:
         self._replay_begun = perf_counter()
 
     def _open(self, comm: Comm, files: ScriptFiles, has_gradient: Callable[[torch.Tensor], bool]) -> None:
-        """Read what is resumed, on all ranks, and make what will save."""
+        """Read the checkpoint to resume on all ranks, and make recorder and saver."""
         config, leads = self._config, comm.rank == 0
         folder = Path(config.checkpoint)
         mirror = Mirror(config.checkpoint) if is_url(config.checkpoint) else None
@@ -102,7 +102,7 @@ class Checkpoints:
         digest = script_digest(config.script, module=config.module)
         self._journal, journal_bytes = Journal(), 0
         if config.resume and any(checkpoints_in(folder)):
-            manifest, state, entries = newest(folder, self._voice.tell)
+            manifest, state, entries = newest(folder, self._output.tell)
             self._journal, journal_bytes = Journal(entries), manifest.journal_bytes
             self._replayer = Replayer(self._journal, self._scope, self._leaves, manifest, state)
             self._tell_changes(manifest, digest)
@@ -112,19 +112,19 @@ class Checkpoints:
         store = Store(folder, keep=keep, journal_bytes=journal_bytes, mirror=mirror) if leads else None
         self._recorder = Recorder(self._journal, self._scope, self._leaves, has_gradient)
         self._saver = Saver(
-            config, comm, files, self._scope, self._voice,
+            config, comm, files, self._scope, self._output,
             store=store, own=self._own, described=partial(self._described, digest),
         )  # fmt: skip
         if self._replayer is not None:
             self._saver.resume(self._replayer.state["files"])
 
     def _check_own(self, manifest: Manifest, state: State) -> None:
-        """Say where what ranks had of their own has no place; refuse where it is no rank's."""
+        """Check that the state of each rank has a place in this run."""
         if not any(isinstance(each, torch.Tensor) for each in leaves(state.get("own", ()))):
             return
         config = self._config
         if self._own is None:
-            self._voice.tell(
+            self._output.tell(
                 f"what ranks held back of gradients under {manifest.plan} is dropped: {config.plan} holds "
                 "nothing back"
             )
@@ -136,7 +136,7 @@ class Checkpoints:
             )
 
     def _described(self, digest: str) -> tuple[Manifest, bytes]:
-        """A manifest but for step and boundary, and what is new in the journal as a block of its file."""
+        """Return a manifest without step and boundary, and the new block of the journal."""
         config = self._config
         entries, content = self._recorder.fresh()
         manifest = Manifest(
@@ -248,9 +248,9 @@ class Checkpoints:
         """The script begins."""
         self._runs_script = True
         if self._replayer is not None:
-            self._voice.silence()
+            self._output.silence()
         elif self._config.resume:
-            self._voice.say_begin()
+            self._output.say_begin()
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_termination)
 
@@ -269,13 +269,13 @@ class Checkpoints:
 
     def abandon(self) -> None:
         """The script has raised: what it says is for the user to read."""
-        self._voice.speak_again()
+        self._output.speak_again()
 
     def _on_termination(self, *_: Any) -> None:
         """The run is to end: it saves first, where its next step begins. A second signal does not wait."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not self._scope.begun or self._replayer is not None:
-            self._voice.tell(
+            self._output.tell(
                 "ended by SIGTERM before its first step, so nothing was saved"
                 if self._replayer is None
                 else "ended by SIGTERM on its way back to the checkpoint, which stays as it is"
@@ -286,7 +286,7 @@ class Checkpoints:
     # What the script does.
 
     def _is_part(self) -> bool:
-        """Whether what begins is not the script's, or a part of something that is one entry."""
+        """Whether the operation is ronde's own, or a part of a journal entry."""
         return self._scope.inside or not self._in_script()
 
     def _call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
@@ -310,7 +310,7 @@ class Checkpoints:
         return act() if self._is_part() else self._computed("shape", name, act)
 
     def agreed(self, name: str, act: Callable[[], Any]) -> Any:
-        """What ranks agree upon by `act`: a reading of the clock, a seed."""
+        """Record or recall a value that ranks agree upon: a time, a seed."""
         return self._way.agreed(name, act) if self._runs_script and not self._scope.inside else act()
 
     def _begin_if_new(self) -> None:
@@ -341,16 +341,16 @@ class Checkpoints:
         self._journal.begin_recording()
         self._replayer = None
         self._files.end_replay(state["sizes"])
-        self._voice.say_position()
-        self._voice.speak_again()
+        self._output.say_position()
+        self._output.speak_again()
         self._saver.saved = self._saver.steps
         self._leaves.forget_made()
         self._on_resumed(step)
         took = perf_counter() - self._replay_begun
-        self._voice.tell(f"resumed at step {step}, {took:.1f} s after the start")
+        self._output.tell(f"resumed at step {step}, {took:.1f} s after the start")
 
     def _mismatch(self, how: str) -> RondeError:
-        self._voice.speak_again()
+        self._output.speak_again()
         return RondeError(
             f"the script cannot be brought back to the checkpoint in {self._config.checkpoint}: {how}. It "
             f"must be the same script, and take the same course; see docs/checkpoints.md"
@@ -359,7 +359,7 @@ class Checkpoints:
     def _tell_changes(self, manifest: Manifest, digest: str) -> None:
         changes = changes_since(manifest, digest, self._config.arguments)
         if changes:
-            self._voice.tell(
+            self._output.tell(
                 f"since the checkpoint of step {manifest.step} the script has changed: "
                 f"{' and '.join(changes)}; the steps before it are not done again"
             )

@@ -1,4 +1,4 @@
-"""Leaves whose gradients a script may ask for, numbered in the order in which they came."""
+"""Leaves of autograd in a script, numbered in the order of their first use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Leaves:
                 self._add(value)
 
     def add_given(self, values: Iterable[Any]) -> None:
-        """Number the leaves among what a model is given."""
+        """Number the leaves among the inputs of a model."""
         for value in values:
             if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf:
                 self._add(value)

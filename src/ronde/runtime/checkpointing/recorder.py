@@ -1,4 +1,4 @@
-"""What a script does, as entries of a journal."""
+"""Records the operations of a script as entries of a journal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REAL = "computed"
 
 
 class Recorder:
-    """Does what the script asks, and records the answers.
+    """Carries operations of the script out, and records their results.
 
     Args:
         has_gradient: whether a leaf has a gradient, perhaps in parts, without gathering it.
@@ -89,7 +89,7 @@ class Recorder:
             return value
 
     def read(self, name: str, act: Callable[[], Any]) -> Any:
-        """What the script reads from a tensor."""
+        """Read from a tensor for the script, and record the value."""
         entry = self._journal.record("read", name)
         with self._scope.entry():
             entry.payload = act()
@@ -98,13 +98,13 @@ class Recorder:
         return value.copy() if hasattr(value, "copy") and not isinstance(value, (str, bytes)) else value
 
     def agreed(self, name: str, act: Callable[[], Any]) -> Any:
-        """What ranks agree upon: a reading of the clock, a seed."""
+        """Record a value that ranks agree upon: a time, a seed."""
         entry = self._journal.record("agreed", name)
         entry.payload = act()
         return entry.payload
 
     def fresh(self) -> tuple[int, bytes]:
-        """How many entries there are, and those since this was called last as a block of a journal's file."""
+        """Return the number of entries, and the new ones as a block of a file."""
         self._draws.settle()
         return len(self._journal), self._journal.fresh()
 

@@ -21,7 +21,7 @@ __all__ = ["Replayer"]
 
 
 class Replayer:
-    """Answers what the script asks as it was answered before.
+    """Returns the recorded result of each operation of the script.
 
     Args:
         manifest, state: of the checkpoint.
@@ -62,11 +62,11 @@ class Replayer:
             return build(outline)
 
     def read(self, name: str, act: Callable[[], Any]) -> Any:
-        """What the script reads from a tensor."""
+        """Recall a value that the script has read from a tensor."""
         return self._journal.take("read", name).payload
 
     def agreed(self, name: str, act: Callable[[], Any]) -> Any:
-        """What ranks agree upon: a reading of the clock, a seed."""
+        """Recall a value that ranks agreed upon: a time, a seed."""
         return self._journal.take("agreed", name).payload
 
     def has_come(self, boundary: str, steps: int) -> bool:

@@ -26,9 +26,9 @@ from ronde.errors import RondeError
 from ronde.files import ScriptFiles
 from ronde.launch.rank_config import RankConfig
 from ronde.rng.random_state import host_states
-from ronde.runtime.checkpointing.own_state import OwnState, gathered
+from ronde.runtime.checkpointing.rank_state import RankState, gathered
+from ronde.runtime.checkpointing.replay_output import ReplayOutput, flush_output
 from ronde.runtime.checkpointing.scope import Scope
-from ronde.runtime.checkpointing.voice import Voice, flush_output
 from ronde.tensor.global_tensor import materialize
 from ronde.trace.events import write_event
 
@@ -55,13 +55,13 @@ class Saver:
         comm: Comm,
         files: ScriptFiles,
         scope: Scope,
-        voice: Voice,
+        output: ReplayOutput,
         *,
         store: Store | None,
-        own: OwnState | None,
+        own: RankState | None,
         described: Callable[[], tuple[Manifest, bytes]],
     ) -> None:
-        self._config, self._comm, self._files, self._scope, self._voice = config, comm, files, scope, voice
+        self._config, self._comm, self._files, self._scope, self._output = config, comm, files, scope, output
         self._store, self._own, self._described = store, own, described
         self._leads = comm.rank == 0
         self._schedule = Schedule(Cadence(*config.checkpoint_every), self._sum, leads=self._leads)
@@ -85,7 +85,7 @@ class Saver:
         self._stepped.add(optimizer)
 
     def resume(self, files: Any) -> None:
-        """Go on from what an earlier run did with files."""
+        """Take over the history of files of an earlier run."""
         self._history.resume(files)
 
     def at_boundary(self, boundary: str, frame: Any) -> None:
@@ -117,7 +117,7 @@ class Saver:
         if self._writing is not None:
             self._writing.join()
         told = self._trouble and f"nothing was saved: {self._trouble}"
-        self._voice.tell(told or f"saved at step {self.steps}, as the run is to end; go on by --resume")
+        self._output.tell(told or f"saved at step {self.steps}, as the run is to end; go on by --resume")
         flush_output()
         self._comm.barrier()
         os.kill(os.getpid(), signal.SIGTERM)

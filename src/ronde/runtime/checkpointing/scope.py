@@ -1,4 +1,4 @@
-"""Whether what happens is an entry of the journal, or a part of one."""
+"""The extent of an entry of the journal: nothing inside is an entry itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Scope"]
 
 
 class Scope:
-    """Whether what happens is an entry of the journal, or a part of one.
+    """The extent of an entry of the journal: nothing inside is an entry itself.
 
     Args:
         reads: hears of what the script reads from tensors.

@@ -43,7 +43,7 @@ class Averaging:
         return self._steps.get(optimizer, 0)
 
     def members_of(self, optimizer: Any) -> list[torch.Tensor]:
-        """What this rank has of the parameters that are averaged."""
+        """This rank's parts of the averaged parameters."""
         return self.held(members_of(optimizer))
 
     def before_step(self, optimizer: Any) -> None:

@@ -146,7 +146,7 @@ class Compression:
         self._loaded = list(state["steps"][len(known) :])
 
     def load_states(self, states: Sequence[Mapping[str, Any]], rank: int, ranks: int) -> None:
-        """Take over what the `state_dict` of each rank gave, perhaps of another number of ranks.
+        """Load the `state_dict` of each rank, perhaps of another number of ranks.
 
         A gradient is the mean of what ranks send. So each rank of another number takes the mean of what all
         held back: together they hold back as much of the gradient as before.

@@ -1,4 +1,4 @@
-"""State that each rank has of its own, such as what encoding has lost of its gradients."""
+"""State that differs between ranks, such as residuals of encoded gradients."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ronde.comm.process_group import Comm
 from ronde.plan import Plan
 from ronde.tensor.tree import map_leaves
 
-__all__ = ["OwnState", "gathered", "has_place"]
+__all__ = ["RankState", "gathered", "has_place"]
 
 
-class OwnState(Protocol):
+class RankState(Protocol):
     """Something that has state of its own on each rank."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -23,12 +23,12 @@ class OwnState(Protocol):
         ...
 
     def load_states(self, states: Sequence[Mapping[str, Any]], rank: int, ranks: int) -> None:
-        """Take over what the `state_dict` of each rank gave, perhaps of another number of ranks."""
+        """Load the `state_dict` of each rank, perhaps of another number of ranks."""
         ...
 
 
 def has_place(before: str, ranks_before: int, now: str, ranks: int) -> bool:
-    """Whether ranks of a plan can take over what ranks of another one had.
+    """Whether the state of each rank fits the ranks of another plan.
 
     Each of as many ranks has its place, and where every rank has the whole model any may have anybody's.
     """

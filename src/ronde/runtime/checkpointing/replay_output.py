@@ -1,4 +1,4 @@
-"""What a user sees of a run that is saved or brought back: ronde's words, and not twice the script's."""
+"""Output of a run that is saved or replayed, with each line of the script once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.repeated_lines import count_lines, write_position
 
-__all__ = ["Voice", "flush_output"]
+__all__ = ["ReplayOutput", "flush_output"]
 
 
-class Voice:
+class ReplayOutput:
     """The output of one rank.
 
     Args:
@@ -39,7 +39,7 @@ class Voice:
             os.close(nowhere)
 
     def speak_again(self) -> None:
-        """Show what is printed from now on."""
+        """Show the script's output again."""
         if not self._kept:
             return
         flush_output()
@@ -72,6 +72,6 @@ class Voice:
 
 
 def flush_output() -> None:
-    """Hand over what Python holds of standard output and error."""
+    """Flush Python's standard output and error."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
