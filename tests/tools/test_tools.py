@@ -19,7 +19,7 @@ TABLE = table.read()
 # Runs that try many tools at once, and tools with processes of their own; `make soak` tries all.
 EVERY_DAY: dict[tuple[str, str], tuple[str, ...]] = {
     ("zero1", "bare"): tuple(TOGETHER),
-    ("pipeline=2", "loader"): ("--checkpoint", "--publish"),
+    ("pipeline=2", "loader"): ("--checkpoint", "--publish", "elastic"),
     ("geo", "loader"): ("several hosts", "verify"),
 }
 

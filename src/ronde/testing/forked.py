@@ -183,7 +183,8 @@ class _Forked:
                 descriptor = _number(given) if theirs[number] is None else theirs[number]
                 if descriptor is not None:
                     os.dup2(descriptor, number)
-            _close_all_but(pass_fds)  # nothing that lives on closes one of these again
+            _close_all_but(pass_fds)
+            gc.freeze()  # garbage of an earlier attempt must not close one of these numbers again
             if start_new_session:
                 os.setsid()
             preexec_fn()
