@@ -16,6 +16,7 @@ from torch import nn
 from ronde.errors import UsageError
 from ronde.shards.block_gradients import Block, BlockGradients
 from ronde.tensor.context import Context
+from ronde.tensor.edges import Gather
 from ronde.tensor.global_tensor import GlobalTensor, Rule, materialize, wrap
 from ronde.tensor.tree import map_leaves
 
@@ -91,6 +92,15 @@ class StandIns:
         """
         assert block.spec.cut is not None
         return wrap(self._context, leaf, block.spec.cut.layout(block.parameter.shape), self._rules)
+
+    def gathered(self, block: Block, part: torch.Tensor) -> Any:
+        """Gather blocks of all ranks, differentiably.
+
+        Args:
+            part: of the shape of this rank's block, which is cut along a dimension.
+        """
+        assert block.spec.cut is not None
+        return Gather.apply(part, self._context, block.spec.cut.layout(block.parameter.shape))
 
     def whole(self, output: Any) -> Any:
         """What leaves a model is whole on every rank of the group."""

@@ -16,7 +16,7 @@ from ronde.patching.patches import Patches
 from ronde.patching.stacks import BACKWARD
 from ronde.rowwise.verdict import MixesRows
 from ronde.runtime.memory.meter import MemoryMeter
-from ronde.runtime.sharding import Sharding
+from ronde.strategies.strategies import Strategies
 from ronde.sync.reducer import Reducer
 from ronde.tensor import loss_scale
 from ronde.tensor.context import Region
@@ -41,7 +41,7 @@ class Backward:
         self,
         calls: Calls,
         reducer: Reducer,
-        sharding: Sharding,
+        strategies: Strategies,
         memory: MemoryMeter,
         scaling: LossScaling | None,
         on_backward: Callable[[], None],
@@ -49,7 +49,7 @@ class Backward:
         self._on_backward = on_backward
         self._calls, self._context = calls, calls.context
         self._reducer = reducer
-        self._sharding = sharding
+        self._strategies = strategies
         self._memory = memory
         self._scaling = scaling
 
@@ -97,10 +97,10 @@ class Backward:
                 reduced = reducer.backward(
                     divided=context.world_size if divide else 1, graph=graph, casts=casts
                 )
-                with self._whole_leaves(leaves if lossy else []), self._sharding.backward(), reduced:
+                with self._whole_leaves(leaves if lossy else []), self._strategies.around_backward(), reduced:
                     work = functools.partial(plain, tensors, grad_tensors, *args, **kwargs)
                     if context.region is Region.SCRIPT:
-                        context.attempt(work, reducer.settle, sends=self._sharding.sends_gradients)
+                        context.attempt(work, reducer.settle, sends=self._strategies.sends_gradients)
                     else:
                         work()
             calls.tally.backward()
@@ -116,7 +116,7 @@ class Backward:
     def _whole_leaves(self, leaves: list[Reached]) -> AbstractContextManager[None]:
         if not leaves:
             return nullcontext()
-        own = self._sharding.parameters_of_leaves()
+        own = self._strategies.state.parameters_of_leaves()
         alike = [
             each.leaf for each in leaves if id(each.leaf) not in own and not self._reducer.averages(each.leaf)
         ]

@@ -9,11 +9,8 @@ from typing import Any
 
 import torch
 
-from ronde.modules.sharded_call import Way, at_once
 from ronde.parallel.compiling import Compile, require_compiler
 from ronde.parallel.loss_scaling import LossScaling
-from ronde.parallel.micro_batches import MicroBatches
-from ronde.parallel.pieces import RunOn, run_on
 from ronde.parallel.precision import NARROW, Precision, allow_tf32
 from ronde.parallel.recompute import Inside, Recompute
 from ronde.patching.patches import Patches
@@ -24,24 +21,12 @@ __all__ = [
     "cuts_batches",
     "install_alone",
     "install_around",
-    "install_inside",
     "loss_scaling",
     "needs_boundary",
-    "way",
+    "recompute",
 ]
 
 Note = Callable[[str], object]
-
-
-def way(plan: Plan, again: Callable[[], object], run: RunOn = run_on) -> Way:
-    """How a model's call on a rank's rows is carried out.
-
-    Args:
-        again: told whenever backward has computed a part of it again.
-        run: carries out a micro-batch.
-    """
-    pieces = plan.compute.micro_batches
-    return at_once if pieces == 1 else MicroBatches(pieces, again, run)
 
 
 def cuts_batches(plan: Plan, ranks: int) -> bool:
@@ -54,13 +39,9 @@ def needs_boundary(plan: Plan) -> bool:
     return cuts_batches(plan, 1) or plan.state.on(1).offloads_optimizer
 
 
-def install_inside(plan: Plan, patches: Patches, inside: Inside) -> Recompute | None:
-    """Install recomputation under the model edge, on this rank's rows; None where the plan has none."""
-    if plan.compute.recompute == "none":
-        return None
-    recompute = Recompute(plan.compute.recompute, inside)
-    recompute.install(patches)
-    return recompute
+def recompute(plan: Plan, inside: Inside) -> Recompute | None:
+    """What computes blocks of models again in backward; None where the plan keeps all activations."""
+    return None if plan.compute.recompute == "none" else Recompute(plan.compute.recompute, inside)
 
 
 def install_around(plan: Plan, patches: Patches, *, in_script: Callable[[], bool] | None, note: Note) -> None:
@@ -101,7 +82,9 @@ def loss_scaling(
 
 def install_alone(plan: Plan, patches: Patches, note: Note) -> None:
     """Put all of it into effect in a process that computes alone, without a boundary."""
-    install_inside(plan, patches, Inside(lambda: True, lambda: False, note))
+    again = recompute(plan, Inside(lambda: True, lambda: False, note))
+    if again is not None:
+        again.install(patches)
     install_around(plan, patches, in_script=None, note=note)
     scaling = loss_scaling(plan, lambda answer: answer)
     if scaling is not None:

@@ -121,7 +121,7 @@ class LocalView:
     def _average_blocks(self, protocol: Averaging) -> None:
         """Average blocks among their replicas, at the same steps on all ranks."""
         if self.replica is not None:
-            protocol.held, everybody = self.replica.held, self.replica.everybody
+            protocol.held, everybody = self.replica.state.own, self.replica.everybody
             protocol.agreed = lambda yes: everybody.votes([not yes]) == [0]
 
     def _install_servers(self, client: Client) -> None:

@@ -19,7 +19,7 @@ from ronde.patching.patches import Patches
 from ronde.patching.stacks import ADD_PARAM_GROUP
 from ronde.process.signals import HandledSignals
 from ronde.runtime.memory.meter import MemoryMeter
-from ronde.runtime.sharding import Sharding
+from ronde.strategies.strategies import Strategies
 from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Context
 from ronde.trace.step_clock import Part
@@ -35,14 +35,14 @@ class Optimizers:
         self,
         context: Context,
         reducer: Reducer,
-        sharding: Sharding,
+        strategies: Strategies,
         tally: Tally,
         memory: MemoryMeter,
         signals: HandledSignals,
     ) -> None:
         self._context = context
         self._reducer = reducer
-        self._sharding = sharding
+        self._strategies = strategies
         self._tally = tally
         self._memory = memory
         self._signals = signals
@@ -72,12 +72,12 @@ class Optimizers:
         before = clock.enter(Part.OWN) if clock.armed else None
         self._signals.before_step()
         self._reducer.adopt_all(optimizer)
-        self._sharding.before_step()
+        self._strategies.state.before_step()
         self._tally.begin_step()
         what = f"{type(optimizer).__name__}.step"
         if optimizer not in self._stepped:
             self._stepped.add(optimizer)
-            self._sharding.note_whole_state(optimizer)
+            self._strategies.before_first_step(optimizer)
             what += f" (the first; sum of all parameters {_sum_of_parameters(optimizer):.6g})"
         self._context.comm.mark(f"{what}{_rates(optimizer)}")
         if before is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,6 @@ from ronde.modules import (
 )
 from ronde.modules.calls import Calls
 from ronde.modules.model_edge import ModelEdge
-from ronde.modules.sharded_call import Way
 from ronde.parallel import one_pass
 from ronde.parallel.recompute import Inside
 from ronde.patching.patches import Patches
@@ -50,11 +49,12 @@ from ronde.runtime.backward import Backward
 from ronde.runtime.groups import join_group, join_some, listens_on, shares_memory, signal_board
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.optimizers import Optimizers
-from ronde.runtime.sharding import Sharding
 from ronde.runtime.shared_exceptions import SharedExceptions
 from ronde.runtime.traffic import GroupTraffic
 from ronde.runtime.type_questions import questions_of_script
 from ronde.runtime.uncut import why_uncut
+from ronde.strategies.assemble import Parts, assemble
+from ronde.strategies.strategies import Strategies
 from ronde.sync.finite import Watch
 from ronde.sync.reducer import Reducer
 from ronde.tensor import autograd, loss_scale, rules, tensor_class
@@ -67,16 +67,11 @@ from ronde.trace.tally import Tally
 from ronde.trace.temporary_folder import TemporaryFolders
 
 if TYPE_CHECKING:
-    from ronde.runtime.block_sharding import BlockRanks
     from ronde.runtime.checkpointing.checkpoints import Checkpoints
     from ronde.runtime.publishing import Publishing
     from ronde.runtime.replica import Replica
 
 __all__ = ["Session"]
-
-
-# Axes along which ranks have other blocks of models, and the same rows.
-_CUT_MODELS: tuple[Axis, ...] = ("pipeline", "tensor")
 
 
 class Session:
@@ -99,6 +94,7 @@ class Session:
         files: mediates files; `session.files.unmediated()` for ronde's own.
         memory: measures this rank's memory; what holds state elsewhere than in tensors is told to it.
         everybody: all ranks, in the order of the script; `context.comm` are those among whom batches are cut.
+        state: parameters, gradients and optimizer state in shards.
         retired: the script distributes its work itself, and ronde keeps out.
     """
 
@@ -132,34 +128,29 @@ class Session:
             rows = self._meet("rows", host, "data")
             reducer_comm = self._reducer_group(host)
         self._groups = list(dict.fromkeys([comm, reducer_comm, rows]))
-        # What the state axis keeps in parts decides where gradients go, so it is there before the reducer.
         self.client = servers.connect(config, plan)
-        self._sharding = self._shard(reducer_comm, host)
         clock = self.tally.clock
-        self.compression = compression.of_plan(plan, reducer_comm, self._sharding.parameters_of_leaves)
+        self.memory = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=True)
+        self.compression = compression.of_plan(plan, reducer_comm, self._parameters_of_leaves)
         self.reducer = Reducer(
             reducer_comm,
             plan.bucket_bytes,
-            self._sharding.gradients,
             clock,
-            rows=self._sharding.rows,
-            allocate=self._sharding.allocate,
-            compress=None if self.compression is None else self.compression.bucket,
+            None if self.compression is None else self.compression.bucket,
         )
         if self.tally.vitals is not None:
             self.reducer.on_first = Watch(self.tally.vitals.finite)
-        self._sharding.average_by(self.reducer)
         self.context = self._context(rows)
-        self._sharding.bind(self.context)
+        self._recompute = compute.recompute(plan, self._inside())
+        self._strategies = self._assembled(reducer_comm, host)
+        self.state = self._strategies.state
         data, pieces = plan.data, plan.compute.micro_batches
         self.calls = Calls(self.context, self.notes, self.tally, batch_dim=data.batch_dim, pieces=pieces)
         # Each stage of a pipeline has the keys of its own layers.
         self.calls.caches = self._mesh.degree("pipeline") == 1
-        self.memory = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=True)
-        self.memory.residents += [self.reducer, *self._sharding.residents]
-        self._scaling = compute.loss_scaling(
-            plan, self._any_rank, self._sharding.kept_gradients, self._sharding.parameters_of_leaves
-        )
+        self.memory.residents += [self.reducer, *self.state.residents]
+        shards = self.state.gradients[0] if self.state.gradients else None
+        self._scaling = compute.loss_scaling(plan, self._any_rank, shards, self.state.parameters_of_leaves)
         self.files = ScriptFiles(
             comm=comm,
             paths=self._paths,
@@ -183,13 +174,13 @@ class Session:
             self.calls,
             rules.table(),
             self._stream(),
-            self._way(),
-            self._sharding.calling,
-            outward=self._sharding.outward,
+            self._strategies.way,
+            self._strategies.around_call,
+            outward=self._strategies.outward,
             cuts=self._cuts_batches(),
-            sampled=plan.compute.recompute != "none" or self._sharding.way is not None,
+            sampled=plan.compute.recompute != "none" or self._strategies.cuts_calls,
         )
-        self._edge.spread = self._sharding.spread
+        self._edge.spread = self._strategies.spread
         self._publishing = self._published()
         self.checkpoints = self._saved()
         if config.world_size > 1 and config.device == "cpu":  # a CUDA device computes while the host goes on
@@ -197,9 +188,15 @@ class Session:
 
     def _context(self, rows: Comm) -> Context:
         context = Context(comm=rows, adopt=self.reducer.adopt, clock=self.tally.clock)
-        shared = SharedExceptions(self.everybody, self._groups, context, self._sharding.settle)
+        shared = SharedExceptions(self.everybody, self._groups, context, self._settle)
         context.attempt = shared.attempt
         return context
+
+    def _parameters_of_leaves(self) -> dict[int, int]:
+        return self.state.parameters_of_leaves()
+
+    def _settle(self) -> None:
+        self.state.settle()
 
     def _in_step(self) -> bool:
         """Whether the code that runs now is the script's, and run by all ranks together."""
@@ -224,7 +221,7 @@ class Session:
             comm=self.everybody,
             in_script=self._in_script,
             inside=lambda: self.context.enter(Region.REPLICATED),
-            gathered=self._sharding.gathered,
+            gathered=self.state.gathered,
             around=self.files.unmediated,
             say=self.notes.say,
         )
@@ -239,7 +236,7 @@ class Session:
             comm=self.everybody,
             in_script=self._in_script,
             files=self.files,
-            has_gradient=self._sharding.has_gradient,
+            has_gradient=self.state.has_gradient,
             own=self.compression,
             say=self.notes.say,
             on_resumed=self.tally.go_on_from,
@@ -258,7 +255,7 @@ class Session:
     def _cuts_batches(self) -> bool:
         """Whether calls of models are looked at for rows: not where all ranks have one device's."""
         degree = self._mesh.degree("data")
-        by_itself = self.config.world_size == 1 or self._sharding.way is not None
+        by_itself = self.config.world_size == 1 or self._strategies.cuts_calls
         return by_itself or compute.cuts_batches(self.plan, degree)
 
     def _meet(self, name: str, host: str | None, *axes: Axis) -> Comm:
@@ -289,65 +286,30 @@ class Session:
         for group in self._subgroups:
             group.close()
 
-    def _shard(self, comm: Comm, host: str | None) -> Sharding:
-        """What the mesh and the state axis keep in parts."""
-        if self.plan.for_ranks(self.config.world_size).mesh.expert > 1:
-            return self._spread_experts(comm, host)
-        if self._mesh.degree("context") > 1:
-            from ronde.runtime.context_sharding import ContextSharding
+    def _assembled(self, rows: Comm, host: str | None) -> Strategies:
+        def meet(name: str, members: Sequence[int]) -> Comm:
+            self._groups.append(self._meet_members(name, host, members))
+            return self._groups[-1]
 
-            sequences = self._meet("context", host, "context")
-            self._groups.append(sequences)
-            return ContextSharding(self.plan, comm, sequences, self.notes.say)
-        axes: list[Axis] = [axis for axis in _CUT_MODELS if self._mesh.degree(axis) > 1]
-        if not axes:
-            return Sharding(self.plan, comm, self.notes.say, self.client)
-        by_axis: dict[Axis, Comm] = {axis: self._meet(axis, host, axis) for axis in axes}
-        group = next(iter(by_axis.values())) if len(axes) == 1 else self._meet("blocks", host, *axes)
-        self._groups += dict.fromkeys([*by_axis.values(), group])
-        return self._shard_models(by_axis, self._block_ranks(axes, comm, group))
-
-    def _spread_experts(self, rows: Comm, host: str | None) -> Sharding:
-        """Experts over as many neighbours as `expert` says; other such groups have replicas of them."""
-        from ronde.policies.zero import Place
-        from ronde.runtime.block_sharding import BlockRanks
-        from ronde.runtime.expert_sharding import ExpertSharding
-
-        degree, ranks = self.plan.mesh.expert, self._mesh.members(self.config.rank, "data")
-        group, place = divmod(ranks.index(self.config.rank), degree)
-        experts = self._meet_members("expert", host, ranks[group * degree : (group + 1) * degree])
-        replicas = None
-        if len(ranks) > degree:
-            replicas = self._meet_members("replicas", host, ranks[place::degree])
-        self._groups += [each for each in (experts, replicas) if each is not None]
-        places = [Place(rank % degree, rank // degree, rank) for rank in range(len(ranks))]
-        known = BlockRanks(
-            rows=rows, group=experts, everybody=self.everybody, places=places, replica_group=replicas
+        parts = Parts(
+            plan=self.plan,
+            mesh=self._mesh,
+            everybody=self.everybody,
+            rows=rows,
+            meet=meet,
+            context=self.context,
+            reducer=self.reducer,
+            client=self.client,
+            recompute=self._recompute,
+            again=self.memory.computed_again,
+            note=self.notes.say,
         )
-        return ExpertSharding(self.plan, known, self.notes.say, replicas)
+        return assemble(parts)
 
-    def _shard_models(self, by_axis: Mapping[Axis, Comm], ranks: BlockRanks) -> Sharding:
-        """What the mesh cuts of models, whose groups along its axes are given."""
-        plan, say = self.plan, self.notes.say
-        if "pipeline" not in by_axis:
-            from ronde.runtime.tensor_sharding import TensorSharding
-
-            return TensorSharding(plan, ranks, say)
-        from ronde.runtime.stage_sharding import StageSharding
-
-        return StageSharding(plan, ranks, say, by_axis["pipeline"], by_axis.get("tensor"))
-
-    def _block_ranks(self, axes: Sequence[Axis], rows: Comm, group: Comm) -> BlockRanks:
-        from ronde.policies.zero import Place
-        from ronde.runtime.block_sharding import BlockRanks
-
-        mesh = self._mesh
-        places: list[Place] = []
-        for rank in range(mesh.ranks):
-            row = mesh.coordinate(rank, "data")
-            block = mesh.members(rank, *axes).index(rank)
-            places.append(Place(block, row, row))
-        return BlockRanks(rows=rows, group=group, everybody=self.everybody, places=places)
+    def _inside(self) -> Inside:
+        """Circumstances of a module that is called."""
+        again, draws = self.memory.computed_again, lambda: not self.calls.draws_nothing
+        return Inside(self._inside_model, self._in_script, self.notes.say, again, draws)
 
     def _stream(self) -> RankStream | None:
         device = torch.device("cuda", 0) if self.config.device == "cuda" else torch.device("cpu")
@@ -355,17 +317,13 @@ class Session:
             return None
         return RankStream(self._mesh.coordinate(self.config.rank, "data"), device, self.notes.say)
 
-    def _way(self) -> Way:
-        sharding = self._sharding
-        return sharding.way or compute.way(self.plan, self.memory.computed_again, sharding.run_on)
-
     def scheduled(
         self, model: torch.nn.Module, loss_fn: Callable[[Any, Any], torch.Tensor]
     ) -> Callable[[Any, Any, Any], torch.Tensor] | None:
         """Given arguments and a target, the loss, with forward and backward as the plan's schedule has them;
         None where the script's own calls have them so."""
         attempt = (lambda: lambda: None) if self.checkpoints is None else self.checkpoints.attempt
-        return self._sharding.scheduled(model, loss_fn, attempt)
+        return self._strategies.schedule(model, loss_fn, attempt)
 
     def _any_rank(self, answer: bool) -> bool:
         return self.everybody.votes([answer]) != [0]
@@ -393,10 +351,6 @@ class Session:
         self._circumstances.install(self.patches)
         self._started.install(self.patches)
 
-    def held(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """This rank's parts of these parameters."""
-        return self._sharding.held(parameters)
-
     def install_boundary(self) -> None:
         """All of it but what a script finds around it, and files.
 
@@ -423,7 +377,8 @@ class Session:
     def _install_modules(self) -> None:
         patches, context, say = self.patches, self.context, self.notes.say
         tables.install(patches, context.comm, self.plan, self.files.for_itself, self.client, say)
-        sparse_weights.install(patches, self.reducer.adopt_sparse, self._sharding.look_up)
+        rows = self._strategies.rows
+        sparse_weights.install(patches, self.reducer.adopt_sparse, None if rows is None else rows.look_up)
         batch_norm.install(patches, context)
         fast_path.install(patches, context, self.calls.pieces)
         recurrent.install(patches)
@@ -434,9 +389,8 @@ class Session:
         said = say if self._cuts_batches() else lambda note: None
         LoaderEdge(context, rules.table(), data, self.tally, said, unmediated).install(patches)
         # Under the model edge: what a plan does inside of a model is done on this rank's rows.
-        again, draws = self.memory.computed_again, lambda: not self.calls.draws_nothing
-        inside = Inside(self._inside_model, self._in_script, say, again, draws)
-        self._sharding.recompute = compute.install_inside(self.plan, patches, inside)
+        if self._recompute is not None:
+            self._recompute.install(patches)
         self.calls.on_evaluation = self._signals.before_evaluation
         self._edge.install(patches)
 
@@ -445,21 +399,23 @@ class Session:
         backward = Backward(
             self.calls,
             self.reducer,
-            self._sharding,
+            self._strategies,
             self.memory,
             self._scaling,
             self._signals.before_backward,
         )
         backward.install(patches)
         parameter_order.install(patches, self.everybody, context.on_main_thread, self._in_script)
-        optimizers = Optimizers(context, self.reducer, self._sharding, self.tally, self.memory, self._signals)
+        optimizers = Optimizers(
+            context, self.reducer, self._strategies, self.tally, self.memory, self._signals
+        )
         optimizers.install(patches)
         self._install_memory()
         one_pass.install(patches)
         if self.compression is not None:
             compression.install(patches, self.compression)
         # Over the optimizers: a step that is cut begins with parts that all ranks have.
-        self._sharding.install(patches, context)
+        self._strategies.install(patches)
         saved_gradients.install(patches, self.reducer.memory.holds)
         # Over the model edge: a model is compiled, or computes in fewer bits, whether it is cut or not.
         compute.install_around(self.plan, patches, in_script=self._in_script, note=self.notes.say)
@@ -477,12 +433,12 @@ class Session:
 
     def uninstall_boundary(self) -> None:
         """Take the patches back; what lies in parts stays so."""
-        self._sharding.uninstall()
+        self.state.uninstall()
         self.patches.restore()
 
     def deferred(self) -> AbstractContextManager[None]:
         """Inside, a model is cut as it is built, where the plan cuts parameters."""
-        return nullcontext() if self.retired else self._sharding.building()
+        return nullcontext() if self.retired else self.state.deferred()
 
     def adopt(self, thing: Any) -> None:
         """Take over a model, optimizer or loader that was made before the session.
@@ -509,7 +465,7 @@ class Session:
     def retire(self) -> None:
         """Take everything back; from here on the script is on its own."""
         self.retired = True
-        self._sharding.release()
+        self.state.release()
         self.files.uninstall()
         self._circumstances.uninstall()
         self._signals.uninstall()
@@ -528,9 +484,10 @@ class Session:
         self._edge.conclude()
         if self.client is not None:
             self.client.finish()
-        notes = [*self.notes, *self.files.notes, *self._sharding.notes()]
+        notes = [*self.notes, *self.files.notes, *self._strategies.notes()]
         notes += [group.note for group in self._groups[1:] if group.note]
-        spread = self._sharding.has_spread_rows
+        rows = self._strategies.rows
+        spread = rows is not None and rows.has_spread_rows
         unspread = tables.why_none_is_spread(self.plan, self.config.world_size, spread=spread)
         notes += [unspread] if unspread else []
         cuts = compute.cuts_batches(self.plan, self._mesh.degree("data"))

@@ -15,13 +15,11 @@ from ronde.patching.patches import Patches
 __all__ = ["install"]
 
 
-def install(
-    patches: Patches, adopt: Callable[[torch.Tensor], None], spread: Callable[[], RowLookup | None]
-) -> None:
+def install(patches: Patches, adopt: Callable[[torch.Tensor], None], spread: RowLookup | None) -> None:
     """Have `adopt` hear of the weight of each sparse `embedding` and `embedding_bag`.
 
     Args:
-        spread: looks up in weights whose rows are spread; None where no plan asks for any.
+        spread: looks up in weights whose rows are spread; None where the plan has none.
     """
     plain_embedding: Callable[..., Any] = F.embedding
     plain_bag: Callable[..., Any] = F.embedding_bag
@@ -41,7 +39,7 @@ def install(
         sparse: bool = False,
     ) -> Any:
         hear(weight, sparse)
-        rows = spread() if sparse and max_norm is None and not scale_grad_by_freq else None
+        rows = spread if sparse and max_norm is None and not scale_grad_by_freq else None
         if rows is not None and rows.takes(weight, input):
             return rows.embedding(input, weight, padding_idx)
         return plain_embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
@@ -61,7 +59,7 @@ def install(
         padding_idx: Any = None,
     ) -> Any:
         hear(weight, sparse)
-        rows = spread() if sparse and max_norm is None and not scale_grad_by_freq else None
+        rows = spread if sparse and max_norm is None and not scale_grad_by_freq else None
         if rows is not None and rows.takes_bag(weight, input, offsets, mode, per_sample_weights):
             return rows.bag(
                 input,

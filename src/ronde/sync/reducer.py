@@ -79,10 +79,7 @@ class Reducer:
     Args:
         comm: a group of the reducer's own.
         bucket_bytes: size of a bucket.
-        parts: where ranks keep parts of gradients; None where each has all of them.
         clock: is told, where it is armed, what runs.
-        allocate: makes the memory of buckets whose gradients every rank has; the group's own as a rule.
-        rows: where ranks keep gradients of rows that are spread over them; None where none are.
         compress: makes buckets whose gradients are encoded; None where all travel as they are.
 
     Attributes:
@@ -99,18 +96,15 @@ class Reducer:
         self,
         comm: Comm,
         bucket_bytes: int,
-        parts: ScatteredGradients | None = None,
         clock: StepClock | None = None,
-        allocate: Allocate | None = None,
-        rows: ReducedGradients | None = None,
         compress: Compress | None = None,
     ) -> None:
         self._comm = comm
         self._compress = compress
-        self._allocate = allocate or comm.allocate
+        self._allocate: Allocate = comm.allocate
         self._bucket_bytes = bucket_bytes
-        self._parts = parts
-        self._rows = rows
+        self._parts: ScatteredGradients | None = None
+        self._rows: ReducedGradients | None = None
         self._clock = clock or StepClock()
         self._groups: list[_Group] = [_Group()]
         self._optimizers: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
@@ -128,6 +122,27 @@ class Reducer:
         self._first: Callable[[torch.Tensor], object] | None = None
         # Held here, because a session replaces the method for scripts.
         self._register: Any = torch.Tensor.register_post_accumulate_grad_hook
+
+    def reduce_to(
+        self,
+        *,
+        shards: ScatteredGradients | None = None,
+        rows: ReducedGradients | None = None,
+        allocate: Allocate | None = None,
+    ) -> None:
+        """Reduce gradients elsewhere than to a copy on each rank; called before any leaf is adopted.
+
+        Args:
+            shards: takes shards of dense gradients.
+            rows: takes gradients of rows that are spread over ranks.
+            allocate: makes the memory of buckets whose gradients every rank has.
+        """
+        if shards is not None:
+            self._parts = shards
+        if rows is not None:
+            self._rows = rows
+        if allocate is not None:
+            self._allocate = allocate
 
     def adopt(self, tensor: torch.Tensor, optimizer: Any = None) -> None:
         """Reduce this leaf's gradient from now on; a second call changes nothing.

@@ -1,72 +1,83 @@
-"""`pipeline=N`: joins what cuts a model into stages, each on one rank or on the ranks of a tensor group."""
+"""`pipeline=N`: a model is cut into stages, each on one rank or on the ranks of a tensor group."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NoReturn
+from typing import Any, NoReturn, final
 
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.errors import UsageError
 from ronde.parallel.one_f_one_b import OneForwardOneBack
 from ronde.parallel.pipeline import Pipeline
+from ronde.parallel.pipeline_gradients import refuse_lone_gradients
 from ronde.parallel.pipeline_piece import UsedElsewhere
+from ronde.parallel.recompute import Recompute
 from ronde.parallel.stand_ins import StandIns
 from ronde.parallel.tensor_rules import tensor_rules
-from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
-from ronde.patching.stacks import BACKWARD, GRAD
 from ronde.plan import Plan
 from ronde.plan.cuts import cuts_by_pattern
 from ronde.policies.pipeline import pipeline_specs, refuse_sparse_gradients, stage_of, stages_of
 from ronde.policies.stages import Stages
 from ronde.policies.tensor_structure import placements
-from ronde.runtime.block_sharding import BlockRanks, BlockSharding
-from ronde.runtime.uncut_models import UncutModels
 from ronde.shards.dim_cut import DimCut
 from ronde.shards.partition import Partition, by_kind
+from ronde.strategies.blocks import BlockRanks, Cutting, ModelBlocks
+from ronde.strategies.strategy import Strategy
+from ronde.strategies.uncut_models import UncutModels
+from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Context, Region
 
-__all__ = ["StageSharding"]
+__all__ = ["PipelineStrategy"]
 
 
-class StageSharding(BlockSharding):
-    """What is cut on this rank.
+@final
+class PipelineStrategy(Strategy):
+    """Calls of models of which this rank has a stage, or blocks of one.
 
     Args:
+        ranks: `group` has all other blocks, of this stage and of others.
+        context: of the script.
         pipeline: the pipeline group, of the ranks that have the same blocks of other stages.
         tensor: the ranks that have other blocks of the same stage; None where a stage is one rank's.
+        recompute: computes units again in backward; None where all activations are kept.
 
     Attributes:
         pipeline: carries a model's call out.
     """
 
-    sends_gradients = True
-    # A stage uses them when no other does.
-    cuts_whole_parameters = False
-
     def __init__(
         self,
         plan: Plan,
         ranks: BlockRanks,
+        context: Context,
+        reducer: Reducer,
         note: Callable[[str], None],
+        *,
         pipeline: Comm,
         tensor: Comm | None = None,
+        recompute: Recompute | None = None,
     ) -> None:
-        super().__init__(plan, ranks, note, partition=Partition(), find=self._find, item="pipeline")
+        self._plan, self._script, self._note = plan, context, note
+        self._recompute = recompute
+        self._partition = Partition()
         self._of_stage = 1 if tensor is None else tensor.world_size
         self._override = cuts_by_pattern(plan.mesh.cuts)
         self._uncut = UncutModels(plan.item("tensor"))
+        item = plan.item("pipeline")
+        # A stage uses whole parameters when no other does.
+        cutting = Cutting(partition=self._partition, find=self._find, item=item, cuts_whole=False)
+        found = self._blocks = ModelBlocks(plan, ranks, context, reducer, note, cutting)
+        self.state = found.state
         self._stand_ins: StandIns | None = None
         if tensor is not None:
-            context = Context.within_rows(tensor)
-            self._stand_ins = StandIns(context, tensor_rules(), self._blocks, self._cut.latest)
+            within = Context.within_rows(tensor)
+            self._stand_ins = StandIns(within, tensor_rules(), found.gradients, found.parameters.latest)
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Stages] = weakref.WeakKeyDictionary()
         self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self)
-        self.way = self.pipeline
         self._stages, self._everybody = pipeline, ranks.everybody
         self._steps: list[OneForwardOneBack] = []
 
@@ -88,38 +99,41 @@ class StageSharding(BlockSharding):
     def _is_owned(self, tensor: torch.Tensor) -> bool:
         return stage_of(tensor, self._partition, self._of_stage) != -1
 
-    def install(self, patches: Patches, context: Context) -> None:
-        super().install(patches, context)
-        self._install_refusals(patches)
+    def install(self, patches: Patches) -> None:
+        self._blocks.install(patches)
+        refuse_lone_gradients(patches, self._blocks.has, self._plan.item("pipeline"))
 
     @contextmanager
-    def calling(self, module: torch.nn.Module) -> Iterator[None]:
-        script = self._script
-        if script is not None and script.region is Region.REPLICATED:
-            self._cut_new(module)
-            with self._calling_whole(module):
-                yield
-            return
-        with super().calling(module):
+    def around_call(self, module: torch.nn.Module) -> Iterator[None]:
+        blocks = self._blocks
+        blocks.cut_new(module)
+        whole = self._script.region is Region.REPLICATED or blocks.computes_whole
+        with blocks.whole_call(module) if whole else blocks.cut_call(module):
             yield
 
     @contextmanager
-    def backward(self) -> Iterator[None]:
-        with super().backward():
+    def around_backward(self) -> Iterator[None]:
+        with self._blocks.around_backward():
             yield
         self.pipeline.complete()
 
-    def scheduled(self, model: torch.nn.Module, loss_fn: Any, attempt: Any) -> Any:
+    def before_first_step(self, optimizer: Any) -> None:
+        """Blocks are cut for optimizers of any kind, so a note would be wrong."""
+
+    def by_turns(self, model: torch.nn.Module, loss_fn: Any, attempt: Any) -> OneForwardOneBack | None:
+        """Forward and backward of steps as schedule=1f1b has them; None for another schedule.
+
+        Args:
+            attempt: is called before each try of a step; the result, where the try does not count.
+        """
         if self._plan.compute.schedule != "1f1b":
             return None
-        self._steps.append(
-            OneForwardOneBack(self.pipeline, self._everybody, self._note, model, loss_fn, attempt)
-        )
-        return self._steps[-1]
+        step = OneForwardOneBack(self.pipeline, self._everybody, self._note, model, loss_fn, attempt)
+        self._steps.append(step)
+        return step
 
     def notes(self) -> list[str]:
-        asked = self._plan.item("schedule")
-        notes = [*super().notes(), *self._uncut.notes()]
+        asked, notes = self._plan.item("schedule"), self._uncut.notes()
         if self._plan.compute.schedule != "1f1b" or any(each.took_effect for each in self._steps):
             return notes
         why = (
@@ -143,84 +157,32 @@ class StageSharding(BlockSharding):
         return stages
 
     def leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        block = self._blocks.block(parameter)
-        if block is None:
-            return None
-        return self._blocks.demand(block, gradient=parameter.requires_grad)
+        gradients = self._blocks.gradients
+        block = gradients.block(parameter)
+        return None if block is None else gradients.demand(block, gradient=parameter.requires_grad)
 
     def stand_in(self, parameter: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor | None:
-        block = self._blocks.block(parameter)
+        block = self._blocks.gradients.block(parameter)
         if self._stand_ins is None or block is None or block.spec.cut is None or not leaf.numel():
             return leaf if leaf.shape == parameter.shape else None
         return self._stand_ins.over(block, leaf)
 
     def run(self, unit: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if self.recompute is None:
+        if self._recompute is None:
             output = forward(*args, **kwargs)
         else:
-            output = self.recompute.carry_out(unit, forward, args, kwargs)
+            output = self._recompute.carry_out(unit, forward, args, kwargs)
         return output if self._stand_ins is None else self._stand_ins.whole(output)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        by_units = nullcontext() if self.recompute is None else self.recompute.by_calls(False)
-        with self._cut.watched(_used_elsewhere), by_units:
+        by_units = nullcontext() if self._recompute is None else self._recompute.by_calls(False)
+        with self._blocks.parameters.watched(_used_elsewhere), by_units:
             yield
 
     def share(self, parameter: torch.Tensor, module: torch.nn.Module) -> None:
-        self._blocks.forget(parameter)
-        self._partition.decide(parameter, None)
         self._known.clear()
-        self._cut.dissolve(parameter)
-        self._adopt(parameter)
-        self._cut_new(module)  # those that were in one unit with it
-        self._cut.rest(keep_last=False)
-
-    def _install_refusals(self, patches: Patches) -> None:
-        """What one rank alone would hear of."""
-        plain_hook: Any = torch.Tensor.register_post_accumulate_grad_hook
-        asked = self._plan.item("pipeline")
-
-        def register_post_accumulate_grad_hook(tensor: torch.Tensor, hook: Any) -> Any:
-            if self._is_cut(tensor):
-                raise UsageError(
-                    f"a hook was registered on the gradient of a parameter of shape {list(tensor.shape)}, "
-                    f"which under {asked} one rank alone computes; step the optimizer after backward, or "
-                    f"take a plan without pipeline"
-                )
-            return plain_hook(tensor, hook)
-
-        def refuse(inputs: Any) -> None:
-            given = [inputs] if isinstance(inputs, torch.Tensor) else inputs
-            for each in given if isinstance(given, (list, tuple)) else ():
-                if isinstance(each, torch.Tensor) and self._is_cut(each):
-                    raise UsageError(
-                        f"gradients of single parameters were asked for (shape {list(each.shape)}), which "
-                        f"under {asked} one rank alone computes; use loss.backward(), or a plan without "
-                        f"pipeline"
-                    )
-
-        def around_grad(plain: Callable[..., Any]) -> Callable[..., Any]:
-            def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-                refuse(inputs)
-                return plain(outputs, inputs, *args, **kwargs)
-
-            return modes_first(grad)
-
-        def around_backward(plain: Callable[..., Any]) -> Callable[..., Any]:
-            def backward(tensors: Any, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
-                refuse(inputs)
-                plain(tensors, *args, inputs=inputs, **kwargs)
-
-            return backward
-
-        patches.set(
-            torch.Tensor,
-            "register_post_accumulate_grad_hook",
-            modes_first(register_post_accumulate_grad_hook),
-        )
-        patches.layer(GRAD, "model parallel", around_grad)
-        patches.layer(BACKWARD, "model parallel", around_backward)
+        self._blocks.make_whole(parameter, module)
 
 
 def _used_elsewhere(parameter: torch.Tensor) -> NoReturn:

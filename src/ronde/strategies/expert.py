@@ -1,54 +1,72 @@
-"""`expert=N`: the one place that joins what spreads the experts of a model's mixtures over ranks."""
+"""`expert=N`: the experts of a model's mixtures are spread over ranks."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, final
 
 import torch
 
-from ronde.comm.process_group import Comm
 from ronde.parallel.expert_calls import Outputs, call_fused, call_listed, noting
 from ronde.parallel.expert_exchange import Cannot, true_gradient
+from ronde.parallel.recompute import Recompute
+from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.policies.expert import can_be_spread, expert_specs
 from ronde.policies.expert_structure import Mixture, mixtures
 from ronde.rowwise.undo import Held
-from ronde.runtime.block_sharding import BlockRanks, BlockSharding
 from ronde.shards.partition import Partition
+from ronde.strategies.blocks import BlockRanks, Cutting, ModelBlocks
+from ronde.strategies.strategy import Strategy
 from ronde.sync.averaging.protocol import average_gradients
 from ronde.sync.reducer import Reducer
-from ronde.tensor.context import Region
+from ronde.tensor.context import Context, Region
 from ronde.tensor.global_tensor import GlobalTensor, localize
 from ronde.tensor.rules.common import is_sharded, local_operand, rewrap
 from ronde.tensor.tree import leaves, map_leaves
 
-__all__ = ["ExpertSharding"]
+__all__ = ["ExpertStrategy"]
 
 # How far an answer may lie from that of one device, as a part of its largest entry, by its dtype.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 _OF_HALVES = 0.05
 
 
-class ExpertSharding(BlockSharding):
-    """What is spread on this rank.
+@final
+class ExpertStrategy(Strategy):
+    """Calls of mixtures of which this rank has some experts.
 
     Args:
-        ranks: `group` are those over which experts are spread, each with its own rows.
-        replicas: the ranks that have the same experts, one of each such group; None where it is one group.
+        ranks: `group` are those over which experts are spread, each with its own rows; `replica_group` have
+            the same experts, one rank of each such group.
+        context: of the script.
+        recompute: computes experts again in backward; None where all activations are kept.
     """
 
     def __init__(
-        self, plan: Plan, ranks: BlockRanks, note: Callable[[str], None], replicas: Comm | None
+        self,
+        plan: Plan,
+        ranks: BlockRanks,
+        context: Context,
+        reducer: Reducer,
+        note: Callable[[str], None],
+        *,
+        recompute: Recompute | None = None,
     ) -> None:
-        self._replicas = replicas
-        super().__init__(plan, ranks, note, partition=Partition(), find=self._find, item="expert")
+        self._ranks, self._script, self._recompute = ranks, context, recompute
+        self._item = plan.item("expert")
+        self._partition = Partition()
+        # An expert's gradient is that of its group's tokens when it is made; see `_average_replicas`.
+        cutting = Cutting(partition=self._partition, find=self._find, item=self._item, reduces=False)
+        self._blocks = ModelBlocks(plan, ranks, context, reducer, note, cutting)
+        self.state = self._blocks.state
+        if ranks.replica_group is not None:
+            reducer.on_averaged = self._average_replicas
         self._mixtures: weakref.WeakKeyDictionary[torch.nn.Module, Mixture] = weakref.WeakKeyDictionary()
         # Models in which no mixture was found, by their class.
         self._without: dict[str, None] = {}
-        self.spread = self._spread_out
         # By module, for training and evaluation: why its experts are not spread after all; "" if they are.
         self._tried: weakref.WeakKeyDictionary[torch.nn.Module, dict[bool, str]]
         self._tried = weakref.WeakKeyDictionary()
@@ -56,7 +74,7 @@ class ExpertSharding(BlockSharding):
 
     def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
         """Decide on the parameters of a model's experts; those of an expert are a unit."""
-        ranks = self._group.world_size
+        ranks = self._ranks.group.world_size
         found = mixtures(model, ranks)
         units: dict[tuple[str, int], list[torch.Tensor]] = {}
         for mixture in filter(can_be_spread, found):
@@ -69,25 +87,45 @@ class ExpertSharding(BlockSharding):
             self._without.setdefault(type(model).__name__)
         return list(units.values())
 
-    def average_by(self, reducer: Reducer) -> None:
-        super().average_by(reducer)
-        if self._replicas is not None:
-            reducer.on_averaged = self._average_replicas
-
     def _average_replicas(self) -> None:
-        assert self._replicas is not None
-        blocks = self._blocks.everywhere(self._rows)
-        average_gradients(self._replicas, [block.leaf for block in blocks if block.leaf.numel()])
-        self._blocks.end_backward()
+        assert self._ranks.replica_group is not None
+        gradients = self._blocks.gradients
+        blocks = gradients.everywhere(self._ranks.rows)
+        averaged = [block.leaf for block in blocks if block.leaf.numel()]
+        average_gradients(self._ranks.replica_group, averaged)
+        gradients.end_backward()
+
+    def install(self, patches: Patches) -> None:
+        self._blocks.install(patches)
 
     @contextmanager
-    def calling(self, module: torch.nn.Module) -> Iterator[None]:
+    def around_call(self, module: torch.nn.Module) -> Iterator[None]:
         """A model that is one piece, or a part of one, has all of its experts."""
-        self._cut_new(module)
-        with self._calling_whole(module):
+        self._blocks.cut_new(module)
+        with self._blocks.whole_call(module):
             yield
 
-    def _spread_out(self, module: torch.nn.Module, args: Any, kwargs: Any, whole: Callable[[], Any]) -> Any:
+    def around_backward(self) -> AbstractContextManager[object]:
+        return self._blocks.around_backward()
+
+    def before_first_step(self, optimizer: Any) -> None:
+        """Blocks are cut for optimizers of any kind, so a note would be wrong."""
+
+    def notes(self) -> list[str]:
+        said: list[str] = []
+        for module, found in list(self._tried.items()):
+            said += [
+                f"{self._item} does not spread the experts of {type(module).__name__}: {why}"
+                for why in found.values()
+                if why
+            ]
+        if not self._tried and self._without:
+            names = ", ".join(self._without)
+            said.append(f"{self._item} spreads nothing of {names}: no mixture of experts was found in it")
+        return list(dict.fromkeys(said))
+
+    def spread(self, module: torch.nn.Module, args: Any, kwargs: Any, whole: Callable[[], Any]) -> Any:
+        """As `ronde.modules.model_edge.Spread`: a mixture's call on the rows of all ranks."""
         mixture = self._mixtures.get(module)
         if mixture is None or not any(map(is_sharded, leaves((args, kwargs)))):
             return NotImplemented
@@ -102,26 +140,6 @@ class ExpertSharding(BlockSharding):
             self._tried[module][module.training] = str(cannot)
             return NotImplemented
 
-    def notes(self) -> list[str]:
-        said = super().notes()
-        item = self._plan.item("expert")
-        for module, found in list(self._tried.items()):
-            said += [
-                f"{item} does not spread the experts of {type(module).__name__}: {why}"
-                for why in found.values()
-                if why
-            ]
-        if not self._tried and self._without:
-            names = ", ".join(self._without)
-            said.append(f"{item} spreads nothing of {names}: no mixture of experts was found in it")
-        return list(dict.fromkeys(said))
-
-    def _encoded(self) -> None:
-        """Every rank has other rows: whatever is averaged is averaged over all of them."""
-
-    def _adopt(self, leaf: torch.Tensor) -> None:
-        """An expert's gradient is that of its group's tokens when it is made; see `_average_replicas`."""
-
     def _try(self, mixture: Mixture, args: Any, kwargs: Any, whole: Callable[[], Any]) -> Any:
         """The first call, as one device does it; what ranks make of their own tokens is compared."""
         outputs = self._outputs[mixture.module] = Outputs()
@@ -135,7 +153,7 @@ class ExpertSharding(BlockSharding):
             why = "its experts were not called, or do not return a row for each token"
         if not why:
             why = self._compare(mixture, args, kwargs, expected)
-        told = [each for each in self._rows.all_gather_object(why) if each]
+        told = [each for each in self._ranks.rows.all_gather_object(why) if each]
         self._tried[mixture.module][mixture.module.training] = told[0] if told else ""
         return expected
 
@@ -167,7 +185,6 @@ class ExpertSharding(BlockSharding):
 
     def _carry_out(self, mixture: Mixture, args: Any, kwargs: Any) -> Any:
         script = self._script
-        assert script is not None
         shards = [each for each in leaves((args, kwargs)) if is_sharded(each)]
         first: GlobalTensor = shards[0]
         layout = first._layout
@@ -181,15 +198,15 @@ class ExpertSharding(BlockSharding):
             return local_operand(script, value, from_end)
 
         args, kwargs = map_leaves(local, (args, kwargs))
-        self._cut.rest(keep_last=False)
-        comm = self._group.comm
+        self._blocks.parameters.rest(keep_last=False)
+        comm = self._ranks.group
         with script.enter(Region.SHARDED, layout.rows):
             if mixture.is_fused:
                 output = call_fused(mixture, comm, self._leaf, args, kwargs)
             else:
                 outputs = self._outputs[mixture.module]
-                with self._cut.watched(_refuse_use), self._by_calls(False):
-                    everybody = None if self._replicas is None else self._rows
+                with self._blocks.parameters.watched(_refuse_use), self._by_calls(False):
+                    everybody = None if self._ranks.replica_group is None else self._ranks.rows
                     output = call_listed(
                         mixture, comm, self._leaf, outputs, args, kwargs, everybody, self._run
                     )
@@ -205,7 +222,7 @@ class ExpertSharding(BlockSharding):
         return map_leaves(of_rows, output)
 
     def _by_calls(self, yes: bool) -> AbstractContextManager[None]:
-        return nullcontext() if self.recompute is None else self.recompute.by_calls(yes)
+        return nullcontext() if self._recompute is None else self._recompute.by_calls(yes)
 
     def _run(self, expert: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
         """Call an expert; the mixture's own calls of experts are no more than questions."""
@@ -213,12 +230,13 @@ class ExpertSharding(BlockSharding):
             return expert(rows)
 
     def _leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        block = self._blocks.block(parameter)
+        gradients = self._blocks.gradients
+        block = gradients.block(parameter)
         if block is None or not block.leaf.numel():
             return None
-        assert self._script is not None
-        replicas = 1 if self._replicas is None else self._replicas.world_size
-        leaf = self._blocks.demand(block, gradient=parameter.requires_grad)
+        group = self._ranks.replica_group
+        replicas = 1 if group is None else group.world_size
+        leaf = gradients.demand(block, gradient=parameter.requires_grad)
         return true_gradient(self._script, leaf, replicas)
 
 

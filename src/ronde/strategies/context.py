@@ -1,0 +1,61 @@
+"""`context=N`: sequences are cut over the ranks of a context group inside of calls.
+
+State is whole there, or cut by another strategy over all ranks, which have the same parameters.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, final
+
+import torch
+
+from ronde.comm.process_group import Comm
+from ronde.parallel.sequences import Sequences
+from ronde.patching.patches import Patches
+from ronde.strategies.sharded_state import ShardedState
+from ronde.strategies.strategy import Strategy
+from ronde.tensor.context import Context, Region
+
+__all__ = ["ContextStrategy"]
+
+
+@final
+class ContextStrategy(Strategy):
+    """Carries out models' calls on parts of sequences.
+
+    Args:
+        context: of the script.
+        group: the context group, of the ranks that have the same rows.
+        item: of the plan, by which messages name it.
+
+    Attributes:
+        sequences: carries a call out.
+    """
+
+    def __init__(self, context: Context, group: Comm, item: str) -> None:
+        self.state = ShardedState()
+        self._script, self._item = context, item
+        # All ranks of the group compute alike what a model computes of whole values.
+        self.sequences = Sequences(Context.within_rows(group), item)
+
+    def install(self, patches: Patches) -> None:
+        """Nothing is replaced: only calls of models change."""
+
+    def around_call(self, module: torch.nn.Module) -> AbstractContextManager[object]:
+        observed = self._script.region is Region.OBSERVED
+        return self.sequences.observing(module) if observed else nullcontext()
+
+    def around_backward(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def before_first_step(self, optimizer: Any) -> None:
+        """Optimizers have whole state, as far as this strategy is concerned."""
+
+    def notes(self) -> list[str]:
+        if self.sequences.cut_some:
+            return []
+        return [
+            f"{self._item} cuts nothing: no module attends to its sequences, so every rank of a group "
+            f"computed everything"
+        ]

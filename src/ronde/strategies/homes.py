@@ -1,0 +1,14 @@
+"""The memory in which an optimizer works, and that of shards, as `offload` asks for it."""
+
+from __future__ import annotations
+
+from ronde.plan.state import State
+from ronde.sync.home import Home, HostMemory, OnDevice
+
+__all__ = ["homes"]
+
+
+def homes(state: State) -> tuple[Home, Home]:
+    """The home of optimizer state, and that of shards of parameters and gradients."""
+    home: Home = HostMemory() if state.offloads_optimizer else OnDevice()
+    return home, home if state.offloads_parts else OnDevice()

@@ -1,0 +1,76 @@
+"""The strategies of a session, in order, with all that the session asks of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, final
+
+import torch
+
+from ronde.modules.model_edge import Spread
+from ronde.modules.sharded_call import Way
+from ronde.patching.patches import Patches
+from ronde.strategies.rows import RowStrategy
+from ronde.strategies.sharded_state import ShardedState, all_of
+from ronde.strategies.strategy import Strategy
+
+__all__ = ["Schedule", "Strategies", "as_it_is", "by_script"]
+
+Schedule = Callable[[torch.nn.Module, Any, Any], "Callable[[Any, Any, Any], torch.Tensor] | None"]
+"""Given a model, a loss and an attempt, the step in one call; None where the script's own calls make it."""
+
+
+def as_it_is(output: Any) -> Any:
+    """A model's output, whole on this rank's rows already."""
+    return output
+
+
+def by_script(model: torch.nn.Module, loss_fn: Any, attempt: Any) -> None:
+    """No schedule: steps are the script's own calls."""
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Strategies:
+    """Carry a plan out for models.
+
+    Attributes:
+        ordered: the strategies, the outermost around a call first.
+        state: shards of the one strategy that keeps some.
+        way: carries out a model's call on this rank's rows.
+        cuts_calls: the way has parts of models or of samples on ranks, whatever rows these have.
+        outward: makes of a model's output what it is on this rank's rows.
+        rows: the one of these that spreads rows of embeddings; None without.
+        spread: carries out calls of modules that ranks compute together, within a model that runs in parts.
+        schedule: of steps in one call.
+        sends_gradients: in a backward one rank waits for another alone.
+    """
+
+    ordered: Sequence[Strategy]
+    state: ShardedState
+    way: Way
+    cuts_calls: bool = False
+    outward: Callable[[Any], Any] = as_it_is
+    rows: RowStrategy | None = None
+    spread: Spread | None = None
+    schedule: Schedule = by_script
+    sends_gradients: bool = False
+
+    def install(self, patches: Patches) -> None:
+        for each in self.ordered:
+            each.install(patches)
+
+    def around_call(self, module: torch.nn.Module) -> AbstractContextManager[object]:
+        return all_of([each.around_call(module) for each in self.ordered])
+
+    def around_backward(self) -> AbstractContextManager[object]:
+        return all_of([each.around_backward() for each in self.ordered])
+
+    def before_first_step(self, optimizer: Any) -> None:
+        for each in self.ordered:
+            each.before_first_step(optimizer)
+
+    def notes(self) -> list[str]:
+        return [note for each in self.ordered for note in each.notes()]

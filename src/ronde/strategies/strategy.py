@@ -1,0 +1,44 @@
+"""The hooks by which a strategy works on models."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ronde.patching.patches import Patches
+from ronde.strategies.sharded_state import ShardedState
+
+__all__ = ["Strategy"]
+
+
+class Strategy(ABC):
+    """A part of a plan: around calls and backwards of models.
+
+    Attributes:
+        state: shards that the strategy keeps, perhaps none.
+    """
+
+    state: ShardedState
+
+    @abstractmethod
+    def install(self, patches: Patches) -> None:
+        """Replace functions of torch; `patches` puts them back."""
+
+    @abstractmethod
+    def around_call(self, module: torch.nn.Module) -> AbstractContextManager[object]:
+        """Surround an outermost call of a model."""
+
+    @abstractmethod
+    def around_backward(self) -> AbstractContextManager[object]:
+        """Surround a backward of the script with the reduction of its gradients."""
+
+    @abstractmethod
+    def before_first_step(self, optimizer: Any) -> None:
+        """Tell the user if the state of an optimizer stays whole, though the plan cuts state."""
+
+    @abstractmethod
+    def notes(self) -> list[str]:
+        """Sentences for the user at the end."""

@@ -1,0 +1,96 @@
+"""`tensor=N`: a model's matrices are cut over the ranks of a tensor group."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, final
+
+import torch
+
+from ronde.parallel.block_autograd import reach_blocks
+from ronde.parallel.stand_ins import StandIns
+from ronde.parallel.tensor_rules import tensor_rules
+from ronde.patching.patches import Patches
+from ronde.plan import Plan
+from ronde.plan.cuts import cuts_by_pattern
+from ronde.policies.tensor_structure import placements
+from ronde.shards.partition import Partition
+from ronde.shards.spec import blocks
+from ronde.strategies.blocks import BlockRanks, Cutting, ModelBlocks
+from ronde.strategies.strategy import Strategy
+from ronde.strategies.uncut_models import UncutModels
+from ronde.sync.reducer import Reducer
+from ronde.tensor.context import Context
+
+__all__ = ["TensorStrategy"]
+
+
+@final
+class TensorStrategy(Strategy):
+    """Calls of models in which this rank has blocks of matrices.
+
+    Args:
+        ranks: `group` is the tensor group.
+        context: of the script.
+
+    Attributes:
+        stand_ins: puts blocks into modules.
+    """
+
+    def __init__(
+        self, plan: Plan, ranks: BlockRanks, context: Context, reducer: Reducer, note: Callable[[str], None]
+    ) -> None:
+        item = plan.item("tensor")
+        self._script = context
+        self._uncut = UncutModels(item)
+        self._override = cuts_by_pattern(plan.mesh.cuts)
+        self._partition, self._degree = Partition(), ranks.group.world_size
+        cutting = Cutting(partition=self._partition, find=self._find, item=item)
+        found = self._blocks = ModelBlocks(plan, ranks, context, reducer, note, cutting)
+        self.state = found.state
+        # Models that have been called with a graph.
+        self._called: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.stand_ins = StandIns(found.comm, tensor_rules(), found.gradients, found.parameters.latest)
+
+    def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
+        """Decide on the parameters of a model; each that is cut is a unit of its own."""
+        found = placements(model, self._degree, self._override)
+        self._uncut.tell(model, found)
+        for each in found:
+            if each.cut is not None:
+                self._partition.decide(each.parameter, blocks(each.cut, each.parameter.shape))
+        return [[each.parameter] for each in found if each.cut is not None]
+
+    def install(self, patches: Patches) -> None:
+        self._blocks.install(patches)
+        reach_blocks(patches, self._script, self.stand_ins, self._in_backward)
+
+    @contextmanager
+    def around_call(self, module: torch.nn.Module) -> Iterator[None]:
+        self._blocks.cut_new(module)
+        if self._blocks.computes_whole:
+            self._called.discard(module)
+            with self._blocks.whole_call(module):
+                yield
+            return
+        with self._blocks.cut_call(module):
+            if torch.is_grad_enabled():
+                self._called.add(module)
+            with self.stand_ins.inside([module]):
+                yield
+
+    def around_backward(self) -> AbstractContextManager[object]:
+        return self._blocks.around_backward()
+
+    def before_first_step(self, optimizer: Any) -> None:
+        """Blocks are cut for optimizers of any kind, so a note would be wrong."""
+
+    def notes(self) -> list[str]:
+        return self._uncut.notes()
+
+    def _in_backward(self) -> AbstractContextManager[None]:
+        """Around autograd's engine: a checkpoint computes again what it has computed of blocks."""
+        self._blocks.parameters.rest(keep_last=False)
+        return self.stand_ins.inside(list(self._called))
