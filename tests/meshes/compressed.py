@@ -90,7 +90,7 @@ class Buckets:
         self._names = {id(each): name for name, each in model.named_parameters()}
 
     def _key(self, leaf: torch.Tensor) -> Key:
-        blocks = getattr(self._session._sharding, "_blocks", None)
+        blocks = self._session.state.blocks
         found = [] if blocks is None else blocks.blocks
         block = next((each for each in found if each.leaf is leaf), None)
         parameter = leaf if block is None else block.parameter.tensor

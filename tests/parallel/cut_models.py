@@ -159,7 +159,7 @@ def train(name: str) -> list[torch.Tensor]:
 
 def on_ranks(rank: Rank, plan: str, work: Callable[..., Any], *args: Any) -> tuple[Any, int]:
     with rank.session(plan) as session:
-        return work(*args), len(session._sharding._blocks.blocks)
+        return work(*args), len(session.state.blocks.blocks)
 
 
 def compare(ranks: Ranks, plan: str, work: Callable[..., Any], *args: Any, tolerance: float = 1e-11) -> None:

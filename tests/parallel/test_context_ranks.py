@@ -133,8 +133,8 @@ def named(name: str, length: int = 7) -> list[torch.Tensor]:
 def on_ranks(rank: Rank, plan: str, work: Callable[..., Any], *args: Any) -> tuple[Any, bool]:
     with rank.session(plan) as session:
         found = work(*args)
-        sharding: Any = session._sharding
-        return found, sharding._sequences.cut_some
+        strategy: Any = session.strategies.ordered[-1]
+        return found, strategy.sequences.cut_some
 
 
 def compare(ranks: Ranks, plan: str, work: Callable[..., Any], *args: Any) -> None:
@@ -236,8 +236,8 @@ def tokens_of_layers(rank: Rank) -> set[int]:
     """How many of eight tokens of a sequence linear layers are given on this rank."""
     with rank.session("context=2") as session:
         torch.manual_seed(0)
-        sharding: Any = session._sharding
-        rules = sharding._sequences._rules
+        strategy: Any = session.strategies.ordered[-1]
+        rules = strategy.sequences._rules
         model, plain, seen = Language(), rules[F.linear], set[int]()
 
         def linear(context: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -259,7 +259,7 @@ def nothing_attends(rank: Rank) -> list[str]:
         model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
         for _ in range(2):
             model(torch.randn(4, 6, 4)).sum().backward()
-        return session._sharding.notes()
+        return session.strategies.notes()
 
 
 def test_a_model_without_attention_is_computed_whole_and_that_is_said(two: Ranks):

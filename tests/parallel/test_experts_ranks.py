@@ -244,11 +244,10 @@ def train_and_hold(rank: Rank, name: str) -> tuple[int, int, list[str]]:
         for _ in range(2):
             logits, extra = model(torch.arange(12).view(6, 2))
             (logits.sum() + extra).backward()
-        sharding: Any = session._sharding
-        blocks = sharding._blocks.blocks
+        blocks = session.state.blocks.blocks
         with torch._C.DisableTorchFunction():  # asked by its function, a parameter would be gathered
             whole = sum(block.parameter.tensor.nbytes for block in blocks)
-        return sum(block.leaf.nbytes for block in blocks), whole, sharding.notes()
+        return sum(block.leaf.nbytes for block in blocks), whole, session.strategies.notes()
 
 
 @pytest.mark.parametrize("name", ["listed", "fused"])

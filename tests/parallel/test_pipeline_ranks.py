@@ -137,7 +137,7 @@ def held_elements(rank: Rank) -> tuple[int, int]:
             optimizer.zero_grad()
             model(torch.randn(8, 32)).sum().backward()
             optimizer.step()
-        blocks = session._sharding._blocks.blocks
+        blocks = session.state.blocks.blocks
         held = [block.leaf for block in blocks] + [block.leaf.grad for block in blocks]
         held += [entry["momentum_buffer"] for entry in vars(optimizer)["state"].local.values()]
         return sum(each.numel() for each in held if each is not None), len(blocks)

@@ -551,7 +551,7 @@ def released(rank: Rank) -> list[str]:
         if rank.rank == 0:
             del gone
             gc.collect()
-        session._sharding.release()
+        session.state.release()
     found = _values(optimizer.state_dict())
     _gradients(parameters, 9)
     optimizer.step()

@@ -401,11 +401,11 @@ def held(rank: Rank) -> tuple[list[int], list[int], list[torch.Size], bool]:
             training.step()
             training.backward()
         weights = [training.model.words.weight, training.model.bag.weight]
-        sharding = session._sharding
+        (parameters,), (gradients,) = session.state.parameters, session.state.gradients
         with torch._C.DisableTorchFunction():
             there = any(each.untyped_storage().nbytes() for each in weights)
-        parts = [sharding._parameters.own(each).numel() // DIM for each in weights]
-        gradients = [sharding.rows.part(each).shape[0] for each in weights]
+        parts = [parameters.own(each).numel() // DIM for each in weights]
+        gradients = [gradients.part(each).shape[0] for each in weights]
         states = [
             value.shape
             for entry in vars(training.rows)["state"].local.values()

@@ -76,8 +76,9 @@ def on_rank(
     """What was trained, the order of what the first stage sends and is sent back, and what is said."""
     order: list[str] = []
     with rank.session(plan) as session:
-        stages = getattr(session._sharding, "_stages", None)
-        if stages is not None:
+        strategies = session.strategies
+        if strategies.sends_gradients:
+            stages = strategies.ordered[0]._stages
             for name, turn in [("send", "F"), ("receive", "B")]:
                 setattr(stages, name, saying(getattr(stages, name), order, turn))
         activate(session)
@@ -85,7 +86,7 @@ def on_rank(
             found = odd(what) if isinstance(what, str) else trained(what)
         finally:
             activate(None)
-        said = [*session.notes, *session._sharding.notes()]
+        said = [*session.notes, *session.strategies.notes()]
         return found, "".join(order), [each for each in said if "schedule=" in each]
 
 

@@ -136,7 +136,7 @@ def held_bytes(rank: Rank) -> tuple[int, int]:
         for _ in range(2):
             model(torch.randn(4, 64)).sum().backward()
             optimizer.step()
-        blocks = session._sharding._blocks.blocks
+        blocks = session.state.blocks.blocks
         elements = [block.leaf for block in blocks] + [block.leaf.grad for block in blocks]
         state = vars(optimizer)["state"]
         elements += [entry["momentum_buffer"] for entry in state.local.values()]
@@ -189,14 +189,13 @@ def bytes_between_steps(rank: Rank, plan: str) -> int:
     with rank.session(plan) as session:
         model, optimizer = stepped_often(4)
         model(torch.randn(8, 64)).sum().backward()
-        held = list[torch.Tensor]()
+        held, blocks = list[torch.Tensor](), session.state.blocks
         for parameter in model.parameters():
-            block = session._sharding._blocks.block(parameter)
+            block = blocks.block(parameter)
             part = parameter if block is None else block.part
-            own = session._sharding._parameters.own(parameter)
-            whole = session._sharding._leaves.own(parameter)
+            own, whole = (each.own(parameter) for each in session.state.parameters)
             held += [next(each for each in (own, whole, part) if each is not None)]
-            held += [session._sharding._blocks.part(parameter)]
+            held += [blocks.part(parameter)]
         held += [each["momentum_buffer"] for each in vars(optimizer)["state"].local.values()]
         return sum(each.numel() * each.element_size() for each in held)
 

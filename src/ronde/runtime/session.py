@@ -51,7 +51,7 @@ from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.optimizers import Optimizers
 from ronde.runtime.shared_exceptions import SharedExceptions
 from ronde.runtime.traffic import GroupTraffic
-from ronde.runtime.type_questions import questions_of_script
+from ronde.runtime.type_questions import notes_on_types
 from ronde.runtime.uncut import why_uncut
 from ronde.strategies.assemble import Parts, assemble
 from ronde.strategies.strategies import Strategies
@@ -94,6 +94,7 @@ class Session:
         files: mediates files; `session.files.unmediated()` for ronde's own.
         memory: measures this rank's memory; what holds state elsewhere than in tensors is told to it.
         everybody: all ranks, in the order of the script; `context.comm` are those among whom batches are cut.
+        strategies: carry the plan out for models.
         state: parameters, gradients and optimizer state in shards.
         retired: the script distributes its work itself, and ronde keeps out.
     """
@@ -142,8 +143,8 @@ class Session:
             self.reducer.on_first = Watch(self.tally.vitals.finite)
         self.context = self._context(rows)
         self._recompute = compute.recompute(plan, self._inside())
-        self._strategies = self._assembled(reducer_comm, host)
-        self.state = self._strategies.state
+        self.strategies = self._assembled(reducer_comm, host)
+        self.state = self.strategies.state
         data, pieces = plan.data, plan.compute.micro_batches
         self.calls = Calls(self.context, self.notes, self.tally, batch_dim=data.batch_dim, pieces=pieces)
         # Each stage of a pipeline has the keys of its own layers.
@@ -174,13 +175,13 @@ class Session:
             self.calls,
             rules.table(),
             self._stream(),
-            self._strategies.way,
-            self._strategies.around_call,
-            outward=self._strategies.outward,
+            self.strategies.way,
+            self.strategies.around_call,
+            outward=self.strategies.outward,
             cuts=self._cuts_batches(),
-            sampled=plan.compute.recompute != "none" or self._strategies.cuts_calls,
+            sampled=plan.compute.recompute != "none" or self.strategies.cuts_calls,
         )
-        self._edge.spread = self._strategies.spread
+        self._edge.spread = self.strategies.spread
         self._publishing = self._published()
         self.checkpoints = self._saved()
         if config.world_size > 1 and config.device == "cpu":  # a CUDA device computes while the host goes on
@@ -255,7 +256,7 @@ class Session:
     def _cuts_batches(self) -> bool:
         """Whether calls of models are looked at for rows: not where all ranks have one device's."""
         degree = self._mesh.degree("data")
-        by_itself = self.config.world_size == 1 or self._strategies.cuts_calls
+        by_itself = self.config.world_size == 1 or self.strategies.cuts_calls
         return by_itself or compute.cuts_batches(self.plan, degree)
 
     def _meet(self, name: str, host: str | None, *axes: Axis) -> Comm:
@@ -323,7 +324,7 @@ class Session:
         """Given arguments and a target, the loss, with forward and backward as the plan's schedule has them;
         None where the script's own calls have them so."""
         attempt = (lambda: lambda: None) if self.checkpoints is None else self.checkpoints.attempt
-        return self._strategies.schedule(model, loss_fn, attempt)
+        return self.strategies.schedule(model, loss_fn, attempt)
 
     def _any_rank(self, answer: bool) -> bool:
         return self.everybody.votes([answer]) != [0]
@@ -377,7 +378,7 @@ class Session:
     def _install_modules(self) -> None:
         patches, context, say = self.patches, self.context, self.notes.say
         tables.install(patches, context.comm, self.plan, self.files.for_itself, self.client, say)
-        rows = self._strategies.rows
+        rows = self.strategies.rows
         sparse_weights.install(patches, self.reducer.adopt_sparse, None if rows is None else rows.look_up)
         batch_norm.install(patches, context)
         fast_path.install(patches, context, self.calls.pieces)
@@ -399,7 +400,7 @@ class Session:
         backward = Backward(
             self.calls,
             self.reducer,
-            self._strategies,
+            self.strategies,
             self.memory,
             self._scaling,
             self._signals.before_backward,
@@ -407,7 +408,7 @@ class Session:
         backward.install(patches)
         parameter_order.install(patches, self.everybody, context.on_main_thread, self._in_script)
         optimizers = Optimizers(
-            context, self.reducer, self._strategies, self.tally, self.memory, self._signals
+            context, self.reducer, self.strategies, self.tally, self.memory, self._signals
         )
         optimizers.install(patches)
         self._install_memory()
@@ -415,7 +416,7 @@ class Session:
         if self.compression is not None:
             compression.install(patches, self.compression)
         # Over the optimizers: a step that is cut begins with parts that all ranks have.
-        self._strategies.install(patches)
+        self.strategies.install(patches)
         saved_gradients.install(patches, self.reducer.memory.holds)
         # Over the model edge: a model is compiled, or computes in fewer bits, whether it is cut or not.
         compute.install_around(self.plan, patches, in_script=self._in_script, note=self.notes.say)
@@ -484,19 +485,16 @@ class Session:
         self._edge.conclude()
         if self.client is not None:
             self.client.finish()
-        notes = [*self.notes, *self.files.notes, *self._strategies.notes()]
+        notes = [*self.notes, *self.files.notes, *self.strategies.notes()]
         notes += [group.note for group in self._groups[1:] if group.note]
-        rows = self._strategies.rows
+        rows = self.strategies.rows
         spread = rows is not None and rows.has_spread_rows
         unspread = tables.why_none_is_spread(self.plan, self.config.world_size, spread=spread)
         notes += [unspread] if unspread else []
         cuts = compute.cuts_batches(self.plan, self._mesh.degree("data"))
-        asking = ", ".join(questions_of_script("Tensor")) if cuts else ""
-        if asking:
-            notes.append(
-                f"{asking}: type(...) is compared with Tensor, which a batch, an output or a loss in parts "
-                f"is not by its exact class: it is passed over there; write isinstance(..., torch.Tensor)"
-            )
+        notes += notes_on_types(
+            parameters=any(each.are_there for each in self.state.parameters), tensors=cuts
+        )
         if cuts and not self.tally.sharded and not self.calls.uncut:
             notes.append(why_uncut(self.calls, self._started.functions))
         return summarize(

@@ -17,7 +17,7 @@ from typing import TypeGuard
 
 from ronde.trace.script_line import ScriptLine
 
-__all__ = ["questions", "questions_of_script"]
+__all__ = ["notes_on_types", "questions", "questions_of_script"]
 
 _COMPARING = (ast.Is, ast.IsNot, ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 
@@ -104,3 +104,25 @@ def _looks_up_type(node: ast.AST) -> TypeGuard[ast.expr]:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
         return False
     return node.func.attr == "get" and _is_type(node.args[0])
+
+
+def notes_on_types(*, parameters: bool, tensors: bool) -> list[str]:
+    """Notes on the lines of the script that compare exact classes.
+
+    Args:
+        parameters: parameters are in shards.
+        tensors: batches, outputs and losses are in shards.
+    """
+    asking = questions_of_script("Parameter") if parameters else []
+    notes = [
+        f"{place} asks for type(...) and Parameter, which a parameter in parts is not by its exact class: "
+        f"it is passed over there; write isinstance(..., torch.nn.Parameter)"
+        for place in asking
+    ]
+    places = ", ".join(questions_of_script("Tensor")) if tensors else ""
+    if places:
+        notes.append(
+            f"{places}: type(...) is compared with Tensor, which a batch, an output or a loss in parts "
+            f"is not by its exact class: it is passed over there; write isinstance(..., torch.Tensor)"
+        )
+    return notes
