@@ -73,6 +73,20 @@ def test_it_takes_the_steps_of_the_scripts_optimizer(set_to_none: bool) -> None:
     assert apart(*models) < 1e-15
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_two_look_ups_of_a_step_both_count(set_to_none: bool) -> None:
+    models = pair()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.5) for model in models]
+    for _ in range(3):
+        (ids, targets), (others, _) = batch(), batch()
+        for model, optimizer in zip(models, optimizers):
+            optimizer.zero_grad(set_to_none)
+            loss = nn.functional.cross_entropy(model(ids) * model(others), targets)
+            loss.backward()
+            optimizer.step()
+    assert apart(*models) < 1e-15
+
+
 def test_the_factor_of_clipping_and_of_a_scaler_reaches_it() -> None:
     models = pair()
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.5) for model in models]

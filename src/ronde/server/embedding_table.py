@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ronde.errors import UsageError
+from ronde.patching.torch_internals import current_graph_task_id
 from ronde.server.exchange import Alone, Exchange
 from ronde.server.table.admission import Admission
 from ronde.server.table.eviction import Eviction
@@ -176,9 +177,11 @@ class EmbeddingTable(nn.Module):
 
     def _keep(self, ids: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any]) -> float:
         """Keep gradients for the next step; what the anchor's gradient is to grow by."""
-        grown = self.anchor.grad
-        if grown is None or float(grown) == 0.0:  # `zero_grad` since the last backward
-            self._pending.gradients.clear()
+        grown, task = self.anchor.grad, current_graph_task_id()
+        # The anchor grows when all look-ups of a backward have come; until then it tells of earlier ones.
+        if task != self._pending.task and (grown is None or float(grown) == 0.0):
+            self._pending.gradients.clear()  # `zero_grad` since the last backward
+        self._pending.task = task
         self._pending.gradients.append((ids, gradients))
         if not np.isfinite(gradients.sum()):
             return math.nan
@@ -198,12 +201,17 @@ class EmbeddingTable(nn.Module):
 
 
 class _Pending:
-    """Ids and their gradients since the last step; without a `__dict__`, as a `Table` is."""
+    """Ids and their gradients since the last step; without a `__dict__`, as a `Table` is.
 
-    __slots__ = ("gradients",)
+    Attributes:
+        task: of autograd's engine, the last backward; -1 before the first.
+    """
+
+    __slots__ = ("gradients", "task")
 
     def __init__(self) -> None:
         self.gradients: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+        self.task = -1
 
 
 class _LookUp(torch.autograd.Function):
