@@ -166,3 +166,10 @@ def test_no_plan_at_all_says_what_to_write(capsys: pytest.CaptureFixture[str]):
 def test_a_number_of_ranks_below_one_is_refused(capsys: pytest.CaptureFixture[str]):
     assert show("ddp", "--ranks", "0") == 2
     assert "--ranks" in capsys.readouterr().err
+
+
+def test_verbose_lists_strategies_in_order(capsys: pytest.CaptureFixture[str]):
+    assert show("context=2,zero1", "--ranks", "2", "--verbose") == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = [line[15:].split(":")[0] for line in lines if ": " in line]
+    assert found[-2:] == ["zero", "context"]

@@ -39,6 +39,9 @@ def show(
             "--script", metavar="SCRIPT", help="List what a plan cuts of this script's first model."
         ),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="List the strategies that carry it out, in order.")
+    ] = False,
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="Of the script, behind --.")
     ] = None,
@@ -57,7 +60,7 @@ def show(
         )
     described = expand(*sources)
     check(described, ranks)
-    print(_page(describe(described, ranks), aliases_in(*sources)))
+    print(_page(describe(described, ranks), aliases_in(*sources), verbose=verbose))
     if script is not None:
         _list_cuts(script, arguments or [], described)
 
@@ -75,7 +78,7 @@ def _list_cuts(script: str, arguments: list[str], described: Plan) -> None:
     print("\n".join(lines_of_cuts(model, described)))
 
 
-def _page(description: Description, aliases: tuple[str, ...]) -> str:
+def _page(description: Description, aliases: tuple[str, ...], *, verbose: bool) -> str:
     """The description as two columns of plain text."""
     rows = [("plan", description.plan)]
     rows += [("names", ", ".join(aliases))] if aliases else []
@@ -86,5 +89,7 @@ def _page(description: Description, aliases: tuple[str, ...]) -> str:
     rows += [("update rule", description.update_rule)]
     rows += [("exact", f"{'yes' if description.exact else 'no'}: {description.exactness}")]
     rows += [("equals", "\n".join(description.equals) or "no system known to us")]
+    if verbose:
+        rows += [("strategies", "\n".join(description.strategies) or "none: models are whole on every rank")]
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(name.ljust(width) + text.replace("\n", "\n" + " " * width) for name, text in rows)

@@ -14,6 +14,7 @@ from ronde.plan.mesh import Mesh
 from ronde.plan.plan import Plan, expand
 from ronde.plan.preset import PRESETS, Preset
 from ronde.plan.schedule import drawn
+from ronde.plan.strategies import WORK, strategies_of
 
 __all__ = ["Description", "describe"]
 
@@ -34,6 +35,7 @@ class Description:
         exact: whether the single-device parameters are kept.
         exactness: a sentence that says why or why not.
         equals: known systems that train by this plan.
+        strategies: that carry the plan out for models, in order, each with its work.
     """
 
     plan: str
@@ -46,6 +48,7 @@ class Description:
     exact: bool
     exactness: str
     equals: tuple[str, ...]
+    strategies: tuple[str, ...]
 
 
 def describe(plan: Plan, ranks: int | None = None) -> Description:
@@ -67,7 +70,16 @@ def describe(plan: Plan, ranks: int | None = None) -> Description:
         exact=effective.exact,
         exactness=_exactness(effective),
         equals=_systems(effective, presets),
+        strategies=tuple(
+            f"{name}: {WORK[name]}" for name in strategies_of(plan, ranks or 2 * plan.mesh.model_ranks)
+        ),
     )
+
+
+def _strategies(plan: Plan, ranks: int | None) -> tuple[str, ...]:
+    """Strategies with their work; where the number of ranks is not known, for two replicas of the model."""
+    names = strategies_of(plan, ranks or 2 * plan.mesh.model_ranks)
+    return tuple(f"{name}: {WORK[name]}" for name in names)
 
 
 def _algorithm(plan: Plan, ranks: int | None) -> str:

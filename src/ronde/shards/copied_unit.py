@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -12,10 +12,12 @@ from ronde.comm.process_group import Comm, Pending
 from ronde.shards.spec import ShardSpec
 from ronde.shards.unit import OF_A_PARAMETER, Member, Unit
 from ronde.sync.home import Home
+from ronde.trace.resident import Census
 
 __all__ = ["CopiedMember", "CopiedUnit", "copy_unit"]
 
 
+@final
 class CopiedMember(Member):
     """A parameter whose own memory comes and goes.
 
@@ -107,6 +109,7 @@ class CopiedMember(Member):
         return fixed
 
 
+@final
 class CopiedUnit(Unit):
     """A unit in memory of each rank's own; its members are whole when it is made.
 
@@ -137,6 +140,10 @@ class CopiedUnit(Unit):
         for member, part in zip(members, parts, strict=True):
             member.part = part
         self._keep()
+
+    def tell(self, census: Census) -> None:
+        for member in self.members:
+            census.count("parameters", member.part)
 
     def start(self) -> None:
         if self.lingers:

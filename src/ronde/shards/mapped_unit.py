@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -25,6 +25,7 @@ __all__ = ["map_unit"]
 _LINE = 64
 
 
+@final
 class _MappedMember(Member):
     """A parameter that lies in the host's memory while its unit is whole, and in none else.
 
@@ -67,6 +68,10 @@ class _MappedMember(Member):
         self.show()
         self.version = tensor._version
 
+    @property
+    def elements(self) -> torch.Tensor:
+        return self._base[slice(*self.own)]
+
     def moved(self, tensor: torch.Tensor) -> bool:
         # Not where the base is now: `share_memory_()` puts other memory under all that lie in it.
         return tensor.data_ptr() not in (0, self._address)
@@ -77,6 +82,7 @@ class _MappedMember(Member):
         return references(self._storage) > self._alone
 
 
+@final
 class MappedUnit(Unit):
     """A unit in memory of the host's; its members are whole when it is made."""
 
@@ -89,8 +95,8 @@ class MappedUnit(Unit):
         self.gather()
 
     def tell(self, census: Census) -> None:
-        super().tell(census)
         for member in self.members:
+            census.count("parameters", member.part)
             census.outside(member.part)
             census.outside(member.whole)
 

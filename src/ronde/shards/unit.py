@@ -34,7 +34,7 @@ class Saved:
     __slots__ = ("__weakref__",)
 
 
-class Member:
+class Member(ABC):
     """One parameter of a unit.
 
     Attributes:
@@ -64,9 +64,9 @@ class Member:
         self._alone = references(self._storage)
 
     @property
+    @abstractmethod
     def elements(self) -> torch.Tensor:
         """This rank's elements in the whole parameter."""
-        return self._base[slice(*self.own)]
 
     @property
     def numel(self) -> int:
@@ -100,9 +100,9 @@ class Member:
         """Whether autograd has saved something of it, on this rank."""
         return self._saved() is not None
 
+    @abstractmethod
     def moved(self, tensor: torch.Tensor) -> bool:
         """Whether the script has laid the parameter elsewhere."""
-        raise NotImplementedError
 
 
 class Unit(ABC):
@@ -130,17 +130,16 @@ class Unit(ABC):
         found = [(member, member.ref()) for member in self.members]
         return [(member, tensor) for member, tensor in found if tensor is not None]
 
-    def tell(self, census: Census) -> None:
-        """Count this rank's parts; what is whole is there to be counted."""
-        for member in self.members:
-            census.count("parameters", member.part)
-
     @torch.no_grad()
     def refresh(self) -> None:
         """Have in this rank's parts what was written to what lingers; no other rank is needed."""
         if self.lingers:
             for member in self.members:
                 member.part.copy_(member.elements)
+
+    @abstractmethod
+    def tell(self, census: Census) -> None:
+        """Count this rank's parts; what is whole is there to be counted."""
 
     @abstractmethod
     def start(self) -> None:

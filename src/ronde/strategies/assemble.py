@@ -13,8 +13,9 @@ from ronde.parallel.micro_batches import MicroBatches
 from ronde.parallel.pieces import RunOn, run_on
 from ronde.parallel.recompute import Recompute
 from ronde.plan import Plan
+from ronde.plan.strategies import StrategyName, strategies_of
 from ronde.policies.zero import Place
-from ronde.strategies.rows import RowStrategy, spreads_rows
+from ronde.strategies.rows import RowStrategy
 from ronde.strategies.sharded_state import ShardedState
 from ronde.strategies.strategies import Strategies
 from ronde.strategies.strategy import Strategy
@@ -78,13 +79,20 @@ class Parts:
 
 def assemble(parts: Parts) -> Strategies:
     """Make the strategies of a plan. A collective, where groups are met."""
-    if parts.plan.for_ranks(parts.everybody.world_size).mesh.expert > 1:
+    names = strategies_of(parts.plan, parts.everybody.world_size)
+    if "expert" in names:
         return _with_experts(parts)
-    if any(parts.mesh.degree(axis) > 1 for axis in _CUT_MODELS):
+    if "pipeline" in names or "tensor" in names:
         return _with_cut_models(parts)
-    if parts.mesh.degree("context") > 1:
-        return _with_sequences(parts)
-    return _of_state(parts)
+    if "context" in names:
+        return _with_sequences(parts, names)
+    if "servers" in names:
+        return _with_servers(parts)
+    if "rows" in names:
+        rows = RowStrategy(parts.rows, parts.context, parts.reducer, parts.note)
+        return Strategies(ordered=[rows], state=rows.state, way=_way(parts), rows=rows)
+    zero = _zero(parts, names, parts.context)
+    return Strategies(ordered=zero, state=_state_of(zero), way=_way(parts))
 
 
 def _way(parts: Parts, run: RunOn = run_on) -> Way:
@@ -92,40 +100,35 @@ def _way(parts: Parts, run: RunOn = run_on) -> Way:
     return at_once if pieces == 1 else MicroBatches(pieces, parts.again, run)
 
 
-def _of_state(parts: Parts) -> Strategies:
-    """Ranks have the same models: the state axis alone says what is in shards."""
-    plan, ranks = parts.plan, parts.rows.world_size
-    if plan.state.placement == "server" and parts.client is not None:
-        from ronde.strategies.servers import ServerStrategy
+def _with_servers(parts: Parts) -> Strategies:
+    from ronde.strategies.servers import ServerStrategy
 
-        served = ServerStrategy(plan, parts.rows, parts.context, parts.reducer, parts.client, parts.note)
-        return Strategies(ordered=[served], state=served.state, way=_way(parts))
-    if spreads_rows(plan, ranks):
-        rows = RowStrategy(parts.rows, parts.context, parts.reducer, parts.note)
-        return Strategies(ordered=[rows], state=rows.state, way=_way(parts), rows=rows)
-    zero = _zero(parts, parts.context)
-    state = ShardedState() if not zero else zero[0].state
-    return Strategies(ordered=zero, state=state, way=_way(parts))
+    assert parts.client is not None
+    served = ServerStrategy(parts.plan, parts.rows, parts.context, parts.reducer, parts.client, parts.note)
+    return Strategies(ordered=[served], state=served.state, way=_way(parts))
 
 
-def _zero(parts: Parts, context: Context) -> list[Strategy]:
-    plan = parts.plan
-    if not plan.state.on(parts.rows.world_size).cuts_optimizer:
+def _zero(parts: Parts, names: Sequence[StrategyName], context: Context) -> list[Strategy]:
+    if "zero" not in names:
         return []
-    return [ZeroStrategy(plan, parts.rows, context, parts.reducer, parts.note)]
+    return [ZeroStrategy(parts.plan, parts.rows, context, parts.reducer, parts.note)]
 
 
-def _with_sequences(parts: Parts) -> Strategies:
+def _state_of(strategies: Sequence[Strategy]) -> ShardedState:
+    return strategies[0].state if strategies else ShardedState()
+
+
+def _with_sequences(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
     """Ranks of a context group have the same rows, and state is cut over all ranks."""
     from ronde.strategies.context import ContextStrategy
 
     group = parts.meet_along("context", "context")
     context = ContextStrategy(parts.context, group, parts.plan.item("context"))
-    zero = _zero(parts, Context(comm=parts.rows, adopt=lambda leaf: None))
+    zero = _zero(parts, names, Context(comm=parts.rows, adopt=lambda leaf: None))
     one_piece = parts.plan.compute.micro_batches == 1
     return Strategies(
         ordered=[*zero, context],
-        state=zero[0].state if zero else ShardedState(),
+        state=_state_of(zero),
         way=context.sequences if one_piece else _way(parts, context.sequences.run_on),
         cuts_calls=one_piece,
     )

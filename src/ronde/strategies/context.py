@@ -33,6 +33,8 @@ class ContextStrategy(Strategy):
         sequences: carries a call out.
     """
 
+    name = "context"
+
     def __init__(self, context: Context, group: Comm, item: str) -> None:
         self.state = ShardedState()
         self._script, self._item = context, item

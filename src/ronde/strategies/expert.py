@@ -45,6 +45,8 @@ class ExpertStrategy(Strategy):
         recompute: computes experts again in backward; None where all activations are kept.
     """
 
+    name = "expert"
+
     def __init__(
         self,
         plan: Plan,

@@ -49,6 +49,8 @@ class PipelineStrategy(Strategy):
         pipeline: carries a model's call out.
     """
 
+    name = "pipeline"
+
     def __init__(
         self,
         plan: Plan,

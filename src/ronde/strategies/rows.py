@@ -12,7 +12,6 @@ from ronde.comm.process_group import Comm
 from ronde.parallel.row_lookup import RowLookup
 from ronde.parallel.row_units import RowUnits
 from ronde.patching.patches import Patches
-from ronde.plan import Plan
 from ronde.policies.rows import rows
 from ronde.shards import gradients
 from ronde.shards.optimizer_shards import ROW_OPTIMIZERS, OptimizerShards, updates_rows
@@ -27,20 +26,7 @@ from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Context
 
-__all__ = ["RowStrategy", "spreads_rows"]
-
-
-def spreads_rows(plan: Plan, ranks: int) -> bool:
-    """Whether a plan spreads rows of torch's sparse embeddings.
-
-    Where the plan cuts other state too, sparse gradients are whole on every rank. Micro-batches may be
-    fewer on one rank than on another, a compiled model asks no parameter for its rows, a scale of float16
-    looks at whole gradients, and the optimizer of a cut model steps on blocks.
-    """
-    compute, state = plan.compute, plan.state
-    plain = compute.micro_batches == 1 and compute.precision != "fp16" and not compute.compile
-    whole = state.placement == "replicated" and not state.cuts_optimizer
-    return state.sparse == "sharded" and ranks > 1 and plain and plan.mesh.cuts_models is None and whole
+__all__ = ["RowStrategy"]
 
 
 @final
@@ -54,6 +40,8 @@ class RowStrategy(Strategy):
         look_up: looks up rows that are spread.
         has_spread_rows: some embedding's rows are spread, or were.
     """
+
+    name = "rows"
 
     def __init__(self, comm: Comm, context: Context, reducer: Reducer, note: Callable[[str], None]) -> None:
         self._context, self._note = context, note

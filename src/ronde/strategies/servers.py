@@ -35,6 +35,8 @@ class ServerStrategy(Strategy):
         client: the connections to the servers.
     """
 
+    name = "servers"
+
     def __init__(
         self,
         plan: Plan,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from ronde.patching.patches import Patches
+from ronde.plan.strategies import StrategyName
 from ronde.strategies.sharded_state import ShardedState
 
 __all__ = ["Strategy"]
@@ -18,9 +19,11 @@ class Strategy(ABC):
     """A part of a plan: around calls and backwards of models.
 
     Attributes:
+        name: by which `ronde plan show --verbose` lists it.
         state: shards that the strategy keeps, perhaps none.
     """
 
+    name: ClassVar[StrategyName]
     state: ShardedState
 
     @abstractmethod

@@ -39,6 +39,8 @@ class TensorStrategy(Strategy):
         stand_ins: puts blocks into modules.
     """
 
+    name = "tensor"
+
     def __init__(
         self, plan: Plan, ranks: BlockRanks, context: Context, reducer: Reducer, note: Callable[[str], None]
     ) -> None:

@@ -44,6 +44,8 @@ class ZeroStrategy(Strategy):
         context: of the ranks over which state is cut.
     """
 
+    name = "zero"
+
     def __init__(
         self, plan: Plan, comm: Comm, context: Context, reducer: Reducer, note: Callable[[str], None]
     ) -> None:

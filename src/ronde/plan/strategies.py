@@ -1,0 +1,55 @@
+"""The strategies that carry a plan out for models; `ronde.strategies` has a class of each name."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ronde.plan.plan import Plan
+
+__all__ = ["WORK", "StrategyName", "strategies_of"]
+
+StrategyName = Literal["servers", "rows", "zero", "context", "tensor", "pipeline", "expert"]
+
+WORK: dict[StrategyName, str] = {
+    "servers": "gradients go to parameter servers, which sum them, or step optimizers",
+    "rows": "rows of sparse embeddings are spread over ranks, and looked up where they are",
+    "zero": "shards of optimizer state, gradients or parameters, as `state` and `offload` say",
+    "context": "sequences are cut inside of calls of models",
+    "tensor": "matrices are blocks inside of calls of models, with the shards of `state` within blocks",
+    "pipeline": "a rank carries out its stage, with blocks of `tensor` and shards of `state` within it",
+    "expert": "tokens go to the ranks of their experts, with the shards of `state` within these",
+}
+"""By strategy its work on a model."""
+
+
+def strategies_of(plan: Plan, ranks: int) -> tuple[StrategyName, ...]:
+    """The strategies on so many ranks, the outermost around a model's call first; perhaps none."""
+    mesh = plan.for_ranks(ranks).mesh
+    if mesh.expert > 1:
+        return ("expert",)
+    if mesh.pipeline > 1:
+        return ("pipeline",)
+    if mesh.tensor > 1:
+        return ("tensor",)
+    # A rank that trains by itself has its state whole.
+    state = () if plan.in_local_view else _of_state(plan, (mesh.data or 1) * mesh.context)
+    return (*state, "context") if mesh.context > 1 else state
+
+
+def _of_state(plan: Plan, ranks: int) -> tuple[StrategyName, ...]:
+    if plan.state.placement == "server":
+        return ("servers",)
+    if plan.state.on(ranks).cuts_optimizer:
+        return ("zero",)
+    return ("rows",) if _spreads_rows(plan, ranks) else ()
+
+
+def _spreads_rows(plan: Plan, ranks: int) -> bool:
+    """Whether rows of torch's sparse embeddings are spread.
+
+    Micro-batches may be fewer on one rank than on another, a compiled model asks no parameter for its rows,
+    and a scale of float16 looks at whole gradients. The optimizer of a cut model steps on blocks.
+    """
+    compute = plan.compute
+    plain = compute.micro_batches == 1 and compute.precision != "fp16" and not compute.compile
+    return plan.state.sparse == "sharded" and ranks > 1 and plain and plan.mesh.cuts_models is None
