@@ -40,6 +40,7 @@ ELSEWHERE = (
     "report/style.py",
     "plan/alias.py",  # names of other systems: docs/plan.md
     "plan/describe.py",  # what `ronde plan show` prints
+    "plan/strategies.py",
     "plan/preset.py",
     "planner/report.py",  # what `ronde plan search` prints: docs/planner.md
     "planner/modelled.py",

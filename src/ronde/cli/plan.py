@@ -90,6 +90,6 @@ def _page(description: Description, aliases: tuple[str, ...], *, verbose: bool) 
     rows += [("exact", f"{'yes' if description.exact else 'no'}: {description.exactness}")]
     rows += [("equals", "\n".join(description.equals) or "no system known to us")]
     if verbose:
-        rows += [("strategies", "\n".join(description.strategies) or "none: models are whole on every rank")]
+        rows += [("strategies", "\n".join(description.strategies) or "none")]
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(name.ljust(width) + text.replace("\n", "\n" + " " * width) for name, text in rows)

@@ -18,7 +18,7 @@ from ronde.strategies.strategy import Strategy
 
 __all__ = ["Schedule", "Strategies", "as_it_is", "by_script"]
 
-Schedule = Callable[[torch.nn.Module, Any, Any], "Callable[[Any, Any, Any], torch.Tensor] | None"]
+Schedule = Callable[[torch.nn.Module, Any, Any], Callable[[Any, Any, Any], torch.Tensor] | None]
 """Given a model, a loss and an attempt, the step in one call; None where the script's own calls make it."""
 
 

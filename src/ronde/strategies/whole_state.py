@@ -24,21 +24,30 @@ def why_state_is_whole(plan: Plan, optimizer: Any, state: State) -> str:
     known = ", ".join(each.__name__ for each in ELEMENTWISE)
     # A library's own of one of these names is another one.
     foreign = kind not in ELEMENTWISE and kind.__name__ in known.split(", ")
-    whole = f"the optimizer state of {kind.__module__ + '.' if foreign else ''}{kind.__name__} is whole"
-    graph = "a step with differentiable=True has a graph of whole tensors; leave that out to have"
-    each_by_itself = f"that of {known}, which update each element by itself"
+    name = f"{kind.__module__ + '.' if foreign else ''}{kind.__name__}"
     is_differentiable = kind in ELEMENTWISE and not elementwise
+    offload, placement = plan.item("offload"), plan.item("state")
     if not state.offloads_optimizer:
-        placement = plan.item("state")
         if is_differentiable:
-            return f"{whole} on every rank: {graph} {placement}"
-        return f"{whole} on every rank: {placement} cuts {each_by_itself}"
-    offload = plan.item("offload")
+            return (
+                f"the optimizer state of {name} is whole on every rank: a step with differentiable=True has "
+                f"a graph of whole tensors; leave that out to have {placement}"
+            )
+        return (
+            f"the optimizer state of {name} is whole on every rank: {placement} cuts that of {known}, which "
+            f"update each element by itself"
+        )
     if is_differentiable:
-        return f"{whole}, and stays on the device: {graph} {offload}"
+        return (
+            f"the optimizer state of {name} is whole, and stays on the device: a step with "
+            f"differentiable=True has a graph of whole tensors; leave that out to have {offload}"
+        )
     if not elementwise:
-        return f"{whole}, and stays on the device: {offload} moves {each_by_itself}"
+        return (
+            f"the optimizer state of {name} is whole, and stays on the device: {offload} moves that of "
+            f"{known}, which update each element by itself"
+        )
     return (
-        f"{whole}, and stays on the device: a step with capturable=True is for devices only; leave that out "
-        f"to have {offload}"
+        f"the optimizer state of {name} is whole, and stays on the device: a step with capturable=True is "
+        f"for devices only; leave that out to have {offload}"
     )
