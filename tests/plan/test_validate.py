@@ -106,7 +106,6 @@ NOT_WITH_CONTEXT = [
     ("context=2,compile=true", "compile=true", "compile=false"),
 ]
 NOT_WITH_STAGES = [
-    ("pipeline=2,hybrid", "sparse=sharded", "sparse=replicated"),
     ("pipeline=2,compile=true", "compile=true", "compile=false"),
     ("pipeline=2,schedule=interleaved", "schedule=interleaved", "schedule=gpipe"),
 ]
@@ -138,6 +137,7 @@ def test_parameters_and_tables_are_shared_with_ranks_that_have_other_rows():
         "context=2,async-average",
         "tensor=2,hybrid",
         "pipeline=2,decentralized",
+        "pipeline=2,hybrid",
     ):
         assert validate(expand(text), 4) == []
 

@@ -297,6 +297,21 @@ def nested(rank: Rank) -> list[str]:
     return _either(rank, backward)
 
 
+def one_leaf_without_a_gradient(rank: Rank) -> list[str]:
+    """A function's backward gives None for a leaf."""
+
+    class Frozen(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+            return weight.sum() + bias.sum()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0].expand(5, 4), None
+
+    return _either(rank, lambda net: Frozen.apply(net[0].weight, net[0].bias).backward())
+
+
 def twice_on_one_rank_only(rank: Rank) -> list[str]:
     """A parameter is ready twice here, and once there: all have to send it again."""
 
@@ -484,6 +499,7 @@ SITUATIONS = {
         mixed_types,
         after_an_exception,
         nested,
+        one_leaf_without_a_gradient,
         twice_on_one_rank_only,
         forgotten,
         converted,

@@ -16,7 +16,7 @@ import torch
 
 from ronde.errors import UsageError
 from ronde.modules.sharded_call import ShardedCall
-from ronde.parallel.pieces import RunOn, given_to, joined, rows_of, run_on
+from ronde.parallel.pieces import RunOn, given_to, in_pieces, joined, rows_of, run_on
 from ronde.parallel.replay import Replay
 from ronde.tensor.layout import Layout
 from ronde.tensor.tree import leaves
@@ -47,12 +47,11 @@ class MicroBatches:
                 "and take recompute=full, which saves memory too, or a norm that does not mix rows, such as "
                 "GroupNorm"
             )
-        start, stop = call.cut.bounds(call.context.rank)
-        pieces = min(self._pieces, stop - start)
-        if pieces < 2 or not self._divides(call):
+        cut = in_pieces(call, self._pieces)
+        if cut.world_size < 2 or not self._divides(call):
             with call.drawing(call.cut):
                 return self._run_on(call, list(leaves(call.given)))
-        return self._in_pieces(call, Layout(0, stop - start, pieces))
+        return self._in_pieces(call, cut)
 
     def _divides(self, call: ShardedCall) -> bool:
         """Whether a call is to run in pieces, or has to run in one."""

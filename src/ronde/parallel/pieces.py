@@ -14,7 +14,7 @@ from ronde.tensor.output_axis import OutputAxis
 from ronde.tensor.tensor_class import alike, as_plain
 from ronde.tensor.tree import leaves, map_leaves
 
-__all__ = ["RunOn", "given_to", "joined", "rows_of", "run_on"]
+__all__ = ["RunOn", "given_to", "in_pieces", "joined", "rows_of", "run_on"]
 
 RunOn = Callable[[ShardedCall, Sequence[Any]], Any]
 """Carries a call out with these leaves for its arguments."""
@@ -25,6 +25,16 @@ def run_on(call: ShardedCall, values: Sequence[Any]) -> Any:
     remaining = iter(values)
     args, kwargs = map_leaves(lambda _: next(remaining), call.given, always=True)
     return call.run(args, kwargs)
+
+
+def in_pieces(call: ShardedCall, pieces: int) -> Layout:
+    """How this rank's rows are cut, into at most so many pieces.
+
+    Into as many on all ranks, however many rows each has: they meet in each look-up of spread rows.
+    """
+    whole = call.cut
+    fewest = min(whole.count(rank) for rank in range(whole.world_size))
+    return Layout(0, whole.count(call.context.rank), max(min(pieces, fewest), 1))
 
 
 def rows_of(call: ShardedCall, cut: Layout, piece: int) -> Part:

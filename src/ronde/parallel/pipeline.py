@@ -21,10 +21,11 @@ from torch import nn
 
 from ronde.comm.process_group import Comm
 from ronde.errors import RaisedAlone, RondeError, UsageError
-from ronde.modules.sharded_call import ShardedCall
+from ronde.modules.sharded_call import ShardedCall, at_once
 from ronde.parallel.absent import Shape, packed
+from ronde.parallel.call_start import CallStart, LookUps
 from ronde.parallel.micro_losses import Gradients
-from ronde.parallel.pieces import given_to, joined, rows_of
+from ronde.parallel.pieces import given_to, in_pieces, joined, rows_of
 from ronde.parallel.pipeline_edges import Ends, Join, Tie
 from ronde.parallel.pipeline_piece import PieceOfCall, UnitFailed, UsedElsewhere
 from ronde.parallel.pipeline_route import Rerouted, Route
@@ -102,11 +103,14 @@ class Pipeline:
 
     def __call__(self, call: ShardedCall) -> Any:
         self._check(call)
-        losses = self._losses_of(call)
+        if not self._held.stages(call.module).units:
+            return at_once(call)
+        losses, look_ups = self._losses_of(call), LookUps()
         while True:
+            look_ups.begin()
             state = torch.get_rng_state()
             try:
-                return self._run(call, losses)
+                return self._run(call, losses, look_ups)
             except UnitFailed as failed:
                 raise failed.error from failed.error.__cause__
             except (UsedElsewhere, Rerouted, _NotForward) as found:
@@ -149,22 +153,21 @@ class Pipeline:
                 f"pipeline"
             )
 
-    def _run(self, call: ShardedCall, losses: PieceLosses | None) -> Any:
+    def _run(self, call: ShardedCall, losses: PieceLosses | None, look_ups: LookUps) -> Any:
         stages = self._held.stages(call.module)
         device = _device_of(call)
-        start, stop = call.cut.bounds(call.context.rank)
-        whole = Layout(0, stop - start, min(self._pieces, max(stop - start, 1)))
+        whole = in_pieces(call, self._pieces)
         if (kernel := call.drawn_in_kernels) and call.stream is None and whole.world_size > 1:
             call.calls.notes.say(
                 f"{type(call.module).__name__} runs in one micro-batch: {kernel} draws inside of its kernel, "
                 f"of which no rows can be taken; with rng=per-rank each micro-batch draws anew"
             )
-            whole = Layout(0, stop - start, 1)
+            whole = in_pieces(call, 1)
         if losses is not None:
             given = [given_to(call, whole, piece) for piece in range(whole.world_size)]
             if losses.agree(whole.world_size > 1 and self._comes_alike(call, given)):
                 return self._by_turns(call, stages, whole, given, losses)
-        token, tied, call = self._tied(call, stages, device)
+        start, call = self._tied(call, stages, device, look_ups)
         routes = self._routes.setdefault(call.module, {})
         outputs: list[tuple[Any, ...]] = []
         traces: list[list[torch.Tensor]] = []
@@ -174,14 +177,15 @@ class Pipeline:
         for piece in range(whole.world_size):
             given = given_to(call, whole, piece) if whole.world_size > 1 else list(leaves(call.given))
             route = routes.setdefault(_key(call, given), Route(verdict=call.verdict))
-            run = PieceOfCall(self._comm, stages, route, token, tied, device, self._held, self._under_way)
+            run = PieceOfCall(self._comm, stages, route, start, device, self._held, self._under_way)
             with self._drawing(call, whole, piece):
                 form = run.carry_out(call, given)
             outputs.append(tuple(leaves(form)))
             traces.append(run.trace)
             raised += run.raised
         joined_here = joined(call, form, outputs, whole) if whole.world_size > 1 else form
-        output = self._output(joined_here, route, token, [each for trace in traces for each in trace], device)
+        trace = [each for trace in traces for each in trace]
+        output = self._output(joined_here, route, start.token, trace, device)
         self.complete()
         if raised:
             raise UnitFailed(raised[0])
@@ -204,7 +208,9 @@ class Pipeline:
             return None
         self.losses = None
         given = [each for each in leaves(call.given) if isinstance(each, torch.Tensor)]
-        return None if any(each.requires_grad for each in given) else losses
+        # A table takes its gradients as they come, before it is known whether they count.
+        counts_at_once = bool(self._held.stages(call.module).tables)
+        return None if counts_at_once or any(each.requires_grad for each in given) else losses
 
     def _comes_alike(self, call: ShardedCall, given: Sequence[Sequence[Any]]) -> bool:
         """Whether the first micro-batch shows the way of all; on all ranks alike."""
@@ -231,7 +237,7 @@ class Pipeline:
         comm, count, device = self._comm, whole.world_size, _device_of(call)
         separate = SeparateLeaves(self._held, comm)
         tied = separate.of_all_ranks(call.module.parameters())
-        token = torch.zeros((), device=device, requires_grad=True)
+        begun = CallStart(torch.zeros((), device=device, requires_grad=True), tied, LookUps())
         routes = self._routes.setdefault(call.module, {})
         outputs: list[tuple[Any, ...]] = [()] * count
         waiting: dict[int, _Waiting] = {}
@@ -248,7 +254,7 @@ class Pipeline:
                     continue
                 sent[piece] = []
                 route = routes.setdefault(_key(call, given[piece]), Route(verdict=call.verdict))
-                run = PieceOfCall(comm, stages, route, token, tied, device, separate, sent[piece])
+                run = PieceOfCall(comm, stages, route, begun, device, separate, sent[piece])
                 with self._drawing(call, whole, piece):
                     output = run.carry_out(call, given[piece])
                 if run.raised:
@@ -266,13 +272,13 @@ class Pipeline:
         return made
 
     def _tied(
-        self, call: ShardedCall, stages: Stages, device: torch.device
-    ) -> tuple[torch.Tensor | None, dict[int, torch.Tensor], ShardedCall]:
-        """A token of this call; by id of a parameter that all ranks have what stands for it; the call."""
+        self, call: ShardedCall, stages: Stages, device: torch.device, look_ups: LookUps
+    ) -> tuple[CallStart, ShardedCall]:
+        """Tie what all ranks have of this call; its start, and the call on what is tied."""
         if not torch.is_grad_enabled():
-            return None, {}, call
+            return CallStart(None, {}, look_ups), call
         shared = [each for each in call.module.parameters() if self._held.leaf(each) is None]
-        shared = [each for each in shared if each.requires_grad]
+        shared = [each for each in shared if each.requires_grad and id(each) not in stages.untied]
         given = [each for each in leaves(call.given) if isinstance(each, torch.Tensor) and each.requires_grad]
         given = list({id(each): each for each in given}.values())
         anchor = torch.zeros((), device=device, requires_grad=True)
@@ -280,7 +286,7 @@ class Pipeline:
         tied = {id(each): view for each, view in zip(shared, views, strict=False)}
         inputs = {id(each): view for each, view in zip(given, views[len(shared) :], strict=True)}
         args = map_leaves(lambda leaf: inputs.get(id(leaf), leaf), call.given)
-        return token, tied, dataclasses.replace(call, given=args)
+        return CallStart(token, tied, look_ups), dataclasses.replace(call, given=args)
 
     def _output(
         self, value: Any, route: Route, token: torch.Tensor | None, trace: Sequence[Any], device: torch.device

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from ronde.comm.process_group import Comm
 from ronde.parallel.absent import packed
+from ronde.sync.sums import Form, sums_over_ranks
 
 __all__ = ["Ends", "Join", "Received", "Sent", "Tie"]
 
@@ -33,25 +34,13 @@ class Tie(_Function):
     def forward(ctx: Any, comm: Comm, anchor: torch.Tensor, *tensors: torch.Tensor) -> Any:
         ctx.set_materialize_grads(False)
         ctx.comm = comm
-        ctx.kinds = [(each.shape, each.dtype, each.device) for each in tensors]
+        ctx.forms = [Form.of(each) for each in tensors]
         return anchor.new_zeros(()), *(each.view_as(each) for each in tensors)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Any, *gradients: torch.Tensor | None) -> Any:
-        comm: Comm = ctx.comm
-        counts = comm.votes([each is not None for each in gradients])
-        sums: list[torch.Tensor | None] = []
-        for gradient, count, (shape, dtype, device) in zip(gradients, counts, ctx.kinds, strict=True):
-            if not count:
-                sums.append(None)
-                continue
-            # A buffer of its own: what autograd hands over may be somebody else's too.
-            mine = torch.zeros(shape, dtype=dtype, device=device)
-            if gradient is not None:
-                mine.copy_(gradient)
-            sums.append(comm.all_reduce(mine))
-        return None, None, *sums
+        return None, None, *sums_over_ranks(ctx.comm, gradients, ctx.forms)
 
 
 class Sent(_Function):

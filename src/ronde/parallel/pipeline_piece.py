@@ -15,9 +15,10 @@ from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.modules.sharded_call import ShardedCall
 from ronde.parallel.absent import Absence, Shape, is_absent, packed
+from ronde.parallel.call_start import CallStart
 from ronde.parallel.holding import holding
 from ronde.parallel.pieces import run_on
-from ronde.parallel.pipeline_edges import Received, Sent
+from ronde.parallel.pipeline_edges import Received, Sent, Tie
 from ronde.parallel.pipeline_route import Output, Problem, Route, Same, Step, moves_to, sources_of
 from ronde.parallel.separate_leaves import HeldLeaves
 from ronde.parallel.skipped_draws import DrawsOfUnit, draw_again
@@ -50,8 +51,7 @@ class PieceOfCall:
     Args:
         comm: the pipeline group.
         route: of calls of this form; perhaps learnt here.
-        token: what leads to the start of the call in backward; None without a graph.
-        tied: by id of a parameter that all ranks have what stands for it.
+        start: of the call.
         held: what this rank has.
         under_way: is given what has been sent.
 
@@ -65,8 +65,7 @@ class PieceOfCall:
         comm: Comm,
         stages: Stages,
         route: Route,
-        token: torch.Tensor | None,
-        tied: dict[int, torch.Tensor],
+        start: CallStart,
         device: torch.device,
         held: HeldLeaves,
         under_way: list[Any],
@@ -76,8 +75,9 @@ class PieceOfCall:
         self._under_way = under_way
         self._stages = stages
         self._route = route
-        self._token = token
-        self._tied = tied
+        self._token = start.token
+        self._tied = start.tied
+        self._look_ups = start.look_ups
         self._device = device
         self._learns = not route.learnt
         self._absence = Absence(device, self._between, notes=self._learns)
@@ -106,9 +106,11 @@ class PieceOfCall:
         """Inside, units come here when they are called, and modules have what is tied."""
         before: list[tuple[dict[str, Any], Any]] = []
         try:
-            for unit in self._stages.units:
-                before.append((unit.module.__dict__, unit.module.__dict__.get("forward", _MISSING)))
-                unit.module.__dict__["forward"] = self._caller(unit, unit.module.forward)
+            callers = [(unit.module, self._caller(unit, unit.module.forward)) for unit in self._stages.units]
+            callers += [(table, self._table_caller(table, table.forward)) for table in self._stages.tables]
+            for each, caller in callers:
+                before.append((each.__dict__, each.__dict__.get("forward", _MISSING)))
+                each.__dict__["forward"] = caller
             with holding(module, lambda each: self._tied.get(id(each))):
                 yield
         finally:
@@ -124,6 +126,29 @@ class PieceOfCall:
                 return self._call(unit, forward, args, kwargs)
 
         return called
+
+    def _table_caller(self, table: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with pop_function_mode():
+                args, kwargs = map_leaves(self._absence.real, (args, kwargs))
+                if any(map(is_absent, leaves((args, kwargs)))):
+                    raise UsageError(
+                        f"{type(table).__name__} is looked up by ids that one stage of {self._asked} "
+                        f"computes, and every rank looks them up; make the ids of the model's inputs, or "
+                        f"take a plan without pipeline"
+                    )
+                return self._of_every_rank(self._look_ups.rows(lambda: forward(*args, **kwargs)))
+
+        return called
+
+    def _of_every_rank(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows that all ranks have looked up; their gradient is the sum of what stages make of them."""
+        if self._token is None or not rows.requires_grad:
+            return rows
+        # Later messages hang behind it, and it behind earlier ones: all ranks meet in its backward.
+        self._token, rows = Tie.apply(self._comm, self._token, rows)
+        self.trace.append(self._token)
+        return rows
 
     def _call(self, unit: StageUnit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A unit's call, on whatever rank it is."""

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ronde.comm.process_group import Comm
+from ronde.sync.sums import Form, sums_over_ranks
 
 __all__ = ["HeldLeaves", "SeparateLeaves"]
 
@@ -77,10 +78,9 @@ class SeparateLeaves:
 
     def gradients(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """What has gradients, and these; those of what every rank has are summed. All ranks come here."""
-        counts = self._comm.votes([leaf.grad is not None for _, leaf in self._shared])
+        forms = [Form.of(leaf) for _, leaf in self._shared]
+        sums = sums_over_ranks(self._comm, [leaf.grad for _, leaf in self._shared], forms)
         found = [(of, leaf.grad) for of, leaf in self._own.values() if leaf.grad is not None]
-        for (of, leaf), count in zip(self._shared, counts, strict=True):
-            if count:
-                mine = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-                found.append((of, self._comm.all_reduce(mine.contiguous())))
+        shared = zip(self._shared, sums, strict=True)
+        found += [(of, total) for (of, _), total in shared if total is not None]
         return [of for of, _ in found], [gradient for _, gradient in found]

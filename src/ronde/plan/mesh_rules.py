@@ -20,7 +20,6 @@ _WITH_ANY: dict[str, tuple[object, ...]] = {
 }
 _WITH_PIPELINE: dict[str, tuple[object, ...]] = {
     **_WITH_ANY,
-    "sparse": ("replicated",),
     "schedule": ("gpipe", "1f1b", None),
 }
 _WITH_CONTEXT: dict[str, tuple[object, ...]] = {

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from ronde.errors import UsageError
 from ronde.policies.stages import Stages, cut_into_stages
 from ronde.shards.dim_cut import DimCut
 from ronde.shards.partition import Partition
 from ronde.shards.spec import ShardSpec, blocks_of_stage
 from ronde.sync.gradient_hooks import has_hooks
 
-__all__ = ["pipeline_specs", "refuse_sparse_gradients", "stage_of", "stages_of"]
+__all__ = ["pipeline_specs", "sparse_weights", "stage_of", "stages_of"]
 
 
 def stages_of(model: nn.Module, stages: int, known: Partition, ranks: int = 1) -> Stages:
@@ -42,6 +41,7 @@ def pipeline_specs(
     known: Partition,
     ranks: int = 1,
     cuts: Mapping[int, DimCut] | None = None,
+    whole: Collection[int] = (),
 ) -> Iterator[tuple[torch.Tensor, ShardSpec | None]]:
     """The spec of each undecided parameter of a model; None for one that every rank has.
 
@@ -50,13 +50,14 @@ def pipeline_specs(
         known: the specs of parameters that are decided.
         ranks: of each stage.
         cuts: how the ranks of a stage cut parameters, by id; each has a copy of the others.
+        whole: ids of parameters that every rank keeps.
     """
     units = [each for unit in stages.units for each in unit.parameters]
     for tensor in [*units, *stages.shared]:
         if known.is_decided(tensor):
             continue
         stage = stages.stage_of(tensor)
-        if stage is None or not _can_be_owned(tensor):
+        if stage is None or id(tensor) in whole or not _can_be_owned(tensor):
             yield tensor, None
             continue
         cut = (cuts or {}).get(id(tensor))
@@ -71,12 +72,10 @@ def _can_be_owned(tensor: Any) -> bool:
     return bool(tensor.dim() and tensor.numel()) and tensor.is_contiguous() and not hooked
 
 
-def refuse_sparse_gradients(model: nn.Module, stages: int) -> None:
-    """Raise `UsageError` for an embedding with sparse gradients."""
-    for name, part in model.named_modules():
-        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse:
-            owner = name or type(part).__name__
-            raise UsageError(
-                f"pipeline={stages} does not carry sparse gradients, which {owner} has; "
-                f"make it with sparse=False, or take a plan without pipeline"
-            )
+def sparse_weights(model: nn.Module) -> list[torch.Tensor]:
+    """The weights of embeddings with sparse gradients, each once.
+
+    A block's gradient is dense, so every rank keeps these weights, as under `tensor=N`.
+    """
+    tables = [part for part in model.modules() if isinstance(part, (nn.Embedding, nn.EmbeddingBag))]
+    return list({id(part.weight): part.weight for part in tables if part.sparse}.values())

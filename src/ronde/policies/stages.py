@@ -4,6 +4,9 @@ A *unit* is a module that is not divided: a member of a chain of blocks (`nn.Seq
 or a module beside such a chain. Modules that hold chains are *open*: every rank carries their own code out.
 Units in the order of their definition are cut into as many runs as there are stages, so that the largest run
 is the smallest that there can be. A wrong guess of costs, or of the order, is slow and not wrong.
+
+A `ronde.EmbeddingTable` is no unit: its rows are spread over ranks with other rows of the batch, or lie on
+all of them, so every rank looks them up, and modules that hold tables are open.
 """
 
 from __future__ import annotations
@@ -48,10 +51,12 @@ class Stages:
     Attributes:
         units: in the order of their definition.
         open_parameters: those that no unit has.
+        tables: modules that every rank calls.
     """
 
     units: tuple[StageUnit, ...]
     open_parameters: tuple[torch.Tensor, ...]
+    tables: tuple[nn.Module, ...] = ()
 
     def stage_of(self, parameter: torch.Tensor) -> int | None:
         """The stage that alone uses a parameter; None where there are several, or none."""
@@ -69,6 +74,11 @@ class Stages:
                 stages.setdefault(id(each), set()).add(unit.stage)
                 tensors.setdefault(id(each), each)
         return [tensors[key] for key, found in stages.items() if len(found) > 1]
+
+    @property
+    def untied(self) -> set[int]:
+        """Ids of parameters whose gradient each rank computes whole: those of tables."""
+        return {id(each) for table in self.tables for each in table.parameters()}
 
     def stands(self, model: nn.Module) -> bool:
         """Whether the model has the same units still."""
@@ -96,7 +106,8 @@ def cut_into_stages(
         decided = {found for each in module.parameters() if (found := owner(each)) is not None} - {-1}
         stage = min(decided) if decided else number
         made.append(StageUnit(name, module, cost, stage))
-    return Stages(tuple(made), (*outside, *direct))
+    tables = tuple(part for part in model.modules() if _is_table(part))
+    return Stages(tuple(made), (*outside, *direct), tables)
 
 
 def least_maximum(costs: Sequence[float], runs: int) -> list[int]:
@@ -143,12 +154,15 @@ def _walk(name: str, module: nn.Module, opened: set[int], seen: set[int]) -> Ite
     if id(module) in seen:
         return
     seen.add(id(module))
+    if _is_table(module):
+        return
     children = _children(module)
     is_chain = type(module) in _CHAINS and children
-    if is_chain or (children and (id(module) in opened or _holds_chain(module))):
+    if is_chain or (children and (id(module) in opened or _is_open(module))):
         for key, child in children:
             path = f"{name}.{key}" if name else key
-            if is_chain and type(child) not in _CHAINS and id(child) not in opened:
+            is_link = is_chain and type(child) not in _CHAINS and id(child) not in opened
+            if is_link and not _holds_table(child):
                 if id(child) not in seen:
                     seen.add(id(child))
                     yield path, child
@@ -160,6 +174,18 @@ def _walk(name: str, module: nn.Module, opened: set[int], seen: set[int]) -> Ite
 
 def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, child) for name, child in module._modules.items() if child is not None]
+
+
+def _is_open(module: nn.Module) -> bool:
+    return _holds_chain(module) or _holds_table(module)
+
+
+def _is_table(module: nn.Module) -> bool:
+    return bool(getattr(type(module), "looks_up_on_every_rank", False))
+
+
+def _holds_table(module: nn.Module) -> bool:
+    return any(map(_is_table, module.modules()))
 
 
 def _holds_chain(module: nn.Module) -> bool:

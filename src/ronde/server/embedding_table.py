@@ -68,6 +68,9 @@ class EmbeddingTable(nn.Module):
     #: How tables of several ranks are one; replaced under `ronde run`.
     exchange: ClassVar[Exchange] = Alone()
 
+    #: A model that is cut into stages is told: none of them has the table for itself.
+    looks_up_on_every_rank: ClassVar[bool] = True
+
     def __init__(  # noqa: PLR0913 - each says one thing of a table
         self,
         dim: int,

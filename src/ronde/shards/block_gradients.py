@@ -144,10 +144,13 @@ class BlockGradients(GradientShards):
         return block
 
     def _call_hooks(self, block: Block) -> None:
-        """Have the user's hooks on the parameter called for the block's gradient."""
+        """Have the user's hooks on the parameter called for the block's gradient, which is dense."""
         parameter = block.parameter.ref
 
-        def accumulated(_: torch.Tensor) -> None:
+        def accumulated(leaf: torch.Tensor) -> None:
+            gradient = gradient_of(leaf)
+            if gradient is not None and gradient.layout is not torch.strided:
+                give_gradient(leaf, gradient.to_dense())
             tensor = parameter()
             hooks = None if tensor is None else tensor._post_accumulate_grad_hooks
             for hook in list((hooks or {}).values()):

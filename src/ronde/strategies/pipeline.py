@@ -20,7 +20,7 @@ from ronde.parallel.tensor_rules import tensor_rules
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.plan.cuts import cuts_by_pattern
-from ronde.policies.pipeline import pipeline_specs, refuse_sparse_gradients, stage_of, stages_of
+from ronde.policies.pipeline import pipeline_specs, sparse_weights, stage_of, stages_of
 from ronde.policies.stages import Stages
 from ronde.policies.tensor_structure import placements
 from ronde.shards.dim_cut import DimCut
@@ -64,7 +64,7 @@ class PipelineStrategy(Strategy):
         recompute: Recompute | None = None,
     ) -> None:
         self._plan, self._script, self._note = plan, context, note
-        self._recompute = recompute
+        self._recompute, self._reducer = recompute, reducer
         self._partition = Partition()
         self._of_stage = 1 if tensor is None else tensor.world_size
         self._override = cuts_by_pattern(plan.mesh.cuts)
@@ -85,7 +85,9 @@ class PipelineStrategy(Strategy):
 
     def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
         """Decide on the parameters of a model; those of a module that one stage has are a unit."""
-        refuse_sparse_gradients(model, self._stages.world_size)
+        sparse = sparse_weights(model)
+        for weight in sparse:
+            self._reducer.adopt_sparse(weight)
         cuts: dict[int, DimCut] = {}
         if self._stand_ins is not None:
             found = placements(model, self._of_stage, self._override)
@@ -93,7 +95,8 @@ class PipelineStrategy(Strategy):
             cuts = {id(each.parameter): each.cut for each in found if each.cut is not None}
         stages = self._cut_into_stages(model)
         count, known = self._stages.world_size, self._partition
-        for tensor, spec in pipeline_specs(stages, count, known, self._of_stage, cuts):
+        whole = {id(weight) for weight in sparse}
+        for tensor, spec in pipeline_specs(stages, count, known, self._of_stage, cuts, whole):
             known.decide(tensor, spec)
         owned = [[each for each in unit.parameters if self._is_owned(each)] for unit in stages.units]
         return [members for unit in owned for members in by_kind(unit)]
@@ -139,8 +142,8 @@ class PipelineStrategy(Strategy):
         if self._plan.compute.schedule != "1f1b" or any(each.took_effect for each in self._steps):
             return notes
         why = (
-            "the model runs in parts, its stages are not called in the order of ranks, or its inputs require "
-            "gradients; see docs/pipeline.md"
+            "the model runs in parts, its stages are not called in the order of ranks, its inputs require "
+            "gradients, or it holds a ronde.EmbeddingTable; see docs/pipeline.md"
             if self._steps
             else "the script calls loss.backward() itself, when all micro-batches have come through; train "
             "by ronde.Step(model, optimizer, loss_fn)"

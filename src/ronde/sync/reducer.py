@@ -29,7 +29,7 @@ from ronde.sync.bucket_memory import GradientMemory
 from ronde.sync.cut_bucket import CutBucket
 from ronde.sync.gradient_hooks import GradientHooks
 from ronde.sync.gradient_shards import ScatteredGradients
-from ronde.sync.leaf import Leaf
+from ronde.sync.leaf import Leaf, gradient_of
 from ronde.sync.narrow_sums import Casts, NarrowSums
 from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.sync.sparse_bucket import SparseBucket
@@ -419,7 +419,8 @@ class Reducer:
     def _accumulated(self, tensor: torch.Tensor) -> None:
         known = self._known.get(id(tensor)) if self._depth else None
         bucket = None if known is None else known[1].of.get(id(tensor))
-        if known is None or bucket is None:
+        # torch calls hooks for a function, too, that gives this leaf no gradient.
+        if known is None or bucket is None or gradient_of(tensor) is None:
             return
         group = known[1]
         before = self._clock.enter(Part.OWN) if self._clock.armed else None

@@ -10,7 +10,7 @@ from ronde.sync.bucket_memory import GradientMemory
 from ronde.sync.gradient_shards import Spans
 from ronde.sync.leaf import Leaf, give_gradient
 from ronde.sync.reduced_gradients import ReducedGradients
-from ronde.sync.sparse_rows import mean_of_rows
+from ronde.sync.sparse_rows import mean_of_rows, sum_of_rows
 from ronde.trace.resident import Census
 
 __all__ = ["SparseBucket"]
@@ -64,12 +64,11 @@ class SparseBucket(Bucket):
         gradient = leaf.gradient
         dense = gradient is not None and gradient.layout == torch.strided
         own = None if gradient is None or dense else gradient.coalesce()
-        told = [self.touched, dense, 0 if own is None else own._nnz()]
-        computed, denses, rows = comm.all_gather(torch.tensor(told, device=comm.control_device)).t().tolist()
+        computed, denses = comm.votes([self.touched, dense])
         self._mean, self._spans = None, None
-        if not any(computed):
+        if not computed:
             return
-        if any(denses):
+        if denses:
             whole = (
                 torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
                 if gradient is None
@@ -85,12 +84,7 @@ class SparseBucket(Bucket):
         if self._rows is not None and self._spans is not None:
             self._mean = mean_of_rows(comm, own, self._spans)
             return
-        indices = torch.cat(comm.all_gather_uneven(own.indices()[:1].t().contiguous(), rows)).t()
-        values = torch.cat(comm.all_gather_uneven(own.values().view(-1, *leaf.shape[1:]), rows))
-        together = torch.sparse_coo_tensor(
-            indices, values / comm.world_size, leaf.shape, check_invariants=False
-        )
-        self._mean = together.coalesce()
+        self._mean = sum_of_rows(comm, own) / comm.world_size
 
     def _owners(self) -> Spans | None:
         """The elements of each rank, if rows are spread and the gradient may be."""

@@ -10,7 +10,7 @@ import torch
 from ronde.comm.process_group import Comm
 from ronde.sync.gradient_shards import Spans
 
-__all__ = ["Exchanged", "cut_rows", "exchange", "gather_rows", "mean_of_rows"]
+__all__ = ["Exchanged", "cut_rows", "exchange", "gather_rows", "mean_of_rows", "sum_of_rows"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,6 +73,14 @@ def mean_of_rows(comm: Comm, own: torch.Tensor, spans: Spans) -> torch.Tensor:
     return mean.coalesce()
 
 
+def sum_of_rows(comm: Comm, own: torch.Tensor) -> torch.Tensor:
+    """Add up the gradients of all ranks, coalesced, [rows, ...]; the sum is coalesced. A collective."""
+    counts = _counts(comm, own)
+    indices = torch.cat(comm.all_gather_uneven(own.indices()[:1].t().contiguous(), counts)).t()
+    values = torch.cat(comm.all_gather_uneven(own.values().view(-1, *own.shape[1:]), counts))
+    return torch.sparse_coo_tensor(indices, values, own.shape, check_invariants=False).coalesce()
+
+
 def gather_rows(comm: Comm, part: torch.Tensor, spans: Spans, shape: torch.Size) -> torch.Tensor:
     """Gather a sparse gradient from the rows of all ranks. A collective.
 
@@ -84,9 +92,7 @@ def gather_rows(comm: Comm, part: torch.Tensor, spans: Spans, shape: torch.Size)
     """
     part = part.coalesce()
     first = _first_rows(spans, shape)[comm.rank]
-    counts: list[int] = (
-        comm.all_gather(torch.tensor([part._nnz()], device=comm.control_device)).view(-1).tolist()
-    )
+    counts = _counts(comm, part)
     return torch.sparse_coo_tensor(
         torch.cat(comm.all_gather_uneven(part.indices()[0] + first, counts)).unsqueeze(0),
         torch.cat(comm.all_gather_uneven(part.values(), counts)),
@@ -110,6 +116,11 @@ def cut_rows(gradient: torch.Tensor, first: int, last: int) -> torch.Tensor:
         is_coalesced=True,
         check_invariants=False,
     )
+
+
+def _counts(comm: Comm, own: torch.Tensor) -> list[int]:
+    """The number of rows in each rank's gradient. A collective."""
+    return comm.all_gather(torch.tensor([own._nnz()], device=comm.control_device)).view(-1).tolist()
 
 
 def _first_rows(spans: Spans, shape: torch.Size) -> list[int]:
