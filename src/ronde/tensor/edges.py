@@ -63,11 +63,14 @@ def _check_thread(context: Context) -> None:
 
 def _gather_dense(context: Context, local: torch.Tensor, layout: Layout) -> torch.Tensor:
     sizes = [layout.local_size(rank) for rank in range(context.world_size)]
-    moved = local.movedim(layout.dim, 0)
-    if layout.dim == 0 and layout.outer == 1 and len(set(sizes)) == 1:
-        return context.comm.all_gather(moved).flatten(0, 1)
-    parts = context.comm.all_gather_uneven(moved, sizes)
-    return layout.assemble([part.movedim(0, layout.dim) for part in parts])
+    if len(set(sizes)) == 1:
+        # As shards lie in memory: to move the cut dimension to the front would copy element by element.
+        parts = context.comm.all_gather(local)
+        if layout.dim == 0 and layout.outer == 1:
+            return parts.flatten(0, 1)
+        return layout.assemble(parts.unbind(0))
+    uneven = context.comm.all_gather_uneven(local.movedim(layout.dim, 0), sizes)
+    return layout.assemble([part.movedim(0, layout.dim) for part in uneven])
 
 
 class Slice(Function):
@@ -97,7 +100,8 @@ class Gather(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
-        return Slice.apply(grad, ctx.context, ctx.layout) * ctx.context.weight, None, None
+        own, weight = Slice.apply(grad, ctx.context, ctx.layout), ctx.context.weight
+        return own if weight == 1 else own * weight, None, None
 
 
 def _sum(context: Context, value: torch.Tensor) -> torch.Tensor:
