@@ -244,6 +244,7 @@ def test_tables_beside_stages(ranks: Ranks, world_size: int, plan: str) -> None:
 
 
 # A step that holds a table runs by the other schedule: its gradients count as they come.
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.soak
 @pytest.mark.parametrize(("world_size", "plan"), [(2, "pipeline=2"), (4, "data=2,pipeline=2,sparse=sharded")])
 @pytest.mark.parametrize("piece", [towers, None])
