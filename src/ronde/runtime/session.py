@@ -53,7 +53,8 @@ from ronde.runtime.shared_exceptions import SharedExceptions
 from ronde.runtime.traffic import GroupTraffic
 from ronde.runtime.type_questions import notes_on_types
 from ronde.runtime.uncut import why_uncut
-from ronde.strategies.assemble import Parts, assemble
+from ronde.strategies.assemble import assemble
+from ronde.strategies.parts import Parts
 from ronde.strategies.strategies import Strategies
 from ronde.sync.finite import Watch
 from ronde.sync.reducer import Reducer

@@ -2,79 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ronde.cluster.mesh import Axis, MeshOfRanks
+from ronde.cluster.mesh import Axis
 from ronde.comm.process_group import Comm
 from ronde.modules.sharded_call import Way, at_once
 from ronde.parallel.micro_batches import MicroBatches
 from ronde.parallel.pieces import RunOn, run_on
-from ronde.parallel.recompute import Recompute
-from ronde.plan import Plan
 from ronde.plan.strategies import StrategyName, strategies_of
 from ronde.policies.zero import Place
+from ronde.strategies.parts import Parts
 from ronde.strategies.rows import RowStrategy
 from ronde.strategies.sharded_state import ShardedState
 from ronde.strategies.strategies import Strategies
 from ronde.strategies.strategy import Strategy
 from ronde.strategies.zero import ZeroStrategy
-from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Context
 
 if TYPE_CHECKING:
-    from ronde.server.transport.client import Client
     from ronde.strategies.blocks import BlockRanks
 
-__all__ = ["Meet", "Parts", "assemble"]
+__all__ = ["assemble"]
 
 # Axes along which ranks have other blocks of models, and the same rows.
 _CUT_MODELS: tuple[Axis, ...] = ("pipeline", "tensor")
-
-
-class Meet(Protocol):
-    """Joins this rank with others in a group."""
-
-    def __call__(self, name: str, members: Sequence[int], /) -> Comm: ...
-
-
-@final
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The parts of a session on which strategies work.
-
-    Attributes:
-        mesh: of the plan, on these ranks.
-        everybody: all ranks.
-        rows: the reducer's group.
-        meet: joins further groups.
-        context: of the script.
-        client: connections to parameter servers; None without any.
-        recompute: computes blocks of models again in backward; None where all activations are kept.
-        again: told whenever backward has computed a part of a call again.
-        note: takes a sentence for the user.
-    """
-
-    plan: Plan
-    mesh: MeshOfRanks
-    everybody: Comm
-    rows: Comm
-    meet: Meet
-    context: Context
-    reducer: Reducer
-    client: Client | None
-    recompute: Recompute | None
-    again: Callable[[], object]
-    note: Callable[[str], None]
-
-    @property
-    def rank(self) -> int:
-        return self.everybody.rank
-
-    def meet_along(self, name: str, *axes: Axis) -> Comm:
-        """Join the ranks that differ from this one along these axes only."""
-        return self.meet(name, self.mesh.members(self.rank, *axes))
 
 
 def assemble(parts: Parts) -> Strategies:
@@ -140,20 +92,16 @@ def _with_cut_models(parts: Parts) -> Strategies:
     by_axis = {axis: parts.meet_along(axis, axis) for axis in axes}
     group = by_axis[axes[0]] if len(axes) == 1 else parts.meet_along("blocks", *axes)
     ranks = _block_ranks(parts, axes, group)
-    plan, context, reducer, note = parts.plan, parts.context, parts.reducer, parts.note
     if "pipeline" not in by_axis:
         from ronde.strategies.tensor import TensorStrategy
 
-        tensor = TensorStrategy(plan, ranks, context, reducer, note)
+        tensor = TensorStrategy(parts, ranks)
         return Strategies(
             ordered=[tensor], state=tensor.state, way=_way(parts), outward=tensor.stand_ins.whole
         )
     from ronde.strategies.pipeline import PipelineStrategy
 
-    stages = PipelineStrategy(
-        plan, ranks, context, reducer, note,
-        pipeline=by_axis["pipeline"], tensor=by_axis.get("tensor"), recompute=parts.recompute,
-    )  # fmt: skip
+    stages = PipelineStrategy(parts, ranks, by_axis["pipeline"], by_axis.get("tensor"))
     return Strategies(
         ordered=[stages],
         state=stages.state,
@@ -191,7 +139,5 @@ def _with_experts(parts: Parts) -> Strategies:
         places=[Place(rank % degree, rank // degree, rank) for rank in range(len(ranks))],
         replica_group=replicas,
     )
-    found = ExpertStrategy(
-        parts.plan, known, parts.context, parts.reducer, parts.note, recompute=parts.recompute
-    )
+    found = ExpertStrategy(parts, known)
     return Strategies(ordered=[found], state=found.state, way=_way(parts), spread=found.spread)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
@@ -14,7 +14,6 @@ from ronde.errors import UsageError
 from ronde.parallel.building import Building
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
-from ronde.plan import Plan
 from ronde.policies.units import find_units
 from ronde.policies.zero import RUNS, Place, divided, in_equal_parts, replica_spec, zero_within
 from ronde.shards import gradients
@@ -28,11 +27,11 @@ from ronde.shards.sharded_update import ShardedUpdate
 from ronde.shards.spec import ShardSpec
 from ronde.shards.unit_table import Find
 from ronde.strategies.homes import homes
+from ronde.strategies.parts import Parts
 from ronde.strategies.sharded_state import ShardedState
 from ronde.strategies.zero import is_worth_sharding
 from ronde.sync.home import Home, OnDevice
 from ronde.sync.reduced_gradients import ReducedGradients
-from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Context, Region
 
 __all__ = ["BlockRanks", "Cutting", "ModelBlocks"]
@@ -89,7 +88,6 @@ class ModelBlocks:
 
     Args:
         ranks: `group` has other blocks.
-        context: of the script.
         cutting: the axes of the mesh that cut models.
 
     Attributes:
@@ -101,13 +99,12 @@ class ModelBlocks:
 
     def __init__(
         self,
-        plan: Plan,
+        parts: Parts,
         ranks: BlockRanks,
-        context: Context,
-        reducer: Reducer,
-        note: Callable[[str], None],
         cutting: Cutting,
     ) -> None:
+        plan, note = parts.plan, parts.note
+        reducer, context = parts.reducer, parts.context
         self._script, self._ranks, self._note = context, ranks, note
         self._reducer, self._cutting = reducer, cutting
         self._axis = plan.state.on(ranks.rows.world_size)

@@ -11,18 +11,16 @@ import torch
 
 from ronde.parallel.expert_calls import Outputs, call_fused, call_listed, noting
 from ronde.parallel.expert_exchange import Cannot, true_gradient
-from ronde.parallel.recompute import Recompute
 from ronde.patching.patches import Patches
-from ronde.plan import Plan
 from ronde.policies.expert import can_be_spread, expert_specs
 from ronde.policies.expert_structure import Mixture, mixtures
 from ronde.rowwise.undo import Held
 from ronde.shards.partition import Partition
 from ronde.strategies.blocks import BlockRanks, Cutting, ModelBlocks
+from ronde.strategies.parts import Parts
 from ronde.strategies.strategy import Strategy
 from ronde.sync.averaging.protocol import average_gradients
-from ronde.sync.reducer import Reducer
-from ronde.tensor.context import Context, Region
+from ronde.tensor.context import Region
 from ronde.tensor.global_tensor import GlobalTensor, localize
 from ronde.tensor.rules.common import is_sharded, local_operand, rewrap
 from ronde.tensor.tree import leaves, map_leaves
@@ -41,31 +39,20 @@ class ExpertStrategy(Strategy):
     Args:
         ranks: `group` are those over which experts are spread, each with its own rows; `replica_group` have
             the same experts, one rank of each such group.
-        context: of the script.
-        recompute: computes experts again in backward; None where all activations are kept.
     """
 
     name = "expert"
 
-    def __init__(
-        self,
-        plan: Plan,
-        ranks: BlockRanks,
-        context: Context,
-        reducer: Reducer,
-        note: Callable[[str], None],
-        *,
-        recompute: Recompute | None = None,
-    ) -> None:
-        self._ranks, self._script, self._recompute = ranks, context, recompute
-        self._item = plan.item("expert")
+    def __init__(self, parts: Parts, ranks: BlockRanks) -> None:
+        self._ranks, self._script, self._recompute = ranks, parts.context, parts.recompute
+        self._item = parts.plan.item("expert")
         self._partition = Partition()
         # An expert's gradient is that of its group's tokens when it is made; see `_average_replicas`.
         cutting = Cutting(partition=self._partition, find=self._find, item=self._item, reduces=False)
-        self._blocks = ModelBlocks(plan, ranks, context, reducer, note, cutting)
+        self._blocks = ModelBlocks(parts, ranks, cutting)
         self.state = self._blocks.state
         if ranks.replica_group is not None:
-            reducer.on_averaged = self._average_replicas
+            parts.reducer.on_averaged = self._average_replicas
         self._mixtures: weakref.WeakKeyDictionary[torch.nn.Module, Mixture] = weakref.WeakKeyDictionary()
         # Models in which no mixture was found, by their class.
         self._without: dict[str, None] = {}

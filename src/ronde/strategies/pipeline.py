@@ -14,11 +14,9 @@ from ronde.parallel.one_f_one_b import OneForwardOneBack
 from ronde.parallel.pipeline import Pipeline
 from ronde.parallel.pipeline_gradients import refuse_lone_gradients
 from ronde.parallel.pipeline_piece import UsedElsewhere
-from ronde.parallel.recompute import Recompute
 from ronde.parallel.stand_ins import StandIns
 from ronde.parallel.tensor_rules import tensor_rules
 from ronde.patching.patches import Patches
-from ronde.plan import Plan
 from ronde.plan.cuts import cuts_by_pattern
 from ronde.policies.pipeline import pipeline_specs, sparse_weights, stage_of, stages_of
 from ronde.policies.stages import Stages
@@ -26,9 +24,9 @@ from ronde.policies.tensor_structure import placements
 from ronde.shards.dim_cut import DimCut
 from ronde.shards.partition import Partition, by_kind
 from ronde.strategies.blocks import BlockRanks, Cutting, ModelBlocks
+from ronde.strategies.parts import Parts
 from ronde.strategies.strategy import Strategy
 from ronde.strategies.uncut_models import UncutModels
-from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Context, Region
 
 __all__ = ["PipelineStrategy"]
@@ -40,10 +38,8 @@ class PipelineStrategy(Strategy):
 
     Args:
         ranks: `group` has all other blocks, of this stage and of others.
-        context: of the script.
         pipeline: the pipeline group, of the ranks that have the same blocks of other stages.
         tensor: the ranks that have other blocks of the same stage; None where a stage is one rank's.
-        recompute: computes units again in backward; None where all activations are kept.
 
     Attributes:
         pipeline: carries a model's call out.
@@ -51,20 +47,10 @@ class PipelineStrategy(Strategy):
 
     name = "pipeline"
 
-    def __init__(
-        self,
-        plan: Plan,
-        ranks: BlockRanks,
-        context: Context,
-        reducer: Reducer,
-        note: Callable[[str], None],
-        *,
-        pipeline: Comm,
-        tensor: Comm | None = None,
-        recompute: Recompute | None = None,
-    ) -> None:
-        self._plan, self._script, self._note = plan, context, note
-        self._recompute, self._reducer = recompute, reducer
+    def __init__(self, parts: Parts, ranks: BlockRanks, pipeline: Comm, tensor: Comm | None = None) -> None:
+        plan = parts.plan
+        self._plan, self._script, self._note = plan, parts.context, parts.note
+        self._recompute, self._reducer = parts.recompute, parts.reducer
         self._partition = Partition()
         self._of_stage = 1 if tensor is None else tensor.world_size
         self._override = cuts_by_pattern(plan.mesh.cuts)
@@ -72,7 +58,7 @@ class PipelineStrategy(Strategy):
         item = plan.item("pipeline")
         # A stage uses whole parameters when no other does.
         cutting = Cutting(partition=self._partition, find=self._find, item=item, cuts_whole=False)
-        found = self._blocks = ModelBlocks(plan, ranks, context, reducer, note, cutting)
+        found = self._blocks = ModelBlocks(parts, ranks, cutting)
         self.state = found.state
         self._stand_ins: StandIns | None = None
         if tensor is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
@@ -13,16 +13,14 @@ from ronde.parallel.block_autograd import reach_blocks
 from ronde.parallel.stand_ins import StandIns
 from ronde.parallel.tensor_rules import tensor_rules
 from ronde.patching.patches import Patches
-from ronde.plan import Plan
 from ronde.plan.cuts import cuts_by_pattern
 from ronde.policies.tensor_structure import placements
 from ronde.shards.partition import Partition
 from ronde.shards.spec import blocks
 from ronde.strategies.blocks import BlockRanks, Cutting, ModelBlocks
+from ronde.strategies.parts import Parts
 from ronde.strategies.strategy import Strategy
 from ronde.strategies.uncut_models import UncutModels
-from ronde.sync.reducer import Reducer
-from ronde.tensor.context import Context
 
 __all__ = ["TensorStrategy"]
 
@@ -33,7 +31,6 @@ class TensorStrategy(Strategy):
 
     Args:
         ranks: `group` is the tensor group.
-        context: of the script.
 
     Attributes:
         stand_ins: puts blocks into modules.
@@ -41,16 +38,15 @@ class TensorStrategy(Strategy):
 
     name = "tensor"
 
-    def __init__(
-        self, plan: Plan, ranks: BlockRanks, context: Context, reducer: Reducer, note: Callable[[str], None]
-    ) -> None:
+    def __init__(self, parts: Parts, ranks: BlockRanks) -> None:
+        plan = parts.plan
         item = plan.item("tensor")
-        self._script = context
+        self._script = parts.context
         self._uncut = UncutModels(item)
         self._override = cuts_by_pattern(plan.mesh.cuts)
         self._partition, self._degree = Partition(), ranks.group.world_size
         cutting = Cutting(partition=self._partition, find=self._find, item=item)
-        found = self._blocks = ModelBlocks(plan, ranks, context, reducer, note, cutting)
+        found = self._blocks = ModelBlocks(parts, ranks, cutting)
         self.state = found.state
         # Models that have been called with a graph.
         self._called: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
