@@ -66,14 +66,14 @@ class Standing(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cell:
-    """One mesh with one value."""
+    """One mesh with one value; "" is the mesh alone."""
 
     mesh: str
     value: str
 
     @property
     def plan(self) -> str:
-        return f"{self.mesh},{self.value}"
+        return f"{self.mesh},{self.value}" if self.value else self.mesh
 
     @property
     def ranks(self) -> int:

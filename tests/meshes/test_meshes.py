@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from meshes import table
-from meshes.axes import Cell, Standing, cells
+from meshes.axes import MESHES, Cell, Standing, cells
+from meshes.state_bytes import STATES, formula, on_rank
 from meshes.trial import models_of, try_cell
 from ronde.testing.run_ranks import RankPool
 
@@ -34,6 +35,12 @@ SAMPLE = {
 }
 
 
+# Of the bytes of state; `make soak` counts all.
+COUNTED = {("data=2,tensor=2", "zero3", "gpt"), ("pipeline=2", "zero2", "llama")}
+# Of the formula's bytes.
+ALLOWED = 1.1
+
+
 def trials() -> Iterator[object]:
     for cell in cells():
         if cell.standing is Standing.LEGAL:
@@ -41,6 +48,17 @@ def trials() -> Iterator[object]:
                 quick = (cell.mesh, cell.value, model) in SAMPLE
                 name = f"{cell.mesh}-{cell.value}-{model}"
                 yield pytest.param(cell, model, id=name, marks=() if quick else pytest.mark.soak)
+
+
+def counts() -> Iterator[object]:
+    for mesh in MESHES:
+        for state in ("", *STATES):
+            cell = Cell(mesh, state)
+            for model in models_of(mesh) if cell.standing is Standing.LEGAL else ():
+                quick = (mesh, state, model) in COUNTED
+                yield pytest.param(
+                    cell, model, id=f"{cell.plan}-{model}", marks=() if quick else pytest.mark.soak
+                )
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +80,14 @@ def test_a_legal_cell_has_the_numbers_of_its_reference(
     cell: Cell, model: str, run: Callable[..., list[Any]]
 ) -> None:
     try_cell(cell, model, run)
+
+
+@pytest.mark.parametrize(("cell", "model"), list(counts()))
+def test_a_rank_holds_the_bytes_of_the_formula(cell: Cell, model: str, run: Callable[..., list[Any]]) -> None:
+    for rank, held in enumerate(run(on_rank, cell.plan, model)):
+        wanted = formula(cell.plan, cell.ranks, rank, model)
+        counted = sum(held[kind] for kind in wanted)
+        assert 0.8 * sum(wanted.values()) < counted < ALLOWED * sum(wanted.values()), (rank, held, wanted)
 
 
 def test_the_page_has_what_the_plan_says() -> None:
