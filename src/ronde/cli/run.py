@@ -242,9 +242,7 @@ def run(  # noqa: PLR0913 - one parameter per option
         if value is not None:
             _check_starts_servers(f"{option} {value}", endpoints, meant)
     check_module(script) if module else check_script(script)
-    if restarts and (checkpoint is None or place is not None):
-        why = "needs --checkpoint DIR" if checkpoint is None else "is torchrun's: use its --max-restarts"
-        raise UsageError(f"--restarts {restarts} {why}")
+    _check_restarts(restarts, checkpoint, place, servers if endpoints and any((restarts, *bounds)) else "")
     for option, value in (("--every", every), ("--keep", keep)):
         if value is not None and checkpoint is None:
             raise UsageError(f"{option} {value} needs --checkpoint DIR")
@@ -291,6 +289,24 @@ def run(  # noqa: PLR0913 - one parameter per option
     if trace is not None:
         _write_timeline(job, trace)
     sys.exit(code)
+
+
+def _check_restarts(
+    restarts: int, checkpoint: str | None, place: ClusterEnvironment | None, servers: str | None
+) -> None:
+    """Raise `UsageError` where ranks cannot be started again.
+
+    Args:
+        servers: that were started by hand, where ranks may be started again.
+    """
+    if restarts and (checkpoint is None or place is not None):
+        why = "needs --checkpoint DIR" if checkpoint is None else "is torchrun's: use its --max-restarts"
+        raise UsageError(f"--restarts {restarts} {why}")
+    if servers:
+        raise UsageError(
+            f"--servers {servers} were started by hand and keep what they have when ranks are started again; "
+            "give --servers N, or leave out --restarts, --min-ranks and --max-ranks"
+        )
 
 
 def _fits(plan: str, ranks: int) -> bool:
@@ -479,12 +495,12 @@ def _saved(place: str | None, *, resume: bool, native: bool, plan: str) -> int |
     if native:
         raise UsageError("--checkpoint needs a script that ronde distributes; leave out --native")
     parsed = Plan.parse(plan)
-    if parsed.is_local or parsed.state.server_count:
+    if parsed.is_local:
         raise UsageError(
-            f"--checkpoint does not save what parameter servers have, nor ranks that do not wait for one "
-            f"another (plan {plan}); servers keep their state by --durability, or take --plan ddp"
+            f"--checkpoint does not save ranks that train by themselves on parameter servers (plan {plan}); "
+            "take --plan ps, whose ranks step together, or let the script save"
         )
-    if parsed.update.rule != "sync":
+    if parsed.in_local_view:
         raise UsageError(
             f"--checkpoint saves one model of all ranks, and under {parsed.item('update')} each has "
             "parameters of its own between two averages; take --plan ddp, or let the script save"

@@ -1,0 +1,226 @@
+"""A run on parameter servers is saved, and goes on, as one without."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from pathlib import Path
+from time import monotonic, sleep
+
+import psutil
+import pytest
+import torch
+
+from ronde.testing import forked
+
+HEAD = """
+    import os, sys, time, torch, ronde
+    from torch import nn
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 1))
+    x = torch.randn(96, 8)
+    ids = torch.arange(192).view(96, 2) % 37
+    data = torch.utils.data.TensorDataset(x, ids, x.sum(1, keepdim=True))
+    loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+"""
+DENSE = """
+    optimizer = torch.optim.{optimizer}
+    step = 0
+    for epoch in range(2):
+        for inputs, _, targets in loader:
+            step += 1
+            loss = nn.functional.mse_loss(net(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print(step, loss.item(), flush=True)
+            while step == 9 and os.path.exists("hold"):
+                time.sleep(0.01)
+    torch.save((net.state_dict(), optimizer.state_dict()), "end.pt")
+"""
+# Rows that come late, and two optimizers.
+TABLE = """
+    admit = ronde.table.AdmitAfter(2)
+    table = ronde.EmbeddingTable(8, optimizer=ronde.table.Adam(), admit=admit, pooling="sum")
+    bags = torch.arange(0, 32, 2)
+    both = nn.ModuleList([net, table])
+    first = torch.optim.{optimizer}
+    second = torch.optim.Adam([*net[3].parameters(), table.anchor], lr=0.02)
+    step = 0
+    for epoch in range(2):
+        for inputs, words, targets in loader:
+            step += 1
+            loss = nn.functional.mse_loss(net(inputs + table(words.view(-1), bags)), targets)
+            both.zero_grad()
+            loss.backward()
+            first.step()
+            second.step()
+            print(step, loss.item(), len(table), flush=True)
+            while step == 9 and os.path.exists("hold"):
+                time.sleep(0.01)
+    torch.save((net.state_dict(), first.state_dict(), second.state_dict(), table.state_dict()), "end.pt")
+"""
+# Of a run's processes, in the order in which they are started.
+SERVER, RANK = 1, 3
+MOMENTUM = "SGD(net[0].parameters(), lr=0.02, momentum=0.9)"
+ADAM = "Adam(net.parameters(), lr=0.01)"
+
+
+def written(place: Path, body: str, optimizer: str) -> Path:
+    place.mkdir()
+    text = textwrap.dedent(HEAD) + textwrap.dedent(body).format(optimizer=optimizer)
+    (place / "train.py").write_text(text)
+    return place
+
+
+def start(place: Path, plan: str, *options: str, ranks: int = 2) -> forked.ForkedCommand:
+    words = ["run", "--ranks", str(ranks), "--plan", plan, "--checkpoint", "saved", "--keep", "9"]
+    return forked.ForkedCommand([*words, *options, "train.py"], directory=place)
+
+
+def train(place: Path, plan: str, *options: str, ranks: int = 2) -> list[str]:
+    running = start(place, plan, *options, ranks=ranks)
+    out, err = running.communicate(90)
+    assert running.returncode == 0, err
+    return out.splitlines()
+
+
+def values(place: Path) -> list[torch.Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(torch.load(place / "end.pt"))
+    return [each for each in leaves if isinstance(each, torch.Tensor)]
+
+
+def is_equal(place: Path, other: Path) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(values(place), values(other), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("plan", "body", "optimizer"),
+    [
+        ("ps,servers=2", DENSE, ADAM),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak)
+            for case in [
+                ("ps,servers=2", TABLE, MOMENTUM),
+                ("ps,optimizer-on=worker", DENSE, ADAM),
+                ("hybrid,servers=2", TABLE, MOMENTUM),
+            ]
+        ),
+    ],
+)
+def test_a_run_goes_on_with_what_servers_had(tmp_path: Path, plan: str, body: str, optimizer: str) -> None:
+    whole, cut = written(tmp_path / "whole", body, optimizer), written(tmp_path / "cut", body, optimizer)
+    said = train(whole, plan, "--seed", "3", "--every", "6")
+    first = min((whole / "saved").glob("step-*"))
+    shutil.copytree(first, cut / "saved" / first.name)
+    shutil.copy(whole / "saved" / "journal", cut / "saved")
+    rest = train(cut, plan, "--resume", "--every", "6")
+    assert 0 < len(rest) < len(said)
+    assert rest == said[-len(rest) :]
+    assert is_equal(cut, whole)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (("ps,servers=2", 2), ("ps,servers=3", 3)),
+        (("ps,servers=2", 2), ("ddp", 2)),
+        (("zero2", 2), ("hybrid,servers=2", 2)),
+        (("ddp", 3), ("ps,servers=2", 2)),
+    ],
+)
+def test_other_servers_and_other_plans_go_on(
+    tmp_path: Path, before: tuple[str, int], now: tuple[str, int]
+) -> None:
+    whole, cut = written(tmp_path / "whole", TABLE, MOMENTUM), written(tmp_path / "cut", TABLE, MOMENTUM)
+    train(whole, before[0], "--seed", "3", "--every", "6", ranks=before[1])
+    first = min((whole / "saved").glob("step-*"))
+    shutil.copytree(first, cut / "saved" / first.name)
+    shutil.copy(whole / "saved" / "journal", cut / "saved")
+    train(cut, now[0], "--resume", "--every", "6", ranks=now[1])
+    for ours, theirs in zip(values(cut), values(whole), strict=True):
+        if ours.is_floating_point():  # how often a row was looked up is counted on each rank
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("victim", "options"),
+    [
+        (RANK, ()),
+        (SERVER, ()),
+        (SERVER, ("--durability", "none")),
+    ],
+)
+def test_whoever_is_killed_the_end_is_the_same(tmp_path: Path, victim: int, options: tuple[str, ...]) -> None:
+    whole, cut = written(tmp_path / "whole", TABLE, MOMENTUM), written(tmp_path / "cut", TABLE, MOMENTUM)
+    said = train(whole, "ps,servers=2", "--seed", "3", "--every", "6")
+    running = held(cut, "--seed", "3", "--restarts", "1", *options)
+    try:
+        children = psutil.Process(running.pid).children()
+        sorted(children, key=lambda child: (child.create_time(), child.pid))[victim].kill()
+        (cut / "hold").unlink()
+        out, err = running.communicate(90)
+    finally:
+        running.kill()
+    assert running.returncode == 0, err
+    assert ("restart 1 of 1" in err) == (victim == RANK or bool(options))
+    assert out.splitlines() == said
+    assert is_equal(cut, whole)
+
+
+def held(place: Path, *options: str) -> forked.ForkedCommand:
+    """A run that waits at its step 9, and has saved."""
+    (place / "hold").touch()
+    running = start(place, "ps,servers=2", "--every", "6", *options)
+    until = monotonic() + 80
+    while not any((place / "saved").glob("step-*12")) and running.poll() is None:
+        assert monotonic() < until
+        sleep(0.01)
+    return running
+
+
+@pytest.mark.soak
+def test_what_servers_have_is_saved_before_the_run_is_ended(tmp_path: Path) -> None:
+    body = TABLE.replace("range(2)", "range(40)")
+    whole, cut = written(tmp_path / "whole", body, MOMENTUM), written(tmp_path / "cut", body, MOMENTUM)
+    said = train(whole, "ps,servers=2", "--seed", "3")
+    running = held(cut, "--seed", "3")
+    try:
+        (cut / "hold").unlink()
+        running.terminate()
+        out, err = running.communicate(90)
+    finally:
+        running.kill()
+    assert "saved at step" in err
+    rest = train(cut, "ps,servers=2", "--resume")
+    assert out.splitlines() + rest == said
+    assert is_equal(cut, whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--plan", "ps", "--servers", "tcp://127.0.0.1:9", "--restarts", "1"],
+            "--servers tcp://127.0.0.1:9 were started by hand and keep what they have when ranks are started "
+            "again; give --servers N, or leave out --restarts, --min-ranks and --max-ranks",
+        ),
+        (
+            ["--plan", "ps-async"],
+            "--checkpoint does not save ranks that train by themselves on parameter servers (plan "
+            "state=server,update=async,optimizer-on=server); take --plan ps, whose ranks step together, or "
+            "let the script save",
+        ),
+    ],
+)
+def test_mistakes_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
+) -> None:
+    monkeypatch.setenv("RONDE_SERVER_TOKEN", "0" * 32)
+    (tmp_path / "train.py").write_text("")
+    done = forked.run(["run", "--checkpoint", "c", *options, "train.py"], directory=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"ronde: error: {said}\n")
