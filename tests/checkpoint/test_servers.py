@@ -62,6 +62,23 @@ TABLE = """
                 time.sleep(0.01)
     torch.save((net.state_dict(), first.state_dict(), second.state_dict(), table.state_dict()), "end.pt")
 """
+# Gradients stand over a step of the other optimizer: a checkpoint is made in between at step 4.
+ACROSS = TABLE.replace(
+    """loss = nn.functional.mse_loss(net(inputs + table(words.view(-1), bags)), targets)
+            both.zero_grad()
+            loss.backward()
+            first.step()
+            second.step()
+""",
+    """second.zero_grad()
+            for part in range(2):
+                loss = nn.functional.mse_loss(net(inputs + table(words.view(-1), bags)), targets)
+                first.zero_grad()
+                loss.backward()
+                first.step()
+            second.step()
+""",
+)
 # Of a run's processes, in the order in which they are started.
 SERVER, RANK = 1, 3
 MOMENTUM = "SGD(net[0].parameters(), lr=0.02, momentum=0.9)"
@@ -104,6 +121,8 @@ def is_equal(place: Path, other: Path) -> bool:
             pytest.param(*case, marks=pytest.mark.soak)
             for case in [
                 ("ps,servers=2", TABLE, MOMENTUM),
+                ("ps,servers=2", ACROSS, MOMENTUM),
+                ("ddp", ACROSS, MOMENTUM),
                 ("ps,optimizer-on=worker", DENSE, ADAM),
                 ("hybrid,servers=2", TABLE, MOMENTUM),
             ]
@@ -112,11 +131,11 @@ def is_equal(place: Path, other: Path) -> bool:
 )
 def test_a_run_goes_on_with_what_servers_had(tmp_path: Path, plan: str, body: str, optimizer: str) -> None:
     whole, cut = written(tmp_path / "whole", body, optimizer), written(tmp_path / "cut", body, optimizer)
-    said = train(whole, plan, "--seed", "3", "--every", "6")
+    said = train(whole, plan, "--seed", "3", "--every", "4")
     first = min((whole / "saved").glob("step-*"))
     shutil.copytree(first, cut / "saved" / first.name)
     shutil.copy(whole / "saved" / "journal", cut / "saved")
-    rest = train(cut, plan, "--resume", "--every", "6")
+    rest = train(cut, plan, "--resume", "--every", "4")
     assert 0 < len(rest) < len(said)
     assert rest == said[-len(rest) :]
     assert is_equal(cut, whole)
@@ -124,23 +143,24 @@ def test_a_run_goes_on_with_what_servers_had(tmp_path: Path, plan: str, body: st
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("before", "now"),
+    ("before", "now", "body"),
     [
-        (("ps,servers=2", 2), ("ps,servers=3", 3)),
-        (("ps,servers=2", 2), ("ddp", 2)),
-        (("zero2", 2), ("hybrid,servers=2", 2)),
-        (("ddp", 3), ("ps,servers=2", 2)),
+        (("ps,servers=2", 2), ("ps,servers=3", 3), TABLE),
+        (("ps,servers=2", 2), ("ps,servers=3", 3), ACROSS),
+        (("ps,servers=2", 2), ("ddp", 2), TABLE),
+        (("zero2", 2), ("hybrid,servers=2", 2), TABLE),
+        (("ddp", 3), ("ps,servers=2", 2), ACROSS),
     ],
 )
 def test_other_servers_and_other_plans_go_on(
-    tmp_path: Path, before: tuple[str, int], now: tuple[str, int]
+    tmp_path: Path, before: tuple[str, int], now: tuple[str, int], body: str
 ) -> None:
-    whole, cut = written(tmp_path / "whole", TABLE, MOMENTUM), written(tmp_path / "cut", TABLE, MOMENTUM)
-    train(whole, before[0], "--seed", "3", "--every", "6", ranks=before[1])
+    whole, cut = written(tmp_path / "whole", body, MOMENTUM), written(tmp_path / "cut", body, MOMENTUM)
+    train(whole, before[0], "--seed", "3", "--every", "4", ranks=before[1])
     first = min((whole / "saved").glob("step-*"))
     shutil.copytree(first, cut / "saved" / first.name)
     shutil.copy(whole / "saved" / "journal", cut / "saved")
-    train(cut, now[0], "--resume", "--every", "6", ranks=now[1])
+    train(cut, now[0], "--resume", "--every", "4", ranks=now[1])
     for ours, theirs in zip(values(cut), values(whole), strict=True):
         if ours.is_floating_point():  # how often a row was looked up is counted on each rank
             torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
@@ -157,7 +177,7 @@ def test_other_servers_and_other_plans_go_on(
 )
 def test_whoever_is_killed_the_end_is_the_same(tmp_path: Path, victim: int, options: tuple[str, ...]) -> None:
     whole, cut = written(tmp_path / "whole", TABLE, MOMENTUM), written(tmp_path / "cut", TABLE, MOMENTUM)
-    said = train(whole, "ps,servers=2", "--seed", "3", "--every", "6")
+    said = train(whole, "ps,servers=2", "--seed", "3", "--every", "4")
     running = held(cut, "--seed", "3", "--restarts", "1", *options)
     try:
         children = psutil.Process(running.pid).children()
@@ -175,7 +195,7 @@ def test_whoever_is_killed_the_end_is_the_same(tmp_path: Path, victim: int, opti
 def held(place: Path, *options: str) -> forked.ForkedCommand:
     """A run that waits at its step 9, and has saved."""
     (place / "hold").touch()
-    running = start(place, "ps,servers=2", "--every", "6", *options)
+    running = start(place, "ps,servers=2", "--every", "4", *options)
     until = monotonic() + 80
     while not any((place / "saved").glob("step-*12")) and running.poll() is None:
         assert monotonic() < until

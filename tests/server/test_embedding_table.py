@@ -185,3 +185,18 @@ def test_ids_are_any_of_64_bits_and_a_look_up_makes_no_row() -> None:
 def test_what_is_not_possible_is_said(wrong: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         wrong()
+
+
+def test_gradients_that_wait_for_a_step_go_on_with_other_ranks() -> None:
+    """A step takes the mean over ranks, so those of two ranks count half."""
+    ids = torch.tensor([3, 5, 3])
+    first, second, both = (ronde.EmbeddingTable(4, optimizer=ronde.table.SGD(lr=0.5)) for _ in range(3))
+    for table, factor in ((first, 1.0), (second, 3.0), (both, 2.0)):
+        (table(ids) * factor).sum().backward()
+    resumed = ronde.EmbeddingTable(4, optimizer=ronde.table.SGD(lr=0.5))
+    resumed.keep_gradients([*first.gradients_of_ranks(), *second.gradients_of_ranks()])
+    resumed.anchor.grad = first.anchor.grad
+    for table in (resumed, both):
+        torch.optim.SGD(table.parameters(), lr=0.1).step()
+    assert len(resumed) == 2
+    assert torch.equal(resumed(ids), both(ids))

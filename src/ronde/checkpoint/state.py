@@ -103,6 +103,11 @@ def take(held: Held, whole: Callable[[Any], Any], unchanged: Unchanged, copies: 
             optimizers[name] = _copied(copies, name, state)
     # Embedding tables, and whatever else keeps more than tensors; gathered where rows are spread over ranks.
     extra = {name: module.get_extra_state() for name, module in held.modules.items() if _has_extra(module)}
+    pending: dict[str, Any] = {
+        name: module.gradients_of_ranks()  # pyright: ignore[reportCallIssue] - of a table
+        for name, module in held.modules.items()
+        if hasattr(module, "gradients_of_ranks")
+    }
     if copies is None:
         return {}
     copies.settle()
@@ -116,6 +121,7 @@ def take(held: Held, whole: Callable[[Any], Any], unchanged: Unchanged, copies: 
         },
         "generators": {name: value.get_state() for name, value in held.generators.items()},
         "extra": extra,
+        "pending": pending,
     }
 
 
@@ -169,6 +175,8 @@ def put_back(held: Held, state: State, whole: Callable[[Any], Any]) -> None:
         if name not in held.modules:
             raise _other(name)
         held.modules[name].set_extra_state(value)
+    for name, value in state.get("pending", {}).items():
+        held.modules[name].keep_gradients(value)  # pyright: ignore[reportCallIssue] - of a table
     owners: dict[str, Any] = {**held.modules, **held.optimizers}
     for name, attributes in state["attributes"].items():
         if name in owners:

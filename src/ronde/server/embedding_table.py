@@ -26,6 +26,8 @@ __all__ = ["EmbeddingTable"]
 
 # The gradient of the anchor: so small that no norm of gradients notices it, even squared.
 _TOKEN = 2.0**-66
+# Ids of each look-up, and the gradients of their rows.
+Gradients = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -164,6 +166,22 @@ class EmbeddingTable(nn.Module):
         """
         self.exchange.load(self.table, {name: value.cpu().numpy() for name, value in state.items()})
 
+    def gradients_of_ranks(self) -> list[Gradients]:
+        """Gradients that each rank keeps for the next step: a checkpoint has them beside `anchor.grad`."""
+        ranks, own = self.exchange.ranks(), self._pending.gradients
+        return [own] if ranks is None else ranks.all_gather_object(own)
+
+    def keep_gradients(self, of_ranks: list[Gradients]) -> None:
+        """Take over what `gradients_of_ranks` gave, perhaps of another number of ranks."""
+        ranks = self.exchange.ranks()
+        rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.world_size)
+        if len(of_ranks) == count:
+            self._pending.gradients = list(of_ranks[rank])
+            return
+        share = count / len(of_ranks)  # a step takes the mean over ranks
+        every = [(ids, gradients * gradients.dtype.type(share)) for own in of_ranks for ids, gradients in own]
+        self._pending.gradients = every if rank == 0 else [(ids[:0], each[:0]) for ids, each in every]
+
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and `copy.deepcopy`: a copy has rows of its own."""
         own = self.__dict__.copy()
@@ -213,7 +231,7 @@ class _Pending:
     __slots__ = ("gradients", "task")
 
     def __init__(self) -> None:
-        self.gradients: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+        self.gradients: Gradients = []
         self.task = -1
 
 

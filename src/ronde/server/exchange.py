@@ -25,6 +25,10 @@ __all__ = ["Alone", "Exchange", "Replicated", "Sharded", "summed"]
 class Exchange(Protocol):
     """What a table asks of the ranks, each time of all of them."""
 
+    def ranks(self) -> Comm | None:
+        """The ranks that make a step together; None for one by itself."""
+        ...
+
     def compile(self, table: Table) -> None:
         """Make ready for look-ups of a new table, and compile their loops."""
         ...
@@ -84,6 +88,9 @@ class _Held:
 class Alone(_Held):
     """One process, which has all rows."""
 
+    def ranks(self) -> Comm | None:
+        return None
+
     def compile(self, table: Table) -> None:
         table.look_up(np.zeros(1, np.int64))
 
@@ -111,6 +118,9 @@ class Replicated(Alone):
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
 
+    def ranks(self) -> Comm | None:
+        return self._comm
+
     def update(
         self, table: Table, ids: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any], lr: float
     ) -> None:
@@ -129,6 +139,9 @@ class Sharded(_Held):
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
+
+    def ranks(self) -> Comm | None:
+        return self._comm
 
     def compile(self, table: Table) -> None:
         table.look_up(unique(np.zeros(1, np.int64)).ids)

@@ -117,6 +117,9 @@ class Served:
         # Requests that were not waited for, with the memory that they refer to.
         self._pushed: list[tuple[list[Request], Array]] = []
 
+    def ranks(self) -> Comm | None:
+        return self._comm if self._rounds else None
+
     def compile(self, table: Table) -> None:
         table.look_up(unique(np.zeros(1, np.int64)).ids)
         self._by_server(np.zeros(1, np.int64))
