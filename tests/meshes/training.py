@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +25,10 @@ from ronde.plan import Plan
 from ronde.runtime import compute
 from ronde.runtime.api import activate
 from ronde.runtime.memory.meter import MemoryMeter
+from ronde.shards import sharded_parameters
 from ronde.testing.run_ranks import Rank
 
-__all__ = ["TOLERANCE", "How", "Told", "compare", "on_ranks", "train"]
+__all__ = ["TOLERANCE", "How", "Told", "compare", "on_ranks", "on_ranks_in_parts", "train"]
 
 _STEPS, _ROWS, _TOKENS = 10, 17, 9
 TOLERANCE = 1e-10
@@ -62,6 +65,7 @@ class How:
         with_table: rows of a `ronde.EmbeddingTable` are added to what the model looks up.
         spike: the loss of one step is `_FACTOR` times as large.
         skips: this step updates nothing, as float16 has it by itself.
+        deferred: the model is built inside `ronde.deferred()`.
         backward: stands in the place of `loss.backward()`.
     """
 
@@ -72,6 +76,7 @@ class How:
     with_table: bool = False
     spike: bool = False
     skips: bool = False
+    deferred: bool = False
     backward: Callable[[nn.Module, OfRows, int], None] | None = None
 
     @classmethod
@@ -95,7 +100,9 @@ def train(how: How, on_model: Callable[[nn.Module], object] = lambda model: None
         on_model: is given the model.
     """
     torch.manual_seed(1)
-    net = MODELS[how.model]().to(how.dtype)
+    with ronde.deferred() if how.deferred else nullcontext():
+        net = MODELS[how.model]()
+    net.to(how.dtype)
     on_model(net)
     table = ronde.EmbeddingTable(WIDTH, dtype=how.dtype) if how.with_table else None
     anchors = [] if table is None else list(table.parameters())
@@ -154,7 +161,13 @@ def _of_rows(net: nn.Module, given: torch.Tensor, wanted: torch.Tensor) -> OfRow
     return of_rows
 
 
-def on_ranks(rank: Rank, plan: str, value: str, model: str) -> Told:
+def on_ranks_in_parts(rank: Rank, plan: str, value: str, model: str) -> Told:
+    """As `on_ranks`, of a model that is cut as it is built, though it is small."""
+    with mock.patch.object(sharded_parameters, "LEAST_BYTES", 1):
+        return on_ranks(rank, plan, value, model, deferred=True)
+
+
+def on_ranks(rank: Rank, plan: str, value: str, model: str, *, deferred: bool = False) -> Told:
     """What this rank reads under a plan."""
     counting, again = Patches(), list[None]()
     counting.set(MemoryMeter, "computed_again", lambda meter: again.append(None))
@@ -162,7 +175,15 @@ def on_ranks(rank: Rank, plan: str, value: str, model: str) -> Told:
         activate(session)
         buckets = None if session.compression is None else Buckets(session)
         try:
-            values = train(How.of(value, model), (lambda net: None) if buckets is None else buckets.know)
+            how = dataclasses.replace(How.of(value, model), deferred=deferred)
+
+            def on_model(net: nn.Module) -> None:
+                cuts = deferred and session.state.building is not None
+                assert any(each.are_there for each in session.state.parameters) is cuts
+                if buckets is not None:
+                    buckets.know(net)
+
+            values = train(how, on_model)
         finally:
             activate(None)
             counting.restore()

@@ -22,18 +22,20 @@ def models_of(mesh: str) -> tuple[str, ...]:
     return ("mixtral",) if "expert" in mesh else ("gpt", "llama")
 
 
-def try_cell(cell: Cell, model: str, run: Callable[..., list[Any]]) -> None:
+def try_cell(cell: Cell, model: str, run: Callable[..., list[Any]], *, deferred: bool = False) -> None:
     """Train on the cell's ranks and by the reference.
 
     Args:
         run: calls a function of a `Rank` on as many ranks as the mesh has.
+        deferred: on ranks the model is built inside `ronde.deferred()`.
 
     Raises:
         AssertionError: where they differ, or the run has something to say.
     """
     if Plan.parse(cell.plan).in_local_view:
         return _try_replicas(cell, model)
-    training.compare(cell, model, run(training.on_ranks, cell.plan, cell.value, model))
+    on_ranks = training.on_ranks_in_parts if deferred else training.on_ranks
+    training.compare(cell, model, run(on_ranks, cell.plan, cell.value, model))
 
 
 def _try_replicas(cell: Cell, model: str) -> None:

@@ -193,8 +193,8 @@ def bytes_between_steps(rank: Rank, plan: str) -> int:
         for parameter in model.parameters():
             block = blocks.block(parameter)
             part = parameter if block is None else block.part
-            own, whole = (each.own(parameter) for each in session.state.parameters)
-            held += [next(each for each in (own, whole, part) if each is not None)]
+            owns = [each.own(parameter) for each in session.state.parameters]
+            held += [next(each for each in (*owns, part) if each is not None)]
             held += [blocks.part(parameter)]
         held += [each["momentum_buffer"] for each in vars(optimizer)["state"].local.values()]
         return sum(each.numel() * each.element_size() for each in held)

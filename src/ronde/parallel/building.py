@@ -1,8 +1,9 @@
 """Models are cut while they are made: no rank ever holds one whole.
 
 Where a script says `ronde.deferred()`, layers are cut as they become part of a larger module, and what is
-left at its end. A model of the device `meta` has no elements yet. It is cut as `to_empty` gives it some,
-whoever calls that: nothing is lost by it, since what lies there then is undefined.
+left at its end; what a rank keeps for good may be decided later. A model of the device `meta` has no elements
+yet. It is cut as `to_empty` gives it some, whoever calls that: nothing is lost by it, since what lies there
+then is undefined.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ all of them, so every rank looks them up, and modules that hold tables are open.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
@@ -74,6 +75,16 @@ class Stages:
                 stages.setdefault(id(each), set()).add(unit.stage)
                 tensors.setdefault(id(each), each)
         return [tensors[key] for key, found in stages.items() if len(found) > 1]
+
+    @property
+    def by_turns(self) -> list[StageUnit]:
+        """The units: the first of each stage, then the second of each."""
+        count = collections.Counter[int]()
+        turns: list[int] = []
+        for unit in self.units:
+            turns.append(count[unit.stage])
+            count[unit.stage] += 1
+        return [self.units[place] for place in sorted(range(len(turns)), key=turns.__getitem__)]
 
     @property
     def untied(self) -> set[int]:

@@ -117,12 +117,13 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
 def deferred() -> AbstractContextManager[None]:
     """Build a model too large for one rank: `with ronde.deferred(): model = Net()`.
 
-    Where the plan cuts parameters (`zero3`, `central`), each layer is cut as soon as it becomes part of a
-    larger module, and what is left at the end of the block, so no rank ever holds more than its part and two
-    layers. Layers are built as ever, on every rank, so they draw the numbers that they draw on one device.
-    What is done to them later (`model.apply(init)`, `model.to("cuda")`, `load_state_dict`) gathers them one
-    by one. A model of the device `meta` needs no such block: it is cut as `to_empty` gives it memory. Under
-    other plans and in plain python this does nothing.
+    Where the plan cuts parameters (`zero3`, `central`, `tensor`, `pipeline`, `expert`), each layer is cut
+    as soon as it becomes part of a larger module, and what is left at the end of the block, so no rank ever
+    holds more than its part and two layers. A model of which ranks have blocks or stages is spread evenly
+    until its first call. Layers are built as ever, on every rank, so they draw the numbers that they draw
+    on one device. What is done to them later (`model.apply(init)`, `model.to("cuda")`, `load_state_dict`)
+    gathers them one by one. A model of the device `meta` needs no such block: it is cut as `to_empty` gives
+    it memory. Under other plans and in plain python this does nothing.
     """
     session = _Process.session
     return nullcontext() if session is None else session.deferred()

@@ -116,9 +116,12 @@ class Backward:
     def _whole_leaves(self, leaves: list[Reached]) -> AbstractContextManager[None]:
         if not leaves:
             return nullcontext()
-        own = self._strategies.state.parameters_of_leaves()
+        blocks = self._strategies.state.parameters_of_leaves()
+        averaged = {*blocks, *blocks.values()}
         alike = [
-            each.leaf for each in leaves if id(each.leaf) not in own and not self._reducer.averages(each.leaf)
+            each.leaf
+            for each in leaves
+            if id(each.leaf) not in averaged and not self._reducer.averages(each.leaf)
         ]
         return loss_scale.multiplied(alike, self._context.world_size) if alike else nullcontext()
 

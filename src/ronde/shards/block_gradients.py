@@ -14,6 +14,7 @@ from typing import final
 import torch
 
 from ronde.comm.process_group import Comm
+from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.shards.partition import Partition
 from ronde.shards.spec import ShardSpec
 from ronde.sync.gradient_shards import GradientShards, HeldGradient, Spans
@@ -76,6 +77,7 @@ class BlockGradients(GradientShards):
         comm: the ranks that have other blocks.
         on_new: is given each new block, whose gradient differs from those of other rows.
         mean: the mean over the ranks that have the same block, in place. A collective among these.
+        give: takes what a backward adds to a leaf's gradient; False where that has to wait for its end.
         scattered: where gradients of blocks are cut once more; None where a rank has all of its block's.
     """
 
@@ -86,6 +88,7 @@ class BlockGradients(GradientShards):
         comm: Comm,
         on_new: Callable[[torch.Tensor], object],
         mean: Callable[[torch.Tensor], torch.Tensor],
+        give: Callable[[torch.Tensor, torch.Tensor], bool],
         scattered: Scattered | None = None,
     ) -> None:
         super().__init__()
@@ -96,6 +99,7 @@ class BlockGradients(GradientShards):
         self._numbered: dict[int, Block] = {}
         self._on_new = on_new
         self._mean = mean
+        self._give = give
         self._whole_before: set[int] = set()
         self._count = 0
 
@@ -141,7 +145,23 @@ class BlockGradients(GradientShards):
         self._numbered[block.number] = block
         if leaf.requires_grad:
             self._call_hooks(block)
+            self._cut_at_once(tensor, block.number)
         return block
+
+    def _cut_at_once(self, tensor: torch.Tensor, number: int) -> None:
+        """Have backward keep this rank's block of a whole gradient only."""
+
+        def accumulated(tensor: torch.Tensor) -> None:
+            block, whole = self._blocks.get(tensor), gradient_of(tensor)
+            if block is None or block.number != number or number in self._whole_before:
+                return
+            if whole is None or whole.layout is not torch.strided:
+                return
+            if self._give(block.leaf, self._block_of(block, whole)):
+                give_gradient(tensor, None)
+
+        with DisableTorchFunction():  # one in shards would be gathered
+            _REGISTER(tensor, accumulated)
 
     def _call_hooks(self, block: Block) -> None:
         """Have the user's hooks on the parameter called for the block's gradient, which is dense."""
@@ -231,6 +251,10 @@ class BlockGradients(GradientShards):
         if self._scattered is not None:
             self._scattered.gradients.restore()
 
+    def whole_ones(self) -> list[torch.Tensor]:
+        """Gradients of parameters with blocks that are whole."""
+        return [whole for block in self.blocks if (whole := block.parameter.gradient) is not None]
+
     def begin_backward(self) -> None:
         """Remember which gradients are whole."""
         self._whole_before = {block.number for block in self.blocks if block.parameter.gradient is not None}
@@ -309,14 +333,16 @@ class BlockGradients(GradientShards):
         if block is None or whole is None:
             return
         give_gradient(tensor, None)
-        own = block.spec.own(whole, self._comm.rank).view(block.leaf.shape)
+        own = self._block_of(block, whole)
         self._gather_replicas(block.leaf)
         gradient = gradient_of(block.leaf)
-        if gradient is None:
-            with torch.inference_mode(False):
-                give_gradient(block.leaf, own.clone())
-        else:
-            gradient.add_(own)
+        give_gradient(block.leaf, own if gradient is None else gradient.add_(own))
+
+    @torch.no_grad()
+    def _block_of(self, block: Block, whole: torch.Tensor) -> torch.Tensor:
+        """Copy this rank's block of a whole gradient."""
+        with torch.inference_mode(False):  # later backwards add to it
+            return block.spec.own(whole, self._comm.rank).clone().view(block.leaf.shape)
 
     def agree(self, tensor: torch.Tensor, spans: Spans) -> None:
         """The step is one of blocks."""

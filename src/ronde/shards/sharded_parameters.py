@@ -117,10 +117,14 @@ class ShardedParameters:
             for _, tensor in unit.parameters:
                 tensor.__class__ = self._kind
 
-    def cut(self, module: torch.nn.Module) -> list[torch.Tensor]:
-        """Cut what is new in a module; gives what of it is in parts."""
+    def cut(self, module: torch.nn.Module, *, again: bool = False) -> list[torch.Tensor]:
+        """Cut what is new in a module; gives what of it is in parts.
+
+        Args:
+            again: look at all parameters, those too that do not look new.
+        """
         parts = list(module.modules())
-        self._shard(module, parts)
+        self._shard(module, parts, again=again)
         return [each for each in module.parameters() if self._table.entry(each) is not None]
 
     def cut_new(self, module: torch.nn.Module) -> None:
@@ -295,13 +299,16 @@ class ShardedParameters:
         for unit in self._table.units:
             unit.tell(census)
 
-    def _shard(self, module: torch.nn.Module, parts: Iterable[torch.nn.Module]) -> None:
+    def _shard(
+        self, module: torch.nn.Module, parts: Iterable[torch.nn.Module], *, again: bool = False
+    ) -> None:
         """Cut what is new in a module.
 
         Args:
             parts: it, and those inside it.
+            again: as of `cut`.
         """
-        if not self._table.has_new(parts):
+        if not (again or self._table.has_new(parts)):
             return
         with DisableTorchFunction(), _aside(self._context):
             for unit in self._table.gone():
@@ -312,6 +319,7 @@ class ShardedParameters:
                 self._keep_whole(unit)
                 if self._pins_new:
                     self._pinned.add(unit)
+                self._reshard(unit)  # before the next has parts too
         if any(of_several_processes(each) for each in self._table.uncut(module) if not is_lazy(each)):
             self._note(
                 "parameters in memory of several processes (share_memory()) are whole on every rank, and not "

@@ -74,6 +74,8 @@ class ShardSpec:
     def own(self, whole: torch.Tensor, rank: int) -> torch.Tensor:
         """A rank's elements of a contiguous tensor, flat; a view where it can be."""
         begin, end = self.spans[rank] or (0, 0)
+        if begin == end:  # without a copy of all in the order of the cut
+            return whole.new_empty(0)
         if self.cut is not None and end - begin == whole.numel() // self.cut.ranks:
             return self.cut.block(whole, begin * self.cut.ranks // whole.numel()).reshape(-1)
         return self.elements(whole)[begin:end]

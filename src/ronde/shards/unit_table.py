@@ -24,7 +24,7 @@ from ronde.sync.home import Home
 
 __all__ = ["Fate", "Find", "UnitTable"]
 
-Find = Callable[[torch.nn.Module], list[list[torch.Tensor]]]
+Find = Callable[[torch.nn.Module], Iterable[list[torch.Tensor]]]
 
 
 class Fate(enum.Enum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
@@ -111,7 +111,7 @@ class ModelBlocks:
         self._home, home_of_shards = homes(self._axis)
         # A group of its own, in which the model's cut values are whole: nothing of the batch is cut there.
         self.comm = Context.within_rows(ranks.group)
-        partition, find = cutting.partition, cutting.find
+        partition, find = cutting.partition, self._built_whole(cutting.find)
         # Whether the replicas of a block are the ranks over which gradients are averaged.
         self._reduces_replicas = len(ranks.replicas) == ranks.rows.world_size > 1
         # All ranks, for what is cut over the replicas of blocks too.
@@ -120,7 +120,8 @@ class ModelBlocks:
         runs = RUNS.get(self._axis.placement, in_equal_parts)
         self._of_rows = divided(runs, ranks.rows.world_size)
         self._nested = zero_within(partition, self._of_rows, ranks.places, runs)
-        self.gradients = BlockGradients(ranks.group, self._adopt, self._mean, self._scattered(home_of_shards))
+        scattered = self._scattered(home_of_shards)
+        self.gradients = BlockGradients(ranks.group, self._adopt, self._mean, self._give, scattered)
         # Whether blocks are cut once more: there is nothing to divide where one rank has a block.
         self._nests = self._axis.cuts_parameters and self._reduces_replicas
         if self._nests:
@@ -130,9 +131,12 @@ class ModelBlocks:
         # Blocks that are cut once more, gathered by the ranks that have the same.
         self._leaves: ShardedParameters | None = None
         if self._axis.cuts_parameters:
-            whole = self._find_whole if cutting.cuts_whole else _find_nothing
+            whole = self._built_whole(self._find_whole) if cutting.cuts_whole else _find_nothing
             self._leaves = ShardedParameters(context, self._of_rows, home_of_shards, note, whole)
-        stores = [each for each in (self.parameters, self._leaves) if each is not None]
+        # A layer's place in a model is not known before the model's call: until then it is spread evenly.
+        evenly = divided(in_equal_parts, ranks.everybody.world_size)
+        self._built = ShardedParameters(everybody, evenly, OnDevice(), note, find_units)
+        stores = [each for each in (self.parameters, self._leaves, self._built) if each is not None]
         self._saved = SavedParameters(*stores)
         self.state = ShardedState(
             parameters=stores,
@@ -140,10 +144,11 @@ class ModelBlocks:
             blocks=self.gradients,
             update=self._update(),
             saved=self._saved,
-            building=Building(self.comm, self.cut_new),
+            building=Building(self.comm, self._built.cut_new),
         )
         reducer.instead_of = self._leaf_of
         reducer.on_averaged = self.gradients.end_backward
+        reducer.beside = self.gradients.whole_ones
         if cutting.reduces:
             reducer.encoded = self._encoded
 
@@ -211,7 +216,9 @@ class ModelBlocks:
 
     @contextmanager
     def whole_call(self, module: torch.nn.Module) -> Iterator[None]:
-        """Around a call for which every rank gathers the model."""
+        """Around a call for which every rank gathers the model; gradients of it come to whole parameters."""
+        if self._cutting.reduces and torch.is_grad_enabled():
+            self._reducer.expect_parts()
         with self._using_leaves(module), self.parameters.calling(module):
             yield
 
@@ -233,15 +240,34 @@ class ModelBlocks:
 
     def cut_new(self, module: torch.nn.Module) -> None:
         """Cut what is new in a module. A collective."""
-        new: dict[int, Block] = {}
-        for parameter in self.parameters.cut(module):
+        built = [each for each in module.parameters() if self._built.own(each) is not None]
+        new: dict[int, tuple[torch.Tensor, ShardSpec, torch.Tensor]] = {}
+        for parameter in self.parameters.cut(module, again=bool(built)):
             spec, part = self._cutting.partition.spec(parameter), self.parameters.own(parameter)
             block = self.gradients.block(parameter)
             # By the object, which is another one on all ranks: some have no elements, and no address.
             if spec is not None and part is not None and (block is None or block.part is not part):
-                new[id(parameter)] = self._take_block(parameter, spec, part)
-        if self._axis.cuts_gradients and new:
-            self._divide(module, new)
+                new[id(parameter)] = parameter, spec, part
+        for unit in find_units(module) if new else ():
+            known = [each for each in unit if id(each) in new]
+            taken = [self._take_block(*new[id(each)]) for each in known]
+            if self._axis.cuts_gradients:
+                self._divide(unit, known, taken)
+        if built and self._leaves is not None:
+            self._leaves.cut(module, again=True)
+        for each in built:
+            self._built.dissolve(each)
+
+    def _built_whole(self, find: Find) -> Find:
+        """Units one by one, of which what was cut as it was built is whole by then."""
+
+        def found(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+            for unit in find(module):
+                for each in unit:
+                    self._built.dissolve(each)
+                yield unit
+
+        return found
 
     def _take_block(self, parameter: torch.Tensor, spec: ShardSpec, part: torch.Tensor) -> Block:
         optimizer = self._reducer.let_go(parameter)
@@ -258,20 +284,23 @@ class ModelBlocks:
             self._reducer.adopt(leaf, optimizer)
         return block
 
-    def _divide(self, module: torch.nn.Module, new: Mapping[int, Block]) -> None:
-        """Cut new blocks over their replicas, unit by unit. A collective."""
+    def _divide(
+        self, unit: Sequence[torch.Tensor], known: Sequence[torch.Tensor], blocks: Sequence[Block]
+    ) -> None:
+        """Cut the new blocks of a unit over their replicas. A collective.
+
+        Args:
+            known: the parameters of the blocks.
+        """
         replicas = self._ranks.replicas
-        for unit in find_units(module):
-            known = [each for each in unit if id(each) in new]
-            for each, spec in zip(known, self._nested.assign(known), strict=True):
-                block = new[id(each)]
-                if spec is not None and self._reduces_replicas:
-                    of_block = block.spec[self._ranks.group.rank]
-                    self._of_rows.decide(block.leaf, replica_spec(spec, of_block, replicas))
-            self._of_rows.assign([each for each in unit if not self.has(each)])
-            blocks = [block for each in known if (block := new[id(each)]).leaf.numel()]
-            if self._nests and self._leaves is not None and blocks:
-                self._leaves.adopt([each.leaf for each in blocks], [each.part for each in blocks])
+        for block, spec in zip(blocks, self._nested.assign(known), strict=True):
+            if spec is not None and self._reduces_replicas:
+                of_block = block.spec[self._ranks.group.rank]
+                self._of_rows.decide(block.leaf, replica_spec(spec, of_block, replicas))
+        self._of_rows.assign([each for each in unit if not self.has(each)])
+        there = [block for block in blocks if block.leaf.numel()]
+        if self._nests and self._leaves is not None and there:
+            self._leaves.adopt([each.leaf for each in there], [each.part for each in there])
 
     def make_whole(self, parameter: torch.Tensor, module: torch.nn.Module) -> None:
         """Have a parameter of a model on every rank from now on. A collective."""
@@ -285,6 +314,9 @@ class ModelBlocks:
     def _adopt(self, leaf: torch.Tensor) -> None:
         if self._cutting.reduces and leaf.numel():
             self._reducer.adopt(leaf)
+
+    def _give(self, leaf: torch.Tensor, gradient: torch.Tensor) -> bool:
+        return self._cutting.reduces and self._reducer.give(leaf, gradient)
 
     def _mean(self, gradient: torch.Tensor) -> torch.Tensor:
         rows = self._ranks.rows

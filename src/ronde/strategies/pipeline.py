@@ -84,7 +84,8 @@ class PipelineStrategy(Strategy):
         whole = {id(weight) for weight in sparse}
         for tensor, spec in pipeline_specs(stages, count, known, self._of_stage, cuts, whole):
             known.decide(tensor, spec)
-        owned = [[each for each in unit.parameters if self._is_owned(each)] for unit in stages.units]
+        # Stages by turns: what is spread evenly until then does not come to one rank first.
+        owned = [[each for each in unit.parameters if self._is_owned(each)] for unit in stages.by_turns]
         return [members for unit in owned for members in by_kind(unit)]
 
     def _is_owned(self, tensor: torch.Tensor) -> bool:

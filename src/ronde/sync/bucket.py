@@ -39,9 +39,11 @@ class Bucket:
 
     Attributes:
         waits: a launch may wait for the other ranks.
+        encodes: gradients lose something on their way.
     """
 
     waits = False
+    encodes = False
 
     def __init__(self, leaves: Sequence[Leaf], buffer: Buffer | None, memory: GradientMemory) -> None:
         self.leaves = list(leaves)

@@ -29,7 +29,7 @@ from ronde.sync.bucket_memory import GradientMemory
 from ronde.sync.cut_bucket import CutBucket
 from ronde.sync.gradient_hooks import GradientHooks
 from ronde.sync.gradient_shards import ScatteredGradients
-from ronde.sync.leaf import Leaf, gradient_of
+from ronde.sync.leaf import Leaf, give_gradient, gradient_of
 from ronde.sync.narrow_sums import Casts, NarrowSums
 from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.sync.sparse_bucket import SparseBucket
@@ -89,6 +89,7 @@ class Reducer:
         on_averaged: hears, while it is set, that all averages are there; the user's hooks come next.
         instead_of: the leaf that is reduced in the place of a parameter; None for the parameter itself.
         encoded: gives ids of the leaves whose gradients may be encoded; None where all may.
+        beside: gives gradients that are averaged when the reducer's are.
         on_first: is given, while it is set, the leaf whose gradient a backward has accumulated first.
     """
 
@@ -111,7 +112,9 @@ class Reducer:
         # By id of the tensor; an entry is valid while its leaf still refers to that tensor.
         self._known: dict[int, tuple[Leaf, _Group]] = {}
         self._depth = 0
-        self._nested = False
+        # In this backward, or the next, a bucket may leave before the last part of a gradient.
+        self._in_parts = False
+        self._graph = False
         self.hooks = GradientHooks()
         self.memory = GradientMemory()
         self.on_finish: Callable[[], object] | None = None
@@ -119,6 +122,7 @@ class Reducer:
         self.on_averaged: Callable[[], object] | None = None
         self.instead_of: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None
         self.encoded: Callable[[], Collection[int] | None] = lambda: None
+        self.beside: Callable[[], Collection[torch.Tensor]] = tuple
         self._first: Callable[[torch.Tensor], object] | None = None
         # Held here, because a session replaces the method for scripts.
         self._register: Any = torch.Tensor.register_post_accumulate_grad_hook
@@ -262,7 +266,7 @@ class Reducer:
                 "compressor=none"
             )
         if self._depth:
-            self._nested = True
+            self._in_parts = True
             self._depth += 1
             try:
                 yield
@@ -277,6 +281,7 @@ class Reducer:
                 parts.restore()  # autograd adds to them, and knows whole ones only
         narrow = None if casts is None else NarrowSums(self._leaves, self._comm, self._parts, casts)
         self._depth = 1
+        self._graph = graph
         self._scale(1 / divided)
         for group in self._groups:
             for bucket in group.buckets:
@@ -295,7 +300,7 @@ class Reducer:
             raise
         finally:
             self._depth = 0
-            self._nested = False
+            self._in_parts = False
             if narrow is not None:
                 narrow.unwatch()
             self._scale(divided)
@@ -309,6 +314,26 @@ class Reducer:
         if self.on_averaged is not None:
             self.on_averaged()
         self.hooks.run(self._comm)
+
+    def expect_parts(self) -> None:
+        """The next backward may be given parts of gradients; called on all ranks."""
+        self._in_parts = True
+
+    @torch.no_grad()
+    def give(self, tensor: torch.Tensor, part: torch.Tensor) -> bool:
+        """Add to a leaf's gradient in the midst of a backward, as autograd does.
+
+        False where that has to wait until this backward has ended: nothing is added then.
+        """
+        known = self._known.get(id(tensor))
+        bucket = None if known is None else known[1].of.get(id(tensor))
+        travels = self._comm.world_size == 1 or (bucket is not None and not bucket.encodes)
+        if not (self._depth and self._in_parts and travels) or self._graph:
+            return False
+        gradient = gradient_of(tensor)
+        give_gradient(tensor, part if gradient is None else gradient.add_(part))
+        self._accumulated(tensor)
+        return True
 
     def settle(self) -> None:
         """Average partial gradients after a backward raised on all ranks. A collective."""
@@ -327,6 +352,7 @@ class Reducer:
         if factor == 1:
             return
         gradients = [gradient for leaf in self._leaves if (gradient := leaf.gradient) is not None]
+        gradients += self.beside()
         if gradients:
             foreach_mul_(gradients, factor)
         for parts in (self._parts, self._rows):
@@ -467,9 +493,10 @@ class Reducer:
     def _send_stale(self, buckets: list[Bucket]) -> None:
         """Send again what some rank computed a second time, after its bucket had left.
 
-        Only a backward within backward can do so (reentrant checkpoints whose segments share a parameter).
+        A backward within backward can do so (reentrant checkpoints whose segments share a parameter), and
+        whoever gives parts.
         """
-        if not self._nested:
+        if not self._in_parts:
             if any(bucket.stale for bucket in buckets):
                 raise RondeError("a gradient was accumulated twice in one backward; use Tensor.backward()")
             return

@@ -24,6 +24,7 @@ class CompressedBucket(Bucket):
     """
 
     waits = True
+    encodes = True
 
     def __init__(
         self,
