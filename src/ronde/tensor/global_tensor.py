@@ -50,6 +50,7 @@ __all__ = ["GlobalTensor", "Rule", "StrayBatch", "gather_ahead", "localize", "ma
 
 # torch's own descriptors, which the class below overrides.
 _PLAIN_GRAD: Any = torch.Tensor.grad
+_PLAIN_SHAPE: Any = torch.Tensor.shape
 _PLAIN_DATA: Any = torch.Tensor.data  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -75,7 +76,9 @@ class GlobalTensor(Shard):
         if DeferredScalar in types:
             args, kwargs = settled((args, kwargs))
         kwargs = kwargs or {}
-        first = next(instances(GlobalTensor, (args, kwargs)))
+        first = args[0] if args else None
+        if type(first) is not GlobalTensor:
+            first = next(instances(GlobalTensor, (args, kwargs)))
         context = first._context
         region = context.region
         if region is Region.OBSERVED:
@@ -107,6 +110,20 @@ class GlobalTensor(Shard):
         for value in lent:
             lend(value)
         return func(*_map(_data, args), **_map(_data, kwargs))
+
+    # Rules ask these so often that the way through `__torch_function__` would be half of what they cost.
+    def dim(self) -> int:
+        local = self._local
+        if local is None or self._context.standing.region is not Region.SCRIPT:
+            return super().dim()
+        return local.dim()
+
+    @property
+    def shape(self) -> torch.Size:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if self._local is None or self._context.standing.region is not Region.SCRIPT:
+            return _PLAIN_SHAPE.__get__(self)
+        with DisableTorchFunctionSubclass():
+            return _PLAIN_SHAPE.__get__(self)
 
     # A tensor subclass with a Python `__torch_dispatch__` refuses these; the whole value does not.
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
@@ -324,6 +341,14 @@ class _Shell(torch.autograd.Function):
         return Slice.apply(grad, ctx.context, ctx.layout) * ctx.context.weight, None, None
 
 
+def _shell_with_graph(local: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
+    if in_transform():
+        return _Shell.apply(local, context, layout)
+    # Past what sessions put around functions of the script, and what torch does about transforms.
+    base: Any = super(torch.autograd.Function, _Shell)
+    return base.apply(local, context, layout)
+
+
 def _shell(local: torch.Tensor, layout: Layout) -> torch.Tensor:
     with DisableTorchFunction():
         return make_wrapper_subclass(
@@ -334,7 +359,7 @@ def _shell(local: torch.Tensor, layout: Layout) -> torch.Tensor:
 def wrap(context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any, Rule]) -> GlobalTensor:
     """The global tensor of which `local` is this rank's shard, cut as `layout` says."""
     shell: Any = (
-        _Shell.apply(local, context, layout)
+        _shell_with_graph(local, context, layout)
         if local.requires_grad and torch.is_grad_enabled()
         else _shell(local, layout)
     )

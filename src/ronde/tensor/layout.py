@@ -6,6 +6,7 @@ Pure functions and frozen values; nothing here communicates.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -83,7 +84,7 @@ class Layout:
 
     def at(self, dim: int) -> Layout:
         """The same cut in another dimension."""
-        return dataclasses.replace(self, dim=dim)
+        return self if dim == self.dim else _at(self, dim)
 
     def same_cut(self, other: Layout) -> bool:
         """Whether two tensors hold the same rows on each rank, in whichever dimension."""
@@ -106,6 +107,11 @@ class Layout:
             for rank, part in enumerate(parts)
         ]
         return torch.cat(cut, self.dim + 1).flatten(self.dim, self.dim + 2)
+
+
+@functools.lru_cache(maxsize=4096)
+def _at(layout: Layout, dim: int) -> Layout:
+    return dataclasses.replace(layout, dim=dim)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
