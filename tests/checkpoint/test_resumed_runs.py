@@ -92,7 +92,15 @@ def finish(running: forked.ForkedCommand) -> str:
         (2, "ddp"),
         *(
             pytest.param(ranks, plan, marks=pytest.mark.soak)
-            for ranks, plan in [(1, "ddp"), (3, "ddp"), (2, "zero2"), (2, "zero3"), (2, "central")]
+            for ranks, plan in [
+                (1, "ddp"),
+                (3, "ddp"),
+                (2, "zero2"),
+                (2, "zero3"),
+                (2, "central"),
+                (2, "local-sgd,every=3"),
+                (3, "decentralized"),
+            ]
         ),
     ],
 )

@@ -66,6 +66,9 @@ for epoch in range(2):
 _HOLD = """
         while step == 9 and os.path.exists("hold"):
             time.sleep(0.01)"""
+# Ranks that do not wait for one another may be here at any time: one that loads something can be saved.
+_LOADS = """
+            next(iter(DataLoader(TensorDataset(x[:1]), generator=torch.Generator())))"""
 
 SCRIPTS = {
     "loader": "inputs, targets in DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)",
@@ -73,11 +76,13 @@ SCRIPTS = {
 }
 
 
-def source(script: str, model: str, *, holds: bool = False) -> str:
+def source(script: str, model: str, *, holds: bool = False, apart: bool = False) -> str:
     """The text of a script with one of the models; it prints each step and its loss.
 
     Args:
         holds: it waits before step 9 while there is a file "hold".
+        apart: ranks do not wait for one another.
     """
-    text = _HEAD.format(model=MODELS[model], batches=SCRIPTS[script], hold=_HOLD if holds else "").lstrip()
+    hold = _HOLD + _LOADS * apart if holds else ""
+    text = _HEAD.format(model=MODELS[model], batches=SCRIPTS[script], hold=hold).lstrip()
     return f"import os\nimport time\n\n{text}" if holds else text

@@ -46,12 +46,14 @@ class Trial:
         starter: starts the processes of `ronde verify`.
 
     Attributes:
+        apart: ranks do not wait for one another.
         losses: of each step in plain Python.
         weights: what plain Python ends with.
     """
 
     def __init__(self, column: Column, script: str, folder: Path, starter: Starter) -> None:
         self.column, self.script = column, script
+        self.apart = column.plan.update.rule == "async-average"
         self._folder, self._starter = folder, starter
         self._count = 0
         self._write(folder)
@@ -70,7 +72,7 @@ class Trial:
         return place
 
     def _write(self, place: Path, *, holds: bool = False) -> None:
-        text = source(self.script, self.column.model, holds=holds)
+        text = source(self.script, self.column.model, holds=holds, apart=self.apart)
         (place / "train.py").write_text(text)
         if holds:
             (place / "hold").touch()
@@ -81,6 +83,11 @@ class Trial:
         Raises:
             Refused, Died: it does not end well.
         """
+        if (
+            self.apart and "--checkpoint" in options
+        ):  # a fast rank has ended before the others are to be saved
+            self._write(place, holds=True)
+            return self.finish(self.start(place, *options, script=script, plan=plan), place, lambda: None)
         return self._ended(self.start(place, *options, script=script, plan=plan))
 
     def start(

@@ -19,7 +19,7 @@ from ronde.patching.stacks import NEXT_BATCH
 from ronde.patching.torch_internals import BaseDataLoaderIter, DatasetKind
 from ronde.tensor.tree import map_leaves
 
-__all__ = ["LocalSlices", "share_of"]
+__all__ = ["LocalSlices", "share_of", "slice_of"]
 
 
 def share_of(rows: int, rank: int, ranks: int) -> slice:
@@ -34,10 +34,12 @@ class LocalSlices:
 
     Attributes:
         cut: how many batches were.
+        whole: asked for each batch: whether it stays whole, as somebody else cuts it.
     """
 
     def __init__(self, rank: int, ranks: int, deliver: Callable[[int | None], object]) -> None:
         self.cut = 0
+        self.whole: Callable[[], bool] = lambda: False
         self._rank, self._ranks = rank, ranks
         self._deliver = deliver
         self._stream: torch.Tensor | None = None
@@ -49,13 +51,13 @@ class LocalSlices:
         plain_index: Any = BaseDataLoaderIter._next_index
 
         def init(iterator: Any, loader: Any) -> None:
-            iterator._ronde_cuts = torch.is_grad_enabled()
+            iterator._ronde_cuts, iterator._ronde_ahead = torch.is_grad_enabled(), 0
             with slices._common_stream():
                 plain_init(iterator, loader)
             iterator._in_order = True  # batches in the order of arrival would differ between ranks
 
         def reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
-            iterator._ronde_cuts = torch.is_grad_enabled()
+            iterator._ronde_cuts, iterator._ronde_ahead = torch.is_grad_enabled(), 0
             with slices._common_stream():
                 plain_reset(iterator, loader, first_iter)
 
@@ -64,14 +66,21 @@ class LocalSlices:
                 index = plain_index(iterator)
             if iterator._ronde_cuts and iterator._dataset_kind == DatasetKind.Map and _is_batch(index):
                 slices.cut += 1
+                if slices.whole():
+                    iterator._ronde_ahead += 1
+                    return index
                 return index[share_of(len(index), slices._rank, slices._ranks)]
             return index
 
         def around(plain: Callable[..., Any]) -> Callable[..., Any]:
             def next_batch(iterator: Any) -> Any:
                 data = plain(iterator)
-                if iterator._ronde_cuts and iterator._dataset_kind != DatasetKind.Map:
-                    data = slices._rows(data)
+                # Batches that a worker has loaded whole come first.
+                is_whole = iterator._dataset_kind != DatasetKind.Map or iterator._ronde_ahead > 0
+                iterator._ronde_ahead = max(0, iterator._ronde_ahead - 1)
+                if iterator._ronde_cuts and is_whole and not slices.whole():
+                    slices.cut += _count(data) is not None
+                    data = slice_of(data, slices._rank, slices._ranks)
                 slices._deliver(_count(data))
                 return data
 
@@ -94,21 +103,19 @@ class LocalSlices:
             self._stream = torch.get_rng_state()
             torch.set_rng_state(own)
 
-    def _rows(self, data: Any) -> Any:
-        rows = _count(data)
-        if rows is None:
-            return data
-        share = share_of(rows, self._rank, self._ranks)
-        self.cut += 1
 
-        def own(value: Any) -> Any:
-            return (
-                value[share]
-                if isinstance(value, torch.Tensor) and value.dim() and len(value) == rows
-                else value
-            )
+def slice_of(data: Any, rank: int, ranks: int) -> Any:
+    """A rank's rows of a whole batch; what has no rows stays as it is."""
+    rows = _count(data)
+    if rows is None:
+        return data
+    share = share_of(rows, rank, ranks)
 
-        return map_leaves(own, data)
+    def own(value: Any) -> Any:
+        has_rows = isinstance(value, torch.Tensor) and value.dim() and len(value) == rows
+        return value[share] if has_rows else value
+
+    return map_leaves(own, data)
 
 
 def _is_batch(index: Any) -> bool:

@@ -7,7 +7,8 @@ and optimizer steps are skipped and every question is answered from the journal;
 of the checkpoint take their places, and the script goes on where it was.
 
 The file is a sequence of blocks, each with its length and checksum, and only grows: a checkpoint names how
-many bytes and entries belong to it.
+many bytes and entries belong to it. Ranks that train by themselves read values of their own: there a block
+says whose it is, and whether the rank's journal begins with it.
 """
 
 from __future__ import annotations
@@ -59,15 +60,18 @@ class Journal:
 
     Args:
         entries: of the run that is resumed.
+        rank: whose it is.
+        others: the entries are those of another rank.
 
     Attributes:
         replaying: an earlier run's entries are being answered with.
     """
 
-    def __init__(self, entries: list[Entry] | None = None) -> None:
+    def __init__(self, entries: list[Entry] | None = None, *, rank: int = 0, others: bool = False) -> None:
         self._entries = entries or []
+        self._rank = rank
         self._place = 0
-        self._flushed = len(self._entries)
+        self._flushed = 0 if others else len(self._entries)
         self.replaying = entries is not None
 
     def __len__(self) -> int:
@@ -112,11 +116,11 @@ class Journal:
 
     def fresh(self) -> bytes:
         """What was recorded since this was called last, as a block of the file; b"" for nothing."""
-        fresh = self._entries[self._flushed :]
+        fresh, anew = self._entries[self._flushed :], self._flushed == 0
         self._flushed = len(self._entries)
         if not fresh:
             return b""
-        content = zlib.compress(_packed(fresh), _LEVEL)
+        content = zlib.compress(_packed(fresh, (self._rank, anew) if self._rank else None), _LEVEL)
         return _HEAD.pack(len(content), zlib.crc32(content)) + content
 
 
@@ -125,13 +129,22 @@ def begins_journal(content: bytes) -> bool:
     return not content or content[_HEAD.size : _HEAD.size + len(_COMPRESSED)] == _COMPRESSED
 
 
-def read_entries(content: bytes) -> list[Entry]:
-    """The entries of a file.
+def read_entries(content: bytes, rank: int = 0) -> list[Entry]:
+    """The entries of a rank in a file.
 
     Raises:
         JournalError: it is damaged, or ends in the midst of a block.
     """
-    return [entry for block in _blocks(content) for entry in _unpacked(block)]
+    found: list[Entry] = []
+    for block in _blocks(content):
+        stream = io.BytesIO(block)
+        first = pickle.load(stream)
+        owner, anew = first if isinstance(first, tuple) else (0, False)
+        if owner == rank:
+            found = [] if anew else found
+            values = pickle.load(stream) if isinstance(first, tuple) else first
+            found += [Entry(*each) for each in values]
+    return found
 
 
 def _blocks(content: bytes) -> Iterator[bytes]:
@@ -147,16 +160,13 @@ def _blocks(content: bytes) -> Iterator[bytes]:
         yield zlib.decompress(block)
 
 
-def _packed(entries: list[Entry]) -> bytes:
+def _packed(entries: list[Entry], owner: tuple[int, bool] | None) -> bytes:
     stream = io.BytesIO()
+    if owner is not None:
+        pickle.dump(owner, stream, protocol=5)
     # One pickler: payloads that are the same object, as forms of outputs are, are written once.
     pickle.Pickler(stream, protocol=5).dump([(e.kind, e.name, e.payload, e.random) for e in entries])
     return stream.getvalue()
-
-
-def _unpacked(block: bytes) -> Iterator[Entry]:
-    for values in pickle.loads(block):
-        yield Entry(*values)
 
 
 def _said(kind: str, name: str) -> str:

@@ -51,14 +51,24 @@ class Schedule:
             due = due or times > 0
         return due or self.is_ending
 
+    def is_time(self, step: int, saved: int) -> bool:
+        """Whether a checkpoint is due by this rank's own count and clock; each time is told once."""
+        due = bool(self._cadence.steps) and step - saved >= self._cadence.steps
+        return self._has_struck() or due
+
+    def _has_struck(self) -> bool:
+        now, seconds = monotonic(), self._cadence.seconds
+        is_time = bool(seconds) and now >= self._due_at
+        if is_time:
+            self._due_at = now + seconds
+        return is_time
+
     def _ahead(self, step: int) -> tuple[int, bool]:
         """In how many steps ranks ask again, and whether the time for a checkpoint has come."""
         now, seconds = monotonic(), self._cadence.seconds
         a_step = (now - self._asked_at) / max(1, step - self._asked)
         self._asked, self._asked_at = step, now
-        is_time = bool(seconds) and now >= self._due_at
-        if is_time:
-            self._due_at = now + seconds
+        is_time = self._has_struck()
         left = max(self._due_at - now, 0.0) if seconds else _ASK_EVERY_S
         wait = int(min(_ASK_EVERY_S, left) / max(a_step, 1e-6))
         return max(1, min(wait, _MOST_STEPS)), is_time

@@ -7,7 +7,7 @@ goes into a run under another plan, or on another number of ranks.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from ronde.checkpoint.held import Held
 from ronde.checkpoint.journal import Mismatch
 
-__all__ = ["HostCopies", "State", "Unchanged", "put_back", "take"]
+__all__ = ["HostCopies", "State", "Unchanged", "mean_over_ranks", "put_back", "take"]
 
 State = dict[str, Any]
 
@@ -123,6 +123,55 @@ def take(held: Held, whole: Callable[[Any], Any], unchanged: Unchanged, copies: 
         "extra": extra,
         "pending": pending,
     }
+
+
+def mean_over_ranks(states: Sequence[State], held: Held) -> State:
+    """One model of those of ranks that train by themselves.
+
+    Parameters, buffers and the state of optimizers are means; the rest, such as rates, is rank 0's.
+
+    Args:
+        states: of each rank.
+        held: what the script of rank 0 holds.
+    """
+    ours = {id(value) for module in held.modules.values() for value in _values_of(module)}
+    trained = {
+        name
+        for name, value in held.tensors.items()
+        if id(value) in ours or (value.requires_grad and value.is_leaf)
+    }
+    first = states[0]
+    tensors = {
+        name: _mean([state["tensors"].get(name) for state in states])
+        if name.removesuffix(_GRADIENT) in trained
+        else value
+        for name, value in first["tensors"].items()
+    }
+    return {**first, "tensors": tensors, "optimizers": _mean([state["optimizers"] for state in states])}
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """The mean of tensors, one by one in dicts and lists; the first value where they are unlike."""
+    first = values[0]
+    if any(type(value) is not type(first) for value in values):
+        return first
+    if isinstance(first, torch.Tensor):
+        alike = all(
+            (each.shape, each.dtype, each.layout) == (first.shape, first.dtype, first.layout)
+            for each in values
+        )
+        if not alike or not first.is_floating_point():
+            return first
+        total = first.to(torch.float64, copy=True)
+        for value in values[1:]:
+            total += value
+        return total.div_(len(values)).to(first.dtype)
+    if isinstance(first, dict):
+        missing = object()
+        return {key: _mean([value.get(key, missing) for value in values]) for key in first}
+    if type(first) in (list, tuple) and all(len(value) == len(first) for value in values):
+        return type(first)(_mean(each) for each in zip(*values))
+    return first
 
 
 def _models(held: Held) -> dict[str, dict[str, str]]:

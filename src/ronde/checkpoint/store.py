@@ -128,8 +128,13 @@ class Store:
         self._journal.close()
 
 
-def newest(folder: Path, tell: Callable[[str], object]) -> tuple[Manifest, State, list[Entry]]:
+def newest(
+    folder: Path, tell: Callable[[str], object], owner: Callable[[Manifest, State], int] = lambda *_: 0
+) -> tuple[Manifest, State, list[Entry]]:
     """The newest checkpoint of a folder that is whole; of those that are not, `tell` hears why.
+
+    Args:
+        owner: gives the rank whose journal is read.
 
     Raises:
         NoCheckpoint: there is none.
@@ -137,7 +142,7 @@ def newest(folder: Path, tell: Callable[[str], object]) -> tuple[Manifest, State
 
     def read(place: Path) -> tuple[Manifest, State, list[Entry]]:
         manifest, state = read_checkpoint(place)
-        return manifest, state, read_entries(read_journal(place, manifest))
+        return manifest, state, read_entries(read_journal(place, manifest), owner(manifest, state))
 
     found = newest_whole(folder, tell, read)
     if found is None:
@@ -186,6 +191,8 @@ def read_journal(place: Path, manifest: Manifest) -> bytes:
         OSError, ValueError, JournalError: it is damaged.
     """
     content = (place.parent / "journal").read_bytes()[: manifest.journal_bytes]
+    if len(content) != manifest.journal_bytes:
+        raise ValueError(f"its journal has {len(content)} of {manifest.journal_bytes} bytes")
     count = len(read_entries(content))
     if count != manifest.entries:
         raise ValueError(f"its journal has {count} of {manifest.entries} entries")

@@ -96,6 +96,7 @@ def copy_with_weights(place: Path, model: str, weights: Path, out: Path) -> None
     name, keys = _model(state, model, place)
     put = _fitted(state, keys, read_weights(weights), f"{weights} and {name} of {place} are not of one model")
     state["tensors"].update(put)
+    state.pop("ranks", None)  # models of single ranks, which have other weights
     store = Store(out, keep=1)
     try:
         store.write(manifest, state, journal)

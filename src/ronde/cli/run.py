@@ -500,10 +500,10 @@ def _saved(place: str | None, *, resume: bool, native: bool, plan: str) -> int |
             f"--checkpoint does not save ranks that train by themselves on parameter servers (plan {plan}); "
             "take --plan ps, whose ranks step together, or let the script save"
         )
-    if parsed.in_local_view:
+    if parsed.in_local_view and parsed.mesh.cuts_models is not None:
         raise UsageError(
-            f"--checkpoint saves one model of all ranks, and under {parsed.item('update')} each has "
-            "parameters of its own between two averages; take --plan ddp, or let the script save"
+            f"--checkpoint saves cut models that are in step, and under {parsed.item('update')} each replica "
+            f"trains by itself; leave out {parsed.item(parsed.mesh.cuts_models)}, or take update=sync"
         )
     from ronde.checkpoint.manifest import checkpoints_in, latest_manifest
     from ronde.checkpoint.mirror import Mirror, is_url

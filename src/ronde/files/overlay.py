@@ -35,6 +35,9 @@ class Overlay:
         made: is told of it.
         shared: a folder of all ranks of this host, to be removed when all are gone; None: others do not learn
             what rank 0's threads make.
+
+    Attributes:
+        unborn: whether the real one was made later than the script has come, on its way back.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Overlay:
         self._lock = threading.RLock()  # a collected file may come to this in here
         self._numbers = itertools.count(1)
         self._gone: set[str] = set()
+        self.unborn: Callable[[str], bool] = lambda path: False
 
     def folder(self) -> str:
         """This rank's own; made when it is first asked for."""
@@ -181,7 +185,7 @@ class Overlay:
         return os.path.join(self._shared or self.folder(), "told") + path + _MARK
 
     def _is_marked(self, path: str) -> bool:
-        return path in self._gone or os.path.lexists(self._mark(path))
+        return path in self._gone or self.unborn(path) or os.path.lexists(self._mark(path))
 
     def _is_hidden(self, path: str) -> bool:
         """Whether the real one is not meant: it, or a folder above, is gone or made by rank 0's threads."""

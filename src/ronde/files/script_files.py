@@ -74,6 +74,7 @@ class ScriptFiles:
         shared: str | None = None,
         apart: bool = False,
     ) -> None:
+        self._apart = apart
         self._files = RankFiles(comm, paths, temporary or TemporaryFolders(), shared, apart=apart)
         self.notes = self._files.notes
         self.in_step = self._files.callers.in_step
@@ -113,8 +114,10 @@ class ScriptFiles:
 
     def remember(self) -> FileHistory:
         """From now on changes are recorded, so that the script can be brought back to a step."""
-        self._files.history = self._files.history or FileHistory()
-        return self._files.history
+        history = self._files.history = self._files.history or FileHistory()
+        if self._apart:
+            self._files.overlay.unborn = history.hides
+        return history
 
     def end_replay(self, sizes: dict[str, int]) -> None:
         """The script is where it was: its files are the real ones from now on."""
@@ -122,6 +125,8 @@ class ScriptFiles:
         assert history is not None
         with self.unmediated():
             history.end_replay(sizes, self._plain_open if self._files.is_zero else None)
+            if self._apart:  # what it has saved on its way back is not what it had saved
+                self._files.overlay.remove_all()
 
     def uninstall(self) -> None:
         """Put everything back; files still open stay what they are."""

@@ -24,8 +24,10 @@ from ronde.launch.rank_environment import run_id_of
 from ronde.parallel.local_update import GeoUpdate, LocalUpdate, ServedParameters
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
+from ronde.process.clock import Circumstances
 from ronde.runtime import averaging, compute, servers, tables, take_over
 from ronde.runtime.account import summarize
+from ronde.runtime.groups import join_some, listens_on
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.replica import Replica
 from ronde.runtime.traffic import GroupTraffic
@@ -38,6 +40,7 @@ from ronde.trace.tally import Tally
 from ronde.trace.temporary_folder import TemporaryFolders
 
 if TYPE_CHECKING:
+    from ronde.runtime.checkpointing.checkpoints import Checkpoints
     from ronde.runtime.publishing import Publishing
     from ronde.runtime.session import Session
     from ronde.server.transport.client import Client
@@ -56,6 +59,7 @@ class LocalView:
         files: mediates files.
         patches: whatever was replaced.
         tally: counts steps, samples and time.
+        checkpoints: saves ranks and brings them back; None where nothing is saved.
         averaging: averages parameters with the other ranks; None where servers have them.
         replica: joins this rank to those that have other blocks of its copy of the model; None where each
             rank has a copy of its own.
@@ -77,20 +81,55 @@ class LocalView:
         self._meter = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=False)
         self._slices = LocalSlices(ranks.place, len(ranks.same), self._deliver)
         self._others = _Apart(config.rank, config.world_size)
+        alone = Comm(Alone(on_cuda=config.device == "cuda"), rank=0, world_size=1, store=dist.HashStore())
+        # What rank 0 does to files is known by its place in the script, where the script may be brought back.
+        by_itself = bool(config.checkpoint) and config.rank == 0
         self.files = ScriptFiles(
-            comm=self._others,
+            comm=alone if by_itself else self._others,
             paths=self._paths,
             temporary=TemporaryFolders(config.temporary, run_id_of(config, os.environ)),
-            apart=True,
+            apart=not by_itself,
         )
-        alone = Comm(Alone(on_cuda=config.device == "cuda"), rank=0, world_size=1, store=dist.HashStore())
         self._context = Context(comm=alone, adopt=lambda tensor: None)
-        self._stepped = False
+        self._everybody = self._joined_by_all() if config.checkpoint else None
+        self.checkpoints = None if self._everybody is None else self._saved(self._everybody)
+        self._stepped, self._resumed_at = False, 0
         self._publishing = self._published() if config.publish and config.rank == 0 else None
 
     def _deliver(self, rows: int | None) -> None:
         if self.replica is None:  # else its own loaders do so
             self.tally.deliver(0, rows)
+
+    def _joined_by_all(self) -> Comm:
+        """All ranks, which may meet from different lines of the script: so none are compared."""
+        config = self.config
+        return join_some(config, "saving", listens_on(config), "auto", range(config.world_size))
+
+    def _saved(self, everybody: Comm) -> Checkpoints:
+        """Saves and brings back each rank's own model."""
+        from ronde.runtime.checkpointing.checkpoints import Checkpoints
+
+        made = Checkpoints(
+            self.config,
+            comm=everybody,
+            in_script=self._in_script,
+            files=self.files,
+            has_gradient=lambda leaf: leaf.grad is not None,
+            own=self.averaging,
+            say=self.notes.say,
+            on_resumed=self._on_resumed,
+        )
+        self._slices.whole = lambda: made.by_another
+        return made
+
+    def _in_script(self) -> bool:
+        return self._context.on_main_thread()
+
+    def _on_resumed(self, step: int) -> None:
+        """Go on with this rank's random numbers, or with new ones."""
+        self.tally.go_on_from(step)
+        self._resumed_at = step
+        self._stepped = self.checkpoints is not None and self.checkpoints.goes_on_alone
 
     def _published(self) -> Publishing:
         """Publishes this rank's model, and what servers have of tables."""
@@ -115,8 +154,15 @@ class LocalView:
             compute.install_alone(plan, patches, self.notes.say)
         if self._publishing is not None:
             self._publishing.install(patches)
+        if self.checkpoints is not None:
+            Circumstances(self._known, self._in_script).install(patches)
+            self.checkpoints.install(patches)
         take_over.install(patches, config, self.retire)
         self.files.install()
+
+    def _known(self, name: str, value: Any) -> Any:
+        """A reading of the clock, or the one of the run that is brought back."""
+        return value if self.checkpoints is None else self.checkpoints.agreed(name, lambda: value)
 
     def _average_blocks(self, protocol: Averaging) -> None:
         """Average blocks among their replicas, at the same steps on all ranks."""
@@ -148,7 +194,7 @@ class LocalView:
         if not self._stepped:
             self._stepped = True
             # Dropout on other rows draws other numbers; models were made with the same on all ranks.
-            torch.manual_seed(self.config.seed + self._place * _SEED_STEP)
+            torch.manual_seed(self.config.seed + self._place * _SEED_STEP + self._resumed_at)
 
     def retire(self) -> None:
         """Take everything back; from here on the script is on its own."""
@@ -180,6 +226,8 @@ class LocalView:
         """The script is at its end: what servers have refused is raised here; publish what it ends with."""
         if self._client is not None:
             self._client.finish()
+        if self.checkpoints is not None:
+            self.checkpoints.finish()
         if self.averaging is not None:
             self.averaging.finish()
         if self._publishing is not None:
@@ -208,6 +256,8 @@ class LocalView:
             self.replica.close()
         if self.averaging is not None:
             self.averaging.comm.close()
+        if self._everybody is not None:
+            self._everybody.close()
         if self._client is None:
             return
         leaving = [self._client.send(server, Operation.LEAVE, {}) for server in range(self._client.servers)]

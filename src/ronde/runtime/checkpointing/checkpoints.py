@@ -8,6 +8,7 @@ tensors, optimizers and generators get the values of the checkpoint, and the scr
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ronde.batches.slices import slice_of
 from ronde.checkpoint.generators import put_generators
 from ronde.checkpoint.held import held_by_script
 from ronde.checkpoint.host_reads import HostReads
@@ -35,6 +37,7 @@ from ronde.files import ScriptFiles
 from ronde.launch.rank_config import RankConfig
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import ADD_PARAM_GROUP, BACKWARD, GRAD, MODULE_CALL, NEXT_BATCH
+from ronde.plan import Plan
 from ronde.runtime.checkpointing.leaves import Leaves
 from ronde.runtime.checkpointing.rank_state import RankState, has_place
 from ronde.runtime.checkpointing.recorder import Recorder
@@ -42,6 +45,7 @@ from ronde.runtime.checkpointing.replay_output import ReplayOutput
 from ronde.runtime.checkpointing.replayer import Replayer
 from ronde.runtime.checkpointing.saver import Saver
 from ronde.runtime.checkpointing.scope import Scope
+from ronde.sync.averaging.protocol import Averaging
 from ronde.tensor.global_tensor import GlobalTensor, materialize
 from ronde.tensor.tree import leaves
 
@@ -54,9 +58,15 @@ class Checkpoints:
     Args:
         in_script: whether the code that runs is the script's, on its main thread.
         has_gradient: whether a leaf has a gradient, perhaps in parts, without gathering it.
-        own: what has state of its own on each rank; None where nothing has.
+        own: what has state of its own on each rank, or averages ranks that train by themselves; None where
+            nothing differs between ranks.
         say: hears what the user should know at the end.
         on_resumed: hears at which step the script has been brought back.
+
+    Attributes:
+        by_another: the script is on its way back with the journal of another rank or plan: batches must be
+            cut as they were there, which is done here.
+        goes_on_alone: this rank goes on with its own state of a run whose ranks trained by themselves.
 
     Raises:
         UsageError: there is no checkpoint to resume from, or the folder cannot be written.
@@ -70,12 +80,14 @@ class Checkpoints:
         in_script: Callable[[], bool],
         files: ScriptFiles,
         has_gradient: Callable[[torch.Tensor], bool],
-        own: RankState | None,
+        own: RankState | Averaging | None,
         say: Callable[[str], Any],
         on_resumed: Callable[[int], object] = lambda step: None,
     ) -> None:
         self._on_resumed = on_resumed
-        self._config, self._say, self._own = config, say, own
+        self._config, self._say = config, say
+        self._averaging = own if isinstance(own, Averaging) else None
+        self._own = None if isinstance(own, Averaging) else own
         self._in_script, self._files = in_script, files
         self._output = ReplayOutput(config, leads=comm.rank == 0)
         self._reads = HostReads(self._read, self._shaped)
@@ -83,6 +95,7 @@ class Checkpoints:
             self._reads.hear_through(getattr(GlobalTensor, name), name)
         self._scope, self._leaves = Scope(self._reads), Leaves()
         self._replayer: Replayer | None = None
+        self.by_another = self.goes_on_alone = False
         self._open(comm, files, has_gradient)
         self._runs_script = False
         self._calls = 0
@@ -100,23 +113,49 @@ class Checkpoints:
                 mirror.fetch(folder)
             comm.barrier()
         digest = script_digest(config.script, module=config.module)
-        self._journal, journal_bytes = Journal(), 0
+        own_rank = 0 if self._averaging is None else config.rank
+        self._journal, journal_bytes = Journal(rank=own_rank), 0
         if config.resume and any(checkpoints_in(folder)):
-            manifest, state, entries = newest(folder, self._output.tell)
-            self._journal, journal_bytes = Journal(entries), manifest.journal_bytes
-            self._replayer = Replayer(self._journal, self._scope, self._leaves, manifest, state)
+            manifest, state, entries = newest(folder, self._output.tell, self._owner)
+            journal_bytes = manifest.journal_bytes
+            alone = self.goes_on_alone = self._is_of_each(manifest, state)
+            self.by_another = not alone and (_apart(manifest.plan) or self._averaging is not None)
+            self._journal = Journal(entries, rank=own_rank, others=not alone and own_rank > 0)
             self._tell_changes(manifest, digest)
             self._check_own(manifest, state)
+            self._replayer = self._begun_replay(manifest, state)
         comm.barrier()  # all have read before anybody writes
         keep = config.checkpoint_keep
         store = Store(folder, keep=keep, journal_bytes=journal_bytes, mirror=mirror) if leads else None
         self._recorder = Recorder(self._journal, self._scope, self._leaves, has_gradient)
         self._saver = Saver(
             config, comm, files, self._scope, self._output,
-            store=store, own=self._own, described=partial(self._described, digest),
+            store=store, own=self._averaging or self._own, described=partial(self._described, digest),
         )  # fmt: skip
         if self._replayer is not None:
             self._saver.resume(self._replayer.state["files"])
+
+    def _is_of_each(self, manifest: Manifest, state: State) -> bool:
+        """Whether each rank goes on with its own state."""
+        config = self._config
+        return "ranks" in state and (manifest.plan, manifest.ranks) == (config.plan, config.world_size)
+
+    def _owner(self, manifest: Manifest, state: State) -> int:
+        """The rank with whose journal this one comes back."""
+        return self._config.rank if self._is_of_each(manifest, state) else 0
+
+    def _begun_replay(self, manifest: Manifest, state: State) -> Replayer:
+        """The way back to what this rank was, or to the one model that a checkpoint has."""
+        ranks = state.pop("ranks", None)
+        if self.goes_on_alone:
+            state = {**state, **ranks[self._config.rank]}
+            manifest = dataclasses.replace(manifest, step=state["step"], boundary=state["boundary"])
+        elif ranks is not None:
+            self._output.tell(
+                f"{manifest.ranks} ranks of {manifest.plan} had a model each; {self._config.world_size} of "
+                f"{self._config.plan} go on with the mean"
+            )
+        return Replayer(self._journal, self._scope, self._leaves, manifest, state)
 
     def _check_own(self, manifest: Manifest, state: State) -> None:
         """Check that the state of each rank has a place in this run."""
@@ -172,10 +211,14 @@ class Checkpoints:
             def next_batch(iterator: Any) -> Any:
                 if self._is_part():
                     return plain(iterator)
-                if not self._calls and self._saver.steps > self._saver.saved:
+                ends_here = self._averaging is not None or not self._calls
+                if self._replayer is not None or (ends_here and self._saver.steps > self._saver.saved):
                     self._at_boundary("next")
                 with self._scope.entry():
-                    return plain(iterator)
+                    batch = plain(iterator)
+                    return (
+                        batch if self._replayer is None else self._as_it_was(iterator, batch, self._replayer)
+                    )
 
             return next_batch
 
@@ -200,6 +243,7 @@ class Checkpoints:
             def add_param_group(optimizer: Any, param_group: Any) -> None:
                 plain(optimizer, param_group)
                 self._leaves.add_optimizer(optimizer)
+                self._saver.add_optimizer(optimizer)
                 self._wrap_step(patches, type(optimizer))
 
             return add_param_group
@@ -313,6 +357,13 @@ class Checkpoints:
         """Record or recall a value that ranks agree upon: a time, a seed."""
         return self._way.agreed(name, act) if self._runs_script and not self._scope.inside else act()
 
+    def _as_it_was(self, iterator: Any, batch: Any, replayer: Replayer) -> Any:
+        """A batch of the way back as it was there, where rank 0 had its slice."""
+        cuts = getattr(iterator, "_ronde_cuts", torch.is_grad_enabled())
+        if not self.by_another or not cuts or not _apart(replayer.manifest.plan):
+            return batch
+        return slice_of(batch, 0, replayer.manifest.ranks)
+
     def _begin_if_new(self) -> None:
         if not self._scope.begun:
             self._saver.begin(sys._getframe(1))
@@ -335,11 +386,14 @@ class Checkpoints:
                 put_back(held_by_script(frame), state, materialize)
                 if self._own is not None and state.get("own"):
                     self._own.load_states(state["own"], self._config.rank, self._config.world_size)
+                if self.goes_on_alone:
+                    self._saver.go_on(state["averaging"])
             except Mismatch as mismatch:
                 raise self._mismatch(str(mismatch)) from None
             put_generators(state["random"])
         self._journal.begin_recording()
         self._replayer = None
+        self.by_another = False
         self._files.end_replay(state["sizes"])
         self._output.say_position()
         self._output.speak_again()
@@ -363,3 +417,8 @@ class Checkpoints:
                 f"since the checkpoint of step {manifest.step} the script has changed: "
                 f"{' and '.join(changes)}; the steps before it are not done again"
             )
+
+
+def _apart(plan: str) -> bool:
+    """Whether ranks of a plan train by themselves, each on its slice of every batch."""
+    return Plan.parse(plan).in_local_view

@@ -48,9 +48,10 @@ def gathered(comm: Comm, state: Mapping[str, Any], copies: HostCopies | None) ->
         copies: where rank 0 keeps tensors; None on the others.
     """
     own: list[torch.Tensor] = []
+    device = comm.control_device
 
     def form(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return value
         own.append(value.detach().contiguous())
         return torch.empty_like(own[-1], device="meta")
@@ -58,9 +59,8 @@ def gathered(comm: Comm, state: Mapping[str, Any], copies: HostCopies | None) ->
     forms = comm.all_gather_object(map_leaves(form, state))
     if copies is None:
         for each in own:
-            comm.send(each, 0).wait()
+            comm.send(each.to(device), 0).wait()
         return []
-    device = own[0].device if own else torch.device("cpu")
     return [_filled(each, rank, comm, own, device, copies) for rank, each in enumerate(forms)]
 
 
@@ -72,7 +72,7 @@ def _filled(
 
     def tensor(value: Any) -> Any:
         nonlocal count
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or not value.is_meta:
             return value
         came = own[count] if rank == 0 else comm.receive(torch.empty_like(value, device=device), rank)
         count += 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter  # bound here: the module's own are replaced for scripts
 from time import time as clock
@@ -17,18 +19,21 @@ import torch
 
 from ronde.checkpoint.cadence import Cadence
 from ronde.checkpoint.held import Held, held_by_script
+from ronde.checkpoint.journal import Mismatch
 from ronde.checkpoint.manifest import Manifest
 from ronde.checkpoint.schedule import Schedule
-from ronde.checkpoint.state import HostCopies, State, Unchanged, take
+from ronde.checkpoint.state import HostCopies, State, Unchanged, mean_over_ranks, take
 from ronde.checkpoint.store import Store
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
 from ronde.files import ScriptFiles
 from ronde.launch.rank_config import RankConfig
 from ronde.rng.random_state import host_states
+from ronde.runtime.checkpointing.cuts import AgreedCuts
 from ronde.runtime.checkpointing.rank_state import RankState, gathered
 from ronde.runtime.checkpointing.replay_output import ReplayOutput, flush_output
 from ronde.runtime.checkpointing.scope import Scope
+from ronde.sync.averaging.protocol import Averaging
 from ronde.tensor.global_tensor import materialize
 from ronde.trace.events import write_event
 
@@ -40,7 +45,7 @@ class Saver:
 
     Args:
         store: where rank 0 writes; None on the others.
-        own: what has state of its own on each rank; None where nothing has.
+        own: as of `Checkpoints`.
         described: gives a manifest but for step and boundary, and what is new in the journal as a block of
             its file.
 
@@ -58,25 +63,40 @@ class Saver:
         output: ReplayOutput,
         *,
         store: Store | None,
-        own: RankState | None,
+        own: RankState | Averaging | None,
         described: Callable[[], tuple[Manifest, bytes]],
     ) -> None:
         self._config, self._comm, self._files, self._scope, self._output = config, comm, files, scope, output
-        self._store, self._own, self._described = store, own, described
+        self._store, self._described = store, described
+        averaging = self._averaging = own if isinstance(own, Averaging) else None
+        self._own = None if isinstance(own, Averaging) else own
         self._leads = comm.rank == 0
         self._schedule = Schedule(Cadence(*config.checkpoint_every), self._sum, leads=self._leads)
         self._history = files.remember()
-        self._copies = HostCopies() if self._leads else None
+        self._copies = HostCopies() if self._leads or averaging is not None else None
+        # Of all ranks, where each has a state of its own.
+        self._of_ranks = HostCopies() if self._leads else None
         self._unchanged: Unchanged | None = None
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._writing: threading.Thread | None = None
         self._trouble = ""
         self._ending = False
-        self.steps = self.saved = 0
+        self.steps = self.saved = self._looked_at = 0
+        # By optimizer, its number in the order in which the script has made them.
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._made = itertools.count()
+        self._cuts: AgreedCuts | None = None
+        if averaging is not None:
+            averaging.cuts = self._cuts = AgreedCuts(comm, self._schedule, self._standing, self._end_unsaved)
 
     def begin(self, frame: Any) -> None:
         """The first model is about to be called, in a script with this frame."""
         self._unchanged = Unchanged(held_by_script(frame))
+
+    def add_optimizer(self, optimizer: Any) -> None:
+        """The script makes an optimizer, or adds to one."""
+        if optimizer not in self._numbers:
+            self._numbers[optimizer] = next(self._made)
 
     def step(self, optimizer: Any) -> None:
         """An optimizer steps."""
@@ -90,13 +110,41 @@ class Saver:
 
     def at_boundary(self, boundary: str, frame: Any) -> None:
         """A step of the script's begins: save, or end, where it is time to."""
-        if self._schedule.is_due(self.steps, self.saved, ending=self._ending):
-            self._save(boundary, frame)
-        if self._schedule.is_ending:
-            self._end()
+        cuts = self._cuts
+        if self._averaging is not None and boundary == "next":
+            if self.steps == self._looked_at:  # it evaluates, for which no other rank is to wait
+                with self._scope.entry():
+                    self._averaging.poll()
+            self._looked_at = self.steps
+        if cuts is None:
+            if self._schedule.is_due(self.steps, self.saved, ending=self._ending):
+                self._save(boundary, frame)
+            if self._schedule.is_ending:
+                self._end()
+        elif cuts.agreed:
+            comes = cuts.come()
+            if comes:
+                self._save(boundary, frame)
+            if self._schedule.is_ending:
+                self._end() if comes else self._end_unsaved()
+
+    def go_on(self, states: Iterable[tuple[int, Any]]) -> None:
+        """Give the protocol that averages what it had for each optimizer.
+
+        Raises:
+            Mismatch: the script has made other ones.
+        """
+        made = {number: optimizer for optimizer, number in self._numbers.items()}
+        for number, state in states:
+            if number not in made:
+                raise Mismatch(f"it no longer holds optimizer {number + 1}")
+            assert self._averaging is not None
+            self._averaging.go_on(made[number], state)
 
     def finish(self) -> str:
         """Return when the last checkpoint is durable; what the user should know of it."""
+        if self._cuts is not None:
+            self._cuts.end()
         if self._writing is not None:
             self._writing.join()
         if self._trouble:
@@ -112,18 +160,25 @@ class Saver:
         """Save where the next step begins, and die of SIGTERM then."""
         self._ending = True
 
-    def _end(self) -> None:
+    def _standing(self) -> tuple[int, int, bool]:
+        return self.steps, self.saved, self._ending
+
+    def _end_unsaved(self) -> None:
+        self._end("nothing was saved: a rank has come to the end of its script; the checkpoint before stays")
+
+    def _end(self, told: str = "") -> None:
         """Die of the signal, as the script would have done, when the checkpoint is durable."""
         if self._writing is not None:
             self._writing.join()
-        told = self._trouble and f"nothing was saved: {self._trouble}"
+        told = told or (self._trouble and f"nothing was saved: {self._trouble}")
         self._output.tell(told or f"saved at step {self.steps}, as the run is to end; go on by --resume")
         flush_output()
         self._comm.barrier()
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _sum(self, numbers: torch.Tensor) -> torch.Tensor:
-        with self._scope.entry():
+        # Where ranks agree in a step of an optimizer, that is an entry already.
+        with nullcontext() if self._scope.inside else self._scope.entry():
             return self._comm.all_reduce(numbers.to(self._comm.control_device))
 
     def _save(self, boundary: str, frame: Any) -> None:
@@ -135,28 +190,44 @@ class Saver:
             held = held_by_script(frame)
             self._check_finds_optimizers(held)
             state = take(held, materialize, self._unchanged, self._copies)
-            own = [] if self._own is None else gathered(self._comm, self._own.state_dict(), self._copies)
+            own = [] if self._own is None else gathered(self._comm, self._own.state_dict(), self._of_ranks)
             self.saved = self.steps
-            if not self._leads:
+            if self._copies is None:
                 return
-            flush_output()  # on the way back what is printed up to here is not printed again
-            assert self._copies is not None
-            state["own"] = own
-            state["files"], state["sizes"] = self._history.events(), self._history.sizes()
             state["random"] = _random_states()
             manifest, content = self._described()
+            if self._averaging is not None:
+                state, content = self._of_all_ranks(self._averaging, held, state, content, boundary)
+            if not self._leads:
+                return
+            assert self._of_ranks is not None
+            flush_output()  # on the way back what is printed up to here is not printed again
+            state["own"] = own
+            state["files"], state["sizes"] = self._history.events(), self._history.sizes()
             manifest = dataclasses.replace(
                 manifest,
                 step=self.steps,
                 boundary=boundary,
                 held_up=perf_counter() - begun,
-                state_bytes=self._copies.nbytes,
+                state_bytes=self._copies.nbytes + self._of_ranks.nbytes,
                 time=clock(),
             )
             self._writing = threading.Thread(
                 target=self._write, args=(manifest, state, content), name="ronde-checkpoint", daemon=True
             )
             self._writing.start()
+
+    def _of_all_ranks(
+        self, averaging: Averaging, held: Held, state: State, content: bytes, boundary: str
+    ) -> tuple[State, bytes]:
+        """What rank 0 writes, of the states and journals of all ranks: one model, and that of each rank."""
+        numbered = [(self._numbers[each], averaging.state_of(each)) for each in averaging.optimizers]
+        state |= {"averaging": numbered, "step": self.steps, "boundary": boundary}
+        states = gathered(self._comm, state, self._of_ranks)
+        blocks = self._comm.all_gather_object(content)
+        if not self._leads:
+            return state, content
+        return {**mean_over_ranks(states, held), "ranks": states}, b"".join(blocks)
 
     def _check_finds_optimizers(self, held: Held) -> None:
         """A checkpoint without what was trained would be resumed in silence."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class AsyncAverage(Averaging):
 
     def __init__(self, comm: Comm, *, warm_up: int = 0) -> None:
         super().__init__(comm)
-        self._warm_up = warm_up
+        self._warm_up, self._first_average = warm_up, max(_FIRST, warm_up)
         self._optimizers: list[Any] = []
         self._lane = Lane("ronde-average")
         self._under_way: _Average | None = None
@@ -64,19 +65,31 @@ class AsyncAverage(Averaging):
             self._on_lane(lambda: average_gradients(self.comm, members))
 
     def complete(self, optimizer: Any, step: int) -> None:
-        if optimizer is not self._optimizers[-1] or step < max(_FIRST, self._warm_up):
+        if optimizer is not self._optimizers[-1]:
+            return
+        if step < self._first_average:
+            if step < self._warm_up:
+                self.met()
             return
         self._averages_now = True
+        self.poll()
+
+    def poll(self) -> None:
+        if not self._averages_now:
+            return
+        step = self.steps_of(self._optimizers[-1])
         if self._under_way is not None:
             if not self.agreed(self._under_way.arrived):
                 return
             self._add(step)
-        self._send(step, at_end=False)
+        if self.cuts is None or not self.cuts.agreed:
+            self._send(step, at_end=False)
 
     @torch.no_grad()
     def _send(self, step: int, *, at_end: bool) -> None:
         members = [each for optimizer in self._optimizers for each in self.members_of(optimizer)]
-        self._under_way = _Average(self._lane, self.comm, members, at_end)
+        wishes = (False, False) if self.cuts is None else self.cuts.wishes()
+        self._under_way = _Average(self._lane, self.comm, members, (*wishes, at_end))
         self.schedule.append([step])
 
     def _add(self, step: int) -> None:
@@ -84,9 +97,12 @@ class AsyncAverage(Averaging):
         assert average is not None
         average.add()
         self._under_way = None
-        self._finished = average.all_at_end
+        wanting, ending, ended = average.told
+        self._finished = ended == self.comm.world_size
         self.averages += 1
         self.schedule[-1].append(step)
+        if self.cuts is not None:
+            self.cuts.hear(wanting, ending, ended)
 
     def finish(self) -> None:
         """Take part until every rank has come to its end."""
@@ -98,7 +114,14 @@ class AsyncAverage(Averaging):
             if self._under_way is None:
                 self._send(step, at_end=True)
             self._add(step)
+            if self.cuts is not None:
+                self.cuts.end()
         self._lane.close()
+
+    def go_on(self, optimizer: Any, state: dict[str, Any]) -> None:
+        super().go_on(optimizer, state)
+        self._optimizers.append(optimizer)
+        self._averages_now = state["steps"] >= self._first_average
 
     def _on_lane(self, work: Any) -> None:
         """Where all that this rank sends comes in one order."""
@@ -106,17 +129,21 @@ class AsyncAverage(Averaging):
 
 
 class _Average:
-    """One average: this rank's copy, and the sum over ranks of all copies."""
+    """One average: this rank's copy, and the sum over ranks of all copies.
 
-    def __init__(self, lane: Lane, comm: Comm, members: list[torch.Tensor], at_end: bool) -> None:
+    Args:
+        tells: what is counted beside it: the ranks of which each is true.
+    """
+
+    def __init__(self, lane: Lane, comm: Comm, members: list[torch.Tensor], tells: Sequence[bool]) -> None:
         self._comm = comm
         self._copies = flats_of(members)
         self._sums = [flat.clone() for flat, _ in self._copies]
-        self._ended = torch.tensor([int(at_end)], dtype=torch.int32, device=comm.control_device)
+        self._told = torch.tensor(tells, dtype=torch.int32, device=comm.control_device)
         self._task: Task = lane.start(self._reduce)
 
     def _reduce(self) -> None:
-        self._comm.all_reduce(self._ended)
+        self._comm.all_reduce(self._told)
         for total in self._sums:
             self._comm.all_reduce(total).div_(self._comm.world_size)
 
@@ -131,5 +158,6 @@ class _Average:
             add_parts(members, mean.sub_(copy))
 
     @property
-    def all_at_end(self) -> bool:
-        return int(self._ended) == self._comm.world_size
+    def told(self) -> list[int]:
+        """How many ranks each is true of."""
+        return self._told.tolist()

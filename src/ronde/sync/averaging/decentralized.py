@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -48,6 +49,7 @@ class Decentralized(Averaging):
         self._under_way[optimizer] = [
             self._send(flat, members, step - 1) for flat, members in flats_of(self.members_of(optimizer))
         ]
+        self.met()
 
     def _send(self, flat: torch.Tensor, members: list[torch.Tensor], step: int) -> _Sent:
         comm = self.comm
@@ -60,6 +62,19 @@ class Decentralized(Averaging):
         outs, pending = comm.swap_async(flat, {peer})
         return _Sent(members, pending, lambda: outs[peer].sub_(flat).div_(2))
 
+    def state_of(self, optimizer: Any) -> dict[str, Any]:
+        came = [sent.difference() for sent in self._under_way.get(optimizer, [])]
+        return {**super().state_of(optimizer), "came": came}
+
+    @torch.no_grad()
+    def go_on(self, optimizer: Any, state: dict[str, Any]) -> None:
+        super().go_on(optimizer, state)
+        flats = flats_of(self.members_of(optimizer))
+        self._under_way[optimizer] = [
+            _Sent(members, None, partial(came.to, flat.device))
+            for came, (flat, members) in zip(state["came"], flats, strict=True)
+        ]
+
     def finish(self) -> None:
         """What is under way is received, so that no rank waits; no step follows that would begin with it."""
         for sent in [each for some in self._under_way.values() for each in some]:
@@ -71,14 +86,17 @@ class _Sent:
     """An average under way."""
 
     def __init__(
-        self, members: list[torch.Tensor], pending: Pending, difference: Callable[[], torch.Tensor]
+        self, members: list[torch.Tensor], pending: Pending | None, difference: Callable[[], torch.Tensor]
     ) -> None:
         self.members, self._pending, self._difference = members, pending, difference
 
     @torch.no_grad()
     def difference(self) -> torch.Tensor:
         """The mean less what this rank had sent: flat."""
-        self._pending.wait()
+        if self._pending is not None:
+            self._pending.wait()
+            came = self._difference()
+            self._pending, self._difference = None, lambda: came
         return self._difference()
 
 

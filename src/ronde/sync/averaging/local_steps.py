@@ -49,6 +49,8 @@ class LocalSteps(Averaging):
     @torch.no_grad()
     def complete(self, optimizer: Any, step: int) -> None:
         last, interval = self._last.get(optimizer, (self._warm_up, self._first))
+        if step <= self._warm_up:
+            self.met()
         if step - last < interval:
             return
         loss = self._loss() if self._adaptive else 0.0
@@ -59,6 +61,7 @@ class LocalSteps(Averaging):
         if self._adaptive:
             interval = self._adapted(optimizer, loss)
         self._last[optimizer] = step, interval
+        self.met()
 
     def _adapted(self, optimizer: Any, loss: float) -> int:
         total = torch.tensor([loss], dtype=torch.float64, device=self.comm.control_device)
@@ -75,19 +78,15 @@ class LocalSteps(Averaging):
             )
         return float(self.last_loss)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "last": [self._last.get(each) for each in self._steps],
-            "begun": [self._begun.get(each) for each in self._steps],
-        }
+    def state_of(self, optimizer: Any) -> dict[str, Any]:
+        own = {"last": self._last.get(optimizer), "begun": self._begun.get(optimizer)}
+        return {**super().state_of(optimizer), **own}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        for place, optimizer in enumerate(list(self._steps)[: len(state["last"])]):
-            for known, value in ((self._last, state["last"][place]), (self._begun, state["begun"][place])):
-                if value is not None:
-                    known[optimizer] = value
+    def go_on(self, optimizer: Any, state: dict[str, Any]) -> None:
+        super().go_on(optimizer, state)
+        for known, value in ((self._last, state["last"]), (self._begun, state["begun"])):
+            if value is not None:
+                known[optimizer] = value
 
 
 def next_interval(first: int, first_rate: float, rate: float, first_loss: float, loss: float) -> int:

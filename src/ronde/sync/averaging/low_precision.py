@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,7 +33,7 @@ class LowPrecision(Averaging):
 
     def begin(self, optimizer: Any) -> None:
         super().begin(optimizer)
-        self._rings[optimizer] = [_Ring(flat) for flat, _ in flats_of(self.members_of(optimizer))]
+        self._rings[optimizer] = self._alike(optimizer)
 
     @torch.no_grad()
     def complete(self, optimizer: Any, step: int) -> None:
@@ -45,11 +45,16 @@ class LowPrecision(Averaging):
         for (flat, members), ring in zip(found, rings, strict=True):
             self._exchange(flat, members, ring)
         self.averages += 1
+        self.met()
 
     def _anew(self, optimizer: Any) -> list[_Ring]:
         """Parameters have come or gone: all ranks begin with rank 0's again."""
         super().begin(optimizer)
-        return [_Ring(flat) for flat, _ in flats_of(self.members_of(optimizer))]
+        return self._alike(optimizer)
+
+    def _alike(self, optimizer: Any) -> list[_Ring]:
+        """Rings where all ranks have the same parameters."""
+        return [_Ring(flat, flat.clone(), flat.clone()) for flat, _ in flats_of(self.members_of(optimizer))]
 
     def _exchange(self, flat: torch.Tensor, members: list[torch.Tensor], ring: _Ring) -> None:
         comm, codec = self.comm, self._codec
@@ -70,26 +75,20 @@ class LowPrecision(Averaging):
         for part, length, begin in zip(copy.split(sizes), lengths, begins, strict=False):
             self._codec.add(message[begin : begin + length], part)
 
-    def state_dict(self) -> dict[str, Any]:
-        rings = [self._rings[each] for each in self._steps]
-        return {**super().state_dict(), "rings": [[ring.state() for ring in each] for each in rings]}
+    def state_of(self, optimizer: Any) -> dict[str, Any]:
+        return {**super().state_of(optimizer), "rings": [tuple(ring) for ring in self._rings[optimizer]]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        for optimizer, saved in zip(list(self._steps), state["rings"], strict=False):
-            for ring, values in zip(self._rings[optimizer], saved, strict=True):
-                ring.load(values)
+    def go_on(self, optimizer: Any, state: dict[str, Any]) -> None:
+        super().go_on(optimizer, state)
+        self._rings[optimizer] = [
+            _Ring(*(value.to(members[0].device) for value in ring))
+            for ring, (_, members) in zip(state["rings"], flats_of(self.members_of(optimizer)), strict=True)
+        ]
 
 
-class _Ring:
-    """w_r, w_L and w_R, which begin alike."""
+class _Ring(NamedTuple):
+    """w_r, w_L and w_R."""
 
-    def __init__(self, flat: torch.Tensor) -> None:
-        self.own, self.left, self.right = flat, flat.clone(), flat.clone()
-
-    def state(self) -> list[torch.Tensor]:
-        return [each.clone() for each in (self.own, self.left, self.right)]
-
-    def load(self, values: list[torch.Tensor]) -> None:
-        for each, value in zip((self.own, self.left, self.right), values, strict=True):
-            each.copy_(value)
+    own: torch.Tensor
+    left: torch.Tensor
+    right: torch.Tensor

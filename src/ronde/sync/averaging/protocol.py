@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -14,7 +14,33 @@ from ronde.errors import UsageError
 from ronde.patching.torch_internals import foreach_add_, foreach_copy_
 from ronde.sync.parameter_name import parameter_name
 
-__all__ = ["Averaging", "add_parts", "average_gradients", "flats_of", "members_of"]
+__all__ = ["Averaging", "Cuts", "add_parts", "average_gradients", "flats_of", "members_of"]
+
+
+class Cuts(Protocol):
+    """Where ranks that train by themselves are saved together: each at its next step after an average.
+
+    Attributes:
+        agreed: this rank is to be saved where its next step begins; before that no average begins.
+    """
+
+    agreed: bool
+
+    def meet(self) -> None:
+        """Agree, where all ranks have made the same steps. A collective."""
+        ...
+
+    def wishes(self) -> tuple[bool, bool]:
+        """Whether this rank wants a checkpoint, and whether it is to end."""
+        ...
+
+    def hear(self, wanting: int, ending: int, ended: int) -> None:
+        """Hear how many ranks want a checkpoint, are to end, and have come to the end of their script."""
+        ...
+
+    def end(self) -> None:
+        """This rank has come to the end of its script: what is agreed upon is not done, by anybody."""
+        ...
 
 
 class Averaging:
@@ -27,6 +53,7 @@ class Averaging:
         held: what this rank has of parameters, where it has blocks of them.
         agreed: whether all ranks that have blocks of one model say yes.
         averages: how many there were.
+        cuts: when ranks are saved; None where they are not.
         last_loss: the number from which this rank's last backward began; None before it.
     """
 
@@ -35,6 +62,7 @@ class Averaging:
         self.held: Callable[[list[torch.Tensor]], list[torch.Tensor]] = lambda tensors: tensors
         self.agreed: Callable[[bool], bool] = lambda yes: yes
         self.averages = 0
+        self.cuts: Cuts | None = None
         self.last_loss: torch.Tensor | None = None
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -75,17 +103,29 @@ class Averaging:
     def complete(self, optimizer: Any, step: int) -> None:
         """It has stepped, for the time of that number."""
 
+    def poll(self) -> None:
+        """Take in between two steps what has come from other ranks."""
+
     def finish(self) -> None:
         """The script is at its end."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """What this rank needs to go on, but for parameters and optimizers."""
-        return {"steps": list(self._steps.values())}
+    def met(self) -> None:
+        """All ranks have made the same steps: here they may agree to be saved."""
+        if self.cuts is not None:
+            self.cuts.meet()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what the same rank's `state_dict` gave; for optimizers that have begun."""
-        for optimizer, steps in zip(list(self._steps), state["steps"], strict=False):
-            self._steps[optimizer] = steps
+    @property
+    def optimizers(self) -> list[Any]:
+        """Those that have stepped, in the order in which they first did."""
+        return list(self._steps)
+
+    def state_of(self, optimizer: Any) -> dict[str, Any]:
+        """What this rank needs to go on with an optimizer, but for its state and its parameters."""
+        return {"steps": self._steps[optimizer]}
+
+    def go_on(self, optimizer: Any, state: dict[str, Any]) -> None:
+        """Take over what the same rank's `state_of` gave, for an optimizer that has not stepped yet."""
+        self._steps[optimizer] = state["steps"]
 
     def account(self) -> str:
         """What a summary says."""
