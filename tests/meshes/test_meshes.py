@@ -98,8 +98,10 @@ def test_a_legal_cell_has_the_numbers_of_its_reference(
 def test_a_rank_holds_the_bytes_of_the_formula(cell: Cell, model: str, run: Callable[..., list[Any]]) -> None:
     for rank, held in enumerate(run(on_rank, cell.plan, model)):
         wanted = formula(cell.plan, cell.ranks, rank, model)
-        counted = sum(held[kind] for kind in wanted)
-        assert 0.8 * sum(wanted.values()) < counted < ALLOWED * sum(wanted.values()), (rank, held, wanted)
+        assert sum(held[kind] for kind in wanted) <= ALLOWED * sum(wanted.values()), (rank, held, wanted)
+        # Nothing has escaped the count; units are gathered between the moments of counting.
+        for kind in ("gradients", "optimizer"):
+            assert held[kind] >= wanted[kind] / ALLOWED, (rank, held, wanted)
 
 
 @pytest.mark.parametrize(("cell", "model"), list(trials(SAMPLE_IN_PARTS, VALUES_IN_PARTS)))
