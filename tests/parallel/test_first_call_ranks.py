@@ -13,6 +13,7 @@ from torch import nn
 
 import ronde
 from parallel.cut_models import MODELS, D, Ranks, batch, called, compare
+from parallel.test_experts_ranks import Fused, Listed, Model
 from peak_bytes import PhasePeaks
 from ronde.comm.process_group import Comm
 from ronde.runtime import api
@@ -39,15 +40,22 @@ class Block(nn.Module):
         return x + self.down_proj(torch.relu(self.up_proj(x)))
 
 
-def trained(peaks: PhasePeaks, deferred: bool) -> list[torch.Tensor]:
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "blocks": lambda: nn.Sequential(*(Block() for _ in range(BLOCKS))),
+    # An expert has as many elements as a weight.
+    "experts": lambda: nn.Sequential(nn.Linear(WIDTH // 2, WIDTH // 2), Listed(WIDTH // 2, WEIGHTS)),
+}
+
+
+def trained(peaks: PhasePeaks, deferred: bool, name: str) -> list[torch.Tensor]:
     """Losses and weights."""
     torch.manual_seed(4)
     told: list[torch.Tensor] = []
     with peaks.phase("build"), ronde.deferred() if deferred else nullcontext():
-        net = nn.Sequential(*(Block() for _ in range(BLOCKS)))
+        net = NETS[name]()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     for step in range(1, STEPS + 1):
-        x = torch.randn(8, WIDTH)
+        x = torch.randn(8, WIDTH if name == "blocks" else WIDTH // 2)
         with peaks.phase(f"forward {step}"):
             loss = (net(x) - x).square().mean()
         with peaks.phase(f"backward {step}"):
@@ -58,19 +66,23 @@ def trained(peaks: PhasePeaks, deferred: bool) -> list[torch.Tensor]:
     return told + [each.detach().clone() for each in net.parameters()]
 
 
-def measured(rank: Rank, plan: str, deferred: bool = False) -> tuple[list[torch.Tensor], dict[str, float]]:
+def measured(
+    rank: Rank, plan: str, deferred: bool = False, name: str = "blocks"
+) -> tuple[list[torch.Tensor], dict[str, float]]:
     """What the script reads, and the most weights that were there in each phase."""
     apart = mock.patch.object(Comm, "shares_host", False)  # nothing is mapped
     with apart, rank.session(plan) as session, mock.patch.object(api._Process, "session", session):
         with PhasePeaks() as peaks:
-            told = trained(peaks, deferred)
+            told = trained(peaks, deferred, name)
         return told, {name: (most - REST) / WEIGHT for name, most in peaks.most().items()}
 
 
-def alike(ranks: Callable[..., list[Any]], *args: Any) -> list[dict[str, float]]:
+def alike(
+    ranks: Callable[..., list[Any]], plan: str, deferred: bool = False, name: str = "blocks"
+) -> list[dict[str, float]]:
     """Peaks by rank; the numbers are those of one device."""
-    wanted = trained(PhasePeaks(), False)
-    found = ranks(measured, *args)
+    wanted = trained(PhasePeaks(), False, name)
+    found = ranks(measured, plan, deferred, name)
     for told, _ in found:
         for got, want in zip(told, wanted, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
@@ -100,6 +112,49 @@ def test_a_whole_backward_keeps_blocks_of_gradients(four: Ranks, plan: str) -> N
         for step in range(1, STEPS + 1):
             # The unit in use and the next, their gradient, and two buckets of blocks.
             assert peaks[f"backward {step}"] <= weights + gradients + UNIT + 1 + 2, (plan, step)
+
+
+@pytest.mark.parametrize("deferred", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_the_backward_of_all_experts_keeps_those_of_a_rank(two: Ranks, deferred: bool) -> None:
+    for peaks in alike(two, "expert=2", deferred, "experts"):
+        assert peaks["build"] <= (WEIGHTS / 2 + 2 if deferred else WEIGHTS)
+        # Two experts in use, a gradient, and two buckets.
+        assert peaks["backward 1"] <= WEIGHTS / 2 + 2 + 1 + 2
+
+
+def in_one_backward(kind: type[nn.Module], chosen: int) -> list[torch.Tensor]:
+    """The call that is tried and one that is spread, in one backward."""
+    torch.manual_seed(1)
+    model = Model(kind, chosen=chosen).to(D) if kind is Listed else Model(kind).to(D)
+    draw = torch.Generator().manual_seed(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    told: list[torch.Tensor] = []
+    for step in range(4):
+        several = [model(torch.randint(0, 12, (6, 2), generator=draw))[0].pow(2).mean() for _ in range(2)]
+        optimizer.zero_grad()
+        if step == 0:
+            torch.stack(several).sum().backward()
+        else:
+            for each in several:
+                each.backward()
+        optimizer.step()
+        told.append(torch.stack(several).detach().clone())
+    return told + [value.clone() for value in model.state_dict().values()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "chosen"), [(Listed, 1), pytest.param(Listed, 2, marks=pytest.mark.soak), (Fused, 2)]
+)
+def test_gradients_of_tried_and_spread_calls_are_added_up(
+    two: Ranks, kind: type[nn.Module], chosen: int
+) -> None:
+    compare(two, "expert=2", in_one_backward, kind, chosen)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("plan", ["data=4,expert=2", "data=4,expert=2,zero2"])
+def test_so_are_those_of_replicas(four: Ranks, plan: str) -> None:
+    compare(four, plan, in_one_backward, Listed, 1)
 
 
 @pytest.mark.parametrize("plan", ["zero3", pytest.param("pipeline=2", marks=pytest.mark.soak)])

@@ -26,9 +26,14 @@ _Kind = tuple[torch.Size, torch.dtype, torch.device]
 
 
 class Outputs:
-    """Of the experts of one mixture, what they are given and return: rows of one shape and dtype each."""
+    """Of the experts of one mixture, what they are given and return: rows of one shape and dtype each.
+
+    Attributes:
+        called: numbers of those that were called.
+    """
 
     def __init__(self) -> None:
+        self.called: set[int] = set()
         self._kinds: tuple[_Kind, _Kind] | None = None
 
     @property
@@ -165,6 +170,7 @@ def noting(mixture: Mixture, outputs: Outputs) -> Iterator[None]:
 
     def answer(number: int, given: Any) -> Any:
         made = plain[number](given)
+        outputs.called.add(number)
         outputs.note(given, made)
         return made
 

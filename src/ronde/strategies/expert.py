@@ -142,8 +142,13 @@ class ExpertStrategy(Strategy):
             why = "its experts were not called, or do not return a row for each token"
         if not why:
             why = self._compare(mixture, args, kwargs, expected)
-        told = [each for each in self._ranks.rows.all_gather_object(why) if each]
+        everywhere = self._ranks.rows.all_gather_object((why, outputs.called))
+        told = [each for each, _ in everywhere if each]
         self._tried[mixture.module][mixture.module.training] = told[0] if told else ""
+        if torch.is_grad_enabled():
+            # An expert that no rank has called would keep gradients waiting for its own.
+            called = set[int]().union(*(each for _, each in everywhere))
+            self._blocks.lend([each for each, expert in mixture.parameters if expert < 0 or expert in called])
         return expected
 
     def _compare(self, mixture: Mixture, args: Any, kwargs: Any, expected: Any) -> str:
