@@ -132,13 +132,15 @@ def test_each_rank_goes_on_with_its_own(tmp_path: Path, plan: str, optimizer: st
 @pytest.mark.soak
 def test_no_rank_waits_and_each_has_what_it_had(tmp_path: Path) -> None:
     """Each rank goes on at a step of its own, with its own weights; none of either is lost."""
-    train(tmp_path, "async-average", 2000, "-q")
+    train(tmp_path, "async-average", 600, "-q", "--every", "50")
     manifest, state = newest(tmp_path)
-    rest = train(tmp_path, "async-average", 2000, "--resume")
+    rest = train(tmp_path, "async-average", 600, "--resume")
     assert rest.returncode == 0, rest.stderr
     assert f"resumed at step {manifest.step}, " in rest.stderr
-    assert steps(rest.stdout) == list(range(manifest.step + 1, 2001))
+    assert steps(rest.stdout) == list(range(manifest.step + 1, 601))
     for rank, own in enumerate(state["ranks"]):
+        if own["step"] == 600:  # it was at its end
+            continue
         said = (tmp_path / "run" / f"rank-{rank}.log").read_text()
         step, weight = said.split("before ")[1].split()[:2]
         assert int(step) == own["step"] + 1

@@ -51,7 +51,7 @@ torch.manual_seed(0)
 x = torch.randn(96, 8, 6)
 y = x.sum(-1, keepdim=True).sin()
 {model}
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1){idle}
 step = 0
 for epoch in range(2):
     for {batches}:
@@ -68,7 +68,7 @@ _HOLD = """
             time.sleep(0.01)"""
 # Ranks that do not wait for one another may be here at any time: one that loads something can be saved.
 _LOADS = """
-            next(iter(DataLoader(TensorDataset(x[:1]), generator=torch.Generator())))"""
+            next(idle)"""
 
 SCRIPTS = {
     "loader": "inputs, targets in DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)",
@@ -84,5 +84,6 @@ def source(script: str, model: str, *, holds: bool = False, apart: bool = False)
         apart: ranks do not wait for one another.
     """
     hold = _HOLD + _LOADS * apart if holds else ""
-    text = _HEAD.format(model=MODELS[model], batches=SCRIPTS[script], hold=hold).lstrip()
+    idle = "\nidle = iter(DataLoader(range(10**9)))" if holds and apart else ""
+    text = _HEAD.format(model=MODELS[model], batches=SCRIPTS[script], hold=hold, idle=idle).lstrip()
     return f"import os\nimport time\n\n{text}" if holds else text

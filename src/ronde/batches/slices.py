@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ronde.batches.first_tensor import first_tensor
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import NEXT_BATCH
 from ronde.patching.torch_internals import BaseDataLoaderIter, DatasetKind
@@ -124,10 +125,5 @@ def _is_batch(index: Any) -> bool:
 
 def _count(data: Any) -> int | None:
     """Rows of the first tensor in a batch."""
-    entries = (
-        data.values() if hasattr(data, "values") else data if isinstance(data, (list, tuple)) else (data,)
-    )
-    for value in entries:
-        if isinstance(value, torch.Tensor):
-            return len(value) if value.dim() else None
-    return None
+    first = first_tensor(data)
+    return len(first) if first is not None and first.dim() else None
