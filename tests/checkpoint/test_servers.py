@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import textwrap
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any, cast
 
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
+from ronde.checkpoint.cadence import Cadence
+from ronde.checkpoint.manifest import checkpoints_in
+from ronde.checkpoint.schedule import Schedule
+from ronde.checkpoint.store import read_checkpoint
+from ronde.comm.process_group import Comm
+from ronde.runtime.checkpointing.announced_cuts import AnnouncedCuts
 from ronde.testing import forked
 
 HEAD = """
@@ -44,7 +56,6 @@ DENSE = """
 TABLE = """
     admit = ronde.table.AdmitAfter(2)
     table = ronde.EmbeddingTable(8, optimizer=ronde.table.Adam(), admit=admit, pooling="sum")
-    bags = torch.arange(0, 32, 2)
     both = nn.ModuleList([net, table])
     first = torch.optim.{optimizer}
     second = torch.optim.Adam([*net[3].parameters(), table.anchor], lr=0.02)
@@ -52,6 +63,7 @@ TABLE = """
     for epoch in range(2):
         for inputs, words, targets in loader:
             step += 1
+            bags = torch.arange(0, 2 * len(words), 2)
             loss = nn.functional.mse_loss(net(inputs + table(words.view(-1), bags)), targets)
             both.zero_grad()
             loss.backward()
@@ -229,12 +241,6 @@ def test_what_servers_have_is_saved_before_the_run_is_ended(tmp_path: Path) -> N
             "--servers tcp://127.0.0.1:9 were started by hand and keep what they have when ranks are started "
             "again; give --servers N, or leave out --restarts, --min-ranks and --max-ranks",
         ),
-        (
-            ["--plan", "ps-async"],
-            "--checkpoint does not save ranks that train by themselves on parameter servers (plan "
-            "state=server,update=async,optimizer-on=server); take --plan ps, whose ranks step together, or "
-            "let the script save",
-        ),
     ],
 )
 def test_mistakes_on_the_command_line(
@@ -244,3 +250,148 @@ def test_mistakes_on_the_command_line(
     (tmp_path / "train.py").write_text("")
     done = forked.run(["run", "--checkpoint", "c", *options, "train.py"], directory=tmp_path)
     assert (done.returncode, done.stderr) == (2, f"ronde: error: {said}\n")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("plan", "body", "optimizer"),
+    [
+        ("ps-async,servers=2", DENSE, ADAM),
+        ("ps-bounded,staleness=1", DENSE, ADAM),
+        ("geo,every=3", DENSE, ADAM),
+        ("ps-async", TABLE, MOMENTUM),
+        ("geo,every=3,servers=2", TABLE, MOMENTUM),
+    ],
+)
+def test_one_rank_by_itself_ends_as_undisturbed(tmp_path: Path, plan: str, body: str, optimizer: str) -> None:
+    whole, cut = written(tmp_path / "whole", body, optimizer), written(tmp_path / "cut", body, optimizer)
+    said = train(whole, plan, "--seed", "3", "--every", "4", ranks=1)
+    first = min((whole / "saved").glob("step-*"))
+    shutil.copytree(first, cut / "saved" / first.name)
+    shutil.copy(whole / "saved" / "journal", cut / "saved")
+    rest = train(cut, plan, "--resume", "--every", "4", ranks=1)
+    assert 0 < len(rest) < len(said)
+    assert rest == said[-len(rest) :]
+    assert is_equal(cut, whole)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("plan", ["ps-async,servers=2", "ps-bounded,staleness=0", "geo,every=3"])
+def test_no_update_of_a_rank_is_lost_or_made_twice(tmp_path: Path, plan: str) -> None:
+    """Adam counts its steps on servers: as many as ranks have made together, before and after."""
+    body = DENSE.replace("range(2)", "range(20)")
+    whole, cut = written(tmp_path / "whole", body, ADAM), written(tmp_path / "cut", body, ADAM)
+    train(whole, plan, "--seed", "3", "--every", "20")
+    first = min((whole / "saved").glob("step-*"))
+    shutil.copytree(first, cut / "saved" / first.name)
+    shutil.copy(whole / "saved" / "journal", cut / "saved")
+    _, begun = read_checkpoint(cut / "saved" / first.name)
+    train(cut, plan, "--resume", "--every", "20", "--run-dir", "run")
+    for rank, state in enumerate(begun["ranks"]):
+        lines = (cut / "run" / f"rank-{rank}.log").read_text().splitlines()
+        printed = [int(line.split()[0]) for line in lines if line[:1].isdigit()]
+        assert printed == list(range(state["step"] + 1, 121))
+    found = [read_checkpoint(place)[1] for _, place in checkpoints_in(cut / "saved")]
+    assert len(found) > 1
+    for state in found if "geo" not in plan else ():
+        (optimizer,) = state["optimizers"].values()
+        made = sum(rank["step"] for rank in state["ranks"])
+        assert {int(entry["step"]) for entry in optimizer.values()} == {made}
+
+
+@pytest.mark.soak
+def test_ranks_by_themselves_are_started_again(tmp_path: Path) -> None:
+    body = DENSE.replace("range(2)", "range(20)").replace("step += 1\n", "step += 1; time.sleep(0.02)\n")
+    place = written(tmp_path / "run", body, ADAM)
+    running = start(place, "ps-async", "--every", "5", "--seed", "3", "--restarts", "1")
+    until = monotonic() + 80
+    try:
+        while not any((place / "saved").glob("step-*")):
+            assert monotonic() < until
+            sleep(0.01)
+        children = psutil.Process(running.pid).children()
+        max(children, key=lambda child: (child.create_time(), child.pid)).kill()
+        out, err = running.communicate(90)
+    finally:
+        running.kill()
+    assert running.returncode == 0, err
+    assert "restart 1 of 1" in err
+    steps = [int(line.split()[0]) for line in out.splitlines()]
+    assert steps[-1] == 120
+    assert set(steps) == set(range(1, 121))  # those after the checkpoint are shown twice, as losses differ
+
+
+@dataclasses.dataclass
+class Ranks:
+    """Ranks of a group, each of which comes from a thread of its own."""
+
+    rank: int
+    store: dist.Store
+    met: threading.Barrier
+    votes_of: list[bool]
+
+    def votes(self, flags: list[bool]) -> list[int]:
+        self.votes_of[self.rank] = flags[0]
+        self.met.wait(10)
+        return [sum(self.votes_of)]
+
+
+class Cut:
+    """One rank's cuts."""
+
+    def __init__(self, ranks: Ranks, ahead: int, every: int = 1) -> None:
+        self.steps, self.ending, self.ends = 0, False, list[bool]()
+        self.schedule = Schedule(Cadence(steps=every), lambda numbers: numbers, leads=ranks.rank == 0)
+        self.cuts = AnnouncedCuts(
+            cast(Comm, ranks), self.schedule, lambda: (self.steps, 0, self.ending), self.ends.append,
+            settle=lambda: None, ahead=ahead,
+        )  # fmt: skip
+
+    def at(self, steps: int) -> bool:
+        self.steps = steps
+        return self.cuts.is_due()
+
+
+def two(ahead: int, every: int = 1) -> list[Cut]:
+    store, met, votes = dist.HashStore(), threading.Barrier(2), [False, False]
+    return [Cut(Ranks(rank, store, met, votes), ahead, every) for rank in range(2)]
+
+
+def together(*acts: Callable[[], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(acts)) as pool:
+        return [each.result(20) for each in [pool.submit(act) for act in acts]]
+
+
+def test_ranks_stop_where_none_waits_for_one_that_stands() -> None:
+    first, second = two(ahead=2)
+    assert not second.at(2)
+    assert not first.at(1)
+    assert not second.at(2)
+    assert second.at(3)
+    assert first.at(3)
+    assert together(first.cuts.come, second.cuts.come) == [True, True]
+    assert not second.at(4)
+
+
+def test_nobody_is_saved_after_a_rank_has_ended() -> None:
+    first, second = two(ahead=0)
+    assert first.at(1)
+    ended = threading.Thread(target=second.cuts.end)
+    ended.start()
+    assert first.cuts.come() is False
+    assert not first.at(2)
+    first.cuts.end()
+    ended.join(20)
+    assert not ended.is_alive()
+    assert first.ends == second.ends == []
+
+
+def test_a_rank_that_is_to_end_has_all_saved() -> None:
+    first, second = two(ahead=0, every=1000)
+    second.ending = True
+    assert not second.at(1)
+    assert first.at(1)
+    assert second.at(1)
+    assert together(first.cuts.come, second.cuts.come) == [True, True]
+    assert first.schedule.is_ending
+    assert second.schedule.is_ending

@@ -133,10 +133,15 @@ def _resumed(trial: Trial, *, saved_under: str) -> None:
     trial.require_right(ran, after=manifest.step)
 
 
+def _soon(trial: Trial) -> tuple[str, ...]:
+    """Options by which a run has saved when it holds: with a staleness it does so some steps later."""
+    return (*_SAVES[:-1], "2") if trial.column.plan.update.staleness else _SAVES
+
+
 def _restarts(trial: Trial) -> None:
     """A rank is killed."""
     place = trial.place(holds=True)
-    running = trial.start(place, *_SAVES, "--restarts", "1")
+    running = trial.start(place, *_soon(trial), "--restarts", "1")
 
     def kill_a_rank() -> None:
         ranks_of(running.pid)[-1].kill()
@@ -155,7 +160,7 @@ def _several_hosts(trial: Trial) -> None:
 def _elastic(trial: Trial) -> None:
     """A host is lost, and is there again when it is asked for."""
     place = trial.place(holds=True)
-    running = trial.start(place, *_hosts(place), *_SAVES, "--restarts", "1", "--min-ranks", "1")
+    running = trial.start(place, *_hosts(place), *_soon(trial), "--restarts", "1", "--min-ranks", "1")
 
     def lose_a_host() -> None:
         agents = [process for process in ranks_of(running.pid) if process.children()]

@@ -53,7 +53,7 @@ class Trial:
 
     def __init__(self, column: Column, script: str, folder: Path, starter: Starter) -> None:
         self.column, self.script = column, script
-        self.apart = column.plan.update.rule == "async-average"
+        self.apart = column.plan.update.rule in ("async", "geo", "async-average")
         self._folder, self._starter = folder, starter
         self._count = 0
         self._write(folder)
@@ -83,9 +83,8 @@ class Trial:
         Raises:
             Refused, Died: it does not end well.
         """
-        if (
-            self.apart and "--checkpoint" in options
-        ):  # a fast rank has ended before the others are to be saved
+        alone = self.apart and plan in ("", self.column.name)
+        if alone and "--checkpoint" in options:  # a fast rank has ended before the others are to be saved
             self._write(place, holds=True)
             return self.finish(self.start(place, *options, script=script, plan=plan), place, lambda: None)
         return self._ended(self.start(place, *options, script=script, plan=plan))

@@ -80,12 +80,20 @@ class HostCopies:
         self._devices.clear()
 
 
-def take(held: Held, whole: Callable[[Any], Any], unchanged: Unchanged, copies: HostCopies | None) -> State:
+def take(
+    held: Held,
+    whole: Callable[[Any], Any],
+    unchanged: Unchanged,
+    copies: HostCopies | None,
+    *,
+    with_rows: bool = True,
+) -> State:
     """The state; called by all ranks, as parts are gathered.
 
     Args:
         whole: makes a value whole that lies in parts on the ranks.
         copies: where it is kept; None: this rank keeps nothing, and the state is empty.
+        with_rows: of embedding tables; else another rank has them.
     """
     tensors: dict[str, torch.Tensor] = {}
     left: list[str] = []
@@ -102,11 +110,15 @@ def take(held: Held, whole: Callable[[Any], Any], unchanged: Unchanged, copies: 
         if copies is not None:
             optimizers[name] = _copied(copies, name, state)
     # Embedding tables, and whatever else keeps more than tensors; gathered where rows are spread over ranks.
-    extra = {name: module.get_extra_state() for name, module in held.modules.items() if _has_extra(module)}
+    extra = {
+        name: module.get_extra_state()
+        for name, module in held.modules.items()
+        if _has_extra(module) and (with_rows or not _is_table(module))
+    }
     pending: dict[str, Any] = {
         name: module.gradients_of_ranks()  # pyright: ignore[reportCallIssue] - of a table
         for name, module in held.modules.items()
-        if hasattr(module, "gradients_of_ranks")
+        if _is_table(module)
     }
     if copies is None:
         return {}
@@ -284,6 +296,10 @@ def _plain_attributes(value: Any) -> dict[str, Any]:
 
 def _has_extra(module: torch.nn.Module) -> bool:
     return type(module).get_extra_state is not torch.nn.Module.get_extra_state
+
+
+def _is_table(module: torch.nn.Module) -> bool:
+    return hasattr(module, "gradients_of_ranks")
 
 
 def _values_of(module: torch.nn.Module) -> list[torch.Tensor]:

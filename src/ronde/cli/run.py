@@ -495,11 +495,6 @@ def _saved(place: str | None, *, resume: bool, native: bool, plan: str) -> int |
     if native:
         raise UsageError("--checkpoint needs a script that ronde distributes; leave out --native")
     parsed = Plan.parse(plan)
-    if parsed.is_local:
-        raise UsageError(
-            f"--checkpoint does not save ranks that train by themselves on parameter servers (plan {plan}); "
-            "take --plan ps, whose ranks step together, or let the script save"
-        )
     if parsed.in_local_view and parsed.mesh.cuts_models is not None:
         raise UsageError(
             f"--checkpoint saves cut models that are in step, and under {parsed.item('update')} each replica "

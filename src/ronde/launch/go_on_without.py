@@ -13,10 +13,14 @@ __all__ = ["goes_on_without"]
 
 
 def goes_on_without(
-    plan: str, death: RankDeath, directory: RunDirectory, say_so: Callable[[str], object]
+    plan: str, death: RankDeath, directory: RunDirectory, say_so: Callable[[str], object], *, saves: bool
 ) -> bool:
-    """Whether the others go on, which the user is told."""
-    if death.code >= 0 or death.rank == 0 or not Plan.parse(plan).is_local:
+    """Whether the others go on, which the user is told.
+
+    Args:
+        saves: checkpoints are made, which are of all ranks.
+    """
+    if saves or death.code >= 0 or death.rank == 0 or not Plan.parse(plan).is_local:
         return False
     name = signal.Signals(-death.code).name
     say_so(

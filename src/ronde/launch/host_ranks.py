@@ -133,7 +133,9 @@ class HostRanks:
             waiting=waiting,
             witness=witness,
             servers=self._servers,
-            spares=lambda death: goes_on_without(part.plan, death, self._directory, self._say),
+            spares=lambda death: goes_on_without(
+                part.plan, death, self._directory, self._say, saves=bool(part.checkpoint)
+            ),
             news=self._tell,
             alone=False,
         )

@@ -75,7 +75,11 @@ def supervise(job: Job, started: Started, explain: Explain | None) -> Outcome:
         witness=witness,
         servers=servers,
         spares=lambda death: goes_on_without(
-            job.plan, death, job.run_directory, lambda words: say_beside(job, outputs, words)
+            job.plan,
+            death,
+            job.run_directory,
+            lambda words: say_beside(job, outputs, words),
+            saves=bool(job.checkpoint),
         ),
     )
     try:

@@ -20,7 +20,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ronde.errors import UsageError
 from ronde.parallel.served_gradients import pack
 from ronde.parallel.served_state import ServedState
-from ronde.parallel.served_step import Given, Served, ask_servers, can_step_on_servers, write_answer
+from ronde.parallel.served_step import (
+    Given,
+    Served,
+    ask_servers,
+    can_step_on_servers,
+    give_state,
+    write_answer,
+)
 from ronde.parallel.served_update import ServedUpdate, hash_of
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import ADD_PARAM_GROUP
@@ -81,6 +88,24 @@ class ServedParameters:
             self._begin([each for each in served if any(span is not None for span in each[1])])
         return known
 
+    @property
+    def all(self) -> list[tuple[Any, list[Served]]]:
+        """By optimizer, the parameters that servers have."""
+        return list(self._known.items())
+
+    def begin_with(self, optimizer: Any, elements: Sequence[torch.Tensor] | None) -> list[Served]:
+        """As `of`, where servers are to begin with other values than those that stand in parameters.
+
+        Args:
+            elements: these values; None where another rank sends them.
+        """
+        tensors = [each for group in optimizer.param_groups for each in group["params"]]
+        served = self._known[optimizer] = self._divided(tensors, self.number(optimizer) * _KEYS)
+        if elements is not None:
+            pairs = zip(elements, served, strict=True)
+            self._begin([(each.to(tensor, copy=True), ranges) for each, (tensor, ranges) in pairs])
+        return served
+
     def _divided(self, tensors: Sequence[torch.Tensor], first: int) -> list[Served]:
         keys = {id(tensor): first + place for place, tensor in enumerate(tensors)}
 
@@ -136,6 +161,48 @@ class LocalUpdate(ServedUpdate):
         held = vars(optimizer)["state"]
         return held.whole() if isinstance(held, ServedState) else held
 
+    #: Servers keep the state of optimizers.
+    keeps_state = True
+
+    @torch.no_grad()
+    def stand(self) -> None:
+        """Take over what servers have, while no rank steps."""
+        for _, served in self._parameters.all:
+            # What the script has written to comes to the servers with the next step.
+            kept = [
+                (tensor, ranges)
+                for tensor, ranges in served
+                if ranges.key not in self._sent or not self._was_written(tensor, ranges)
+            ]
+            pull(self._client, kept)
+            self._sent.update(
+                {ranges.key: hash_of(tensor) for tensor, ranges in kept if ranges.key in self._sent}
+            )
+
+    def states(self) -> list[tuple[Any, Any]]:
+        """Servers have all."""
+        return []
+
+    def go_on(self, optimizer: Any, state: Any) -> None:
+        """Servers are given all by `begin`."""
+
+    def begin(self, optimizers: Sequence[Any]) -> None:
+        """Give servers the state that optimizers have, and parameters with it; rank 0 does."""
+        for optimizer in optimizers if self._rank == 0 else ():
+            if vars(optimizer)["state"]:
+                self._give(optimizer, self._parameters.of(optimizer))
+
+    def _give(self, optimizer: Any, served: list[Served]) -> None:
+        state = self._state_on_servers(optimizer, [served])
+        leaving = lambda server: state.leaving(server, served)  # noqa: E731 - of these
+        give_state(self._client, optimizer, state.number, leaving)
+        state.has_left()
+        vars(optimizer)["state"] = state
+
+    def there(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Parameters have what servers have."""
+        return []
+
     def _ask(self, optimizer: Any, groups: Sequence[Sequence[Served]], state: ServedState) -> None:
         self._steps += 1
         served = [each for group in groups for each in group]
@@ -165,12 +232,18 @@ class GeoUpdate:
 
     Args:
         every: k.
+        rank: of all ranks.
         workers: how many ranks there are.
     """
 
-    def __init__(self, client: Client, parameters: ServedParameters, every: int, workers: int) -> None:
+    #: Each rank keeps the state of its optimizers.
+    keeps_state = False
+
+    def __init__(
+        self, client: Client, parameters: ServedParameters, every: int, rank: int, workers: int
+    ) -> None:
         self._client, self._parameters = client, parameters
-        self._every, self._workers = every, workers
+        self._every, self._rank, self._workers = every, rank, workers
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         # By key, what servers had when they were asked last, with this rank's own part in it.
         self._base: dict[int, torch.Tensor] = {}
@@ -195,6 +268,44 @@ class GeoUpdate:
             alike = [each for each in served if each[0].dtype == dtype]
             self._exchange(alike)
 
+    def stand(self) -> None:
+        """Parameters are each rank's own."""
+
+    @torch.no_grad()
+    def there(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each parameter, and what servers have of it."""
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for _, served in self._parameters.all:
+            copies = [(tensor.detach().clone(), ranges) for tensor, ranges in served]
+            pull(self._client, copies)
+            found += [(tensor, copy) for (tensor, _), (copy, _) in zip(served, copies, strict=True)]
+        return found
+
+    def states(self) -> list[tuple[Any, Any]]:
+        """Steps and bases by optimizer, and on rank 0 what servers have."""
+        there = {id(tensor): copy for tensor, copy in self.there()} if self._rank == 0 else {}
+        return [
+            (
+                optimizer,
+                {
+                    "steps": self._steps.get(optimizer, 0),
+                    "base": [self._base[ranges.key] for _, ranges in served],
+                    "there": [there[id(tensor)] for tensor, _ in served] if there else None,
+                },
+            )
+            for optimizer, served in self._parameters.all
+        ]
+
+    def go_on(self, optimizer: Any, state: Any) -> None:
+        """Take over this rank's entry of `states`."""
+        self._steps[optimizer] = state["steps"]
+        served = self._parameters.begin_with(optimizer, state["there"])
+        for (tensor, ranges), base in zip(served, state["base"], strict=True):
+            self._base[ranges.key] = base.to(tensor.device, copy=True)
+
+    def begin(self, optimizers: Sequence[Any]) -> None:
+        """Each has its state again."""
+
     def _exchange(self, served: Sequence[Served]) -> None:
         before = [flat(tensor).clone() for tensor, _ in served]
         bases = [self._base[ranges.key] for _, ranges in served]
@@ -204,6 +315,17 @@ class GeoUpdate:
             there = flat(tensor).clone()
             flat(tensor).copy_(now.add_(there - base.add_(difference)))
             self._base[ranges.key] = there
+
+
+def pull(client: Client, served: Sequence[Served]) -> None:
+    """Write to these tensors what servers have."""
+    asked: list[tuple[int, Request]] = []
+    for server, clock in enumerate(client.sequences):
+        keys = [ranges.key for _, ranges in served if ranges[server] is not None]
+        if keys:
+            asked.append((server, client.send(server, Operation.PULL, {"keys": keys}, clock=clock)))
+    for (server, _), answer in zip(asked, client.wait([each for _, each in asked]), strict=True):
+        write_answer([each for each in served if each[1][server] is not None], server, answer.arrays)
 
 
 def exchange(

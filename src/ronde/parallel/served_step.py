@@ -17,7 +17,7 @@ from ronde.server.transport.wire import Operation
 from ronde.shards.flat import flat
 from ronde.shards.spec import ShardSpec
 
-__all__ = ["Given", "Leaving", "Served", "ask_servers", "can_step_on_servers"]
+__all__ = ["Given", "Leaving", "Served", "ask_servers", "can_step_on_servers", "give_state"]
 
 Array = np.ndarray[Any, Any]
 Served = tuple[torch.Tensor, ShardSpec]
@@ -98,6 +98,28 @@ def ask_servers(
         write_answer(there, server, answer.arrays)
         for room in rooms:
             client.give_back(room)
+
+
+def give_state(client: Client, optimizer: Any, number: int, leaving: Leaving) -> None:
+    """Have servers forget the state of an optimizer, and take this one: a step of no parameters.
+
+    Raises: as `ask_servers`.
+    """
+    asked: list[Request] = []
+    for server in range(client.servers):
+        state, arrays = leaving(server)
+        meta = {
+            "optimizer": number,
+            "class": type(optimizer).__name__,
+            "groups": [],
+            "anew": True,
+            "default": name_of(torch.get_default_dtype()),
+            "values": [],
+            "state": state,
+        }
+        own = [array_of(each.contiguous()) for each in arrays]
+        asked.append(client.send(server, Operation.STEP, meta, own, changes=True))
+    client.wait(asked)
 
 
 def can_step_on_servers(optimizer: Any) -> bool:

@@ -41,6 +41,7 @@ from ronde.trace.temporary_folder import TemporaryFolders
 
 if TYPE_CHECKING:
     from ronde.runtime.checkpointing.checkpoints import Checkpoints
+    from ronde.runtime.checkpointing.own_models import OwnModels
     from ronde.runtime.publishing import Publishing
     from ronde.runtime.session import Session
     from ronde.server.transport.client import Client
@@ -91,6 +92,8 @@ class LocalView:
             apart=not by_itself,
         )
         self._context = Context(comm=alone, adopt=lambda tensor: None)
+        self._parameters = self._client and ServedParameters(self._client)
+        self._update = self._updated_by_servers()
         self._everybody = self._joined_by_all() if config.checkpoint else None
         self.checkpoints = None if self._everybody is None else self._saved(self._everybody)
         self._stepped, self._resumed_at = False, 0
@@ -115,12 +118,21 @@ class LocalView:
             in_script=self._in_script,
             files=self.files,
             has_gradient=lambda leaf: leaf.grad is not None,
-            own=self.averaging,
+            own=self._own_models(everybody),
             say=self.notes.say,
             on_resumed=self._on_resumed,
         )
         self._slices.whole = lambda: made.by_another
         return made
+
+    def _own_models(self, everybody: Comm) -> OwnModels:
+        from ronde.runtime.checkpointing.own_models import AveragedModels, ServedModels
+
+        if self.averaging is not None:
+            return AveragedModels(self.averaging)
+        assert self._client is not None
+        assert self._update is not None
+        return ServedModels(everybody, self._client, self._update, self.plan.update.staleness)
 
     def _in_script(self) -> bool:
         return self._context.on_main_thread()
@@ -142,8 +154,10 @@ class LocalView:
         if self.replica is not None:
             self.replica.install_replica()
         patches.undo(register_optimizer_step_pre_hook(self._before_step).remove)
+        if self._parameters is not None and self._update is not None:
+            self._parameters.install(patches)
+            self._update.install(patches)
         if client is not None:
-            self._install_servers(client)
             tables.install(patches, self._others, plan, self.files.for_itself, client, self.notes.say)
         if self.averaging is not None:
             self._average_blocks(self.averaging)
@@ -170,14 +184,13 @@ class LocalView:
             protocol.held, everybody = self.replica.state.own, self.replica.everybody
             protocol.agreed = lambda yes: everybody.votes([not yes]) == [0]
 
-    def _install_servers(self, client: Client) -> None:
-        patches, plan, config = self.patches, self.plan, self.config
-        parameters = ServedParameters(client)
-        parameters.install(patches)
-        if plan.update.rule == "geo":
-            GeoUpdate(client, parameters, plan.update.every or 1, config.world_size).install(patches)
-        else:
-            LocalUpdate(self._context, client, parameters, config.rank, self.notes.say).install(patches)
+    def _updated_by_servers(self) -> LocalUpdate | GeoUpdate | None:
+        config, update, client, parameters = self.config, self.plan.update, self._client, self._parameters
+        if client is None or parameters is None:
+            return None
+        if update.rule == "geo":
+            return GeoUpdate(client, parameters, update.every or 1, config.rank, config.world_size)
+        return LocalUpdate(self._context, client, parameters, config.rank, self.notes.say)
 
     def _before_step(self, *_: Any) -> None:
         if self.config.world_size > 1 and not self._slices.cut and not self._stepped:
@@ -226,6 +239,7 @@ class LocalView:
         """The script is at its end: what servers have refused is raised here; publish what it ends with."""
         if self._client is not None:
             self._client.finish()
+            self._leave(self._client)  # nobody waits for a step of this rank
         if self.checkpoints is not None:
             self.checkpoints.finish()
         if self.averaging is not None:
@@ -260,9 +274,11 @@ class LocalView:
             self._everybody.close()
         if self._client is None:
             return
-        leaving = [self._client.send(server, Operation.LEAVE, {}) for server in range(self._client.servers)]
-        self._client.wait(leaving)
+        self._leave(self._client)
         self._client.close()
+
+    def _leave(self, client: Client) -> None:
+        client.wait([client.send(server, Operation.LEAVE, {}) for server in range(client.servers)])
 
 
 def _joined(ranks: Replica, plan: Plan, tally: Tally) -> Session:

@@ -39,13 +39,13 @@ from ronde.patching.patches import Patches
 from ronde.patching.stacks import ADD_PARAM_GROUP, BACKWARD, GRAD, MODULE_CALL, NEXT_BATCH
 from ronde.plan import Plan
 from ronde.runtime.checkpointing.leaves import Leaves
+from ronde.runtime.checkpointing.own_models import OwnModels
 from ronde.runtime.checkpointing.rank_state import RankState, has_place
 from ronde.runtime.checkpointing.recorder import Recorder
 from ronde.runtime.checkpointing.replay_output import ReplayOutput
 from ronde.runtime.checkpointing.replayer import Replayer
 from ronde.runtime.checkpointing.saver import Saver
 from ronde.runtime.checkpointing.scope import Scope
-from ronde.sync.averaging.protocol import Averaging
 from ronde.tensor.global_tensor import GlobalTensor, materialize
 from ronde.tensor.tree import leaves
 
@@ -80,14 +80,14 @@ class Checkpoints:
         in_script: Callable[[], bool],
         files: ScriptFiles,
         has_gradient: Callable[[torch.Tensor], bool],
-        own: RankState | Averaging | None,
+        own: RankState | OwnModels | None,
         say: Callable[[str], Any],
         on_resumed: Callable[[int], object] = lambda step: None,
     ) -> None:
         self._on_resumed = on_resumed
         self._config, self._say = config, say
-        self._averaging = own if isinstance(own, Averaging) else None
-        self._own = None if isinstance(own, Averaging) else own
+        self._models = own if isinstance(own, OwnModels) else None
+        self._own = None if isinstance(own, OwnModels) else own
         self._in_script, self._files = in_script, files
         self._output = ReplayOutput(config, leads=comm.rank == 0)
         self._reads = HostReads(self._read, self._shaped)
@@ -113,13 +113,13 @@ class Checkpoints:
                 mirror.fetch(folder)
             comm.barrier()
         digest = script_digest(config.script, module=config.module)
-        own_rank = 0 if self._averaging is None else config.rank
+        own_rank = 0 if self._models is None else config.rank
         self._journal, journal_bytes = Journal(rank=own_rank), 0
         if config.resume and any(checkpoints_in(folder)):
             manifest, state, entries = newest(folder, self._output.tell, self._owner)
             journal_bytes = manifest.journal_bytes
             alone = self.goes_on_alone = self._is_of_each(manifest, state)
-            self.by_another = not alone and (_apart(manifest.plan) or self._averaging is not None)
+            self.by_another = not alone and (_apart(manifest.plan) or self._models is not None)
             self._journal = Journal(entries, rank=own_rank, others=not alone and own_rank > 0)
             self._tell_changes(manifest, digest)
             self._check_own(manifest, state)
@@ -130,7 +130,7 @@ class Checkpoints:
         self._recorder = Recorder(self._journal, self._scope, self._leaves, has_gradient)
         self._saver = Saver(
             config, comm, files, self._scope, self._output,
-            store=store, own=self._averaging or self._own, described=partial(self._described, digest),
+            store=store, own=self._models or self._own, described=partial(self._described, digest),
         )  # fmt: skip
         if self._replayer is not None:
             self._saver.resume(self._replayer.state["files"])
@@ -151,9 +151,13 @@ class Checkpoints:
             state = {**state, **ranks[self._config.rank]}
             manifest = dataclasses.replace(manifest, step=state["step"], boundary=state["boundary"])
         elif ranks is not None:
+            config = self._config
             self._output.tell(
-                f"{manifest.ranks} ranks of {manifest.plan} had a model each; {self._config.world_size} of "
-                f"{self._config.plan} go on with the mean"
+                f"{manifest.ranks} ranks of {manifest.plan} had steps of their own; {config.world_size} of "
+                f"{config.plan} go on where rank 0 was, with what servers had"
+                if Plan.parse(manifest.plan).is_local
+                else f"{manifest.ranks} ranks of {manifest.plan} had a model each; {config.world_size} of "
+                f"{config.plan} go on with the mean"
             )
         return Replayer(self._journal, self._scope, self._leaves, manifest, state)
 
@@ -211,7 +215,7 @@ class Checkpoints:
             def next_batch(iterator: Any) -> Any:
                 if self._is_part():
                     return plain(iterator)
-                ends_here = self._averaging is not None or not self._calls
+                ends_here = self._models is not None or not self._calls
                 if self._replayer is not None or (ends_here and self._saver.steps > self._saver.saved):
                     self._at_boundary("next")
                 with self._scope.entry():
@@ -386,8 +390,8 @@ class Checkpoints:
                 put_back(held_by_script(frame), state, materialize)
                 if self._own is not None and state.get("own"):
                     self._own.load_states(state["own"], self._config.rank, self._config.world_size)
-                if self.goes_on_alone:
-                    self._saver.go_on(state["averaging"])
+                if self._models is not None:
+                    self._saver.go_on(state["training"] if self.goes_on_alone else ())
             except Mismatch as mismatch:
                 raise self._mismatch(str(mismatch)) from None
             put_generators(state["random"])

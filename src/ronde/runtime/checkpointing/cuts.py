@@ -54,6 +54,10 @@ class AgreedCuts:
         elif ending:
             self._end()
 
+    def is_due(self) -> bool:
+        """Whether this rank, whose next step begins, stops here."""
+        return self.agreed
+
     def come(self) -> bool:
         """This rank is where it is to be saved; whether all others come there. A collective."""
         self.agreed = False

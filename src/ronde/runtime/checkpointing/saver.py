@@ -22,18 +22,17 @@ from ronde.checkpoint.held import Held, held_by_script
 from ronde.checkpoint.journal import Mismatch
 from ronde.checkpoint.manifest import Manifest
 from ronde.checkpoint.schedule import Schedule
-from ronde.checkpoint.state import HostCopies, State, Unchanged, mean_over_ranks, take
+from ronde.checkpoint.state import HostCopies, State, Unchanged, take
 from ronde.checkpoint.store import Store
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
 from ronde.files import ScriptFiles
 from ronde.launch.rank_config import RankConfig
 from ronde.rng.random_state import host_states
-from ronde.runtime.checkpointing.cuts import AgreedCuts
+from ronde.runtime.checkpointing.own_models import OwnModels
 from ronde.runtime.checkpointing.rank_state import RankState, gathered
 from ronde.runtime.checkpointing.replay_output import ReplayOutput, flush_output
 from ronde.runtime.checkpointing.scope import Scope
-from ronde.sync.averaging.protocol import Averaging
 from ronde.tensor.global_tensor import materialize
 from ronde.trace.events import write_event
 
@@ -63,17 +62,17 @@ class Saver:
         output: ReplayOutput,
         *,
         store: Store | None,
-        own: RankState | Averaging | None,
+        own: RankState | OwnModels | None,
         described: Callable[[], tuple[Manifest, bytes]],
     ) -> None:
         self._config, self._comm, self._files, self._scope, self._output = config, comm, files, scope, output
         self._store, self._described = store, described
-        averaging = self._averaging = own if isinstance(own, Averaging) else None
-        self._own = None if isinstance(own, Averaging) else own
+        models = self._models = own if isinstance(own, OwnModels) else None
+        self._own = None if isinstance(own, OwnModels) else own
         self._leads = comm.rank == 0
         self._schedule = Schedule(Cadence(*config.checkpoint_every), self._sum, leads=self._leads)
         self._history = files.remember()
-        self._copies = HostCopies() if self._leads or averaging is not None else None
+        self._copies = HostCopies() if self._leads or models is not None else None
         # Of all ranks, where each has a state of its own.
         self._of_ranks = HostCopies() if self._leads else None
         self._unchanged: Unchanged | None = None
@@ -85,9 +84,7 @@ class Saver:
         # By optimizer, its number in the order in which the script has made them.
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._made = itertools.count()
-        self._cuts: AgreedCuts | None = None
-        if averaging is not None:
-            averaging.cuts = self._cuts = AgreedCuts(comm, self._schedule, self._standing, self._end_unsaved)
+        self._cuts = models and models.cuts(comm, self._schedule, self._standing, self._end_unsaved)
 
     def begin(self, frame: Any) -> None:
         """The first model is about to be called, in a script with this frame."""
@@ -111,17 +108,17 @@ class Saver:
     def at_boundary(self, boundary: str, frame: Any) -> None:
         """A step of the script's begins: save, or end, where it is time to."""
         cuts = self._cuts
-        if self._averaging is not None and boundary == "next":
+        if self._models is not None and boundary == "next":
             if self.steps == self._looked_at:  # it evaluates, for which no other rank is to wait
                 with self._scope.entry():
-                    self._averaging.poll()
+                    self._models.poll()
             self._looked_at = self.steps
         if cuts is None:
             if self._schedule.is_due(self.steps, self.saved, ending=self._ending):
                 self._save(boundary, frame)
             if self._schedule.is_ending:
                 self._end()
-        elif cuts.agreed:
+        elif cuts.is_due():
             comes = cuts.come()
             if comes:
                 self._save(boundary, frame)
@@ -129,7 +126,7 @@ class Saver:
                 self._end() if comes else self._end_unsaved()
 
     def go_on(self, states: Iterable[tuple[int, Any]]) -> None:
-        """Give the protocol that averages what it had for each optimizer.
+        """Give ranks that train by themselves what they had for each optimizer.
 
         Raises:
             Mismatch: the script has made other ones.
@@ -138,8 +135,10 @@ class Saver:
         for number, state in states:
             if number not in made:
                 raise Mismatch(f"it no longer holds optimizer {number + 1}")
-            assert self._averaging is not None
-            self._averaging.go_on(made[number], state)
+            assert self._models is not None
+            self._models.go_on(made[number], state)
+        if self._models is not None:
+            self._models.begin([made[number] for number in sorted(made)])
 
     def finish(self) -> str:
         """Return when the last checkpoint is durable; what the user should know of it."""
@@ -163,17 +162,19 @@ class Saver:
     def _standing(self) -> tuple[int, int, bool]:
         return self.steps, self.saved, self._ending
 
-    def _end_unsaved(self) -> None:
-        self._end("nothing was saved: a rank has come to the end of its script; the checkpoint before stays")
+    def _end_unsaved(self, meets: bool = True) -> None:
+        told = "nothing was saved: a rank has come to the end of its script; the checkpoint before stays"
+        self._end(told, meets=meets)
 
-    def _end(self, told: str = "") -> None:
+    def _end(self, told: str = "", *, meets: bool = True) -> None:
         """Die of the signal, as the script would have done, when the checkpoint is durable."""
         if self._writing is not None:
             self._writing.join()
         told = told or (self._trouble and f"nothing was saved: {self._trouble}")
         self._output.tell(told or f"saved at step {self.steps}, as the run is to end; go on by --resume")
         flush_output()
-        self._comm.barrier()
+        if meets:
+            self._comm.barrier()
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _sum(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -189,15 +190,20 @@ class Saver:
         with self._scope.entry(), self._files.unmediated(), torch.no_grad():
             held = held_by_script(frame)
             self._check_finds_optimizers(held)
-            state = take(held, materialize, self._unchanged, self._copies)
+            models = self._models
+            if models is not None:
+                models.stand()
+                held = models.kept(held)
+            with_rows = models is None or models.reads_servers
+            state = take(held, materialize, self._unchanged, self._copies, with_rows=with_rows)
             own = [] if self._own is None else gathered(self._comm, self._own.state_dict(), self._of_ranks)
             self.saved = self.steps
             if self._copies is None:
                 return
             state["random"] = _random_states()
             manifest, content = self._described()
-            if self._averaging is not None:
-                state, content = self._of_all_ranks(self._averaging, held, state, content, boundary)
+            if models is not None:
+                state, content = self._of_all_ranks(models, held, state, content, boundary)
             if not self._leads:
                 return
             assert self._of_ranks is not None
@@ -218,16 +224,16 @@ class Saver:
             self._writing.start()
 
     def _of_all_ranks(
-        self, averaging: Averaging, held: Held, state: State, content: bytes, boundary: str
+        self, models: OwnModels, held: Held, state: State, content: bytes, boundary: str
     ) -> tuple[State, bytes]:
         """What rank 0 writes, of the states and journals of all ranks: one model, and that of each rank."""
-        numbered = [(self._numbers[each], averaging.state_of(each)) for each in averaging.optimizers]
-        state |= {"averaging": numbered, "step": self.steps, "boundary": boundary}
+        numbered = [(self._numbers[each], own) for each, own in models.states()]
+        state |= {"training": numbered, "step": self.steps, "boundary": boundary}
         states = gathered(self._comm, state, self._of_ranks)
         blocks = self._comm.all_gather_object(content)
         if not self._leads:
             return state, content
-        return {**mean_over_ranks(states, held), "ranks": states}, b"".join(blocks)
+        return {**models.one_model(states, held), "ranks": states}, b"".join(blocks)
 
     def _check_finds_optimizers(self, held: Held) -> None:
         """A checkpoint without what was trained would be resumed in silence."""

@@ -263,6 +263,12 @@ class Client:
             answers.append(answer)
         return answers
 
+    def settle(self) -> None:
+        """Return when servers have answered all that was asked; raises as `wait` does."""
+        with self._lock:
+            waiting = list(self._waiting.values())
+        self.wait(waiting)
+
     def withdraw(self, request: Request) -> None:
         """Do not ask for this again; of a request that changes nothing."""
         with self._lock:

@@ -1,0 +1,149 @@
+"""Ranks that train by themselves, each with a model of its own, as they are saved and brought back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from ronde.checkpoint.held import Held
+from ronde.checkpoint.schedule import Schedule
+from ronde.checkpoint.state import State, mean_over_ranks
+from ronde.comm.process_group import Comm
+from ronde.parallel.local_update import GeoUpdate, LocalUpdate
+from ronde.runtime.checkpointing.announced_cuts import AnnouncedCuts
+from ronde.runtime.checkpointing.cuts import AgreedCuts
+from ronde.server.transport.client import Client
+from ronde.sync.averaging.protocol import Averaging
+
+__all__ = ["AveragedModels", "OwnModels", "ServedModels"]
+
+Standing = Callable[[], tuple[int, int, bool]]
+End = Callable[[bool], None]
+
+
+class OwnModels(ABC):
+    """What ranks that train by themselves have beside what their scripts hold.
+
+    Attributes:
+        reads_servers: this rank reads for the checkpoint what all ranks have on servers.
+    """
+
+    reads_servers: bool
+
+    @abstractmethod
+    def cuts(
+        self, comm: Comm, schedule: Schedule, standing: Standing, end: End
+    ) -> AgreedCuts | AnnouncedCuts:
+        """Return what says where ranks are saved."""
+
+    @abstractmethod
+    def poll(self) -> None:
+        """Take in between two steps what has come from other ranks."""
+
+    @abstractmethod
+    def stand(self) -> None:
+        """All ranks are where they are saved: bring parameters up to date."""
+
+    @abstractmethod
+    def kept(self, held: Held) -> Held:
+        """The part of what the script holds that this rank saves."""
+
+    @abstractmethod
+    def states(self) -> Sequence[tuple[Any, Any]]:
+        """Optimizers that have stepped, and what this rank needs to go on with each."""
+
+    @abstractmethod
+    def go_on(self, optimizer: Any, state: Any) -> None:
+        """Take over what `states` gave for an optimizer."""
+
+    @abstractmethod
+    def begin(self, optimizers: Sequence[Any]) -> None:
+        """All optimizers of the script have their state again."""
+
+    @abstractmethod
+    def one_model(self, states: Sequence[State], held: Held) -> State:
+        """The state of one model, of those of all ranks."""
+
+
+@final
+class AveragedModels(OwnModels):
+    """Ranks that average their models."""
+
+    reads_servers = True
+
+    def __init__(self, averaging: Averaging) -> None:
+        self._averaging = averaging
+
+    def cuts(self, comm: Comm, schedule: Schedule, standing: Standing, end: End) -> AgreedCuts:
+        self._averaging.cuts = AgreedCuts(comm, schedule, standing, lambda: end(True))
+        return self._averaging.cuts
+
+    def poll(self) -> None:
+        self._averaging.poll()
+
+    def stand(self) -> None:
+        """An average has just been made."""
+
+    def kept(self, held: Held) -> Held:
+        return held
+
+    def states(self) -> Sequence[tuple[Any, Any]]:
+        return [(each, self._averaging.state_of(each)) for each in self._averaging.optimizers]
+
+    def go_on(self, optimizer: Any, state: Any) -> None:
+        self._averaging.go_on(optimizer, state)
+
+    def begin(self, optimizers: Sequence[Any]) -> None:
+        """Each rank has all that it had."""
+
+    def one_model(self, states: Sequence[State], held: Held) -> State:
+        return mean_over_ranks(states, held)
+
+
+@final
+class ServedModels(OwnModels):
+    """Ranks that share their parameters on servers, which step or add.
+
+    What servers have is saved and sent to them again by rank 0.
+
+    Args:
+        comm: to all ranks.
+        staleness: steps by which a rank may be ahead of the slowest; None where none waits.
+    """
+
+    def __init__(
+        self, comm: Comm, client: Client, update: LocalUpdate | GeoUpdate, staleness: int | None
+    ) -> None:
+        self._comm, self._client, self._update = comm, client, update
+        self._ahead = 0 if staleness is None else staleness + 1
+        self.reads_servers = comm.rank == 0
+
+    def cuts(self, comm: Comm, schedule: Schedule, standing: Standing, end: End) -> AnnouncedCuts:
+        return AnnouncedCuts(comm, schedule, standing, end, settle=self._client.settle, ahead=self._ahead)
+
+    def poll(self) -> None:
+        """Servers answer each step."""
+
+    def stand(self) -> None:
+        self._update.stand()
+
+    def kept(self, held: Held) -> Held:
+        if self.reads_servers or not self._update.keeps_state:
+            return held
+        return Held(held.tensors, {}, held.modules, held.generators)
+
+    def states(self) -> Sequence[tuple[Any, Any]]:
+        return self._update.states()
+
+    def go_on(self, optimizer: Any, state: Any) -> None:
+        self._update.go_on(optimizer, state)
+
+    def begin(self, optimizers: Sequence[Any]) -> None:
+        self._update.begin(optimizers)
+        self._comm.barrier()  # nobody steps before servers have what they had
+
+    def one_model(self, states: Sequence[State], held: Held) -> State:
+        names = {id(value): name for name, value in held.tensors.items()}
+        there = {names[id(tensor)]: value for tensor, value in self._update.there() if id(tensor) in names}
+        return {**states[0], "tensors": {**states[0]["tensors"], **there}}
