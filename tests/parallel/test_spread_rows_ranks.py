@@ -367,9 +367,9 @@ SITUATIONS = {
 }
 
 
-def situation(rank: Rank, name: str, mapped: bool) -> tuple[Found, list[str]]:
+def situation(rank: Rank, name: str, mapped: bool, plan: str = "hybrid") -> tuple[Found, list[str]]:
     apart = mock.patch("ronde.shards.unit_table.map_unit", return_value=None)
-    with nullcontext() if mapped else apart, rank.session("hybrid") as session:
+    with nullcontext() if mapped else apart, rank.session(plan) as session:
         found = SITUATIONS[name]()
         return [each.clone() for each in found], list(session.notes)
 
@@ -388,6 +388,21 @@ def test_ranks_have_what_one_device_has(ranks: Ranks, world_size: int, name: str
         assert len(found) == len(expected)
         for here, there in zip(found, expected, strict=True):
             assert here.dtype == there.dtype
+            torch.testing.assert_close(here, there, rtol=1e-11, atol=1e-13)
+
+
+# Whole steps, batches of unequal rows, and fewer rows than ranks; the others are soaked.
+IN_PIECES = {"sparse_adam", "ragged", "few_rows"}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in IN_PIECES else pytest.mark.soak) for each in SITUATIONS]
+)
+def test_rows_are_spread_where_batches_go_in_pieces(ranks: Ranks, name: str) -> None:
+    expected = SITUATIONS[name]()
+    for found, _ in ranks(2, situation, name, False, "hybrid,micro-batches=2"):
+        for here, there in zip(found, expected, strict=True):
             torch.testing.assert_close(here, there, rtol=1e-11, atol=1e-13)
 
 

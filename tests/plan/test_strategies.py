@@ -16,7 +16,7 @@ from ronde.plan.strategies import strategies_of
         ("zero3", 1, ()),
         ("zero1,offload=optimizer", 1, ("zero",)),
         ("hybrid", 2, ("rows",)),
-        ("hybrid,micro-batches=2", 2, ()),
+        ("hybrid,micro-batches=2", 2, ("rows",)),
         ("ps", 2, ("servers",)),
         ("ps-async", 2, ()),
         ("local-sgd", 2, ()),

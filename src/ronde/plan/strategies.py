@@ -47,9 +47,9 @@ def _of_state(plan: Plan, ranks: int) -> tuple[StrategyName, ...]:
 def _spreads_rows(plan: Plan, ranks: int) -> bool:
     """Whether rows of torch's sparse embeddings are spread.
 
-    Micro-batches may be fewer on one rank than on another, a compiled model asks no parameter for its rows,
-    and a scale of float16 looks at whole gradients. The optimizer of a cut model steps on blocks.
+    A compiled model asks no parameter for its rows, and a scale of float16 looks at whole gradients. The
+    optimizer of a cut model steps on blocks.
     """
     compute = plan.compute
-    plain = compute.micro_batches == 1 and compute.precision != "fp16" and not compute.compile
+    plain = compute.precision != "fp16" and not compute.compile
     return plan.state.sparse == "sharded" and ranks > 1 and plain and plan.mesh.cuts_models is None
