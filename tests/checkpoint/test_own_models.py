@@ -123,7 +123,7 @@ def test_each_rank_goes_on_with_its_own(tmp_path: Path, plan: str, optimizer: st
     assert rest.stdout.splitlines() == ended.stdout.splitlines()[2 * saved :]
     (first, one), (second, other) = newest(whole), newest(cut)
     assert first.step == second.step > saved
-    for key in ("tensors", "optimizers", "averaging", "random"):
+    for key in ("tensors", "optimizers", "training", "random"):
         for mine, theirs in zip(one["ranks"], other["ranks"], strict=True):
             assert equal(mine[key], theirs[key])
     assert [weights(whole, rank) for rank in range(ranks)] == [weights(cut, rank) for rank in range(ranks)]

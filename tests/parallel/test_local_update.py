@@ -180,7 +180,10 @@ def test_geo_is_the_reference_step_by_step(every: int, servers: int) -> None:
         clients = [served.client(worker) for worker in range(WORKERS)]
         nets = [model() for _ in range(WORKERS)]
         optimizers = [make(net.parameters()) for net in nets]
-        updates = [GeoUpdate(client, ServedParameters(client), every, WORKERS) for client in clients]
+        updates = [
+            GeoUpdate(client, ServedParameters(client), every, rank, WORKERS)
+            for rank, client in enumerate(clients)
+        ]
         for number in ORDER:
             # The reference: GEO-SGD as Paddle has it.
             gradient(copies[number], number, steps[number])

@@ -109,13 +109,3 @@ def test_rows_of_tables_are_not_averaged(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "EmbeddingTable and update=local contradict each other" in done.stderr
-
-
-def test_ranks_that_train_by_themselves_are_not_saved_by_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
-    done = forked.run(
-        ["run", "--ranks", "2", "--plan", "local-sgd", "--checkpoint", "saved", "train.py"],
-        directory=tmp_path,
-    )
-    assert done.returncode == 2
-    assert "each has parameters of its own between two averages" in done.stderr

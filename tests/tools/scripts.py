@@ -68,7 +68,8 @@ _HOLD = """
             time.sleep(0.01)"""
 # Ranks that do not wait for one another may be here at any time: one that loads something can be saved.
 _LOADS = """
-            next(idle)"""
+            with torch.no_grad():
+                next(idle)"""
 
 SCRIPTS = {
     "loader": "inputs, targets in DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)",

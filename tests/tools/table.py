@@ -25,7 +25,8 @@ on one that cuts its batches by hand. Written by `make tools` on {date}: of {cel
 
 *yes*: the run ends with the losses of one device (of exact plans), and the tool has done its work: what was
 saved is resumed, the published model loads, the timeline has every rank, the proof holds. *refused*: the
-command ends with exit code 2, and says what does not go together in this version, and what does.
+command ends with exit code 2, and says what does not go together in this version, and what does. Twelve steps
+are over before a checkpoint is there where ranks do not wait for one another: that script loads on at step 9.
 
 """
 

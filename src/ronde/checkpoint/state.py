@@ -237,7 +237,10 @@ def put_back(held: Held, state: State, whole: Callable[[Any], Any]) -> None:
             raise _other(name)
         held.modules[name].set_extra_state(value)
     for name, value in state.get("pending", {}).items():
-        held.modules[name].keep_gradients(value)  # pyright: ignore[reportCallIssue] - of a table
+        keep = getattr(held.modules.get(name), "keep_gradients", None)  # of a table
+        if keep is None:
+            raise _other(name)
+        keep(value)
     owners: dict[str, Any] = {**held.modules, **held.optimizers}
     for name, attributes in state["attributes"].items():
         if name in owners:

@@ -50,6 +50,7 @@ __all__ = ["GlobalTensor", "Rule", "StrayBatch", "gather_ahead", "localize", "ma
 
 # torch's own descriptors, which the class below overrides.
 _PLAIN_GRAD: Any = torch.Tensor.grad
+_PLAIN_DIM: Any = torch.Tensor.dim
 _PLAIN_SHAPE: Any = torch.Tensor.shape
 _PLAIN_DATA: Any = torch.Tensor.data  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -113,16 +114,16 @@ class GlobalTensor(Shard):
 
     # Rules ask these so often that the way through `__torch_function__` would be half of what they cost.
     def dim(self) -> int:
-        local = self._local
-        if local is None or self._context.standing.region is not Region.SCRIPT:
+        if self._local is None or self._context.standing.region is not Region.SCRIPT:
             return super().dim()
-        return local.dim()
+        with DisableTorchFunction():
+            return _PLAIN_DIM(self)
 
     @property
     def shape(self) -> torch.Size:  # pyright: ignore[reportIncompatibleVariableOverride]
         if self._local is None or self._context.standing.region is not Region.SCRIPT:
             return _PLAIN_SHAPE.__get__(self)
-        with DisableTorchFunctionSubclass():
+        with DisableTorchFunction():
             return _PLAIN_SHAPE.__get__(self)
 
     # A tensor subclass with a Python `__torch_dispatch__` refuses these; the whole value does not.

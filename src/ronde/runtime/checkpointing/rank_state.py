@@ -61,7 +61,9 @@ def gathered(comm: Comm, state: Mapping[str, Any], copies: HostCopies | None) ->
         for each in own:
             comm.send(each.to(device), 0).wait()
         return []
-    return [_filled(each, rank, comm, own, device, copies) for rank, each in enumerate(forms)]
+    states = [_filled(each, rank, comm, own, device, copies) for rank, each in enumerate(forms)]
+    copies.settle()
+    return states
 
 
 def _filled(

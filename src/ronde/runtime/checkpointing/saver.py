@@ -108,11 +108,12 @@ class Saver:
     def at_boundary(self, boundary: str, frame: Any) -> None:
         """A step of the script's begins: save, or end, where it is time to."""
         cuts = self._cuts
-        if self._models is not None and boundary == "next":
-            if self.steps == self._looked_at:  # it evaluates, for which no other rank is to wait
-                with self._scope.entry():
-                    self._models.poll()
-            self._looked_at = self.steps
+        begins, self._looked_at = self.steps != self._looked_at, self.steps
+        if self._models is not None and not begins:
+            if torch.is_grad_enabled():
+                return  # in the midst of a step: a graph cannot be saved, nor its parameters change
+            with self._scope.entry():  # it evaluates, for which no other rank is to wait
+                self._models.poll()
         if cuts is None:
             if self._schedule.is_due(self.steps, self.saved, ending=self._ending):
                 self._save(boundary, frame)
