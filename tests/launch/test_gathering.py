@@ -70,7 +70,15 @@ def test_a_rank_that_holds_the_interpreter_gives_its_stack(
     tmp_path: Path, start: Callable[[str], int]
 ) -> None:
     lock = "mutex, lock = ctypes.create_string_buffer(64), ctypes.PyDLL(None).pthread_mutex_lock\n"
-    pid = start(f"{lock}lock(mutex)\nbegun()\nlock(mutex)")
+    waits = "while not os.path.exists(os.path.join(sys.argv[1], 'held')):\n    time.sleep(0.01)\n"
+    pid = start(f"{lock}lock(mutex)\nbegun()\n{waits}lock(mutex)")
+
+    def beats() -> bool:
+        seen = look_at(vitals_path(tmp_path, 0))
+        return seen is not None and seen.beat > 0
+
+    wait_until(beats, "the first beat")
+    (tmp_path / "held").touch()
 
     def silent() -> bool:
         seen = look_at(vitals_path(tmp_path, 0))
