@@ -77,10 +77,7 @@ def apply(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
     layout = same_layout(tensors)
     if layout is None or not tensors:
         return NotImplemented
-    rank = max(value.dim() for value in values if isinstance(value, torch.Tensor))
     if any(value.dim() + layout.dim >= 0 and not _spans(value, layout) for value in values if _plain(value)):
-        return NotImplemented
-    if rank + layout.dim < 0:
         return NotImplemented
     result = func(
         *(local_operand(context, value, layout) for value in args),
