@@ -20,7 +20,7 @@ from ronde.checkpoint.schedule import Schedule
 from ronde.checkpoint.state import mean_over_ranks
 from ronde.checkpoint.store import read_checkpoint
 from ronde.comm.process_group import Comm
-from ronde.runtime.checkpointing.cuts import AgreedCuts
+from ronde.runtime.checkpointing.agreed_cuts import AgreedCuts
 from ronde.testing import forked
 
 SCRIPT = """

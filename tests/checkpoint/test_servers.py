@@ -125,6 +125,25 @@ def values(place: Path) -> list[torch.Tensor]:
     return [each for each in leaves if isinstance(each, torch.Tensor)]
 
 
+def only_first(whole: Path, cut: Path) -> Path:
+    """Copy the first checkpoint of a run to the folder of another; where it was."""
+    first = min((whole / "saved").glob("step-*"))
+    shutil.copytree(first, cut / "saved" / first.name)
+    shutil.copy(whole / "saved" / "journal", cut / "saved")
+    return first
+
+
+def check_goes_on(place: Path, plan: str, body: str, optimizer: str, *, ranks: int) -> None:
+    """From its first checkpoint a run prints what is left, and ends as one that was left alone."""
+    whole, cut = written(place / "whole", body, optimizer), written(place / "cut", body, optimizer)
+    said = train(whole, plan, "--seed", "3", "--every", "4", ranks=ranks)
+    only_first(whole, cut)
+    rest = train(cut, plan, "--resume", "--every", "4", ranks=ranks)
+    assert 0 < len(rest) < len(said)
+    assert rest == said[-len(rest) :]
+    assert is_equal(cut, whole)
+
+
 def is_equal(place: Path, other: Path) -> bool:
     return all(torch.equal(a, b) for a, b in zip(values(place), values(other), strict=True))
 
@@ -146,15 +165,7 @@ def is_equal(place: Path, other: Path) -> bool:
     ],
 )
 def test_a_run_goes_on_with_what_servers_had(tmp_path: Path, plan: str, body: str, optimizer: str) -> None:
-    whole, cut = written(tmp_path / "whole", body, optimizer), written(tmp_path / "cut", body, optimizer)
-    said = train(whole, plan, "--seed", "3", "--every", "4")
-    first = min((whole / "saved").glob("step-*"))
-    shutil.copytree(first, cut / "saved" / first.name)
-    shutil.copy(whole / "saved" / "journal", cut / "saved")
-    rest = train(cut, plan, "--resume", "--every", "4")
-    assert 0 < len(rest) < len(said)
-    assert rest == said[-len(rest) :]
-    assert is_equal(cut, whole)
+    check_goes_on(tmp_path, plan, body, optimizer, ranks=2)
 
 
 @pytest.mark.soak
@@ -173,9 +184,7 @@ def test_other_servers_and_other_plans_go_on(
 ) -> None:
     whole, cut = written(tmp_path / "whole", body, MOMENTUM), written(tmp_path / "cut", body, MOMENTUM)
     train(whole, before[0], "--seed", "3", "--every", "4", ranks=before[1])
-    first = min((whole / "saved").glob("step-*"))
-    shutil.copytree(first, cut / "saved" / first.name)
-    shutil.copy(whole / "saved" / "journal", cut / "saved")
+    only_first(whole, cut)
     train(cut, now[0], "--resume", "--every", "4", ranks=now[1])
     for ours, theirs in zip(values(cut), values(whole), strict=True):
         if ours.is_floating_point():  # how often a row was looked up is counted on each rank
@@ -268,15 +277,7 @@ def test_mistakes_on_the_command_line(
     ],
 )
 def test_one_rank_by_itself_ends_as_undisturbed(tmp_path: Path, plan: str, body: str, optimizer: str) -> None:
-    whole, cut = written(tmp_path / "whole", body, optimizer), written(tmp_path / "cut", body, optimizer)
-    said = train(whole, plan, "--seed", "3", "--every", "4", ranks=1)
-    first = min((whole / "saved").glob("step-*"))
-    shutil.copytree(first, cut / "saved" / first.name)
-    shutil.copy(whole / "saved" / "journal", cut / "saved")
-    rest = train(cut, plan, "--resume", "--every", "4", ranks=1)
-    assert 0 < len(rest) < len(said)
-    assert rest == said[-len(rest) :]
-    assert is_equal(cut, whole)
+    check_goes_on(tmp_path, plan, body, optimizer, ranks=1)
 
 
 @pytest.mark.soak
@@ -294,9 +295,7 @@ def test_no_update_of_a_rank_is_lost_or_made_twice(tmp_path: Path, plan: str, bo
     body = body.replace("range(2)", "range(20)")
     whole, cut = written(tmp_path / "whole", body, ADAM), written(tmp_path / "cut", body, ADAM)
     train(whole, plan, "--seed", "3", "--every", "20")
-    first = min((whole / "saved").glob("step-*"))
-    shutil.copytree(first, cut / "saved" / first.name)
-    shutil.copy(whole / "saved" / "journal", cut / "saved")
+    first = only_first(whole, cut)
     _, begun = read_checkpoint(cut / "saved" / first.name)
     train(cut, plan, "--resume", "--every", "20", "--run-dir", "run")
     for rank, state in enumerate(begun["ranks"]):

@@ -96,7 +96,7 @@ def formula(plan: str, ranks: int, rank: int, model: str) -> dict[Kind, float]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Share:
-    """What a rank has of a parameter, as the mesh cuts it.
+    """A rank's share of a parameter, as the mesh cuts it.
 
     Attributes:
         unit: its layer, with which it is gathered.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -194,8 +195,7 @@ class LocalUpdate(ServedUpdate):
 
     def _give(self, optimizer: Any, served: list[Served]) -> None:
         state = self._state_on_servers(optimizer, [served])
-        leaving = lambda server: state.leaving(server, served)  # noqa: E731 - of these
-        give_state(self._client, optimizer, state.number, leaving)
+        give_state(self._client, optimizer, state.number, partial(state.leaving, mine=served))
         state.has_left()
         vars(optimizer)["state"] = state
 

@@ -73,18 +73,11 @@ def ask_servers(
         values, arrays = _told(client, given, server)
         state, of_state = leaving(server)
         arrays += [_room_with(client, each) for each in of_state]
-        meta = {
-            "optimizer": number,
-            "class": type(optimizer).__name__,
-            "groups": [
-                {"keys": [ranges.key for _, ranges in members], "options": options_of(group)}
-                for members, group in zip(there, optimizer.param_groups, strict=True)
-            ],
-            "anew": anew,
-            "default": name_of(torch.get_default_dtype()),  # of what an optimizer counts steps in
-            "values": values,
-            "state": state,
-        }
+        told = [
+            {"keys": [ranges.key for _, ranges in members], "options": options_of(group)}
+            for members, group in zip(there, optimizer.param_groups, strict=True)
+        ]
+        meta = _meta(optimizer, number, told, anew=anew, values=values, state=state)
         answers = [client.room(size) for size in _sizes(there, server)]
         sent = [array_of(each) for each in arrays]
         request = client.send(
@@ -108,18 +101,25 @@ def give_state(client: Client, optimizer: Any, number: int, leaving: Leaving) ->
     asked: list[Request] = []
     for server in range(client.servers):
         state, arrays = leaving(server)
-        meta = {
-            "optimizer": number,
-            "class": type(optimizer).__name__,
-            "groups": [],
-            "anew": True,
-            "default": name_of(torch.get_default_dtype()),
-            "values": [],
-            "state": state,
-        }
+        meta = _meta(optimizer, number, [], anew=True, values=[], state=state)
         own = [array_of(each.contiguous()) for each in arrays]
         asked.append(client.send(server, Operation.STEP, meta, own, changes=True))
     client.wait(asked)
+
+
+def _meta(
+    optimizer: Any, number: int, groups: list[Any], *, anew: bool, values: Any, state: Any
+) -> dict[str, Any]:
+    """Describe a step to a server; the arguments are those of `ask_servers`, as they travel."""
+    return {
+        "optimizer": number,
+        "class": type(optimizer).__name__,
+        "groups": groups,
+        "anew": anew,
+        "default": name_of(torch.get_default_dtype()),  # of what an optimizer counts steps in
+        "values": values,
+        "state": state,
+    }
 
 
 def can_step_on_servers(optimizer: Any) -> bool:

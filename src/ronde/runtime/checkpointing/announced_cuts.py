@@ -1,4 +1,4 @@
-"""Where ranks that wait for nobody are saved: rank 0 announces it, and each comes at its own time."""
+"""Announces checkpoints to ranks that do not wait for one another; each comes at its own time."""
 
 from __future__ import annotations
 

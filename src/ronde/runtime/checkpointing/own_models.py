@@ -1,4 +1,4 @@
-"""Ranks that train by themselves, each with a model of its own, as they are saved and brought back."""
+"""Saves and restores ranks that train by themselves, each with a model of its own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ronde.checkpoint.schedule import Schedule
 from ronde.checkpoint.state import State, mean_over_ranks
 from ronde.comm.process_group import Comm
 from ronde.parallel.local_update import GeoUpdate, LocalUpdate
+from ronde.runtime.checkpointing.agreed_cuts import AgreedCuts
 from ronde.runtime.checkpointing.announced_cuts import AnnouncedCuts
-from ronde.runtime.checkpointing.cuts import AgreedCuts
 from ronde.server.transport.client import Client
 from ronde.sync.averaging.protocol import Averaging
 
@@ -23,7 +23,7 @@ End = Callable[[bool], None]
 
 
 class OwnModels(ABC):
-    """What ranks that train by themselves have beside what their scripts hold.
+    """State of one rank that trains by itself, beside the variables of its script.
 
     Attributes:
         reads_servers: this rank reads for the checkpoint what all ranks have on servers.
@@ -35,7 +35,7 @@ class OwnModels(ABC):
     def cuts(
         self, comm: Comm, schedule: Schedule, standing: Standing, end: End
     ) -> AgreedCuts | AnnouncedCuts:
-        """Return what says where ranks are saved."""
+        """Make the object that decides where ranks are saved."""
 
     @abstractmethod
     def poll(self) -> None:

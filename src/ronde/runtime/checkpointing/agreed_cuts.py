@@ -1,4 +1,4 @@
-"""Where ranks that train by themselves are saved together."""
+"""Has ranks that average their models agree on the average after which they are saved."""
 
 from __future__ import annotations
 
