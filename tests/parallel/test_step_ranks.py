@@ -199,5 +199,8 @@ def test_under_other_plans_a_step_is_what_the_script_would_call(two: Ranks, plan
 
 
 @pytest.mark.soak
-def test_four_stages(four: Ranks):
-    compare(four, "pipeline=4,micro-batches=8,schedule=1f1b", of_tokens)
+@pytest.mark.parametrize(
+    "mesh", ["pipeline=4", "data=2,pipeline=2", "tensor=2,pipeline=2", "data=2,pipeline=2,zero1"]
+)
+def test_schedules_on_four_ranks(four: Ranks, mesh: str):
+    compare(four, f"{mesh},micro-batches=4,schedule=1f1b", of_tokens)

@@ -81,6 +81,19 @@ def many_buckets(rank: Rank) -> list[str]:
     return _either(rank, lambda net: net(_rows(rank)).square().sum().backward(), "0.0001")
 
 
+def adopted_again(rank: Rank) -> list[str]:
+    """A parameter that a strategy has taken and given back, in a bucket that leaves early."""
+    expected = _locally(lambda net: net(_rows(rank)).sum().backward(), _net())
+    with _inside_a_model(rank, "bucket-mb=0.0001") as session:
+        net = _net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for parameter in net.parameters():
+            session.reducer.let_go(parameter)
+            session.reducer.adopt(parameter, optimizer)
+        net(_rows(rank)).sum().backward()
+        return _check(rank, expected, net.parameters())
+
+
 def accumulated(rank: Rank) -> list[str]:
     def backward(net: nn.Module) -> None:
         for part in _rows(rank):
@@ -486,6 +499,7 @@ SITUATIONS = {
     for function in (
         plain,
         many_buckets,
+        adopted_again,
         accumulated,
         two_forwards_two_backwards,
         one_forward_two_backwards,

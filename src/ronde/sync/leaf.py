@@ -24,12 +24,14 @@ class Leaf:
         shape, dtype, device: the tensor's, when `describe` was last called.
         stride: of its gradient: the tensor's own, unless elements overlap or leave gaps.
         sparse: its gradient may be sparse.
+        hook: the handle of the hook that hears of its gradient.
     """
 
-    __slots__ = ("__weakref__", "_described", "device", "dtype", "ref", "shape", "sparse", "stride")
+    __slots__ = ("__weakref__", "_described", "device", "dtype", "hook", "ref", "shape", "sparse", "stride")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.sparse = False
+        self.hook: Any = None
         self.ref = weakref.ref(tensor)
         self.describe(tensor)
 

@@ -183,7 +183,7 @@ class Reducer:
             self._known[id(tensor)] = leaf, group
             group.leaves.append(leaf)
             group.outdated = True
-            self._register(tensor, self._accumulated)
+            leaf.hook = self._register(tensor, self._accumulated)
 
     def _move(self, leaf: Leaf, before: _Group, group: _Group) -> None:
         """An optimizer was made after its parameter had been adopted."""
@@ -198,6 +198,7 @@ class Reducer:
         if known is None or known[0].ref() is not tensor:
             return None
         leaf, group = self._known.pop(id(tensor))
+        leaf.hook.remove()  # it may be adopted again
         group.leaves = [each for each in group.leaves if each is not leaf]
         group.outdated = True
         return self._optimizer_of(group)
