@@ -19,7 +19,7 @@ from ronde.testing.run_ranks import Rank
 # the rule
 def cosine(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Each row by itself, as long as the similarity is not taken along the batch."""
-    if len(args) < 2 or not (is_sharded(args[0]) and is_sharded(args[1])):
+    if len(args) < 2 or not (is_sharded(args[0], context) and is_sharded(args[1], context)):
         return NotImplemented
     first, second = args[0], args[1]
     if first._layout != second._layout or first.dim() != second.dim():
@@ -62,7 +62,7 @@ def on_ranks(rank: Rank) -> tuple[bool, torch.Tensor, torch.Tensor]:
         table = {**built_in.table(), **rules()}
         a, b = (wrap(session.context, cut(session.context, value, layout), layout, table) for value in (x, y))
         similarity = F.cosine_similarity(a, b)
-        kept = is_sharded(similarity)
+        kept = is_sharded(similarity, session.context)
         similarity.sum().backward()
         assert x.grad is not None
         return kept, materialize(similarity).detach(), x.grad

@@ -25,6 +25,7 @@ SAMPLE = {
     ("pipeline=2", "recompute=full", "gpt"),
     ("context=2", "recompute=selective", "gpt"),
     ("context=2", "micro-batches=2", "llama"),
+    ("tensor=2,context=2", "zero3", "gpt"),
     ("expert=2", "recompute=full", "mixtral"),
     ("expert=2", "bytegrad", "mixtral"),
     ("data=2,tensor=2", "onebit", "llama"),

@@ -102,7 +102,6 @@ NOT_WITH_EXPERTS = [
     ("expert=2,reduction=sum", "reduction=sum", "reduction=mean"),
 ]
 NOT_WITH_CONTEXT = [
-    ("context=2,tensor=2", "tensor=2", "tensor=1"),
     ("context=2,compile=true", "compile=true", "compile=false"),
 ]
 NOT_WITH_STAGES = [

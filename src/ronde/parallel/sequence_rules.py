@@ -16,12 +16,13 @@ from torch.autograd.function import once_differentiable
 from ronde.parallel.tensor_rules import dropped, scores, token_rules
 from ronde.tensor import rules
 from ronde.tensor.context import Context
-from ronde.tensor.edges import SumRanks, gather_data
-from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, localize, materialize
+from ronde.tensor.edges import gather_data
+from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, is_global, localize, materialize
 from ronde.tensor.layout import Layout
 from ronde.tensor.rules import elementwise, shapes
-from ronde.tensor.rules.common import enter, functions, is_sharded, rewrap, same_layout
+from ronde.tensor.rules.common import enter, functions, is_sharded, rewrap, same_layout, sum_ranks
 from ronde.tensor.rules.shapes import split_key
+from ronde.tensor.shard import innermost
 from ronde.tensor.tree import instances
 
 __all__ = ["is_mask", "sequence_rules"]
@@ -65,9 +66,9 @@ def by_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dict
     """`x [..., in]` times a whole matrix."""
     x, others = args[0] if args else None, [*args[1:], *kwargs.values()]
     if (
-        not is_sharded(x)
+        not is_sharded(x, context)
         or x._layout.dim == x.dim() - 1
-        or any(isinstance(each, GlobalTensor) for each in others)
+        or any(is_global(each, context) for each in others)
     ):
         return NotImplemented
     if func is not F.linear and (len(others) != 1 or others[0].dim() != 2):
@@ -79,15 +80,15 @@ def by_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dict
 
 def beside_masks(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Element by element. Of scores `[..., n, n]` and a mask of keys `[..., 1, n]` the mask is gathered."""
-    given = [*instances(GlobalTensor, (args, kwargs))]
+    given = [each for each in instances(GlobalTensor, (args, kwargs)) if each._context is context]
     if len(given) > 1 and same_layout(given) is None:
-        args = tuple(materialize(each) if is_mask(each) else each for each in args)
+        args = tuple(materialize(each) if is_mask(context, each) else each for each in args)
     return elementwise.apply(context, func, args, kwargs)
 
 
-def is_mask(value: Any) -> bool:
+def is_mask(context: Context, value: Any) -> bool:
     """Whether it is small, and looked at by many: a mask, labels, scores of a few classes for each token."""
-    if not is_sharded(value):
+    if not is_sharded(value, context):
         return False
     dim = value._layout.dim
     tokens = value.shape[dim] * (value.shape[0 if dim else 1] if value.dim() > 1 else 1)
@@ -100,7 +101,7 @@ _FEW = 8
 def one_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """As rows are indexed; and a single entry of each sequence, which its rank gives to the others."""
     made = shapes.index(context, func, args, kwargs)
-    found = split_key(*args) if made is NotImplemented else None
+    found = split_key(context, *args) if made is NotImplemented else None
     if found is None:
         return made
     value, (items, place, result) = args[0], found
@@ -111,32 +112,34 @@ def one_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     start, stop = layout.bounds(context.rank)
     has_it = start <= entry < stop
     items[place] = slice(entry - start, entry - start + 1) if has_it else slice(0, 0)
-    return SumRanks.apply(value._local[tuple(items)].sum(result), context)
+    return sum_ranks(context, value._local[tuple(items)].sum(result))
 
 
 def multiplied(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """`[..., n, width]` times a whole matrix; of attention, times `[..., width, n]` or `[..., n, width]`."""
-    if len(args) != 2 or kwargs or not is_sharded(args[0]):
+    if len(args) != 2 or kwargs or not is_sharded(args[0], context):
         return NotImplemented
     x, other = args
-    if not isinstance(other, GlobalTensor) and other.dim() == 2:
+    if not is_global(other, context) and other.dim() == 2:
         return by_token(context, func, args, kwargs)
     if (x._layout.dim, x._layout.outer, x._layout.inner) != (x.dim() - 2, 1, 1) or other.dim() < 2:
         return NotImplemented
-    whole = _whole(context, other, other.dim() - 1) if _is_cut_last(other) else _whole(context, other)
+    whole = (
+        _whole(context, other, other.dim() - 1) if _is_cut_last(context, other) else _whole(context, other)
+    )
     if whole is None:
         return NotImplemented
     made = func(x._local, whole)
     return rewrap(x, made, x._layout.at(made.dim() - 2))
 
 
-def _is_cut_last(value: Any) -> bool:
-    return is_sharded(value) and value._layout.dim == value.dim() - 1
+def _is_cut_last(context: Context, value: Any) -> bool:
+    return is_sharded(value, context) and value._layout.dim == value.dim() - 1
 
 
 def summed_over_letters(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """`einsum` of two operands; the first one's tokens are tokens of the result, as in `bqd,bkd->bqk`."""
-    if len(args) != 3 or kwargs or not isinstance(args[0], str) or not is_sharded(args[1]):
+    if len(args) != 3 or kwargs or not isinstance(args[0], str) or not is_sharded(args[1], context):
         return NotImplemented
     equation, x, other = args
     given, arrow, result = equation.replace(" ", "").partition("->")
@@ -146,7 +149,7 @@ def summed_over_letters(context: Context, func: Callable[..., Any], args: Any, k
     cut_letter = letters[0][x._layout.dim]
     if cut_letter not in result or cut_letter in letters[1]:
         return NotImplemented
-    whole = _whole(context, other, other._layout.dim if is_sharded(other) else None)
+    whole = _whole(context, other, other._layout.dim if is_sharded(other, context) else None)
     if whole is None:
         return NotImplemented
     made = func(equation, x._local, whole)
@@ -157,7 +160,7 @@ def normalized(context: Context, func: Callable[..., Any], args: Any, kwargs: di
     """`x`, over its last axes, of which the sequence is none."""
     x = args[0] if args else None
     shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else None)
-    if not is_sharded(x) or shape is None or x._layout.dim >= x.dim() - len(shape):
+    if not is_sharded(x, context) or shape is None or x._layout.dim >= x.dim() - len(shape):
         return NotImplemented
     rest = [_entered(context, each) for each in args[1:]]
     named = {name: _entered(context, each) for name, each in kwargs.items()}
@@ -172,7 +175,7 @@ def looked_up(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     # By frequency: that of the whole batch. A norm is written to the table, by each rank its own.
     if given.get("max_norm") is not None or given.get("scale_grad_by_freq") or given.get("sparse"):
         return NotImplemented
-    if not is_sharded(ids) or isinstance(weight, GlobalTensor):
+    if not is_sharded(ids, context) or is_global(weight, context):
         return NotImplemented
     return rewrap(ids, func(ids._local, enter(context, weight), **given), ids._layout)
 
@@ -182,7 +185,7 @@ def added(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
     if len(args) != 3 or kwargs:
         return NotImplemented
     bias, x, weight = args
-    if not is_sharded(x) or x._layout.dim != 0 or bias.dim() != 1 or isinstance(weight, GlobalTensor):
+    if not is_sharded(x, context) or x._layout.dim != 0 or bias.dim() != 1 or is_global(weight, context):
         return NotImplemented
     return rewrap(x, func(enter(context, bias), x._local, enter(context, weight)), x._layout)
 
@@ -196,7 +199,7 @@ def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     given = dict(zip(names, args, strict=False)) | kwargs
     query = given["query"]
-    if not is_sharded(query):
+    if not is_sharded(query, context):
         return NotImplemented
     own, layout = localize(query), query._layout
     if (layout.dim, layout.outer, layout.inner) != (query.dim() - 2, 1, 1):
@@ -227,7 +230,7 @@ def _own_mask(context: Context, mask: Any, layout: Layout) -> torch.Tensor | Non
     """The rows of this rank's queries; all of a mask that has one row for all."""
     if mask is None:
         return None
-    whole = materialize(mask) if isinstance(mask, GlobalTensor) else mask
+    whole = materialize(mask) if is_global(mask, context) else mask
     if whole.dim() < 2 or whole.shape[-2] != layout.size:
         return enter(context, whole)
     return cut(context, whole, layout.at(whole.dim() - 2))
@@ -235,9 +238,9 @@ def _own_mask(context: Context, mask: Any, layout: Layout) -> torch.Tensor | Non
 
 def _whole(context: Context, operand: Any, dim: int | None = None) -> torch.Tensor | None:
     """Keys or values of all tokens; None where they are cut otherwise than along `dim`, the last but one."""
-    if not is_sharded(operand):
-        return enter(context, materialize(operand) if isinstance(operand, GlobalTensor) else operand)
+    if not is_sharded(operand, context):
+        return enter(context, materialize(operand) if is_global(operand, context) else operand)
     layout, dim = operand._layout, operand.dim() - 2 if dim is None else dim
     if (layout.dim, layout.outer, layout.inner) != (dim, 1, 1):
         return None
-    return _Gathered.apply(operand._local, context, operand._layout)
+    return innermost(lambda rows: _Gathered.apply(rows, context, layout), localize(operand), layout.dim)

@@ -21,7 +21,7 @@ from ronde.modules.sharded_call import ShardedCall
 from ronde.parallel.pieces import run_on
 from ronde.parallel.sequence_rules import is_mask, sequence_rules
 from ronde.tensor.context import Context
-from ronde.tensor.global_tensor import GlobalTensor, cut, materialize, wrap
+from ronde.tensor.global_tensor import GlobalTensor, cut, is_global, materialize, wrap
 from ronde.tensor.rules.common import is_sharded
 from ronde.tensor.tree import instances, leaves, map_leaves
 
@@ -105,16 +105,16 @@ class Sequences:
         return known[id(value)]
 
     def _whole(self, value: Any) -> Any:
-        inside = isinstance(value, GlobalTensor) and value._context is self._context
-        return materialize(value) if inside else value
+        return materialize(value) if is_global(value, self._context) else value
 
     @contextmanager
     def _refusing(self, model: str, length: int) -> Iterator[None]:
         """Inside, nobody gathers what is cut, but attention."""
 
         def refuse(func: Any, values: Any) -> None:
-            gathered = [each for each in instances(GlobalTensor, values) if is_sharded(each)]
-            if not all(map(is_mask, gathered)):
+            found = instances(GlobalTensor, values)
+            gathered = [each for each in found if is_sharded(each, self._context)]
+            if not all(is_mask(self._context, each) for each in gathered):
                 name = getattr(func, "__name__", str(func))
                 raise UsageError(
                     f"{self._item} cuts sequences of {length} entries over ranks, and {model} works along "

@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from ronde.parallel.vocabulary import cross_entropy, embedding
 from ronde.tensor.context import Context
 from ronde.tensor.edges import SumRanks
-from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, materialize
+from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, is_global, materialize
 from ronde.tensor.layout import Layout, memory_order
 from ronde.tensor.rules import elementwise, reductions, rowwise, shapes
 from ronde.tensor.rules.common import enter, functions, is_sharded, local_operand, rewrap
+from ronde.tensor.shard import innermost_rows
 
 __all__ = ["dropped", "scores", "tensor_rules", "token_rules"]
 
@@ -71,7 +72,7 @@ def linear(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[s
     """`x [..., in]`, `weight [out, in]`, `bias [out]`."""
     given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
     x, weight, bias = given["input"], given["weight"], given.get("bias")
-    if not is_sharded(weight) or weight.dim() != 2:
+    if not is_sharded(weight, context) or weight.dim() != 2:
         return NotImplemented
     if weight._layout.dim == 0:
         return _column(context, x, weight, bias, F.linear)
@@ -83,7 +84,7 @@ def addmm(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
     if len(args) != 3 or kwargs:
         return NotImplemented
     bias, x, weight = args
-    if not is_sharded(weight) or bias.dim() != 1:
+    if not is_sharded(weight, context) or bias.dim() != 1:
         return NotImplemented
     if weight._layout.dim == 1:
         return _column(context, x, weight, bias, lambda own, matrix, shift: torch.addmm(shift, own, matrix))
@@ -104,7 +105,7 @@ def _row(
 ) -> torch.Tensor:
     """Each rank has a summand of the result."""
     wanted = weight._layout.at(x.dim() - 1)
-    if is_sharded(x) and x._layout == wanted:
+    if is_sharded(x, context) and x._layout == wanted:
         own = x._local
     else:
         own = cut(context, materialize(x), wanted)
@@ -119,10 +120,10 @@ def matmul(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[s
     left, right = args
     if left.dim() < 2 or right.dim() < 2:
         return NotImplemented
-    layout = _of_matrices([left, right])
+    layout = _of_matrices(context, [left, right])
     if layout is not None:
         return _by_matrices(context, torch.matmul, (left, right), layout)
-    if not is_sharded(right) or right.dim() != 2:
+    if not is_sharded(right, context) or right.dim() != 2:
         return NotImplemented
     if right._layout.dim == 1:
         return _column(context, left, right, None, torch.matmul)
@@ -133,21 +134,21 @@ def baddbmm(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
     """`input + left @ right`, each matrix by itself."""
     if len(args) != 3 or kwargs or args[0].dim() != 3:
         return NotImplemented
-    layout = _of_matrices(args[1:])
+    layout = _of_matrices(context, args[1:])
     if layout is None or not _spans(args[0], layout):
         return NotImplemented
     return _by_matrices(context, torch.baddbmm, args, layout)
 
 
-def _of_matrices(operands: Sequence[Any]) -> Layout | None:
+def _of_matrices(context: Context, operands: Sequence[Any]) -> Layout | None:
     """The cut of operands whose last two axes are matrices, counted from the end; None where there is none.
 
     Those that are not cut are broadcast over it, or as long.
     """
-    found = [each._layout.at(each._layout.dim - each.dim()) for each in operands if is_sharded(each)]
+    found = [each._layout.at(each._layout.dim - each.dim()) for each in operands if is_sharded(each, context)]
     if not found or any(layout != found[0] for layout in found) or found[0].dim > -3:
         return None
-    if any(isinstance(each, GlobalTensor) and not is_sharded(each) for each in operands):
+    if any(is_global(each, context) and not is_sharded(each, context) for each in operands):
         return None
     return found[0] if all(_spans(each, found[0]) for each in operands) else None
 
@@ -160,7 +161,7 @@ def _spans(value: torch.Tensor, layout: Layout) -> bool:
 def _by_matrices(
     context: Context, func: Callable[..., torch.Tensor], operands: Sequence[Any], layout: Layout
 ) -> GlobalTensor:
-    like = next(each for each in operands if is_sharded(each))
+    like = next(each for each in operands if is_sharded(each, context))
     return rewrap(like, func(*(local_operand(context, each, layout) for each in operands)), layout)
 
 
@@ -171,7 +172,9 @@ def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     query, key, value = (given[name] for name in names[:3])
     mask = given.get("attn_mask")
     cuts = [
-        each._layout.at(each._layout.dim - each.dim()) for each in (query, key, value) if is_sharded(each)
+        each._layout.at(each._layout.dim - each.dim())
+        for each in (query, key, value)
+        if is_sharded(each, context)
     ]
     if not cuts or any(layout.dim != -3 or layout.outer != 1 for layout in cuts):
         return NotImplemented
@@ -187,7 +190,7 @@ def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     dropout_p = float(given.get("dropout_p") or 0.0)
     options = {name: given[name] for name in ("scale", "enable_gqa") if given.get(name) is not None}
     causal = bool(given.get("is_causal"))
-    like = next(each for each in (query, key, value) if is_sharded(each))
+    like = next(each for each in (query, key, value) if is_sharded(each, context))
     if not dropout_p:
         own: tuple[Any, ...] = (*heads, mask, 0.0, causal)
         result = F.scaled_dot_product_attention(*own, **options)
@@ -201,7 +204,7 @@ def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
 
 def _heads(context: Context, value: Any) -> torch.Tensor:
     """This rank's heads."""
-    if is_sharded(value):
+    if is_sharded(value, context):
         own = value._local
         assert own is not None
         return own
@@ -231,7 +234,7 @@ def dropout(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
     """What one device draws for the whole, of which each rank keeps its own."""
     given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
     value, p = given["input"], float(given.get("p", 0.5))
-    if not is_sharded(value) or given.get("inplace") or value.device.type != "cpu" or not 0 <= p < 1:
+    if not is_sharded(value, context) or given.get("inplace") or value.device.type != "cpu" or not 0 <= p < 1:
         return NotImplemented
     assert value._local is not None
     if not given.get("training", True) or not p:
@@ -241,7 +244,7 @@ def dropout(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
 
 def dropped(like: GlobalTensor, own: torch.Tensor, layout: Layout, p: float) -> torch.Tensor:
     """Dropout of this rank's part, by its part of the numbers for the whole, drawn as that lies in memory."""
-    order = memory_order(own)
+    order = memory_order(innermost_rows(own))
     shape = layout.global_shape(own.shape)
     noise = torch.empty([shape[dim] for dim in order], dtype=own.dtype, device=own.device)
     noise = noise.permute([order.index(dim) for dim in range(own.dim())]).bernoulli_(1 - p)
@@ -255,7 +258,7 @@ def split(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
     sizes = next(
         (given[name] for name in ("sizes", "split_size", "split_size_or_sections") if name in given), None
     )
-    if not is_sharded(value) or not isinstance(dim, int) or sizes is None:
+    if not is_sharded(value, context) or not isinstance(dim, int) or sizes is None:
         return NotImplemented
     assert value._local is not None
     layout, place = value._layout, dim % value.dim()
@@ -278,7 +281,7 @@ def split(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
 def chunk(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     given = dict(zip(("input", "chunks", "dim"), args, strict=False)) | kwargs
     value, count, dim = given.get("input"), given.get("chunks"), given.get("dim", 0)
-    if not is_sharded(value) or not isinstance(count, int) or value.shape[dim] % count:
+    if not is_sharded(value, context) or not isinstance(count, int) or value.shape[dim] % count:
         return NotImplemented
     return split(context, torch.split, (value, value.shape[dim] // count, dim), {})
 
@@ -286,7 +289,7 @@ def chunk(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
 def unbind(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     given = dict(zip(("input", "dim"), args, strict=False)) | kwargs
     value, dim = given.get("input"), given.get("dim", 0)
-    if not is_sharded(value):
+    if not is_sharded(value, context):
         return NotImplemented
     layout, place = value._layout, dim % value.dim()
     if place == layout.dim:
@@ -298,7 +301,7 @@ def unbind(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[s
 def unflatten(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     given = dict(zip(("input", "dim", "sizes"), args, strict=False)) | kwargs
     value, dim, sizes = given.get("input"), given.get("dim"), given.get("sizes")
-    if not is_sharded(value) or not isinstance(dim, int) or sizes is None or len(args) > 3:
+    if not is_sharded(value, context) or not isinstance(dim, int) or sizes is None or len(args) > 3:
         return NotImplemented
     place, shape = dim % value.dim(), list(value.shape)
     known = math.prod(size for size in sizes if size != -1)
@@ -310,7 +313,7 @@ def expand(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[s
     value, *sizes = args
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = list(sizes[0])
-    if not is_sharded(value) or kwargs or not all(isinstance(size, int) for size in sizes):
+    if not is_sharded(value, context) or kwargs or not all(isinstance(size, int) for size in sizes):
         return NotImplemented
     layout = value._layout.at(value._layout.dim - value.dim())
     if sizes[layout.dim] not in (-1, layout.size):
@@ -326,7 +329,7 @@ def join(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str
     tensors = given.pop("tensors", None)
     if not isinstance(tensors, (tuple, list)) or set(given) - {"dim"}:
         return NotImplemented
-    some = [each for each in tensors if is_sharded(each) or tuple(each.shape) != (0,)]
+    some = [each for each in tensors if is_sharded(each, context) or tuple(each.shape) != (0,)]
     return rowwise.join(context, func, (some, given.get("dim", 0)), {})
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from ronde.patching.torch_internals import disable_current_modes
 from ronde.tensor.context import Context
 from ronde.tensor.edges import SumRanks
-from ronde.tensor.global_tensor import GlobalTensor
+from ronde.tensor.global_tensor import is_global
 from ronde.tensor.rules.common import is_sharded, rewrap
 
 __all__ = ["cross_entropy", "embedding"]
@@ -31,7 +31,7 @@ def embedding(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     given = dict(zip(names, args, strict=False)) | kwargs
     ids, weight, padding = given["input"], given["weight"], given.get("padding_idx")
     special = given.get("max_norm") is not None or given.get("scale_grad_by_freq") or given.get("sparse")
-    if not is_sharded(weight) or isinstance(ids, GlobalTensor) or special:
+    if not is_sharded(weight, context) or is_global(ids, context) or special:
         return NotImplemented
     own = weight._local
     assert own is not None
@@ -62,9 +62,14 @@ def cross_entropy(context: Context, func: Callable[..., Any], args: Any, kwargs:
     given = dict(zip(names, args, strict=False)) | kwargs
     logits, target = given["input"], given["target"]
     plain = all(given.get(name) is None for name in ("weight", "size_average", "reduce"))
-    if not is_sharded(logits) or logits.dim() != 2 or logits._layout.dim != 1 or logits._layout.outer != 1:
+    if (
+        not is_sharded(logits, context)
+        or logits.dim() != 2
+        or logits._layout.dim != 1
+        or logits._layout.outer != 1
+    ):
         return NotImplemented
-    if not plain or given.get("label_smoothing") or isinstance(target, GlobalTensor) or target.dim() != 1:
+    if not plain or given.get("label_smoothing") or is_global(target, context) or target.dim() != 1:
         return NotImplemented
     if target.dtype is not torch.int64 or target.shape[0] != logits.shape[0]:
         return NotImplemented  # torch's own error

@@ -30,7 +30,7 @@ def strategies_of(plan: Plan, ranks: int) -> tuple[StrategyName, ...]:
     if mesh.pipeline > 1:
         return ("pipeline",)
     if mesh.tensor > 1:
-        return ("tensor",)
+        return ("tensor", "context") if mesh.context > 1 else ("tensor",)
     # A rank that trains by itself has its state whole.
     state = () if plan.in_local_view else _of_state(plan, (mesh.data or 1) * mesh.context)
     return (*state, "context") if mesh.context > 1 else state

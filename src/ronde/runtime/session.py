@@ -280,7 +280,7 @@ class Session:
         """
         cuts_state = self.plan.state.on(self.config.world_size).cuts_optimizer
         if self._mesh.degree("context") > 1 and cuts_state:
-            return self._join("reducer", host, self.plan.communication.algorithm)
+            return self._meet("reducer", host, "data", "context")
         return self._meet("reducer", host, "data")
 
     def leave_subgroups(self) -> None:

@@ -22,6 +22,7 @@ from ronde.tensor.context import Context
 
 if TYPE_CHECKING:
     from ronde.strategies.blocks import BlockRanks
+    from ronde.strategies.context import ContextStrategy
 
 __all__ = ["assemble"]
 
@@ -35,7 +36,7 @@ def assemble(parts: Parts) -> Strategies:
     if "expert" in names:
         return _with_experts(parts)
     if "pipeline" in names or "tensor" in names:
-        return _with_cut_models(parts)
+        return _with_cut_models(parts, names)
     if "context" in names:
         return _with_sequences(parts, names)
     if "servers" in names:
@@ -72,32 +73,47 @@ def _state_of(strategies: Sequence[Strategy]) -> ShardedState:
 
 def _with_sequences(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
     """Ranks of a context group have the same rows, and state is cut over all ranks."""
+    context = _context(parts)
+    zero = _zero(parts, names, parts.replicas)
+    way, cuts_calls = _way_along(parts, context)
+    return Strategies(ordered=[*zero, context], state=_state_of(zero), way=way, cuts_calls=cuts_calls)
+
+
+def _way_along(parts: Parts, context: ContextStrategy) -> tuple[Way, bool]:
+    """The way that cuts sequences, and whether it cuts calls that have all rows."""
+    one_piece = parts.plan.compute.micro_batches == 1
+    return (context.sequences if one_piece else _way(parts, context.sequences.run_on)), one_piece
+
+
+def _context(parts: Parts) -> ContextStrategy:
     from ronde.strategies.context import ContextStrategy
 
     group = parts.meet_along("context", "context")
-    context = ContextStrategy(parts.context, group, parts.plan.item("context"))
-    zero = _zero(parts, names, Context(comm=parts.rows, adopt=lambda leaf: None))
-    one_piece = parts.plan.compute.micro_batches == 1
-    return Strategies(
-        ordered=[*zero, context],
-        state=_state_of(zero),
-        way=context.sequences if one_piece else _way(parts, context.sequences.run_on),
-        cuts_calls=one_piece,
-    )
+    return ContextStrategy(parts.context, group, parts.plan.item("context"))
 
 
-def _with_cut_models(parts: Parts) -> Strategies:
+def _with_cut_models(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
     """Ranks have other blocks of models: stages, blocks of matrices, or both."""
+    context = _context(parts) if "context" in names else None
     axes: list[Axis] = [axis for axis in _CUT_MODELS if parts.mesh.degree(axis) > 1]
     by_axis = {axis: parts.meet_along(axis, axis) for axis in axes}
     group = by_axis[axes[0]] if len(axes) == 1 else parts.meet_along("blocks", *axes)
-    ranks = _block_ranks(parts, axes, group)
+    ranks = _block_ranks(parts, axes, group, None if context is None else context.group)
     if "pipeline" not in by_axis:
         from ronde.strategies.tensor import TensorStrategy
 
         tensor = TensorStrategy(parts, ranks)
+        ordered: list[Strategy] = [tensor]
+        way, cuts_calls = _way(parts), False
+        if context is not None:
+            ordered.append(context)
+            way, cuts_calls = _way_along(parts, context)
         return Strategies(
-            ordered=[tensor], state=tensor.state, way=_way(parts), outward=tensor.stand_ins.whole
+            ordered=ordered,
+            state=tensor.state,
+            way=way,
+            cuts_calls=cuts_calls,
+            outward=tensor.stand_ins.whole,
         )
     from ronde.strategies.pipeline import PipelineStrategy
 
@@ -112,15 +128,17 @@ def _with_cut_models(parts: Parts) -> Strategies:
     )
 
 
-def _block_ranks(parts: Parts, axes: Sequence[Axis], group: Comm) -> BlockRanks:
+def _block_ranks(parts: Parts, axes: Sequence[Axis], group: Comm, sequences: Context | None) -> BlockRanks:
     from ronde.strategies.blocks import BlockRanks
 
     mesh = parts.mesh
     places: list[Place] = []
     for rank in range(mesh.ranks):
-        row = mesh.coordinate(rank, "data")
+        row = mesh.members(rank, "data", "context").index(rank)
         places.append(Place(mesh.members(rank, *axes).index(rank), row, row))
-    return BlockRanks(rows=parts.rows, group=group, everybody=parts.everybody, places=places)
+    return BlockRanks(
+        rows=parts.rows, group=group, everybody=parts.everybody, places=places, sequences=sequences
+    )
 
 
 def _with_experts(parts: Parts) -> Strategies:

@@ -47,6 +47,7 @@ class BlockRanks:
         everybody: all ranks.
         places: of each of these.
         replica_group: ranks with the same blocks, where these are fewer than `rows`.
+        sequences: in which values inside of models are cut too; None without.
     """
 
     rows: Comm
@@ -54,6 +55,7 @@ class BlockRanks:
     everybody: Comm
     places: Sequence[Place]
     replica_group: Comm | None = None
+    sequences: Context | None = None
 
     @property
     def replicas(self) -> list[int]:
@@ -110,7 +112,7 @@ class ModelBlocks:
         self._axis = plan.state.on(ranks.rows.world_size)
         self._home, home_of_shards = homes(self._axis)
         # A group of its own, in which the model's cut values are whole: nothing of the batch is cut there.
-        self.comm = Context.within_rows(ranks.group)
+        self.comm = Context.within_rows(ranks.group, ranks.sequences)
         partition, find = cutting.partition, self._built_whole(cutting.find)
         # Whether the replicas of a block are the ranks over which gradients are averaged.
         self._reduces_replicas = len(ranks.replicas) == ranks.rows.world_size > 1
@@ -135,7 +137,7 @@ class ModelBlocks:
         self._leaves: ShardedParameters | None = None
         if self._axis.cuts_parameters:
             whole = self._built_whole(self._find_whole) if cutting.cuts_whole else _find_nothing
-            self._leaves = ShardedParameters(context, self._of_rows, home_of_shards, note, whole)
+            self._leaves = ShardedParameters(parts.replicas, self._of_rows, home_of_shards, note, whole)
         # A layer's place in a model is not known before the model's call: until then it is spread evenly.
         evenly = divided(in_equal_parts, ranks.everybody.world_size)
         self._built = ShardedParameters(everybody, evenly, OnDevice(), note, find_units)

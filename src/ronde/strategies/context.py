@@ -30,6 +30,7 @@ class ContextStrategy(Strategy):
         item: of the plan, by which messages name it.
 
     Attributes:
+        group: in which sequences are cut.
         sequences: carries a call out.
     """
 
@@ -39,7 +40,8 @@ class ContextStrategy(Strategy):
         self.state = ShardedState()
         self._script, self._item = context, item
         # All ranks of the group compute alike what a model computes of whole values.
-        self.sequences = Sequences(Context.within_rows(group), item)
+        self.group = Context.within_rows(group)
+        self.sequences = Sequences(self.group, item)
 
     def install(self, patches: Patches) -> None:
         """Nothing is replaced: only calls of models change."""

@@ -116,7 +116,7 @@ class ExpertStrategy(Strategy):
     def spread(self, module: torch.nn.Module, args: Any, kwargs: Any, whole: Callable[[], Any]) -> Any:
         """As `ronde.modules.model_edge.Spread`: a mixture's call on the rows of all ranks."""
         mixture = self._mixtures.get(module)
-        if mixture is None or not any(map(is_sharded, leaves((args, kwargs)))):
+        if mixture is None or not any(is_sharded(each, self._script) for each in leaves((args, kwargs))):
             return NotImplemented
         why = self._tried.setdefault(module, {}).get(module.training)
         if why is None:
@@ -179,7 +179,7 @@ class ExpertStrategy(Strategy):
 
     def _carry_out(self, mixture: Mixture, args: Any, kwargs: Any) -> Any:
         script = self._script
-        shards = [each for each in leaves((args, kwargs)) if is_sharded(each)]
+        shards = [each for each in leaves((args, kwargs)) if is_sharded(each, script)]
         first: GlobalTensor = shards[0]
         layout = first._layout
         from_end = layout.at(layout.dim - first.dim())

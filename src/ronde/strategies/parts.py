@@ -58,6 +58,13 @@ class Parts:
     def rank(self) -> int:
         return self.everybody.rank
 
+    @property
+    def replicas(self) -> Context:
+        """The context of the ranks over which whole parameters are updated."""
+        if self.rows.world_size == self.context.world_size:
+            return self.context
+        return Context(comm=self.rows, adopt=lambda leaf: None)
+
     def meet_along(self, name: str, *axes: Axis) -> Comm:
         """Join the ranks that differ from this one along these axes only."""
         return self.meet(name, self.mesh.members(self.rank, *axes))

@@ -62,7 +62,7 @@ class PipelineStrategy(Strategy):
         self.state = found.state
         self._stand_ins: StandIns | None = None
         if tensor is not None:
-            within = Context.within_rows(tensor)
+            within = Context.within_rows(tensor, ranks.sequences)
             self._stand_ins = StandIns(within, tensor_rules(), found.gradients, found.parameters.latest)
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Stages] = weakref.WeakKeyDictionary()
         self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self)

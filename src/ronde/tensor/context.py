@@ -77,6 +77,7 @@ class Context:
             `SharedExceptions.attempt`.
         attempting: such a thing is under way, and the script would catch what it raises.
         averages_leaves: gradients of leaves that enter shards whole become their mean over ranks by `adopt`.
+        outer: of values whose shards this context's values may be; None where there is no such context.
     """
 
     averages_leaves = True
@@ -98,15 +99,16 @@ class Context:
         self.together: Callable[[Callable[[], Any]], Any] | None = None
         self.attempt: Callable[..., Any] = _do
         self.attempting = False
+        self.outer: Context | None = None
         self._thread = threading.get_ident()
         self._reader: Callable[[], threading.Thread | None] = lambda: None
         _contexts.add(self)
 
     @classmethod
-    def within_rows(cls, comm: Comm) -> Context:
+    def within_rows(cls, comm: Comm, outer: Context | None = None) -> Context:
         """Ranks that compute on the same rows: what they have whole is alike, and so are its gradients."""
         context = cls(comm=comm, adopt=lambda leaf: None)
-        context.weight, context.averages_leaves = 1, False
+        context.weight, context.averages_leaves, context.outer = 1, False, outer
         return context
 
     @property

@@ -26,7 +26,7 @@ from torch.autograd import Function
 
 from ronde.errors import UsageError
 from ronde.tensor.context import Context
-from ronde.tensor.deferred import DeferredScalar, defer
+from ronde.tensor.deferred import DeferredScalar, defer, resolve
 from ronde.tensor.layout import Layout, memory_order
 
 __all__ = ["Enter", "Gather", "Leave", "Slice", "SumRanks", "SyncSum", "gather_data", "sum_ranks_deferred"]
@@ -167,6 +167,7 @@ class _Arrived(Function):
 def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1) -> DeferredScalar:
     """`SumRanks(value) / divisor` of a scalar: started now, waited for when it is read; `divisor` > 0."""
     _check_thread(context)
+    value = resolve(value) if isinstance(value, DeferredScalar) else value  # of an inner group
     with torch.inference_mode(False):  # it is written to when it arrives, wherever that may be
         total = value.detach().to(torch.float64, copy=True)
     pending = context.comm.all_reduce_async(total)

@@ -8,17 +8,13 @@ the tensor. The idea of a global view of a sharded value is OneFlow's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, TypeGuard
 
 import torch
 
 from ronde.errors import RondeError
-from ronde.patching.torch_internals import (
-    DisableTorchFunction,
-    DisableTorchFunctionSubclass,
-    make_wrapper_subclass,
-)
+from ronde.patching.torch_internals import DisableTorchFunction, DisableTorchFunctionSubclass
 from ronde.tensor.context import Context, Region, carries_tangents, in_transform
 from ronde.tensor.deferred import DeferredScalar, resolve
 from ronde.tensor.edges import Slice, gather_data
@@ -33,7 +29,7 @@ from ronde.tensor.kinds import (
 )
 from ronde.tensor.layout import Layout
 from ronde.tensor.memory import memory
-from ronde.tensor.shard import Rule, Shard, whole_value
+from ronde.tensor.shard import Rule, Shard, innermost, shard_of, whole_value
 from ronde.tensor.tree import instances, map_leaves
 from ronde.tensor.views import (
     hold_whole,
@@ -46,7 +42,17 @@ from ronde.tensor.views import (
 )
 from ronde.trace.step_clock import Part
 
-__all__ = ["GlobalTensor", "Rule", "StrayBatch", "gather_ahead", "localize", "materialize", "settled", "wrap"]
+__all__ = [
+    "GlobalTensor",
+    "Rule",
+    "StrayBatch",
+    "gather_ahead",
+    "is_global",
+    "localize",
+    "materialize",
+    "settled",
+    "wrap",
+]
 
 # torch's own descriptors, which the class below overrides.
 _PLAIN_GRAD: Any = torch.Tensor.grad
@@ -80,6 +86,8 @@ class GlobalTensor(Shard):
         first = args[0] if args else None
         if type(first) is not GlobalTensor:
             first = next(instances(GlobalTensor, (args, kwargs)))
+        if first._context.outer is not None:
+            first = _outermost(first, (args, kwargs))
         context = first._context
         region = context.region
         if region is Region.OBSERVED:
@@ -190,12 +198,22 @@ def _carried_out(
             result = rule(context, known, args, kwargs)
             if result is not NotImplemented:
                 base = args[0] if args else None
-                if isinstance(result, GlobalTensor) and isinstance(base, GlobalTensor) and result is not base:
+                if is_global(result, context) and is_global(base, context) and result is not base:
                     remember_view(func, base, args[1:], kwargs, result)
                 return result
     if context.on_whole is not None:
         context.on_whole(func, (args, kwargs))
-    return _on_whole_values(func, args, kwargs)
+    return _on_whole_values(context, func, args, kwargs)
+
+
+def _outermost(first: GlobalTensor, values: Any) -> GlobalTensor:
+    """One that no other is a shard within."""
+    return next((each for each in instances(GlobalTensor, values) if each._context.outer is None), first)
+
+
+def is_global(value: Any, context: Context) -> TypeGuard[GlobalTensor]:
+    """Whether it is cut over a context's ranks, and no shard within these."""
+    return isinstance(value, GlobalTensor) and value._context is context
 
 
 def _elements(values: Any) -> int:
@@ -248,9 +266,15 @@ def _map(fn: Callable[[GlobalTensor], Any], value: Any) -> Any:
 
 def _data(value: GlobalTensor) -> torch.Tensor:
     local = value._local
-    if local is not None and local.requires_grad and value._full is None:
+    if (
+        local is not None
+        and local.requires_grad
+        and value._full is None
+        and not isinstance(local, GlobalTensor)
+    ):
         return gather_data(value._context, local, value._layout)
-    return whole_value(value).detach()
+    whole = whole_value(value)
+    return _data(whole) if isinstance(whole, GlobalTensor) else whole.detach()
 
 
 def materialize(value: Any) -> Any:
@@ -276,51 +300,61 @@ def cut(context: Context, full: torch.Tensor, layout: Layout) -> torch.Tensor:
     if full.requires_grad and torch.is_grad_enabled():
         if full.is_leaf and context.gradient_factor == 1:
             context.adopt(full)
-        return Slice.apply(full, context, layout)
-    return layout.take(full, context.rank)
+        return innermost(lambda rows: Slice.apply(rows, context, layout), full, layout.dim)
+    return innermost(lambda rows: layout.take(rows, context.rank), full, layout.dim)
 
 
 def _lies_in(result: Any, value: GlobalTensor) -> bool:
     if isinstance(result, (tuple, list)):
         return any(_lies_in(item, value) for item in result)
     full = value._full
-    if full is None or not isinstance(result, torch.Tensor) or isinstance(result, GlobalTensor):
+    if not isinstance(result, torch.Tensor) or full is None:
+        return False
+    if isinstance(result, GlobalTensor) or isinstance(full, GlobalTensor):
         return False
     place = memory(result)
     return place is not None and place == memory(full)
 
 
-def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _on_whole_values(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     first = args[0] if args else kwargs.get("input")
-    for changed in instances(GlobalTensor, kwargs.get("out")):
+    for changed in _of_context(context, kwargs.get("out")):
         hold_whole(changed)
-    if isinstance(first, GlobalTensor) and changes_shape(func):
+    if is_global(first, context) and changes_shape(func):
         hold_whole(first)
     elif changes_first(func, kwargs):
-        for changed in instances(GlobalTensor, first):
+        for changed in _of_context(context, first):
             open_to_write(changed)
-    elif isinstance(first, GlobalTensor) and watches(func):
+    elif is_global(first, context) and watches(func):
         materialize(first)
         first._rows = None
-    elif isinstance(first, GlobalTensor) and lends_memory(func):
+    elif is_global(first, context) and lends_memory(func):
         lend(first)
-    result = _called(func, args, kwargs)
-    if isinstance(first, GlobalTensor) and result is first._full:
+    result = _called(context, func, args, kwargs)
+    if is_global(first, context) and result is first._full:
         return first  # it worked in place, or had nothing to do
     lent = [
         value
-        for value in instances(GlobalTensor, (args, kwargs))
+        for value in _of_context(context, (args, kwargs))
         if _lies_in(result, value) or (value is first and may_copy(func))  # strides could tell ranks apart
     ]
     separate = [value for value in lent if value._full is not share(value)]
     # Such a result lay in memory that a view had for itself. What gives views can be called again.
-    return _called(func, args, kwargs) if separate else result
+    return _called(context, func, args, kwargs) if separate else result
 
 
-def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _of_context(context: Context, values: Any) -> Iterator[GlobalTensor]:
+    return (each for each in instances(GlobalTensor, values) if each._context is context)
+
+
+def _called(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of whole values, which the script computes on every rank as on one device."""
-    clock = next(instances(GlobalTensor, (args, kwargs)))._context.clock
-    args, kwargs = _map(materialize, args), _map(materialize, kwargs)
+    clock = context.clock
+
+    def whole(value: GlobalTensor) -> Any:
+        return materialize(value) if value._context is context else value
+
+    args, kwargs = _map(whole, args), _map(whole, kwargs)
     before = clock.enter(Part.SCRIPT) if clock.armed else None
     result = func(*args, **kwargs)
     if before is not None:
@@ -328,46 +362,9 @@ def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return result
 
 
-class _Shell(torch.autograd.Function):
-    """Makes the outer tensor, so that what holds it past Python still finds the Gather edge."""
-
-    @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
-        ctx.context, ctx.layout = context, layout
-        return _shell(local, layout)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (grad,) = grads
-        return Slice.apply(grad, ctx.context, ctx.layout) * ctx.context.weight, None, None
-
-
-def _shell_with_graph(local: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
-    if in_transform():
-        return _Shell.apply(local, context, layout)
-    # Past what sessions put around functions of the script, and what torch does about transforms.
-    base: Any = super(torch.autograd.Function, _Shell)
-    return base.apply(local, context, layout)
-
-
-def _shell(local: torch.Tensor, layout: Layout) -> torch.Tensor:
-    with DisableTorchFunction():
-        return make_wrapper_subclass(
-            GlobalTensor, layout.global_shape(local.shape), dtype=local.dtype, device=local.device
-        )
-
-
 def wrap(context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any, Rule]) -> GlobalTensor:
     """The global tensor of which `local` is this rank's shard, cut as `layout` says."""
-    shell: Any = (
-        _shell_with_graph(local, context, layout)
-        if local.requires_grad and torch.is_grad_enabled()
-        else _shell(local, layout)
-    )
-    shell._context, shell._layout, shell._rules = context, layout, rules
-    shell._rows, shell._full, shell._full_version = local, None, 0
-    shell._origin, shell._views, shell._joined, shell._ahead = None, [], False, None
-    return shell
+    return shard_of(GlobalTensor, context, local, layout, rules)
 
 
 def gather_ahead(value: GlobalTensor) -> None:

@@ -1,6 +1,9 @@
 """What a global tensor keeps on this rank: its rows, and the whole value.
 
 That is gathered once, kept, and known to be changed by its version.
+
+Where a mesh cuts a value along two axes, the shard of the outer group is itself a global tensor of the inner
+one. A collective of the outer group then works on the innermost rows (`innermost`).
 """
 
 from __future__ import annotations
@@ -12,14 +15,22 @@ from typing import Any
 
 import torch
 
-from ronde.patching.torch_internals import temporarily_clear_interpreter_stack
-from ronde.tensor.context import Context
-from ronde.tensor.edges import Gather, gather_data
+from ronde.patching.torch_internals import (
+    DisableTorchFunction,
+    make_wrapper_subclass,
+    temporarily_clear_interpreter_stack,
+)
+from ronde.tensor.context import Context, in_transform
+from ronde.tensor.edges import Gather, Slice, gather_data
 from ronde.tensor.layout import Layout
 
-__all__ = ["Origin", "Rule", "Shard", "set_whole", "was_changed", "whole_value"]
+__all__ = [
+    "Edge", "Origin", "Rule", "Shard", "innermost", "innermost_rows", "set_whole", "shard_of", "was_changed",
+    "whole_value",
+]  # fmt: skip
 
 Rule = Callable[[Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+Edge = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,11 +89,83 @@ def _gathered(value: Shard) -> torch.Tensor:
     assert local is not None
     if value._ahead is not None:
         return value._ahead()
+    context, layout = value._context, value._layout
     with torch.inference_mode(local.is_inference() and torch.is_inference_mode_enabled()):
         if not local.requires_grad:
-            return gather_data(value._context, local, value._layout)
+            return innermost(lambda rows: gather_data(context, rows, layout), local, layout.dim)
         with torch.enable_grad():
-            return Gather.apply(local, value._context, value._layout)
+            return innermost(lambda rows: Gather.apply(rows, context, layout), local, layout.dim)
+
+
+def innermost(edge: Edge, value: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """Apply an edge of an outer group to the rows that a value has within all inner groups.
+
+    Args:
+        dim: that the edge cuts or joins; a value that an inner group cuts there is gathered before. None for
+            an edge that keeps shapes.
+    """
+    if not isinstance(value, Shard):
+        return edge(value)
+    if value._rows is None or value._layout.dim == dim:
+        return innermost(edge, whole_value(value), dim)
+    return shard_of(
+        type(value), value._context, innermost(edge, value._rows, dim), value._layout, value._rules
+    )
+
+
+def innermost_rows(value: torch.Tensor) -> torch.Tensor:
+    """The plain tensor that this rank has of a value."""
+    while isinstance(value, Shard):
+        value = whole_value(value) if value._rows is None else value._rows
+    return value
+
+
+class _Shell(torch.autograd.Function):
+    """Makes the outer tensor, so that what holds it past Python still finds the Gather edge."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, local: torch.Tensor, kind: type[Shard], context: Context, layout: Layout
+    ) -> torch.Tensor:
+        ctx.context, ctx.layout = context, layout
+        return _shell(kind, local, layout)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        return Slice.apply(grad, ctx.context, ctx.layout) * ctx.context.weight, None, None, None
+
+
+def _shell_with_graph(
+    kind: type[Shard], local: torch.Tensor, context: Context, layout: Layout
+) -> torch.Tensor:
+    if in_transform():
+        return _Shell.apply(local, kind, context, layout)
+    # Past what sessions put around functions of the script, and what torch does about transforms.
+    base: Any = super(torch.autograd.Function, _Shell)
+    return base.apply(local, kind, context, layout)
+
+
+def _shell(kind: type[Shard], local: torch.Tensor, layout: Layout) -> torch.Tensor:
+    with DisableTorchFunction():
+        return make_wrapper_subclass(
+            kind, layout.global_shape(local.shape), dtype=local.dtype, device=local.device
+        )
+
+
+def shard_of(
+    kind: type[Shard], context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any, Rule]
+) -> Any:
+    """The global tensor of which `local` is this rank's shard, cut as `layout` says."""
+    shell: Any = (
+        _shell_with_graph(kind, local, context, layout)
+        if local.requires_grad and torch.is_grad_enabled()
+        else _shell(kind, local, layout)
+    )
+    shell._context, shell._layout, shell._rules = context, layout, rules
+    shell._rows, shell._full, shell._full_version = local, None, 0
+    shell._origin, shell._views, shell._joined, shell._ahead = None, [], False, None
+    return shell
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -8,11 +8,12 @@ from typing import Any, TypeGuard
 import torch
 
 from ronde.tensor.context import Context
-from ronde.tensor.edges import Enter
-from ronde.tensor.global_tensor import GlobalTensor, cut, localize, wrap
+from ronde.tensor.edges import Enter, SumRanks
+from ronde.tensor.global_tensor import GlobalTensor, cut, is_global, localize, wrap
 from ronde.tensor.layout import Layout
+from ronde.tensor.shard import innermost
 
-__all__ = ["enter", "functions", "is_sharded", "local_operand", "rewrap", "same_layout"]
+__all__ = ["enter", "functions", "is_sharded", "local_operand", "rewrap", "same_layout", "sum_ranks"]
 
 T = torch.Tensor
 F = torch.nn.functional
@@ -29,8 +30,9 @@ def functions(names: Iterable[str]) -> list[Callable[..., Any]]:
     return found
 
 
-def is_sharded(value: Any) -> TypeGuard[GlobalTensor]:
-    return isinstance(value, GlobalTensor) and value._local is not None
+def is_sharded(value: Any, context: Context) -> TypeGuard[GlobalTensor]:
+    """Whether it is cut over a context's ranks, which have not gathered it."""
+    return is_global(value, context) and value._local is not None
 
 
 def enter(context: Context, value: torch.Tensor) -> torch.Tensor:
@@ -40,7 +42,12 @@ def enter(context: Context, value: torch.Tensor) -> torch.Tensor:
     if value.is_leaf and not value._backward_hooks and context.averages_leaves:
         context.adopt(value)
         return value
-    return Enter.apply(value, context)
+    return innermost(lambda rows: Enter.apply(rows, context), value)
+
+
+def sum_ranks(context: Context, value: torch.Tensor) -> torch.Tensor:
+    """The sum of every rank's value, replicated."""
+    return innermost(lambda rows: SumRanks.apply(rows, context), value)
 
 
 def same_layout(tensors: Iterable[GlobalTensor]) -> Layout | None:
@@ -62,7 +69,7 @@ def local_operand(context: Context, value: Any, layout: Layout) -> Any:
     `layout.dim` counts from the end. A plain tensor that spans the batch is cut, one that is
     broadcast over it enters whole.
     """
-    if isinstance(value, GlobalTensor):
+    if is_global(value, context):
         return localize(value)
     if not isinstance(value, torch.Tensor):
         return value

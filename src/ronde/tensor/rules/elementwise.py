@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ronde.tensor.context import Context
-from ronde.tensor.global_tensor import GlobalTensor, Rule, localize
+from ronde.tensor.global_tensor import GlobalTensor, Rule, is_global, localize
 from ronde.tensor.layout import Layout
 from ronde.tensor.rules.common import functions, is_sharded, local_operand, rewrap, same_layout
 
@@ -54,10 +54,10 @@ def detach_in_place(context: Context, func: Callable[..., Any], args: Any, kwarg
 
 def convert(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """`to` and `type_as`: of another tensor only its type and device matter."""
-    if isinstance(args[0], GlobalTensor) and not is_sharded(args[0]):
+    if is_global(args[0], context) and not is_sharded(args[0], context):
         return NotImplemented  # its rows are not what is asked for
     result = func(*map(localize, args), **{key: localize(value) for key, value in kwargs.items()})
-    if not is_sharded(args[0]):
+    if not is_sharded(args[0], context):
         return result
     return _itself_or_new(args[0], result, args[0]._layout)
 
@@ -73,21 +73,18 @@ def apply(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
     if func is torch.where and len(args) + len(kwargs) == 1:
         return NotImplemented  # the indices of the true entries
     values = [*args, *kwargs.values()]
-    tensors = [value for value in values if isinstance(value, GlobalTensor)]
+    tensors = [value for value in values if is_global(value, context)]
     layout = same_layout(tensors)
     if layout is None or not tensors:
         return NotImplemented
-    if any(value.dim() + layout.dim >= 0 and not _spans(value, layout) for value in values if _plain(value)):
+    whole = [each for each in values if isinstance(each, torch.Tensor) and not is_global(each, context)]
+    if any(value.dim() + layout.dim >= 0 and not _spans(value, layout) for value in whole):
         return NotImplemented
     result = func(
         *(local_operand(context, value, layout) for value in args),
         **{key: local_operand(context, value, layout) for key, value in kwargs.items()},
     )
     return _itself_or_new(tensors[0], result, layout)
-
-
-def _plain(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value, GlobalTensor)
 
 
 def _spans(value: torch.Tensor, layout: Layout) -> bool:

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 
 from ronde.patching.patches import Patches
 from ronde.tensor.context import Context
-from ronde.tensor.edges import SumRanks, sum_ranks_deferred
-from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, localize, materialize
+from ronde.tensor.edges import sum_ranks_deferred
+from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, is_global, localize, materialize
 from ronde.tensor.layout import Layout
-from ronde.tensor.rules.common import enter, is_sharded, local_operand, rewrap
+from ronde.tensor.rules.common import enter, is_sharded, local_operand, rewrap, sum_ranks
 from ronde.tensor.tree import map_leaves
 
 __all__ = ["install", "rules"]
@@ -74,7 +74,7 @@ def _total(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Both sums over ranks in one reduction; in fp64, so that counts are exact."""
     count = torch.as_tensor(local_count, dtype=torch.float64, device=local_sum.device)
-    both = SumRanks.apply(torch.stack([local_sum.double(), count]), context)
+    both = sum_ranks(context, torch.stack([local_sum.double(), count]))
     return both[0], both[1]
 
 
@@ -91,7 +91,7 @@ def _class_count(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor
 def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """`cross_entropy` and `nll_loss`; input [rows, C, ...], target [rows, ...] or probabilities."""
     named = _arguments(func, args, kwargs)
-    if named is None or not is_sharded(named["input"]):
+    if named is None or not is_sharded(named["input"], context):
         return NotImplemented
     whole: GlobalTensor = named["input"]
     layout, target, reduction = whole._layout, named["target"], named["reduction"]
@@ -110,7 +110,7 @@ def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: di
     local_sum = context.attempt(lambda: func(**{**local, "reduction": "sum"}))
     if reduction == "sum":
         return sum_ranks_deferred(context, local_sum)
-    everywhere = not isinstance(target, GlobalTensor) or target._ahead is not None
+    everywhere = not is_global(target, context) or target._ahead is not None
     if weight is None and everywhere:
         # Every rank has all targets, and knows by itself how many count.
         known = _class_count(whole, materialize(target), None, named.get("ignore_index", -100))
@@ -123,7 +123,7 @@ def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: di
 
 def _rows_like(context: Context, value: torch.Tensor, layout: Layout) -> torch.Tensor | None:
     """This rank's rows of a companion of the input: cut the same way, or whole and cut now."""
-    if isinstance(value, GlobalTensor):
+    if is_global(value, context):
         return localize(value) if value._layout == layout else None
     if not value.dim() or value.shape[0] != layout.size:
         return None
@@ -137,14 +137,14 @@ def pointwise(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
         return NotImplemented
     tensors = {key: value for key, value in named.items() if isinstance(value, torch.Tensor)}
     shapes = {tuple(value.shape) for key, value in tensors.items() if key in ("input", "target")}
-    sharded = [value for value in tensors.values() if is_sharded(value)]
+    sharded = [value for value in tensors.values() if is_sharded(value, context)]
     if not sharded or len(shapes) != 1:
         return NotImplemented
     if "var" in tensors and tensors["var"].dim() != tensors["input"].dim():
         return NotImplemented  # one variance for each row: found out by comparing whole shapes
     layout = sharded[0]._layout.at(sharded[0]._layout.dim - sharded[0].dim())
     for value in tensors.values():
-        if isinstance(value, GlobalTensor):
+        if is_global(value, context):
             if value._layout.at(value._layout.dim - value.dim()) != layout or value._local is None:
                 return NotImplemented
         elif value.dim() + layout.dim >= 0 and value.shape[value.dim() + layout.dim] not in (1, layout.size):

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from ronde.tensor.context import Context
-from ronde.tensor.edges import SumRanks
 from ronde.tensor.global_tensor import GlobalTensor, Rule
-from ronde.tensor.rules.common import is_sharded, rewrap
+from ronde.tensor.rules.common import is_sharded, rewrap, sum_ranks
 
 __all__ = ["rules"]
 
@@ -28,11 +27,13 @@ def dimensions(value: torch.Tensor, dim: Any) -> tuple[int, ...]:
     return tuple(int(d) % value.dim() for d in chosen)
 
 
-def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool, dict[str, Any]] | None:
+def _parse(
+    context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any, bool, dict[str, Any]] | None:
     """(value, dim, keepdim, rest) of a `sum` or `mean` call, or None when it is written otherwise."""
     rest = dict(kwargs)
     value, *positional = args or (None,)
-    if not set(rest) <= {"dim", "keepdim", "dtype"} or not is_sharded(value):
+    if not set(rest) <= {"dim", "keepdim", "dtype"} or not is_sharded(value, context):
         return None
     if positional and all(isinstance(item, int) and not isinstance(item, bool) for item in positional):
         dim: Any = positional
@@ -47,7 +48,7 @@ def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, boo
 
 
 def add_up(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    parsed = _parse(args, kwargs)
+    parsed = _parse(context, args, kwargs)
     if parsed is None:
         return NotImplemented
     value, dim, keepdim, rest = parsed
@@ -57,7 +58,7 @@ def add_up(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[s
 
 
 def average(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    parsed = _parse(args, kwargs)
+    parsed = _parse(context, args, kwargs)
     if parsed is None:
         return NotImplemented
     value, dim, keepdim, rest = parsed
@@ -80,6 +81,6 @@ def finish(
     """Replicated when the batch was among the reduced dimensions, else still global."""
     layout = value._layout
     if layout.dim in dims:
-        return SumRanks.apply(local, context)
+        return sum_ranks(context, local)
     kept = layout.dim if keepdim else layout.dim - sum(d < layout.dim for d in set(dims))
     return rewrap(value, local, layout.at(kept))

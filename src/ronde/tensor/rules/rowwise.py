@@ -43,13 +43,17 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any], name: str, place: int,
     return args[place] if len(args) > place else default
 
 
-def _only_first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _only_first(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     rest = (*args[1:], *kwargs.values())
-    return bool(args) and is_sharded(args[0]) and not any(isinstance(value, torch.Tensor) for value in rest)
+    return (
+        bool(args)
+        and is_sharded(args[0], context)
+        and not any(isinstance(value, torch.Tensor) for value in rest)
+    )
 
 
 def along(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    if not _only_first(args, kwargs) or kwargs.get("out") is not None:
+    if not _only_first(context, args, kwargs) or kwargs.get("out") is not None:
         return NotImplemented
     value: GlobalTensor = args[0]
     name = func.__name__
@@ -62,7 +66,7 @@ def along(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
 
 
 def reducing(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    if not _only_first(args, kwargs) or kwargs.get("out") is not None:
+    if not _only_first(context, args, kwargs) or kwargs.get("out") is not None:
         return NotImplemented
     value: GlobalTensor = args[0]
     dim = _named(args, kwargs, "dim", 1, None)
@@ -82,7 +86,7 @@ def pick(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str
     if len(args) != 3 or kwargs:
         return NotImplemented
     value, dim, index = args
-    if not (is_sharded(value) and is_sharded(index) and value._layout == index._layout):
+    if not (is_sharded(value, context) and is_sharded(index, context) and value._layout == index._layout):
         return NotImplemented
     if value._layout.dim in dimensions(value, dim):
         return NotImplemented
@@ -96,8 +100,10 @@ def join(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str
     if not isinstance(tensors, (tuple, list)) or not isinstance(dim, int) or kwargs.get("out") is not None:
         return NotImplemented
     # An empty vector adds nothing to a join; a cache of keys begins with one.
-    sharded = [value for value in tensors if is_sharded(value)]
-    if not sharded or not all(is_sharded(value) or _adds_nothing(value, sharded[0]) for value in tensors):
+    sharded = [value for value in tensors if is_sharded(value, context)]
+    if not sharded or not all(
+        is_sharded(value, context) or _adds_nothing(value, sharded[0]) for value in tensors
+    ):
         return NotImplemented
     first, *others = sharded
     if others and first._layout.dim in dimensions(first, dim):

@@ -85,19 +85,19 @@ def _sizes(arguments: tuple[Any, ...]) -> list[int] | None:
 
 def reshape(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     target = _sizes((kwargs["shape"],) if "shape" in kwargs else args[1:])
-    if target is None or not is_sharded(args[0]):
+    if target is None or not is_sharded(args[0], context):
         return NotImplemented
     return _viewed(args[0], func, target)
 
 
 def view_as(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    if not is_sharded(args[0]):
+    if not is_sharded(args[0], context):
         return NotImplemented
     return _viewed(args[0], torch.Tensor.reshape, list(args[1].shape))
 
 
 def flatten(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    if not is_sharded(args[0]) or not args[0].dim():
+    if not is_sharded(args[0], context) or not args[0].dim():
         return NotImplemented
     shape = list(args[0].shape)
     start = kwargs.get("start_dim", args[1] if len(args) > 1 else 0) % len(shape)
@@ -111,7 +111,7 @@ def flatten(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
 
 def unsqueeze(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    if not is_sharded(args[0]) or not isinstance(dim, int):
+    if not is_sharded(args[0], context) or not isinstance(dim, int):
         return NotImplemented
     value: GlobalTensor = args[0]
     place = dim % (value.dim() + 1)
@@ -120,7 +120,7 @@ def unsqueeze(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
 
 
 def squeeze(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    if not is_sharded(args[0]):
+    if not is_sharded(args[0], context):
         return NotImplemented
     value: GlobalTensor = args[0]
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
@@ -139,7 +139,7 @@ def squeeze(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
 
 def permute(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     order = _sizes((kwargs["dims"],) if "dims" in kwargs else args[1:])
-    if not is_sharded(args[0]) or order is None or len(order) != args[0].dim():
+    if not is_sharded(args[0], context) or order is None or len(order) != args[0].dim():
         return NotImplemented
     value: GlobalTensor = args[0]
     places = [d % value.dim() for d in order]
@@ -148,7 +148,7 @@ def permute(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
 
 
 def transpose(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    if len(args) != 3 or not is_sharded(args[0]):
+    if len(args) != 3 or not is_sharded(args[0], context):
         return NotImplemented
     places = list(range(args[0].dim()))
     first, second = args[1] % len(places), args[2] % len(places)
@@ -163,7 +163,7 @@ def transposed(context: Context, func: Callable[..., Any], args: Any, kwargs: di
 def index(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Indexing that leaves the batch dimension alone: integers, slices, None and `...` elsewhere."""
     value, key = args
-    found = split_key(value, key)
+    found = split_key(context, value, key)
     if found is None:
         return NotImplemented
     assert value._local is not None
@@ -176,14 +176,14 @@ def index(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
     return rewrap(value, value._local[tuple(items)], value._layout.at(result))
 
 
-def split_key(value: Any, key: Any) -> tuple[list[Any], int, int] | None:
+def split_key(context: Context, value: Any, key: Any) -> tuple[list[Any], int, int] | None:
     """What a global tensor is indexed by, one item for each of its axes and each new one.
 
     Returns:
         The items, the place of that for the cut axis, and the axis of the result that this is, if it stays.
         None where one is a tensor, a list or too many.
     """
-    if not is_sharded(value):
+    if not is_sharded(value, context):
         return None
     items = list(key) if isinstance(key, tuple) else [key]
     if any(
