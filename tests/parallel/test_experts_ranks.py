@@ -208,36 +208,6 @@ def test_state_beside_experts_is_cut(two: Ranks, name: str, plan: str):
     compare(two, plan, named, name)
 
 
-def of_hugging_face(kind: str) -> list[torch.Tensor]:
-    transformers: Any = pytest.importorskip("transformers")
-    sizes = {
-        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 12,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32, "pad_token_id": 0,
-        # Another way of torch's does not know double precision.
-        "experts_implementation": "eager",
-    }  # fmt: skip
-    counts = {"num_local_experts": 4} if kind == "Mixtral" else {"num_experts": 4, "moe_intermediate_size": 8}
-    counts |= {"num_experts_per_tok": 2}
-    if kind == "Qwen2Moe":
-        counts |= {"shared_expert_intermediate_size": 8}
-    if kind == "Qwen3Moe":
-        counts |= {"head_dim": 4}
-    config = getattr(transformers, f"{kind}Config")(**sizes, **counts)
-
-    def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-        logits = model(input_ids=ids, use_cache=False).logits
-        return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
-
-    return train(lambda: getattr(transformers, f"{kind}ForCausalLM")(config), loss_of)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("kind", ["Mixtral", "Qwen2Moe", "Qwen3Moe"])
-def test_mixtures_of_hugging_face(two: Ranks, four: Ranks, kind: str):
-    compare(two, "data=2,expert=2", of_hugging_face, kind)
-    compare(four, "data=4,expert=4", of_hugging_face, kind)
-
-
 def train_and_hold(rank: Rank, name: str) -> tuple[int, int, list[str]]:
     with rank.session("data=2,expert=2") as session:
         model = MODELS[name]()

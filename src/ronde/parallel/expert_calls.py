@@ -42,11 +42,21 @@ class Outputs:
 
     def note(self, given: Any, made: Any) -> None:
         """An expert was called. Nothing is computed: the call may be an observed one."""
-        rows = (
-            isinstance(given, torch.Tensor) and isinstance(made, torch.Tensor) and given.dim() and made.dim()
-        )
-        if rows and len(given) == len(made):
+        if not isinstance(given, torch.Tensor) or not isinstance(made, torch.Tensor):
+            return
+        if given.dim() == made.dim() == 1:  # one token
+            self._kinds = _kind_of_rows(given, 0), _kind_of_rows(made, 0)
+        elif given.dim() > 1 and made.dim() > 1 and len(given) == len(made):
             self._kinds = _kind_of_rows(given), _kind_of_rows(made)
+
+    def of(self, given: torch.Tensor) -> torch.Tensor:
+        """Rows for given ones, all zero. Sequences may be of another length by now."""
+        assert self._kinds is not None
+        known, (shape, dtype, device) = self._kinds
+        if shape[:-1] == known[0][:-1]:
+            shape = given.shape[1:-1] + shape[-1:]
+            self._kinds = (given.shape[1:], *known[1:]), (shape, dtype, device)
+        return self.made(len(given))
 
     def given(self, rows: int) -> torch.Tensor:
         """So many rows for experts, all zero."""
@@ -59,8 +69,8 @@ class Outputs:
         return _rows(self._kinds[1], rows)
 
 
-def _kind_of_rows(tensor: torch.Tensor) -> _Kind:
-    return tensor.shape[1:], tensor.dtype, tensor.device
+def _kind_of_rows(tensor: torch.Tensor, dims: int = 1) -> _Kind:
+    return tensor.shape[dims:], tensor.dtype, tensor.device
 
 
 def _rows(kind: _Kind, rows: int) -> torch.Tensor:
@@ -157,7 +167,7 @@ def call_listed(
             )
         return answers[place]
 
-    with _answering(mixture, answer):
+    with _answering(mixture, _by_rows(answer)):
         output = mixture.module.forward(*args, **kwargs)
     first = next((each for each in leaves(output) if isinstance(each, torch.Tensor)), None)
     return map_leaves(lambda each: linked(each, answered) if each is first else each, output)
@@ -186,10 +196,10 @@ def _rehearse(
 
     def answer(number: int, given: torch.Tensor) -> torch.Tensor:
         rehearsed.append((number, given))
-        return outputs.made(len(given))
+        return outputs.of(given)
 
     try:
-        with _answering(mixture, answer):
+        with _answering(mixture, _by_rows(answer)):
             mixture.module.forward(*args, **kwargs)
     except Cannot as cannot:
         return [], str(cannot)
@@ -221,6 +231,15 @@ def _made_here(
             answer = run(expert, torch.cat(mine))
         made[place::each] = answer.split([len(part) for part in mine])
     return torch.cat(made)
+
+
+def _by_rows(answer: Callable[[int, torch.Tensor], torch.Tensor]) -> Callable[[int, Any], Any]:
+    """Answer a single token as a row of its own."""
+
+    def answered(number: int, given: torch.Tensor) -> torch.Tensor:
+        return answer(number, given) if given.dim() > 1 else answer(number, given[None])[0]
+
+    return answered
 
 
 @contextmanager

@@ -1,14 +1,15 @@
 """Mixtures of experts in a model: which modules route tokens to experts, and which rank has which expert.
 
-Two forms are known: a list of equal modules beside a router, of which the parent's forward calls some on the
-tokens that it has chosen for them; and one module whose parameters are those of all experts, one behind
-another, which is given tokens, choices and weights, as Hugging Face writes Mixtral, Qwen and their like.
+Two forms are known: a list of equal modules, of which its own forward or its parent's, beside a router, calls
+some on the tokens that it has chosen for them; and one module whose parameters are those of all experts, one
+behind another, which is given tokens, choices and weights, as Hugging Face writes Mixtral, Qwen and others.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -56,10 +57,10 @@ def mixtures(model: nn.Module, ranks: int) -> list[Mixture]:
 
 
 def _listed(name: str, module: nn.Module) -> Mixture | None:
-    for key, child in module.named_children():
-        if not isinstance(child, nn.ModuleList) or len(child) < 2 or not _has_router(module, key, len(child)):
+    for key, child in _lists(name, module):
+        experts = tuple(child.children())
+        if len(experts) < 2 or not _has_router(module, key, len(experts)):
             continue
-        experts = tuple(child)
         if len({_kind(each) for each in experts}) > 1 or any(
             True for each in experts for _ in each.buffers()
         ):
@@ -68,6 +69,22 @@ def _listed(name: str, module: nn.Module) -> Mixture | None:
         if pairs and len({id(each) for each, _ in pairs}) == len(pairs):
             return Mixture(name, module, experts, len(experts), pairs)
     return None
+
+
+def _lists(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Lists of modules by their names, of which the module's forward calls some."""
+    if _calls_its_own(module):
+        yield name.rpartition(".")[2], module
+    for key, child in module.named_children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)) and not _calls_its_own(child):
+            yield key, child
+
+
+def _calls_its_own(module: nn.Module) -> bool:
+    """Whether a list of modules is called as a module too."""
+    return (
+        isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is not nn.Module.forward
+    )
 
 
 def _has_router(module: nn.Module, key: str, count: int) -> bool:

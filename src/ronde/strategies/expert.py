@@ -11,25 +11,20 @@ import torch
 
 from ronde.parallel.expert_calls import Outputs, call_fused, call_listed, noting
 from ronde.parallel.expert_exchange import Cannot, true_gradient
+from ronde.parallel.expert_trial import Given, alike, all_equal, try_call
 from ronde.patching.patches import Patches
 from ronde.policies.expert import can_be_spread, expert_specs
 from ronde.policies.expert_structure import Mixture, mixtures
-from ronde.rowwise.undo import Held
 from ronde.shards.partition import Partition
 from ronde.strategies.blocks import BlockRanks, Cutting, ModelBlocks
 from ronde.strategies.parts import Parts
 from ronde.strategies.strategy import Strategy
 from ronde.sync.averaging.protocol import average_gradients
 from ronde.tensor.context import Region
-from ronde.tensor.global_tensor import GlobalTensor, localize
-from ronde.tensor.rules.common import is_sharded, local_operand, rewrap
-from ronde.tensor.tree import leaves, map_leaves
+from ronde.tensor.rules.common import is_sharded
+from ronde.tensor.tree import leaves
 
 __all__ = ["ExpertStrategy"]
-
-# How far an answer may lie from that of one device, as a part of its largest entry, by its dtype.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
-_OF_HALVES = 0.05
 
 
 @final
@@ -124,7 +119,8 @@ class ExpertStrategy(Strategy):
         if why:
             return NotImplemented
         try:
-            return self._carry_out(mixture, args, kwargs)
+            given = Given.of(self._script, (args, kwargs))
+            return given.made_global(self._carry_out(mixture, given))
         except Cannot as cannot:
             self._tried[module][module.training] = str(cannot)
             return NotImplemented
@@ -132,6 +128,7 @@ class ExpertStrategy(Strategy):
     def _try(self, mixture: Mixture, args: Any, kwargs: Any, whole: Callable[[], Any]) -> Any:
         """The first call, as one device does it; what ranks make of their own tokens is compared."""
         outputs = self._outputs[mixture.module] = Outputs()
+        given = Given.of(self._script, (args, kwargs))  # by then it may have been read, and be whole
         why = ""
         try:
             with nullcontext() if mixture.is_fused else noting(mixture, outputs):
@@ -141,7 +138,7 @@ class ExpertStrategy(Strategy):
         if not why and not mixture.is_fused and not outputs.are_known:
             why = "its experts were not called, or do not return a row for each token"
         if not why:
-            why = self._compare(mixture, args, kwargs, expected)
+            why = self._tokens_depend(mixture, given, expected)
         everywhere = self._ranks.rows.all_gather_object((why, outputs.called))
         told = [each for each, _ in everywhere if each]
         self._tried[mixture.module][mixture.module.training] = told[0] if told else ""
@@ -151,69 +148,30 @@ class ExpertStrategy(Strategy):
             self._blocks.lend([each for each, expert in mixture.parameters if expert < 0 or expert in called])
         return expected
 
-    def _compare(self, mixture: Mixture, args: Any, kwargs: Any, expected: Any) -> str:
-        module = mixture.module
-        with torch.no_grad():
-            buffers = [(each, each.clone()) for each in module.buffers()]
-            state, held = _generators(), Held.by(module)
-            try:
-                found = self._carry_out(mixture, args, kwargs)
-            except Cannot as cannot:
-                return str(cannot)
-            finally:
-                drawn = not all(map(torch.equal, state, _generators()))
-                changed = any(not torch.equal(each, before) for each, before in buffers)
-                for each, before in buffers:
-                    each.copy_(before)
-                kept = next(held.changes(), "")
-                held.restore()
-            if kept:
-                return f"each call keeps something on it ({kept})"
-            if drawn:
-                return "it draws random numbers"
-            if changed:
-                return "its calls change its buffers"
-            return (
-                "" if _alike(list(leaves(found)), list(leaves(expected))) else "its rows are not independent"
-            )
+    def _tokens_depend(self, mixture: Mixture, given: Given, expected: Any) -> str:
+        """Why ranks cannot have their own tokens, or "". A collective; answers may differ."""
+        module, equal = mixture.module, given.of_equal_tokens(self._script.rank)
+        made, why = try_call(module, lambda: given.made_global(self._carry_out(mixture, given)))
+        if not why and not alike(made, expected):
+            why = "its rows are not independent"
+        told = self._ranks.rows.all_gather_object(why)
+        if any(told):
+            return next(filter(None, told))
+        made, why = try_call(module, lambda: self._carry_out(mixture, equal))
+        return why if why or all_equal(equal, made) else "an expert may have no room for its tokens"
 
-    def _carry_out(self, mixture: Mixture, args: Any, kwargs: Any) -> Any:
-        script = self._script
-        shards = [each for each in leaves((args, kwargs)) if is_sharded(each, script)]
-        first: GlobalTensor = shards[0]
-        layout = first._layout
-        from_end = layout.at(layout.dim - first.dim())
-
-        def local(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            if isinstance(value, GlobalTensor) or value.dim() != first.dim():
-                return localize(value) if isinstance(value, GlobalTensor) else value
-            return local_operand(script, value, from_end)
-
-        args, kwargs = map_leaves(local, (args, kwargs))
+    def _carry_out(self, mixture: Mixture, given: Given) -> Any:
+        """What is made of this rank's tokens."""
+        args, kwargs = given.call
         self._blocks.parameters.rest(keep_last=False)
         comm = self._ranks.group
-        with script.enter(Region.SHARDED, layout.rows):
+        with self._script.enter(Region.SHARDED, given.layout.rows):
             if mixture.is_fused:
-                output = call_fused(mixture, comm, self._leaf, args, kwargs)
-            else:
-                outputs = self._outputs[mixture.module]
-                with self._blocks.parameters.watched(_refuse_use), self._by_calls(False):
-                    everybody = None if self._ranks.replica_group is None else self._ranks.rows
-                    output = call_listed(
-                        mixture, comm, self._leaf, outputs, args, kwargs, everybody, self._run
-                    )
-        size = layout.local_size(script.rank)
-
-        def of_rows(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            if value.dim() <= layout.dim or value.shape[layout.dim] != size:
-                raise Cannot("what it returns is not of tokens")
-            return rewrap(first, value, layout)
-
-        return map_leaves(of_rows, output)
+                return call_fused(mixture, comm, self._leaf, args, kwargs)
+            outputs = self._outputs[mixture.module]
+            with self._blocks.parameters.watched(_refuse_use), self._by_calls(False):
+                everybody = None if self._ranks.replica_group is None else self._ranks.rows
+                return call_listed(mixture, comm, self._leaf, outputs, args, kwargs, everybody, self._run)
 
     def _by_calls(self, yes: bool) -> AbstractContextManager[None]:
         return nullcontext() if self._recompute is None else self._recompute.by_calls(yes)
@@ -237,30 +195,3 @@ class ExpertStrategy(Strategy):
 def _refuse_use(parameter: torch.Tensor) -> None:
     """Ranks have tokens of their own, so not all of them come to what a mixture does for an idle expert."""
     raise Cannot("its forward uses parameters of an expert itself, not by calling it")
-
-
-def _generators() -> list[torch.Tensor]:
-    """The states of torch's default generators."""
-    on_device = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *on_device]
-
-
-def _alike(found: list[Any], expected: list[Any]) -> bool:
-    if len(found) != len(expected):
-        return False
-    for one, other in zip(found, expected, strict=True):
-        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-            if one is not other and one != other:
-                return False
-            continue
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return False
-        if not one.is_floating_point():
-            if not torch.equal(one, other):
-                return False
-            continue
-        allowed = _TOLERANCE.get(one.dtype, _OF_HALVES)
-        distance, size = (one - other).abs().max(), other.abs().max()
-        if not bool(distance <= allowed * size):
-            return False
-    return True
