@@ -23,6 +23,8 @@ MESHES = {
     "data=2,tensor=2,pipeline=2": 8,
     "data=2,context=2": 4,
     "tensor=2,context=2": 4,
+    "pipeline=2,context=2": 4,
+    "tensor=2,pipeline=2,context=2": 8,
     "data=2,tensor=2,context=2": 8,
     "data=4,expert=2": 4,
 }

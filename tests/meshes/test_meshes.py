@@ -26,6 +26,7 @@ SAMPLE = {
     ("context=2", "recompute=selective", "gpt"),
     ("context=2", "micro-batches=2", "llama"),
     ("tensor=2,context=2", "zero3", "gpt"),
+    ("pipeline=2,context=2", "micro-batches=2,schedule=1f1b", "llama"),
     ("expert=2", "recompute=full", "mixtral"),
     ("expert=2", "bytegrad", "mixtral"),
     ("data=2,tensor=2", "onebit", "llama"),

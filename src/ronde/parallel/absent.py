@@ -15,6 +15,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ronde.patching.torch_internals import FakeTensor, FakeTensorMode, pytree
+from ronde.tensor.layout import Layout
+from ronde.tensor.shard import Shard, innermost_rows
 
 __all__ = ["Absence", "Made", "Shape", "is_absent", "packed"]
 
@@ -26,17 +28,20 @@ class Shape:
     Attributes:
         stride: of a tensor without gaps whose elements lie in the same order.
         gradient: it requires one.
+        cut: of a sequence, of which `shape` is this rank's part; None for a plain tensor.
     """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     gradient: bool
+    cut: Layout | None = None
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Shape:
-        lies = torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride()
-        return cls(tuple(tensor.shape), lies, tensor.dtype, tensor.requires_grad)
+        rows, cut = innermost_rows(tensor), tensor._layout if isinstance(tensor, Shard) else None
+        lies = torch.empty_like(rows, device="meta", memory_format=torch.preserve_format).stride()
+        return cls(tuple(rows.shape), lies, rows.dtype, rows.requires_grad, cut)
 
     def room(self, device: torch.device) -> torch.Tensor:
         """Memory for its elements, which are undefined, in the order in which they lie."""
@@ -44,7 +49,7 @@ class Shape:
 
 
 def is_absent(value: Any) -> bool:
-    return isinstance(value, FakeTensor)
+    return isinstance(innermost_rows(value), FakeTensor)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from ronde.parallel.sequences import Sequences
+
 __all__ = ["CallStart", "LookUps"]
 
 
@@ -41,8 +43,10 @@ class CallStart:
         token: leads to the start of the call in backward; None without a graph.
         tied: by id of a parameter that all ranks have its stand-in.
         look_ups: the rows that tables have given.
+        sequences: cuts sequences inside of the call; None where they are whole.
     """
 
     token: torch.Tensor | None
     tied: dict[int, torch.Tensor]
     look_ups: LookUps
+    sequences: Sequences | None = None

@@ -30,6 +30,7 @@ from ronde.parallel.pipeline_edges import Ends, Join, Tie
 from ronde.parallel.pipeline_piece import PieceOfCall, UnitFailed, UsedElsewhere
 from ronde.parallel.pipeline_route import Rerouted, Route
 from ronde.parallel.separate_leaves import HeldLeaves, SeparateLeaves
+from ronde.parallel.sequences import Sequences
 from ronde.plan.schedule import turns
 from ronde.policies.stages import Stages
 from ronde.rowwise.compiled import is_compiled
@@ -87,16 +88,17 @@ class Pipeline:
     Args:
         comm: the pipeline group, a rank for each stage.
         pieces: micro-batches, into which each rank's rows are cut; at most as many as there are rows.
+        sequences: cuts those of each micro-batch; None where they are whole.
 
     Attributes:
         losses: of the call that comes next.
     """
 
-    def __init__(self, comm: Comm, pieces: int, held: Held) -> None:
+    def __init__(self, comm: Comm, pieces: int, held: Held, sequences: Sequences | None = None) -> None:
         self._comm = comm
         self._pieces = pieces
         self._asked = f"pipeline={comm.world_size}"
-        self._held = held
+        self._held, self._sequences = held, sequences
         self._routes: weakref.WeakKeyDictionary[nn.Module, dict[Any, Route]] = weakref.WeakKeyDictionary()
         self._under_way: list[Any] = []
         self.losses: PieceLosses | None = None
@@ -104,7 +106,7 @@ class Pipeline:
     def __call__(self, call: ShardedCall) -> Any:
         self._check(call)
         if not self._held.stages(call.module).units:
-            return at_once(call)
+            return at_once(call) if self._sequences is None else self._sequences(call)
         losses, look_ups = self._losses_of(call), LookUps()
         while True:
             look_ups.begin()
@@ -237,7 +239,9 @@ class Pipeline:
         comm, count, device = self._comm, whole.world_size, _device_of(call)
         separate = SeparateLeaves(self._held, comm)
         tied = separate.of_all_ranks(call.module.parameters())
-        begun = CallStart(torch.zeros((), device=device, requires_grad=True), tied, LookUps())
+        begun = CallStart(
+            torch.zeros((), device=device, requires_grad=True), tied, LookUps(), self._sequences
+        )
         routes = self._routes.setdefault(call.module, {})
         outputs: list[tuple[Any, ...]] = [()] * count
         waiting: dict[int, _Waiting] = {}
@@ -276,7 +280,7 @@ class Pipeline:
     ) -> tuple[CallStart, ShardedCall]:
         """Tie what all ranks have of this call; its start, and the call on what is tied."""
         if not torch.is_grad_enabled():
-            return CallStart(None, {}, look_ups), call
+            return CallStart(None, {}, look_ups, self._sequences), call
         shared = [each for each in call.module.parameters() if self._held.leaf(each) is None]
         shared = [each for each in shared if each.requires_grad and id(each) not in stages.untied]
         given = [each for each in leaves(call.given) if isinstance(each, torch.Tensor) and each.requires_grad]
@@ -286,7 +290,7 @@ class Pipeline:
         tied = {id(each): view for each, view in zip(shared, views, strict=False)}
         inputs = {id(each): view for each, view in zip(given, views[len(shared) :], strict=True)}
         args = map_leaves(lambda leaf: inputs.get(id(leaf), leaf), call.given)
-        return CallStart(token, tied, look_ups), dataclasses.replace(call, given=args)
+        return CallStart(token, tied, look_ups, self._sequences), dataclasses.replace(call, given=args)
 
     def _output(
         self, value: Any, route: Route, token: torch.Tensor | None, trace: Sequence[Any], device: torch.device

@@ -24,6 +24,7 @@ from ronde.parallel.separate_leaves import HeldLeaves
 from ronde.parallel.skipped_draws import DrawsOfUnit, draw_again
 from ronde.patching.torch_internals import pop_function_mode, pytree
 from ronde.policies.stages import Stages, StageUnit
+from ronde.tensor.shard import innermost_rows
 from ronde.tensor.tree import leaves, map_leaves
 
 __all__ = ["PieceOfCall", "UnitFailed", "UsedElsewhere"]
@@ -77,7 +78,7 @@ class PieceOfCall:
         self._route = route
         self._token = start.token
         self._tied = start.tied
-        self._look_ups = start.look_ups
+        self._look_ups, self._sequences = start.look_ups, start.sequences
         self._device = device
         self._learns = not route.learnt
         self._absence = Absence(device, self._between, notes=self._learns)
@@ -90,8 +91,9 @@ class PieceOfCall:
         if self._learns:
             self._route.steps.clear()
         with self._held.watched(), self._swapped(call.module), self._absence:
-            output = run_on(call, given)
-        output = map_leaves(self._absence.real, output)
+            run = run_on if self._sequences is None else self._sequences.run_on_cut
+            output = run(call, given)
+        output = map_leaves(self._whole, map_leaves(self._absence.real, output))
         if self._learns:
             tensors = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
             found = sources_of(self._comm, self._route, self._absence, tensors)
@@ -100,6 +102,12 @@ class PieceOfCall:
         elif self._next != len(self._route.steps):
             raise self._another_way(type(call.module).__name__)
         return output
+
+    def _whole(self, leaf: Any) -> Any:
+        """A leaf of the output, of whole sequences."""
+        if self._sequences is None:
+            return leaf
+        return self._sequences.whole(leaf.detach() if is_absent(leaf) else leaf)
 
     @contextmanager
     def _swapped(self, module: nn.Module) -> Iterator[None]:
@@ -231,12 +239,13 @@ class PieceOfCall:
         under_way = self._under_way
         graph = move.shape.gradient and self._token is not None
         if rank == move.source:
-            if tuple(value.shape) != move.shape.shape:
+            rows = innermost_rows(value)
+            if tuple(rows.shape) != move.shape.shape:
                 raise self._another_way(f"a tensor of shape {list(value.shape)}")
             if graph:
-                self.trace.append(Sent.apply(self._comm, move.to, self._token, value, under_way))
+                self.trace.append(Sent.apply(self._comm, move.to, self._token, rows, under_way))
             else:
-                under_way.append(self._comm.send(packed(value), move.to))
+                under_way.append(self._comm.send(packed(rows), move.to))
             return value
         if rank != move.to:
             return value
@@ -246,19 +255,26 @@ class PieceOfCall:
             self.trace.append(tensor)
         else:
             tensor = self._comm.receive(room, move.source)
+        tensor = self._over(tensor, move.shape)
         self._absence.received(value, tensor)
         return tensor
 
     def _absent(self, leaf: Any, values: Sequence[Any]) -> Any:
         if isinstance(leaf, Same):
             return values[leaf.place]
-        return self._absence.stand_in(leaf) if isinstance(leaf, Shape) else leaf
+        return self._over(self._absence.stand_in(leaf), leaf) if isinstance(leaf, Shape) else leaf
 
     def _zeros(self, leaf: Any, values: Sequence[Any]) -> Any:
         """In place of what a unit of this rank failed to return: the others wait for its messages."""
         if isinstance(leaf, Same):
             return values[leaf.place]
-        return leaf.room(self._device).zero_() if isinstance(leaf, Shape) else leaf
+        return self._over(leaf.room(self._device).zero_(), leaf) if isinstance(leaf, Shape) else leaf
+
+    def _over(self, rows: torch.Tensor, shape: Shape) -> torch.Tensor:
+        """The tensor of which this rank has these rows."""
+        if shape.cut is None or self._sequences is None:
+            return rows
+        return self._sequences.over(rows, shape.cut)
 
     def _failed(self, unit: StageUnit, problem: Problem) -> Exception:
         if problem.parameter:

@@ -22,6 +22,7 @@ from ronde.parallel.pieces import run_on
 from ronde.parallel.sequence_rules import is_mask, sequence_rules
 from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import GlobalTensor, cut, is_global, materialize, wrap
+from ronde.tensor.layout import Layout
 from ronde.tensor.rules.common import is_sharded
 from ronde.tensor.tree import instances, leaves, map_leaves
 
@@ -54,6 +55,10 @@ class Sequences:
 
     def run_on(self, call: ShardedCall, values: Sequence[Any]) -> Any:
         """Carry a call out with these leaves for its arguments."""
+        return map_leaves(self.whole, self.run_on_cut(call, values))
+
+    def run_on_cut(self, call: ShardedCall, values: Sequence[Any]) -> Any:
+        """Carry a call out as `run_on` does; what leaves the model is still cut."""
         if call.module not in self._attends:
             return run_on(call, values)
         self.cut_some = True
@@ -64,8 +69,11 @@ class Sequences:
             for each, axis in zip(values, call.verdict.inputs, strict=True)
         ]
         with self._refusing(type(call.module).__name__, length):
-            output = run_on(call, given)
-        return map_leaves(self._whole, output)
+            return run_on(call, given)
+
+    def over(self, rows: torch.Tensor, layout: Layout) -> GlobalTensor:
+        """The value of which this rank has these rows."""
+        return wrap(self._context, rows, layout, self._rules)
 
     @contextmanager
     def observing(self, module: torch.nn.Module) -> Iterator[None]:
@@ -101,10 +109,11 @@ class Sequences:
         if id(value) not in known:
             layout = self._context.layout(axis, length)
             rows = cut(self._context, value, layout)
-            known[id(value)] = wrap(self._context, rows.contiguous(), layout, self._rules)
+            known[id(value)] = self.over(rows.contiguous(), layout)
         return known[id(value)]
 
-    def _whole(self, value: Any) -> Any:
+    def whole(self, value: Any) -> Any:
+        """A leaf of what a model returns, gathered if it is cut."""
         return materialize(value) if is_global(value, self._context) else value
 
     @contextmanager

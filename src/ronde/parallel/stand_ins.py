@@ -17,7 +17,8 @@ from ronde.errors import UsageError
 from ronde.shards.block_gradients import Block, BlockGradients
 from ronde.tensor.context import Context
 from ronde.tensor.edges import Gather
-from ronde.tensor.global_tensor import GlobalTensor, Rule, materialize, wrap
+from ronde.tensor.global_tensor import GlobalTensor, Rule, is_global, materialize, wrap
+from ronde.tensor.rules.common import rewrap
 from ronde.tensor.tree import map_leaves
 
 __all__ = ["StandIns"]
@@ -103,13 +104,15 @@ class StandIns:
         return Gather.apply(part, self._context, block.spec.cut.layout(block.parameter.shape))
 
     def whole(self, output: Any) -> Any:
-        """What leaves a model is whole on every rank of the group."""
+        """Gather the leaves of what leaves a model, or its stage, over the ranks of the group."""
+        return map_leaves(self._whole, output)
 
-        def gathered(value: Any) -> Any:
-            cut = isinstance(value, GlobalTensor) and value._context is self._context
-            return materialize(value) if cut else value
-
-        return map_leaves(gathered, output)
+    def _whole(self, value: Any) -> Any:
+        if is_global(value, self._context):
+            return materialize(value)
+        if isinstance(value, GlobalTensor) and is_global(value._local, self._context):
+            return rewrap(value, self._whole(value._local), value._layout)
+        return value
 
     def blocks(self, tensors: list[Any]) -> list[tuple[int, Block]]:
         """Which of some tensors have blocks, by their places."""

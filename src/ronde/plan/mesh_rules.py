@@ -23,7 +23,6 @@ _WITH_PIPELINE: dict[str, tuple[object, ...]] = {
     "schedule": ("gpipe", "1f1b", None),
 }
 _WITH_CONTEXT: dict[str, tuple[object, ...]] = {
-    "pipeline": (1,),
     "expert": (1,),
     **_WITH_ANY,
 }

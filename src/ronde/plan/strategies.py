@@ -27,13 +27,13 @@ def strategies_of(plan: Plan, ranks: int) -> tuple[StrategyName, ...]:
     mesh = plan.for_ranks(ranks).mesh
     if mesh.expert > 1:
         return ("expert",)
+    sequences: tuple[StrategyName, ...] = ("context",) if mesh.context > 1 else ()
     if mesh.pipeline > 1:
-        return ("pipeline",)
+        return ("pipeline", *sequences)
     if mesh.tensor > 1:
-        return ("tensor", "context") if mesh.context > 1 else ("tensor",)
+        return ("tensor", *sequences)
     # A rank that trains by itself has its state whole.
-    state = () if plan.in_local_view else _of_state(plan, (mesh.data or 1) * mesh.context)
-    return (*state, "context") if mesh.context > 1 else state
+    return (*(() if plan.in_local_view else _of_state(plan, (mesh.data or 1) * mesh.context)), *sequences)
 
 
 def _of_state(plan: Plan, ranks: int) -> tuple[StrategyName, ...]:

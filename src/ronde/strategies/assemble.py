@@ -117,9 +117,10 @@ def _with_cut_models(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
         )
     from ronde.strategies.pipeline import PipelineStrategy
 
-    stages = PipelineStrategy(parts, ranks, by_axis["pipeline"], by_axis.get("tensor"))
+    sequences = None if context is None else context.sequences
+    stages = PipelineStrategy(parts, ranks, by_axis["pipeline"], by_axis.get("tensor"), sequences)
     return Strategies(
-        ordered=[stages],
+        ordered=[stages] if context is None else [stages, context],
         state=stages.state,
         way=stages.pipeline,
         cuts_calls=True,

@@ -14,6 +14,7 @@ from ronde.parallel.one_f_one_b import OneForwardOneBack
 from ronde.parallel.pipeline import Pipeline
 from ronde.parallel.pipeline_gradients import refuse_lone_gradients
 from ronde.parallel.pipeline_piece import UsedElsewhere
+from ronde.parallel.sequences import Sequences
 from ronde.parallel.stand_ins import StandIns
 from ronde.parallel.tensor_rules import tensor_rules
 from ronde.patching.patches import Patches
@@ -40,6 +41,7 @@ class PipelineStrategy(Strategy):
         ranks: `group` has all other blocks, of this stage and of others.
         pipeline: the pipeline group, of the ranks that have the same blocks of other stages.
         tensor: the ranks that have other blocks of the same stage; None where a stage is one rank's.
+        sequences: cuts sequences inside of calls; None where they are whole.
 
     Attributes:
         pipeline: carries a model's call out.
@@ -47,7 +49,14 @@ class PipelineStrategy(Strategy):
 
     name = "pipeline"
 
-    def __init__(self, parts: Parts, ranks: BlockRanks, pipeline: Comm, tensor: Comm | None = None) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        ranks: BlockRanks,
+        pipeline: Comm,
+        tensor: Comm | None = None,
+        sequences: Sequences | None = None,
+    ) -> None:
         plan = parts.plan
         self._plan, self._script, self._note = plan, parts.context, parts.note
         self._recompute, self._reducer = parts.recompute, parts.reducer
@@ -65,7 +74,7 @@ class PipelineStrategy(Strategy):
             within = Context.within_rows(tensor, ranks.sequences)
             self._stand_ins = StandIns(within, tensor_rules(), found.gradients, found.parameters.latest)
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Stages] = weakref.WeakKeyDictionary()
-        self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self)
+        self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self, sequences)
         self._stages, self._everybody = pipeline, ranks.everybody
         self._steps: list[OneForwardOneBack] = []
 

@@ -25,6 +25,7 @@ import torch
 from torch.autograd import Function
 
 from ronde.errors import UsageError
+from ronde.patching.torch_internals import FakeTensor
 from ronde.tensor.context import Context
 from ronde.tensor.deferred import DeferredScalar, defer, resolve
 from ronde.tensor.layout import Layout, memory_order
@@ -36,14 +37,17 @@ def gather_data(context: Context, local: torch.Tensor, layout: Layout) -> torch.
     """The whole value from every rank's rows, without a graph; it lies in memory as the shards do."""
     _check_thread(context)
     order = _agreed_order(context, local, layout)
-    dense = local.detach().permute(order)
-    whole = _gather_dense(context, dense, layout.at(order.index(layout.dim)))
+    dense, cut = local.detach().permute(order), layout.at(order.index(layout.dim))
+    absent = isinstance(local, FakeTensor)  # another stage of a pipeline has it
+    whole = dense.new_empty(cut.global_shape(dense.shape)) if absent else _gather_dense(context, dense, cut)
     return whole.permute([order.index(dim) for dim in range(local.dim())])
 
 
 def _agreed_order(context: Context, local: torch.Tensor, layout: Layout) -> list[int]:
     """The shards' order in memory: where only some have several rows, theirs; a single one leaves it open."""
     order = memory_order(local)
+    if isinstance(local, FakeTensor):
+        return order
     if len(order) < 2 or not layout.world_size < layout.rows < 2 * layout.world_size:
         return order
     agreed = torch.tensor(order, device=context.comm.control_device)
@@ -107,7 +111,8 @@ class Gather(Function):
 def _sum(context: Context, value: torch.Tensor) -> torch.Tensor:
     """The sum over ranks, without a graph."""
     _check_thread(context)
-    return context.comm.all_reduce(value.detach().clone(memory_format=torch.contiguous_format))
+    own = value.detach().clone(memory_format=torch.contiguous_format)
+    return own if isinstance(value, FakeTensor) else context.comm.all_reduce(own)
 
 
 class Enter(Function):
@@ -164,10 +169,12 @@ class _Arrived(Function):
         return _Spread.apply(grads[0], ctx.context) / ctx.divisor, None, None, None
 
 
-def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1) -> DeferredScalar:
+def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1) -> torch.Tensor:
     """`SumRanks(value) / divisor` of a scalar: started now, waited for when it is read; `divisor` > 0."""
     _check_thread(context)
     value = resolve(value) if isinstance(value, DeferredScalar) else value  # of an inner group
+    if isinstance(value, FakeTensor):
+        return value / divisor
     with torch.inference_mode(False):  # it is written to when it arrives, wherever that may be
         total = value.detach().to(torch.float64, copy=True)
     pending = context.comm.all_reduce_async(total)
