@@ -169,12 +169,12 @@ class _Arrived(Function):
         return _Spread.apply(grads[0], ctx.context) / ctx.divisor, None, None, None
 
 
-def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1) -> torch.Tensor:
+def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1) -> DeferredScalar:
     """`SumRanks(value) / divisor` of a scalar: started now, waited for when it is read; `divisor` > 0."""
     _check_thread(context)
     value = resolve(value) if isinstance(value, DeferredScalar) else value  # of an inner group
     if isinstance(value, FakeTensor):
-        return value / divisor
+        return value / divisor  # pyright: ignore[reportReturnType]
     with torch.inference_mode(False):  # it is written to when it arrives, wherever that may be
         total = value.detach().to(torch.float64, copy=True)
     pending = context.comm.all_reduce_async(total)
