@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from ronde.parallel.micro_losses import MicroLosses, agree, weighings
-from ronde.plan.schedule import turns
 from ronde.tensor.layout import Layout
 
 IGNORED = -100
@@ -92,20 +91,3 @@ def test_a_loss_of_parameters_is_refused() -> None:
     micro = MicroLosses(lambda output, _: (output * weight).sum(), None, Layout(0, 7, 2))
     with pytest.raises(ValueError, match="depends on more than the model's output"):
         micro.whole(torch.zeros(7, 5, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("stages", "count"), [(2, 1), (2, 8), (4, 2), (4, 9)])
-def test_each_micro_batch_goes_forward_then_back_once(schedule: str, stages: int, count: int) -> None:
-    for stage in range(stages):
-        order = turns(schedule, stage, stages, count)
-        assert sorted(each.piece for each in order if each.kind == "F") == list(range(count))
-        assert sorted(each.piece for each in order if each.kind == "B") == list(range(count))
-        under_way, most = set[int](), 0
-        for kind, piece in order:
-            if kind == "F":
-                under_way.add(piece)
-            else:
-                under_way.remove(piece)
-            most = max(most, len(under_way))
-        assert most == (count if schedule == "gpipe" else min(stages - stage, count))

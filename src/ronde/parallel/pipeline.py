@@ -250,7 +250,7 @@ class Pipeline:
         form: Any = None
         route = Route()
         try:
-            for kind, piece in turns("1f1b", comm.rank, comm.world_size, count):
+            for kind, piece, _ in turns("1f1b", comm.rank, comm.world_size, count):
                 if kind == "B":
                     with self._held.watched():  # the loss, on one rank alone, can have no rank's parameters
                         waiting.pop(piece).go_back(losses, piece)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ronde.plan import Mesh, Plan
 
-__all__ = ["CHUNKS", "PLACEMENTS", "RECOMPUTES", "SCHEDULES", "Candidates", "Point", "plan_of"]
+__all__ = ["PLACEMENTS", "RECOMPUTES", "SCHEDULES", "Candidates", "Point", "plan_of"]
 
 Ints = NDArray[np.int64]
 
@@ -19,8 +19,6 @@ Ints = NDArray[np.int64]
 PLACEMENTS = ("replicated", "zero1", "zero2", "zero3", "central")
 RECOMPUTES = ("none", "selective", "full")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
-CHUNKS = 2
-"""Stages of a rank under `schedule=interleaved`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ronde.plan.schedule import CHUNKS
 from ronde.plan import expand
 from ronde.planner.answer import Answer
-from ronde.planner.candidates import CHUNKS, PLACEMENTS, RECOMPUTES, SCHEDULES, Point
+from ronde.planner.candidates import PLACEMENTS, RECOMPUTES, SCHEDULES, Point
 from ronde.planner.cluster import Cluster
 from ronde.planner.estimate import Setting, timeline_of
 from ronde.planner.graph import CostGraph

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
+from ronde.plan.schedule import CHUNKS
 from ronde.plan import Plan
-from ronde.planner.candidates import CHUNKS, PLACEMENTS, RECOMPUTES, SCHEDULES, Candidates
+from ronde.planner.candidates import PLACEMENTS, RECOMPUTES, SCHEDULES, Candidates
 from ronde.planner.graph import CostGraph
 
 __all__ = ["Fixed", "enumerate_candidates", "fixed_by"]

@@ -53,11 +53,11 @@ def stage_layers(layers: int, pipeline: Ints, stage: Ints) -> Ints:
 def in_flight(candidates: Candidates, stage: Ints) -> Floats:
     """Micro-batches of which a stage keeps activations at once, in units of all its layers.
 
-    `gpipe` m; `1f1b` and `zero-bubble` (ZB-H1) min(p - stage, m); `interleaved` the chunks of its warm-up,
-    and one.
+    `gpipe` m; `1f1b` min(p - stage, m); `zero-bubble` (ZB-H1) min(p, m); `interleaved` the chunks of its
+    warm-up, and one.
     """
     p, m, v = candidates.pipeline, candidates.micro_batches, candidates.chunks
-    one = np.minimum(p - stage, m)
+    one = np.minimum(np.where(candidates.schedule == 3, p, p - stage), m)
     chunks = np.minimum((p - stage - 1) * 2 + (v - 1) * p + 1, m * v)
     found = np.select([candidates.schedule == 0, candidates.schedule == 2], [m, chunks / v], one)
     return np.where(p > 1, found, 1.0)

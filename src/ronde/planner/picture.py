@@ -40,7 +40,7 @@ def save(answer: Answer, timeline: Timeline | None, path: Path) -> None:
 def _timeline(timeline: Timeline, plan: str, axes: Axes) -> None:
     seen: set[str] = set()
     for span in timeline.spans:
-        kind = span.action.kind
+        kind = span.turn.kind
         label = _NAMES[kind] if kind not in seen else None
         seen.add(kind)
         axes.barh(
@@ -54,7 +54,7 @@ def _timeline(timeline: Timeline, plan: str, axes: Axes) -> None:
         )
         if len(timeline.spans) <= _NUMBERED:
             middle = (span.start + span.end) / 2
-            axes.text(middle, span.stage, str(span.action.micro), ha="center", va="center", fontsize=7)
+            axes.text(middle, span.stage, str(span.turn.piece), ha="center", va="center", fontsize=7)
     axes.invert_yaxis()
     axes.set_yticks(range(len(timeline.ends)))
     axes.set_ylabel("stage")

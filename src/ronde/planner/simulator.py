@@ -6,24 +6,24 @@ import dataclasses
 from collections.abc import Sequence
 
 from ronde.plan.compute import Schedule
-from ronde.planner.schedule import Action, order
+from ronde.plan.schedule import Turn, turns
 
 __all__ = ["Span", "Timeline", "simulate"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Span:
-    """One action of a stage, from `start` to `end` in seconds."""
+    """One turn of a stage, from `start` to `end` in seconds."""
 
     stage: int
-    action: Action
+    turn: Turn
     start: float
     end: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timeline:
-    """All actions; `ends` has the second at which each stage is done."""
+    """All turns; `ends` has the second at which each stage is done."""
 
     spans: tuple[Span, ...]
     ends: tuple[float, ...]
@@ -52,10 +52,10 @@ def simulate(
         busy: seconds for which a send keeps the link between two stages from the next one; 0 without
         contention.
 
-    A stage that waits lets others go on: each round runs every action whose inputs are there.
+    A stage that waits lets others go on: each round runs every turn whose inputs are there.
     """
     stages = len(forward)
-    orders = [order(schedule, stage, stages, micros, chunks) for stage in range(stages)]
+    orders = [turns(schedule, stage, stages, micros, chunks) for stage in range(stages)]
     split = schedule == "zero-bubble"
     places = [0] * stages
     free = [0.0] * stages
@@ -68,20 +68,18 @@ def simulate(
         moved = False
         for stage in range(stages):
             while places[stage] < len(orders[stage]):
-                action = orders[stage][places[stage]]
-                virtual = action.chunk * stages + stage
-                ready = _ready(action, virtual, last, there)
+                turn = orders[stage][places[stage]]
+                virtual = turn.chunk * stages + stage
+                ready = _ready(turn, virtual, last, there)
                 if ready is None:
                     break
                 start = max(free[stage], ready)
-                seconds = forward[stage] if action.kind == "F" else backward[stage] / (2 if split else 1)
+                seconds = forward[stage] if turn.kind == "F" else backward[stage] / (2 if split else 1)
                 end = start + seconds / chunks
                 free[stage] = end
-                there[f"{action.kind}-", action.micro, virtual] = end
-                there[action.kind, action.micro, virtual] = _sent(
-                    links, (stage, action.kind), end, send, busy
-                )
-                spans.append(Span(stage, action, start, end))
+                there[f"{turn.kind}-", turn.piece, virtual] = end
+                there[turn.kind, turn.piece, virtual] = _sent(links, (stage, turn.kind), end, send, busy)
+                spans.append(Span(stage, turn, start, end))
                 places[stage] += 1
                 left -= 1
                 moved = True
@@ -89,16 +87,16 @@ def simulate(
     return Timeline(tuple(spans), tuple(free))
 
 
-def _ready(action: Action, virtual: int, last: int, there: dict[tuple[str, int, int], float]) -> float | None:
-    """When the inputs of an action are there; None as long as they are not known."""
-    if action.kind == "F":
-        return 0.0 if virtual == 0 else there.get(("F", action.micro, virtual - 1))
-    if action.kind == "W":
-        return there.get(("B-", action.micro, virtual))
-    own = there.get(("F-", action.micro, virtual))
+def _ready(turn: Turn, virtual: int, last: int, there: dict[tuple[str, int, int], float]) -> float | None:
+    """When the inputs of a turn are there; None as long as they are not known."""
+    if turn.kind == "F":
+        return 0.0 if virtual == 0 else there.get(("F", turn.piece, virtual - 1))
+    if turn.kind == "W":
+        return there.get(("B-", turn.piece, virtual))
+    own = there.get(("F-", turn.piece, virtual))
     if own is None or virtual == last:
         return own
-    behind = there.get(("B", action.micro, virtual + 1))
+    behind = there.get(("B", turn.piece, virtual + 1))
     return None if behind is None else max(own, behind)
 
 
