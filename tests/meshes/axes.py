@@ -43,6 +43,7 @@ VALUES = (
     "recompute=full",
     "micro-batches=2",
     "micro-batches=2,schedule=1f1b",
+    "micro-batches=4,schedule=zero-bubble",
     "compile=true",
     "sparse=sharded",
     "fp16-allreduce",

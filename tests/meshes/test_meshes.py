@@ -31,6 +31,7 @@ SAMPLE = {
     ("expert=2", "bytegrad", "mixtral"),
     ("data=2,tensor=2", "onebit", "llama"),
     ("tensor=2,pipeline=2", "micro-batches=2,schedule=1f1b", "llama"),
+    ("pipeline=2", "micro-batches=4,schedule=zero-bubble", "gpt"),
     ("data=4,expert=2", "precision=fp16", "mixtral"),
     ("expert=2", "sparse=sharded", "mixtral"),
     ("data=2,tensor=2", "update=local,every=4", "llama"),

@@ -87,7 +87,7 @@ class How:
         return cls(
             model=model,
             dtype=dtype,
-            by_step="1f1b" in value,
+            by_step="schedule" in value,
             with_table=value.startswith("sparse"),
             spike=value == "precision=fp16",
         )

@@ -12,7 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from parallel.cut_models import D, Ranks
+from peak_bytes import PhasePeaks
 from ronde import Step
+from ronde.plan.compute import Schedule
+from ronde.plan.schedule import chunks_of, most_under_way, turns
 from ronde.runtime.api import activate
 from ronde.testing.run_ranks import Rank
 
@@ -105,8 +108,9 @@ def compare(ranks: Ranks, plan: str, loss: Callable[..., torch.Tensor]) -> list[
     return [(said, notes) for _, said, notes in found]
 
 
-def test_micro_batches_go_back_as_they_come(two: Ranks):
-    (said, notes), _ = compare(two, "pipeline=2,micro-batches=4,schedule=1f1b", of_tokens)
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_micro_batches_go_back_as_they_come(two: Ranks, schedule: str):
+    (said, notes), _ = compare(two, f"pipeline=2,micro-batches=4,schedule={schedule}", of_tokens)
     # The first micro-batch finds that all ranks want the table, and begins anew. The third step finds that
     # targets are ignored; the last has micro-batches of unlike sizes.
     assert said == "F" + BY_TURNS * 6 + ALL_FORWARD
@@ -198,9 +202,46 @@ def test_under_other_plans_a_step_is_what_the_script_would_call(two: Ranks, plan
     compare(two, plan, of_tokens)
 
 
+PIECES, ROWS, WIDTH, DEPTH = 8, 2048, 32, 64
+
+
+def held(rank: Rank, schedule: Schedule) -> float:
+    """The peak of a step on this rank, in micro-batches' activations of one chunk of the model."""
+    stages = rank.world_size
+    torch.manual_seed(1)
+    chunks = stages * chunks_of(schedule)
+    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(DEPTH * chunks)]
+    with rank.session(f"pipeline={stages},micro-batches={PIECES},schedule={schedule}") as session:
+        activate(session)
+        try:
+            model = nn.Sequential(nn.Linear(1, WIDTH), *blocks, nn.Linear(WIDTH, 1))
+            step = Step(model, torch.optim.SGD(model.parameters(), lr=0.1), F.mse_loss)
+            x = torch.randn(PIECES * ROWS, 1)
+            for _ in range(2):
+                step(x, target=x)
+            with PhasePeaks() as peaks, peaks.phase("step"):
+                step(x, target=x)
+        finally:
+            activate(None)
+    return peaks.most()["step"] / (DEPTH * ROWS * WIDTH * 4)
+
+
+# Where weights wait, the gradients that came to their products are kept too.
+@pytest.mark.parametrize(
+    ("schedule", "share"), [("1f1b", 1.1), pytest.param("zero-bubble", 2.1, marks=pytest.mark.soak)]
+)
+def test_a_stage_holds_as_many_micro_batches_as_its_formula_says(
+    two: Ranks, schedule: Schedule, share: float
+):
+    for stage, most in enumerate(two(held, schedule)):
+        formula = most_under_way(turns(schedule, stage, 2, PIECES, chunks_of(schedule)))
+        assert formula <= most <= share * formula
+
+
 @pytest.mark.soak
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
 @pytest.mark.parametrize(
     "mesh", ["pipeline=4", "data=2,pipeline=2", "tensor=2,pipeline=2", "data=2,pipeline=2,zero1"]
 )
-def test_schedules_on_four_ranks(four: Ranks, mesh: str):
-    compare(four, f"{mesh},micro-batches=4,schedule=1f1b", of_tokens)
+def test_schedules_on_four_ranks(four: Ranks, mesh: str, schedule: str):
+    compare(four, f"{mesh},micro-batches=4,schedule={schedule}", of_tokens)

@@ -161,9 +161,9 @@ def test_all_unreadable_items_are_told_at_once():
 
 
 def test_parse_refuses_what_this_version_cannot_run_and_expand_does_not():
-    with pytest.raises(PlanError, match="schedule=zero-bubble is not available in this version"):
-        Plan.parse("pipeline=2,schedule=zero-bubble")
-    assert expand("pipeline=2,schedule=zero-bubble").compute.schedule == "zero-bubble"
+    with pytest.raises(PlanError, match="compile=true is not available in this version"):
+        Plan.parse("tensor=2,compile=true")
+    assert expand("tensor=2,compile=true").compute.compile
 
 
 def write(folder: Path, text: str) -> str:

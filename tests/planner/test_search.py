@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ronde.errors import UsageError
-from ronde.plan import expand
+from ronde.plan import expand, mesh_rules
 from ronde.plan.axes import KEYS
 from ronde.plan.validate import contradictions
 from ronde.planner.candidates import Candidates, plan_of
@@ -154,6 +154,13 @@ def test_a_planted_wall_is_named(wall: str, kind: int) -> None:
     assert 0 <= best.walls[1][1] <= best.walls[0][1]
 
 
+@pytest.fixture
+def without_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version in which a pipeline has no schedule but GPipe's."""
+    monkeypatch.setitem(mesh_rules._WITH_PIPELINE, "schedule", ("gpipe", None))
+
+
+@pytest.mark.usefixtures("without_schedules")
 def test_nothing_fits_names_the_nearest_and_the_smallest_cluster() -> None:
     graph = transformer_graph(MODELS["gpt3-175b"])
     answer = search(graph, read_cluster("dgx-a100"), BF16)
@@ -175,6 +182,7 @@ def test_nothing_fits_names_the_nearest_and_the_smallest_cluster() -> None:
     assert f"smallest by a plan of this version: {found.runs}, by {found.with_plan_that_runs}" in page
 
 
+@pytest.mark.usefixtures("without_schedules")
 def test_all_that_is_not_built_is_named() -> None:
     page = report(
         search(transformer_graph(SMALL), read_cluster("dgx-a100"), expand("precision=fp32"), top=60)
@@ -184,13 +192,14 @@ def test_all_that_is_not_built_is_named() -> None:
     assert named.count("pipeline=2 with schedule=") == 1
 
 
+@pytest.mark.usefixtures("without_schedules")
 def test_plans_are_ready_to_run_or_said_not_to_be() -> None:
     answer = search(transformer_graph(SMALL), read_cluster("dgx-a100"), BF16)
     assert any(not choice.missing for choice in answer.choices)
     for choice in answer.choices:
         assert expand(choice.plan).compute.precision == "bf16"
         assert bool(choice.missing) == any(
-            each in choice.plan for each in ("schedule=zero-bubble", "schedule=interleaved")
+            each in choice.plan for each in ("=zero-bubble", "=interleaved", "=1f1b")
         )
         assert choice.low < choice.seconds < choice.high
 

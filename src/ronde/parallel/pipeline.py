@@ -31,6 +31,8 @@ from ronde.parallel.pipeline_piece import PieceOfCall, UnitFailed, UsedElsewhere
 from ronde.parallel.pipeline_route import Rerouted, Route
 from ronde.parallel.separate_leaves import HeldLeaves, SeparateLeaves
 from ronde.parallel.sequences import Sequences
+from ronde.parallel.two_backwards import WeightHalf, input_half
+from ronde.plan.compute import Schedule
 from ronde.plan.schedule import turns
 from ronde.policies.stages import Stages
 from ronde.rowwise.compiled import is_compiled
@@ -88,14 +90,18 @@ class Pipeline:
     Args:
         comm: the pipeline group, a rank for each stage.
         pieces: micro-batches, into which each rank's rows are cut; at most as many as there are rows.
+        schedule: of calls whose losses are known.
         sequences: cuts those of each micro-batch; None where they are whole.
 
     Attributes:
         losses: of the call that comes next.
     """
 
-    def __init__(self, comm: Comm, pieces: int, held: Held, sequences: Sequences | None = None) -> None:
+    def __init__(
+        self, comm: Comm, pieces: int, held: Held, schedule: Schedule, sequences: Sequences | None = None
+    ) -> None:
         self._comm = comm
+        self._schedule: Schedule = schedule
         self._pieces = pieces
         self._asked = f"pipeline={comm.world_size}"
         self._held, self._sequences = held, sequences
@@ -228,7 +234,7 @@ class Pipeline:
         given: Sequence[Sequence[Any]],
         losses: PieceLosses,
     ) -> Any:
-        """One micro-batch forward, one back: no more are under way than there are stages.
+        """Micro-batches forward and back by turns, as the schedule has them.
 
         Raises:
             _NotForward: stages are not in the order of ranks; after the first micro-batch, on all ranks.
@@ -239,21 +245,30 @@ class Pipeline:
         comm, count, device = self._comm, whole.world_size, _device_of(call)
         separate = SeparateLeaves(self._held, comm)
         tied = separate.of_all_ranks(call.module.parameters())
-        begun = CallStart(
-            torch.zeros((), device=device, requires_grad=True), tied, LookUps(), self._sequences
-        )
+        token = torch.zeros((), device=device, requires_grad=True)
+        begun = CallStart(token, tied, LookUps(), self._sequences)
         routes = self._routes.setdefault(call.module, {})
         outputs: list[tuple[Any, ...]] = [()] * count
         waiting: dict[int, _Waiting] = {}
+        weights: dict[int, WeightHalf] = {}
         # By micro-batch what has been sent for it and may be on its way.
         sent: dict[int, list[Any]] = {}
         form: Any = None
         route = Route()
         try:
-            for kind, piece, _ in turns("1f1b", comm.rank, comm.world_size, count):
+            for kind, piece, _ in turns(self._schedule, comm.rank, comm.world_size, count):
+                if kind == "W":
+                    if piece in weights:
+                        weights.pop(piece)()
+                    continue
                 if kind == "B":
                     with self._held.watched():  # the loss, on one rank alone, can have no rank's parameters
-                        waiting.pop(piece).go_back(losses, piece)
+                        end = waiting.pop(piece).end(losses, piece)
+                        if end is not None and self._schedule == "zero-bubble":
+                            weights[piece] = input_half(end, token)
+                        elif end is not None:
+                            _BACKWARD(end, torch.zeros_like(end))
+                        del end
                     _wait(sent.pop(piece - comm.world_size, []))  # so long ago that it has been received
                     continue
                 sent[piece] = []
@@ -340,8 +355,8 @@ class _Waiting:
     output: Any
     trace: list[torch.Tensor]
 
-    def go_back(self, losses: PieceLosses, piece: int) -> None:
-        """Compute the gradients of what this rank has of it."""
+    def end(self, losses: PieceLosses, piece: int) -> torch.Tensor | None:
+        """Where backward of what this rank has of it begins; None where nothing has a gradient."""
         tensors: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         if self.output is not None:
@@ -350,9 +365,7 @@ class _Waiting:
                 if gradient is not None and tensor.requires_grad:
                     tensors.append(tensor)
                     gradients.append(gradient)
-        if tensors or self.trace:
-            end = Ends.apply(gradients, *tensors, *self.trace)
-            _BACKWARD(end, torch.zeros_like(end))
+        return Ends.apply(gradients, *tensors, *self.trace) if tensors or self.trace else None
 
 
 # torch's own, because a session replaces it for scripts.

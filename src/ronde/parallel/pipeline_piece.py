@@ -90,18 +90,22 @@ class PieceOfCall:
         """The model's output, of which this rank has some tensors and others are absent."""
         if self._learns:
             self._route.steps.clear()
-        with self._held.watched(), self._swapped(call.module), self._absence:
-            run = run_on if self._sequences is None else self._sequences.run_on_cut
-            output = run(call, given)
-        output = map_leaves(self._whole, map_leaves(self._absence.real, output))
-        if self._learns:
-            tensors = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
-            found = sources_of(self._comm, self._route, self._absence, tensors)
-            self._route.sources, self._route.gradients = found
-            self._route.learnt = True
-        elif self._next != len(self._route.steps):
-            raise self._another_way(type(call.module).__name__)
-        return output
+        try:
+            with self._held.watched(), self._swapped(call.module), self._absence:
+                run = run_on if self._sequences is None else self._sequences.run_on_cut
+                output = run(call, given)
+            output = map_leaves(self._whole, map_leaves(self._absence.real, output))
+            if self._learns:
+                tensors = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
+                found = sources_of(self._comm, self._route, self._absence, tensors)
+                self._route.sources, self._route.gradients = found
+                self._route.learnt = True
+            elif self._next != len(self._route.steps):
+                raise self._another_way(type(call.module).__name__)
+            return output
+        finally:
+            # It calls back, so what has been received would stay until garbage is collected.
+            del self._absence
 
     def _whole(self, leaf: Any) -> Any:
         """A leaf of the output, of whole sequences."""

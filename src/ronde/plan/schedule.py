@@ -160,13 +160,13 @@ def drawn(stages: int, micro_batches: int, schedule: Schedule = "gpipe") -> str:
 _IN_WORDS = {
     "gpipe": "last to first",
     "1f1b": "first to last",
-    "interleaved": "first to last, through the chunks of each rank by turns",
-    "zero-bubble": "first to last, weights behind inputs",
+    "interleaved": "chunk by chunk",
+    "zero-bubble": "weights later",
 }
 
 
 def bubble(stages: int, micro_batches: int, schedule: Schedule = "gpipe") -> str:
-    """The share of its time in which a stage waits, as a fraction: (p - 1) of its turns, to v m or 3 m others.
+    """The share of its time in which a stage waits: (p - 1) turns, beside v m or 3 m others.
 
     >>> [bubble(4, 8, each) for each in ("gpipe", "1f1b", "interleaved", "zero-bubble")]
     ['3/11', '3/11', '3/19', '1/9']

@@ -89,6 +89,9 @@ def _refinements(plan: Values) -> Iterator[str]:
             yield _contradiction(plan.item("compressed"), "compressor=none", remedy)
     if plan.compute.schedule is not None and plan.mesh.pipeline == 1:
         yield _contradiction(plan.item("schedule"), "pipeline=1", f"pipeline=2,{plan.item('schedule')}")
+    if plan.compute.schedule == "zero-bubble" and plan.compute.recompute != "none":
+        remedy = f"{plan.item('pipeline')},schedule=1f1b,{plan.item('recompute')}"
+        yield _contradiction("schedule=zero-bubble", plan.item("recompute"), remedy)
     if plan.compute.compile and plan.compute.recompute != "none":
         remedy = f"compile=false,{plan.item('recompute')}"
         yield _contradiction("compile=true", plan.item("recompute"), remedy)

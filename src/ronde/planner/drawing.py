@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ronde.plan.schedule import CHUNKS
 from ronde.plan import expand
+from ronde.plan.schedule import CHUNKS
 from ronde.planner.answer import Answer
 from ronde.planner.candidates import PLACEMENTS, RECOMPUTES, SCHEDULES, Point
 from ronde.planner.cluster import Cluster

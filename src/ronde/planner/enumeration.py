@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from ronde.plan.schedule import CHUNKS
 from ronde.plan import Plan
+from ronde.plan.schedule import CHUNKS
 from ronde.planner.candidates import PLACEMENTS, RECOMPUTES, SCHEDULES, Candidates
 from ronde.planner.graph import CostGraph
 
@@ -82,7 +82,8 @@ def enumerate_candidates(graph: CostGraph, devices: int, fixed: Fixed, node: int
         head = np.tile([[data], [tensor], [pipeline], [context], [expert]], flat.shape[1])
         block = np.vstack([head, flat[:3], chosen.T])
         whole = (block[8] != 2) | (block[5] % pipeline == 0)
-        rows.append(block[:, whole])
+        kept = (block[8] != 3) | (block[7] == 0)  # what is computed again has no second half of backward
+        rows.append(block[:, whole & kept])
     if not rows:
         return Candidates.of([])
     return Candidates(*np.ascontiguousarray(np.hstack(rows).astype(np.int64)))

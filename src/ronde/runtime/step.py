@@ -25,6 +25,7 @@ class Step:
     In plain python, and under plans without a pipeline, it is just these calls. Under
     `pipeline=N,micro-batches=M,schedule=1f1b` each micro-batch goes back as soon as it has come through, so a
     stage keeps the activations of no more than N of them, where a script's own `loss.backward()` has all M.
+    `schedule=zero-bubble` leaves gradients of weights for when a stage would wait.
     What clips or looks at gradients stands in a hook of the optimizer
     (`optimizer.register_step_pre_hook`).
 
@@ -32,9 +33,9 @@ class Step:
         model: called with the step's arguments, rows of a batch along the first dimension.
         optimizer: of the model's parameters.
         loss_fn: called as `loss_fn(output, target)`; without a target as `loss_fn(output)`. Returns a scalar.
-            Under `1f1b` it is called for each micro-batch too, so it should keep nothing and draw by torch's
-            default generator alone; where it is no weighted sum over rows, steps run GPipe's schedule, and
-            the run says so.
+            Under these schedules it is called for each micro-batch too, so it should keep nothing and draw by
+            torch's default generator alone; where it is no weighted sum over rows, steps run GPipe's,
+            and the run says so.
     """
 
     def __init__(

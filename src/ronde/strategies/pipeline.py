@@ -10,12 +10,12 @@ from typing import Any, NoReturn, final
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.parallel.one_f_one_b import OneForwardOneBack
 from ronde.parallel.pipeline import Pipeline
 from ronde.parallel.pipeline_gradients import refuse_lone_gradients
 from ronde.parallel.pipeline_piece import UsedElsewhere
 from ronde.parallel.sequences import Sequences
 from ronde.parallel.stand_ins import StandIns
+from ronde.parallel.step_by_turns import StepByTurns
 from ronde.parallel.tensor_rules import tensor_rules
 from ronde.patching.patches import Patches
 from ronde.plan.cuts import cuts_by_pattern
@@ -74,9 +74,10 @@ class PipelineStrategy(Strategy):
             within = Context.within_rows(tensor, ranks.sequences)
             self._stand_ins = StandIns(within, tensor_rules(), found.gradients, found.parameters.latest)
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Stages] = weakref.WeakKeyDictionary()
-        self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self, sequences)
+        self._schedule = plan.compute.schedule or "gpipe"
+        self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self, self._schedule, sequences)
         self._stages, self._everybody = pipeline, ranks.everybody
-        self._steps: list[OneForwardOneBack] = []
+        self._steps: list[StepByTurns] = []
 
     def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
         """Decide on the parameters of a model; those of a module that one stage has are a unit."""
@@ -121,21 +122,22 @@ class PipelineStrategy(Strategy):
     def before_first_step(self, optimizer: Any) -> None:
         """Blocks are cut for optimizers of any kind, so a note would be wrong."""
 
-    def by_turns(self, model: torch.nn.Module, loss_fn: Any, attempt: Any) -> OneForwardOneBack | None:
-        """Forward and backward of steps as schedule=1f1b has them; None for another schedule.
+    def by_turns(self, model: torch.nn.Module, loss_fn: Any, attempt: Any) -> StepByTurns | None:
+        """Forward and backward of steps by a schedule's turns; None where a script's own backward does.
 
         Args:
             attempt: is called before each try of a step; the result, where the try does not count.
         """
-        if self._plan.compute.schedule != "1f1b":
+        if self._schedule == "gpipe":
             return None
-        step = OneForwardOneBack(self.pipeline, self._everybody, self._note, model, loss_fn, attempt)
+        asked = self._plan.item("schedule")
+        step = StepByTurns(self.pipeline, self._everybody, self._note, asked, model, loss_fn, attempt)
         self._steps.append(step)
         return step
 
     def notes(self) -> list[str]:
         asked, notes = self._plan.item("schedule"), self._uncut.notes()
-        if self._plan.compute.schedule != "1f1b" or any(each.took_effect for each in self._steps):
+        if self._schedule == "gpipe" or any(each.took_effect for each in self._steps):
             return notes
         why = (
             "the model runs in parts, its stages are not called in the order of ranks, its inputs require "

@@ -1,4 +1,4 @@
-"""`schedule=1f1b` of `ronde.Step`: a step whose micro-batches go back through the pipeline as they come.
+"""Schedules of `ronde.Step`: a step whose micro-batches go back through the pipeline as they come.
 
 What a micro-batch's loss counts is guessed, at first by its rows. When all have gone back their gradients by
 the output are compared with those of the whole batch's loss. Where they differ nothing of them has counted
@@ -22,15 +22,16 @@ from ronde.tensor.global_tensor import materialize
 from ronde.tensor.layout import Layout
 from ronde.tensor.tree import leaves, map_leaves
 
-__all__ = ["OneForwardOneBack"]
+__all__ = ["StepByTurns"]
 
 
-class OneForwardOneBack:
+class StepByTurns:
     """Forward, loss and backward of a model's steps.
 
     Args:
         comm: all ranks.
         note: hears why a schedule is not carried out.
+        asked: the plan's item for the schedule.
         loss_fn: of the output and the target.
         attempt: is called before each try; the result, where the try does not count.
 
@@ -43,11 +44,12 @@ class OneForwardOneBack:
         pipeline: Pipeline,
         comm: Comm,
         note: Callable[[str], None],
+        asked: str,
         model: nn.Module,
         loss_fn: Callable[[Any, Any], torch.Tensor],
         attempt: Callable[[], Callable[[], object]],
     ) -> None:
-        self._attempt = attempt
+        self._attempt, self._asked = attempt, asked
         self._pipeline, self._comm, self._note = pipeline, comm, note
         self._model, self._loss_fn = model, loss_fn
         self._weighing: Weighing | None = "mean"
@@ -116,7 +118,7 @@ class OneForwardOneBack:
 
     def _give_up(self, why: str) -> None:
         self._weighing, self.took_effect = None, True
-        self._note(f"steps run schedule=gpipe: the loss does not come apart for schedule=1f1b, as {why}")
+        self._note(f"steps run schedule=gpipe: the loss does not come apart for {self._asked}, as {why}")
 
 
 def _holds(micro: MicroLosses, output: Any, weighing: Weighing, expected: Gradients) -> bool:
