@@ -25,6 +25,7 @@ SAMPLE = {
     ("pipeline=2", "recompute=full", "gpt"),
     ("context=2", "recompute=selective", "gpt"),
     ("context=2", "micro-batches=2", "llama"),
+    ("context=2", "context-attention=ring", "llama"),
     ("tensor=2,context=2", "zero3", "gpt"),
     ("pipeline=2,context=2", "micro-batches=2,schedule=1f1b", "llama"),
     ("expert=2", "recompute=full", "mixtral"),

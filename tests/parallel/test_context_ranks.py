@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -91,12 +92,31 @@ class Letters(nn.Module):
         return x + torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).flatten(2)
 
 
+class Grouped(nn.Module):
+    """Two queries for each key by torch's own option, with a mask that is added, to what is far away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.q, self.kv = nn.Embedding(20, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.head = nn.Linear(16, 20)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x, places = self.embed(ids), torch.arange(ids.shape[1])
+        q = self.q(x).unflatten(-1, (4, 4)).transpose(1, 2)
+        k, v = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in self.kv(x).chunk(2, -1))
+        away = -0.3 * (places[:, None] - places).abs().to(x.dtype)
+        p = 0.2 if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, away, p, scale=0.4, enable_gqa=True)
+        return self.head(x + y.transpose(1, 2).flatten(2))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "causal": Language,
     "both ways": lambda: Language(causal=False),
     "dropout": lambda: Language(0.2),
     "encoder": Encoder,
     "by hand": lambda: Language(0.2, by_hand=True),
+    "grouped": Grouped,
     "by letters": lambda: nn.Sequential(Letters(), nn.Linear(16, 20)),
 }
 
@@ -150,18 +170,36 @@ def test_sequences_are_cut_to_the_numbers_of_one_device(two: Ranks, name: str):
     compare(two, "context=2", named, name)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("length", [8, 15])
-def test_sequences_of_other_lengths(two: Ranks, name: str, length: int):
-    compare(two, "context=2", named, name, length)
+RING = "context-attention=ring"
+
+
+@pytest.mark.parametrize("name", ["dropout", "grouped"])
+def test_keys_go_around_a_ring_to_the_numbers_of_one_device(two: Ranks, name: str):
+    compare(two, f"context=2,{RING}", named, name)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("plan", ["data=2,context=2", "context=4"])
+@pytest.mark.parametrize("length", [6, 8, 15])
+@pytest.mark.parametrize("way", ["gather", "ring"])
+def test_sequences_of_other_lengths(two: Ranks, name: str, length: int, way: str):
+    compare(two, f"context=2,context-attention={way}", named, name, length)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("way", ["gather", "ring"])
+def test_sequences_on_three_ranks(ranks: Ranks, name: str, way: str):
+    compare(functools.partial(ranks, 3), f"context=3,context-attention={way}", named, name)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "plan", ["data=2,context=2", "context=4", f"data=2,context=2,{RING}", f"context=4,{RING}"]
+)
 def test_sequences_on_four_ranks(four: Ranks, name: str, plan: str):
-    compare(four, plan, named, name)
+    compare(four, plan, named, name, 9)
 
 
 def hugging_face(kind: str) -> list[torch.Tensor]:
@@ -200,6 +238,12 @@ def test_state_is_cut_over_the_ranks_of_a_sequence_too(four: Ranks, plan: str):
 @pytest.mark.parametrize("kind", ["Llama", "GPT2", "Bert"])
 def test_models_of_hugging_face(two: Ranks, kind: str):
     compare(two, "context=2", hugging_face, kind)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["Llama", "GPT2", "Bert"])
+def test_models_of_hugging_face_around_a_ring(two: Ranks, kind: str):
+    compare(two, f"context=2,{RING}", hugging_face, kind)
 
 
 class Running(nn.Module):

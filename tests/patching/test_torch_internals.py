@@ -125,6 +125,15 @@ def test_methods_take_what_they_are_given(name: str) -> None:
     assert found[: len(METHODS[name])] == METHODS[name]
 
 
+def test_attention_of_a_block_gives_and_takes_the_logarithms_of_its_sums() -> None:
+    q, k, v = (torch.randn(1, 2, tokens, 4, dtype=torch.float64) for tokens in (3, 5, 5))
+    out, sums = torch_internals.attention_on_cpu(q, k, v, 0.0, False, attn_mask=None, scale=0.5)
+    torch.testing.assert_close(sums, (q @ k.transpose(-2, -1) * 0.5).logsumexp(-1))
+    given = torch.ones_like(out), q, k, v, out, sums
+    made = torch_internals.attention_on_cpu_backward(*given, 0.0, False, attn_mask=None, scale=0.5)
+    assert [each.shape for each in made] == [q.shape, k.shape, v.shape]
+
+
 def test_functions_in_c_answer() -> None:
     assert torch_internals.current_graph_task_id() == -1
     assert torch_internals.forward_ad_level() == -1

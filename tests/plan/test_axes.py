@@ -15,7 +15,10 @@ from ronde.plan.key import Choice, keys_of
 
 # DESIGN.md section 3, word for word, plus the keys of ADR 0010, 0100 and 0103.
 TABLE: dict[str, dict[str, tuple[str, ...]]] = {
-    "mesh": {"data": (), "tensor": (), "pipeline": (), "context": (), "expert": (), "tensor-cuts": ()},
+    "mesh": {
+        **dict.fromkeys(("data", "tensor", "pipeline", "context", "expert", "tensor-cuts"), ()),
+        "context-attention": ("auto", "gather", "ring"),
+    },
     "state": {
         "state": ("replicated", "zero1", "zero2", "zero3", "central", "server"),
         "sparse": ("replicated", "sharded"),

@@ -22,7 +22,7 @@ from ronde.patching.torch_internals import (
     set_grad_enabled,
 )
 
-__all__ = ["Backend", "SharedMemoryBackend", "TorchBackend", "unseen"]
+__all__ = ["Backend", "SharedMemoryBackend", "Together", "TorchBackend", "unseen"]
 
 # Bytes. Gloo sends a whole message both ways at once, and TCP's acknowledgements wait behind what is sent the
 # other way. At 100 Mbit/s and 1 Gbit/s 6 MB take up to twice as long whole as in slices. Gloo's two threads
@@ -111,7 +111,7 @@ class TorchBackend:
             return all_gather_single(self._group, out.view(-1), flat)
         rows = [row.split(_SLICE) for row in out.view(-1, len(flat)).unbind(0)]
         slices = zip(flat.split(_SLICE), zip(*rows, strict=True), strict=True)
-        return _Together([self._group.allgather([list(places)], [sent]) for sent, places in slices])
+        return Together([self._group.allgather([list(places)], [sent]) for sent, places in slices])
 
     def broadcast(self, flat: torch.Tensor, source: int) -> Any:
         options = dist.BroadcastOptions()
@@ -133,7 +133,7 @@ class TorchBackend:
         if self.on_cuda or longest <= _SLICE:
             return self._exchange(outs, pieces)
         begins = range(0, longest, _SLICE)
-        return _Together([self._exchange(_sliced(outs, at), _sliced(pieces, at)) for at in begins])
+        return Together([self._exchange(_sliced(outs, at), _sliced(pieces, at)) for at in begins])
 
     def _exchange(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> _Split:
         out = pieces[0].new_empty(sum(map(len, outs)))
@@ -172,7 +172,7 @@ class _Sending:
         self._work.wait()
 
 
-class _Together:
+class Together:
     """Several works are one."""
 
     def __init__(self, works: Sequence[Any]) -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ronde.comm.as_bytes import as_bytes
-from ronde.comm.backend import Backend, SharedMemoryBackend
+from ronde.comm.backend import Backend, SharedMemoryBackend, Together
 from ronde.comm.buffer import Buffer, TorchBuffer
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.once_per_host import OncePerHost
@@ -330,6 +330,36 @@ class Comm:
         pieces = [flat if rank in peers else flat[:0] for rank in ranks]
         return self.all_to_all_async(pieces, [len(piece) for piece in pieces], len(flat))
 
+    def pass_on(self, flat: torch.Tensor, count: int) -> tuple[torch.Tensor, Pending]:
+        """Start to send `flat` [n] to the next rank; the one before sends `count` elements here.
+
+        It may be written to at once on the CPU, and after `wait` else.
+
+        Returns:
+            what comes, [count], to be read after `wait`; and what to wait for.
+        """
+        after, before = ((self.rank + each) % self.world_size for each in (1, -1))
+        backend = self.backend
+        if backend.on_cuda:  # whose messages one by one, all sent before any is received, could wait for ever
+            pieces = [flat if rank == after else flat[:0] for rank in range(self.world_size)]
+            sizes = [count if rank == before else 0 for rank in range(self.world_size)]
+            outs, pending = self.all_to_all_async(pieces, sizes)
+            return outs[before], pending
+        out = flat.new_empty(count)
+        number = self.announce("pass_on", flat[:0], flat.nbytes)
+        sent, received = as_bytes(flat), as_bytes(out)
+        started = ("pass_on", perf_counter_ns(), flat.nbytes) if self.listener is not None else None
+        try:
+            sending = backend.send(sent, after)
+            if backend.blocks:
+                work: Any = _Arriving(lambda: backend.receive(received, before))
+            else:
+                works = backend.receive(received, before), sending
+                work = Together([each for each in works if each is not None])
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        return out, Pending(self, work, number, started=started)
+
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Copy `tensor` of rank `source` into every rank's `tensor`; return it."""
         sent = tensor.detach().contiguous()
@@ -495,6 +525,13 @@ class Comm:
         if isinstance(error, PeerLost):
             return error
         return PeerLost(self.topology.lost(str(error), self.rank) if self.topology else str(error))
+
+
+class _Arriving:
+    """A message that is received when it is waited for."""
+
+    def __init__(self, receive: Callable[[], object]) -> None:
+        self.wait = receive
 
 
 def _travels_as_it_is(tensor: torch.Tensor) -> bool:

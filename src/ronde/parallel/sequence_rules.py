@@ -6,21 +6,33 @@ Dubey et al. 2024, "The Llama 3 Herd of Models"). With a causal mask a rank uses
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from ronde.parallel.ring_attention import Ring, attend
 from ronde.parallel.tensor_rules import dropped, scores, token_rules
+from ronde.plan.mesh import ContextAttention
 from ronde.tensor import rules
 from ronde.tensor.context import Context
 from ronde.tensor.edges import gather_data
 from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, is_global, localize, materialize
-from ronde.tensor.layout import Layout
+from ronde.tensor.layout import Layout, joined
 from ronde.tensor.rules import elementwise, shapes
-from ronde.tensor.rules.common import enter, functions, is_sharded, rewrap, same_layout, sum_ranks
+from ronde.tensor.rules.common import (
+    enter,
+    functions,
+    is_sharded,
+    local_operand,
+    rewrap,
+    same_layout,
+    sum_ranks,
+)
 from ronde.tensor.rules.shapes import split_key
 from ronde.tensor.shard import innermost
 from ronde.tensor.tree import instances
@@ -45,8 +57,12 @@ class _Gathered(_Function):
         return ctx.layout.take(total, ctx.context.rank), None, None
 
 
-def sequence_rules() -> dict[Any, Rule]:
-    """Every rule, keyed by the function that `__torch_function__` is told."""
+def sequence_rules(way: ContextAttention) -> dict[Any, Rule]:
+    """Every rule, keyed by the function that `__torch_function__` is told.
+
+    Args:
+        way: in which ranks attend to each other's keys.
+    """
     table = rules.table() | token_rules()
     by_element = [function for function, rule in table.items() if rule is elementwise.apply]
     table.update(dict.fromkeys(by_element, beside_masks))
@@ -58,7 +74,7 @@ def sequence_rules() -> dict[Any, Rule]:
     table[F.rms_norm] = normalized
     table[F.embedding] = looked_up
     table.update(dict.fromkeys(functions(["addmm"]), added))
-    table[F.scaled_dot_product_attention] = attention
+    table[F.scaled_dot_product_attention] = functools.partial(attention, way)
     return table
 
 
@@ -108,10 +124,8 @@ def one_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     layout, entry = value._layout, items[place]
     if not isinstance(entry, int) or (layout.outer, layout.inner) != (1, 1):
         return NotImplemented
-    entry += layout.size if entry < 0 else 0
-    start, stop = layout.bounds(context.rank)
-    has_it = start <= entry < stop
-    items[place] = slice(entry - start, entry - start + 1) if has_it else slice(0, 0)
+    mine = layout.place(entry + (layout.size if entry < 0 else 0), context.rank)
+    items[place] = slice(0, 0) if mine is None else slice(mine, mine + 1)
     return sum_ranks(context, value._local[tuple(items)].sum(result))
 
 
@@ -194,36 +208,129 @@ def _entered(context: Context, value: Any) -> Any:
     return enter(context, value) if isinstance(value, torch.Tensor) else value
 
 
-def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+def attention(
+    way: ContextAttention, context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+) -> Any:
     """`scaled_dot_product_attention` of this rank's queries: operands `[..., n, width]`."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     given = dict(zip(names, args, strict=False)) | kwargs
-    query = given["query"]
+    query, key, value = (given[name] for name in names[:3])
     if not is_sharded(query, context):
         return NotImplemented
     own, layout = localize(query), query._layout
     if (layout.dim, layout.outer, layout.inner) != (query.dim() - 2, 1, 1):
         return NotImplemented
     dropout_p = float(given.get("dropout_p") or 0.0)
-    options = {name: given[name] for name in ("scale", "enable_gqa") if given.get(name) is not None}
-    if dropout_p and (query.device.type != "cpu" or options.get("enable_gqa")):
+    if dropout_p and query.device.type != "cpu":
         return NotImplemented
-    key, value = (_whole(context, given[name]) for name in ("key", "value"))
-    if key is None or value is None:
+    mask, causal = _own_mask(context, given.get("attn_mask"), layout), bool(given.get("is_causal"))
+    if mask is not None and causal:
+        return func(own, own, own, mask, is_causal=True)  # torch says what is wrong
+    if _goes_round(context, way, query, key, value, mask):
+        made = _by_ring(context, query, key, value, mask, dropout_p, causal, given.get("scale"))
+        return rewrap(query, made, layout)
+    keys, values = (_whole(context, each) for each in (key, value))
+    if keys is None or values is None:
         return NotImplemented
-    mask = _own_mask(context, given.get("attn_mask"), layout)
-    if given.get("is_causal"):
-        start, stop = layout.bounds(context.rank)
-        # Later keys are nobody's here; but what is drawn is drawn for all of them.
-        used = key.shape[-2] if dropout_p else min(stop, key.shape[-2])
-        key, value = key[..., :used, :], value[..., :used, :]
-        mask = torch.ones(stop - start, used, dtype=torch.bool, device=key.device).tril(start)
+    ranges, count = layout.ranges(context.rank), keys.shape[-2]
     if dropout_p:
-        weights = scores(own, key, mask, False, options.get("scale"))
-        made = dropped(query, weights, layout.at(own.dim() - 2), dropout_p) @ value
-    else:
-        made = F.scaled_dot_product_attention(own, key, value, mask, 0.0, **options)
-    return rewrap(query, made, layout.at(made.dim() - 2))
+        times = own.shape[-3] // keys.shape[-3] if given.get("enable_gqa") else 1
+        keys, values = (each.repeat_interleave(times, -3) if times > 1 else each for each in (keys, values))
+        if causal:
+            # Later keys are nobody's here; but what is drawn is drawn for all of them.
+            mask = torch.cat([_seen(first, last, count, own.device) for first, last in ranges])
+        weights = scores(own, keys, mask, False, given.get("scale"))
+        made = dropped(query, weights, layout.at(own.dim() - 2), dropout_p) @ values
+        return rewrap(query, made, layout)
+    options = {name: given[name] for name in ("scale", "enable_gqa") if given.get(name) is not None}
+    if not causal:
+        return rewrap(query, func(own, keys, values, mask, 0.0, **options), layout)
+    parts: list[torch.Tensor] = []
+    for rows, (first, last) in zip(own.split([b - a for a, b in ranges], -2), ranges, strict=True):
+        used = slice(0, min(last, count))
+        seen = _seen(first, last, used.stop, own.device)
+        parts.append(func(rows, keys[..., used, :], values[..., used, :], seen, 0.0, **options))
+    return rewrap(query, parts[0] if len(parts) == 1 else joined(parts, own.dim() - 2), layout)
+
+
+def _seen(first: int, last: int, keys: int, device: torch.device) -> torch.Tensor:
+    """Of queries from `first` to `last`, the keys that each sees under a causal mask."""
+    return torch.ones(last - first, keys, dtype=torch.bool, device=device).tril(first)
+
+
+# Bytes of keys and values that are gathered whatever the ranks: less memory is not worth a message for each.
+_LITTLE = 1 << 20
+# Of keys and values a ring has its own, those in use and those under way.
+_BLOCKS = 3
+
+
+def _goes_round(
+    context: Context, way: ContextAttention, query: GlobalTensor, key: Any, value: Any, mask: Any
+) -> bool:
+    """Whether keys and values go around a ring: where they can, and under `auto` where that takes less."""
+    if way == "gather" or not (is_sharded(key, context) and is_sharded(value, context)):
+        return False
+    layout = key._layout
+    if value._layout != layout or (layout.dim, layout.outer, layout.inner) != (key.dim() - 2, 1, 1):
+        return False
+    alike = query.shape[:-3] == key.shape[:-3] == value.shape[:-3] and key.shape[:-1] == value.shape[:-1]
+    if not alike or query.dim() < 3 or not query.dtype == key.dtype == value.dtype:
+        return False
+    if not _have_heads([localize(each) for each in (query, key, value)]):
+        return False
+    if layout.rows < layout.world_size or (mask is not None and mask.requires_grad):
+        return False
+    nbytes = (key.numel() + value.numel()) * key.element_size()
+    return way == "ring" or (layout.world_size > _BLOCKS and nbytes >= _LITTLE)
+
+
+def _have_heads(operands: Sequence[torch.Tensor]) -> bool:
+    """Whether they are plain, or a group within cuts their heads alike."""
+    first = operands[0]
+    if not isinstance(first, GlobalTensor):
+        return not any(isinstance(each, GlobalTensor) for each in operands)
+    return all(
+        is_sharded(each, first._context)
+        and not isinstance(each._local, GlobalTensor)
+        and (each._layout.dim, each._layout.outer) == (each.dim() - 3, 1)
+        and each._layout.rows == first._layout.rows
+        for each in operands
+    )
+
+
+def _by_ring(
+    context: Context,
+    query: GlobalTensor,
+    key: GlobalTensor,
+    value: GlobalTensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    layout, keys = query._layout, key._layout
+    kept = None
+    if dropout_p:
+        # As one device draws; in a byte for each, and the others' are let go of at once.
+        shape = (*query.shape[:-1], key.shape[-2])
+        drawn = torch.empty(shape, dtype=torch.bool, device=query.device).bernoulli_(1 - dropout_p)
+        kept = layout.take(drawn, context.rank).clone()
+    ring = Ring(
+        comm=context.comm,
+        queries=layout.ranges(context.rank),
+        keys=[keys.ranges(rank) for rank in range(context.world_size)],
+        causal=causal,
+        scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+        dropout_p=dropout_p,
+    )
+    operands = localize(query), localize(key), localize(value)
+    inner = operands[0]
+    if not isinstance(inner, GlobalTensor):
+        return attend(ring, *operands, mask, kept)
+    heads = inner._layout.at(-3)
+    mask, kept = (local_operand(inner._context, each, heads) for each in (mask, kept))
+    rows = localize(operands[0]), localize(operands[1]), localize(operands[2])
+    return rewrap(inner, attend(ring, *rows, mask, kept), heads)
 
 
 def _own_mask(context: Context, mask: Any, layout: Layout) -> torch.Tensor | None:

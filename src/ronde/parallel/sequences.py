@@ -20,6 +20,7 @@ from ronde.errors import UsageError
 from ronde.modules.sharded_call import ShardedCall
 from ronde.parallel.pieces import run_on
 from ronde.parallel.sequence_rules import is_mask, sequence_rules
+from ronde.plan.mesh import ContextAttention
 from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import GlobalTensor, cut, is_global, materialize, wrap
 from ronde.tensor.layout import Layout
@@ -37,17 +38,19 @@ class Sequences:
     Args:
         context: of the context group.
         item: of the plan, by which refusals name it.
+        way: in which ranks attend to each other's keys.
 
     Attributes:
         cut_some: sequences were cut in a call.
     """
 
-    def __init__(self, context: Context, item: str) -> None:
+    def __init__(self, context: Context, item: str, way: ContextAttention) -> None:
         self.cut_some = False
-        self._attends: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        # Modules that attend; True of those in which a token sees none that come after it.
+        self._attends: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
         self._context = context
         self._item = item
-        self._rules = sequence_rules()
+        self._rules = sequence_rules(way)
 
     def __call__(self, call: ShardedCall) -> Any:
         with call.drawing(call.cut):
@@ -59,13 +62,16 @@ class Sequences:
 
     def run_on_cut(self, call: ShardedCall, values: Sequence[Any]) -> Any:
         """Carry a call out as `run_on` does; what leaves the model is still cut."""
-        if call.module not in self._attends:
+        causal = self._attends.get(call.module)
+        if causal is None:
             return run_on(call, values)
         self.cut_some = True
         length = self._length(call, values)
         known: dict[int, Any] = {}
+        ranks = self._context.world_size
+        whole = Layout(0, length, ranks, mirrored=causal and length >= 2 * ranks)
         given = [
-            self._cut(each, axis, length, known)
+            self._cut(each, axis, whole, known)
             for each, axis in zip(values, call.verdict.inputs, strict=True)
         ]
         with self._refusing(type(call.module).__name__, length):
@@ -82,7 +88,7 @@ class Sequences:
         with watch:
             yield
         if watch.seen:
-            self._attends.add(module)
+            self._attends[module] = watch.causal
 
     def _length(self, call: ShardedCall, values: Sequence[Any]) -> int:
         """Of the sequences: the first axis beside the batch, of the first argument that has one."""
@@ -100,14 +106,14 @@ class Sequences:
             f"that has an axis beside that of the batch; take a plan without context"
         )
 
-    def _cut(self, value: Any, batch: int | None, length: int, known: dict[int, Any]) -> Any:
+    def _cut(self, value: Any, batch: int | None, whole: Layout, known: dict[int, Any]) -> Any:
         if batch is None or not isinstance(value, torch.Tensor) or value.dim() < 2:
             return value
         axis = _axis(batch)
-        if value.shape[axis] != length:
+        if value.shape[axis] != whole.rows:
             return value
         if id(value) not in known:
-            layout = self._context.layout(axis, length)
+            layout = whole.at(axis)
             rows = cut(self._context, value, layout)
             known[id(value)] = self.over(rows.contiguous(), layout)
         return known[id(value)]
@@ -140,14 +146,21 @@ class Sequences:
 
 
 class _Attention(TorchFunctionMode):
-    """Sees attention: torch's own, or scores `[..., n, n]` of all pairs, made of two activations."""
+    """Sees attention: torch's own, or scores `[..., n, n]` of all pairs, made of two activations.
+
+    Attributes:
+        seen: there was some.
+        causal: of some, torch was told that a token sees none that come after it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = False
+        self.seen = self.causal = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen = self.seen or func in (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+        if func is F.scaled_dot_product_attention:
+            self.causal = self.causal or bool((kwargs or {}).get("is_causal", args[5:6] == (True,)))
         made = func(*args, **(kwargs or {}))
         self.seen = self.seen or (func in _PRODUCTS and _are_scores(made, args))
         return made

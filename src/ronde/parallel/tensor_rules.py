@@ -7,6 +7,7 @@ model that does something else between two matrices is right, and slower.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import types
 from collections.abc import Callable, Sequence
@@ -273,7 +274,7 @@ def split(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
         value._local, [size // unit * layout.local_size(0) // layout.outer for size in sizes], place
     )
     return tuple(
-        rewrap(value, piece, Layout(place, layout.rows, layout.world_size, size // unit, layout.inner))
+        rewrap(value, piece, dataclasses.replace(layout, outer=size // unit))
         for piece, size in zip(pieces, sizes, strict=True)
     )
 

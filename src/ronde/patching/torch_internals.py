@@ -63,6 +63,11 @@ try:
     foreach_mul_ = torch._foreach_mul_
     foreach_norm = torch._foreach_norm
 
+    # Attention of a block, with the logarithms of its sums of exponentials, by which blocks are merged.
+    _aten: Any = torch.ops.aten
+    attention_on_cpu = _aten._scaled_dot_product_flash_attention_for_cpu.default
+    attention_on_cpu_backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
     # Autograd.
     FunctionBase = _C._FunctionBase  # what a graph's node of a function of the script's is
     StopRecomputationError = checkpoint._StopRecomputationError  # ends recomputation early

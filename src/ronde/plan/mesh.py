@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ronde.plan.cuts import Cuts
-from ronde.plan.key import Integer, Spelled, check_fields
+from ronde.plan.key import Integer, Spelled, check_fields, choice
 
-__all__ = ["Mesh"]
+__all__ = ["ContextAttention", "Mesh"]
 
+ContextAttention = Literal["auto", "gather", "ring"]
 _DEGREE = Integer(at_least=1)
 
 
@@ -26,6 +27,8 @@ class Mesh:
         expert: groups of experts; cuts the data degree rather than the ranks.
         cuts: by patterns of parameter names, which of their dimensions `tensor` cuts; None leaves all to what
             is recognised of a model.
+        context_attention: how ranks of a sequence attend to each other's keys: gathered, or one rank's at a
+            time; `auto` takes what needs less memory.
     """
 
     data: Annotated[int | None, Spelled("data", Integer(at_least=1, open_word="auto"))] = None
@@ -34,6 +37,9 @@ class Mesh:
     context: Annotated[int, Spelled("context", _DEGREE)] = 1
     expert: Annotated[int, Spelled("expert", _DEGREE)] = 1
     cuts: Annotated[str | None, Spelled("tensor-cuts", Cuts())] = None
+    context_attention: Annotated[ContextAttention, Spelled("context-attention", choice(ContextAttention))] = (
+        "auto"
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -92,6 +92,9 @@ def _refinements(plan: Values) -> Iterator[str]:
     if plan.compute.schedule == "zero-bubble" and plan.compute.recompute != "none":
         remedy = f"{plan.item('pipeline')},schedule=1f1b,{plan.item('recompute')}"
         yield _contradiction("schedule=zero-bubble", plan.item("recompute"), remedy)
+    if plan.mesh.context_attention != "auto" and plan.mesh.context == 1:
+        item = plan.item("context-attention")
+        yield _contradiction(item, "context=1", f"context=2,{item}")
     if plan.compute.compile and plan.compute.recompute != "none":
         remedy = f"compile=false,{plan.item('recompute')}"
         yield _contradiction("compile=true", plan.item("recompute"), remedy)

@@ -89,7 +89,8 @@ def _context(parts: Parts) -> ContextStrategy:
     from ronde.strategies.context import ContextStrategy
 
     group = parts.meet_along("context", "context")
-    return ContextStrategy(parts.context, group, parts.plan.item("context"))
+    plan = parts.plan
+    return ContextStrategy(parts.context, group, plan.item("context"), plan.mesh.context_attention)
 
 
 def _with_cut_models(parts: Parts, names: Sequence[StrategyName]) -> Strategies:

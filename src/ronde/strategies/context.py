@@ -13,6 +13,7 @@ import torch
 from ronde.comm.process_group import Comm
 from ronde.parallel.sequences import Sequences
 from ronde.patching.patches import Patches
+from ronde.plan.mesh import ContextAttention
 from ronde.strategies.sharded_state import ShardedState
 from ronde.strategies.strategy import Strategy
 from ronde.tensor.context import Context, Region
@@ -28,6 +29,7 @@ class ContextStrategy(Strategy):
         context: of the script.
         group: the context group, of the ranks that have the same rows.
         item: of the plan, by which messages name it.
+        way: in which ranks attend to each other's keys.
 
     Attributes:
         group: in which sequences are cut.
@@ -36,12 +38,12 @@ class ContextStrategy(Strategy):
 
     name = "context"
 
-    def __init__(self, context: Context, group: Comm, item: str) -> None:
+    def __init__(self, context: Context, group: Comm, item: str, way: ContextAttention) -> None:
         self.state = ShardedState()
         self._script, self._item = context, item
         # All ranks of the group compute alike what a model computes of whole values.
         self.group = Context.within_rows(group)
-        self.sequences = Sequences(self.group, item)
+        self.sequences = Sequences(self.group, item, way)
 
     def install(self, patches: Patches) -> None:
         """Nothing is replaced: only calls of models change."""

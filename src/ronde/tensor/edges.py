@@ -70,7 +70,7 @@ def _gather_dense(context: Context, local: torch.Tensor, layout: Layout) -> torc
     if len(set(sizes)) == 1:
         # As shards lie in memory: to move the cut dimension to the front would copy element by element.
         parts = context.comm.all_gather(local)
-        if layout.dim == 0 and layout.outer == 1:
+        if layout.dim == 0 and layout.outer == 1 and not layout.mirrored:
             return parts.flatten(0, 1)
         return layout.assemble(parts.unbind(0))
     uneven = context.comm.all_gather_uneven(local.movedim(layout.dim, 0), sizes)

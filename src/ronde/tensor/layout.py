@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Layout", "Part", "Pieces", "laid", "memory_order", "split_rows"]
+__all__ = ["Layout", "Part", "Pieces", "joined", "laid", "memory_order", "split_rows"]
 
 
 def split_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
@@ -43,6 +43,13 @@ def laid(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     return dense.permute([order.index(dim) for dim in range(tensor.dim())])
 
 
+def joined(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """Put tensors end to end along a dimension; the whole lies in memory as they do."""
+    order = memory_order(parts[0])
+    whole = torch.cat([part.permute(order) for part in parts], order.index(dim))
+    return whole.permute([order.index(each) for each in range(len(order))])
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
     """Where the batch lies in a tensor.
@@ -50,6 +57,9 @@ class Layout:
     Dimension `dim` has `outer * rows * inner` entries; entry `(o, row, i)` belongs to the rank that
     holds `row`. `outer` and `inner` are 1 unless other dimensions were flattened into this one:
     `[B, T, V].view(-1, V)` has `inner = T`, `[T, B, V].view(-1, V)` has `outer = T`.
+
+    Rows that are `mirrored` are cut into twice as many pieces as there are ranks, and rank r holds piece r
+    from either end: of causal attention each then has as much to do.
     """
 
     dim: int
@@ -57,6 +67,7 @@ class Layout:
     world_size: int
     outer: int = 1
     inner: int = 1
+    mirrored: bool = False
 
     @property
     def size(self) -> int:
@@ -64,13 +75,33 @@ class Layout:
         return self.outer * self.rows * self.inner
 
     def bounds(self, rank: int) -> tuple[int, int]:
-        """First and end row of `rank`."""
+        """First and end row of `rank`, which holds all between them."""
+        assert not self.mirrored, "these have two pieces"
         return split_rows(self.rows, self.world_size, rank)
+
+    def ranges(self, rank: int) -> list[tuple[int, int]]:
+        """First and end row of each piece of `rank`, in their order.
+
+        >>> [Layout(0, 8, 2, mirrored=True).ranges(rank) for rank in range(2)]
+        [[(0, 2), (6, 8)], [(2, 4), (4, 6)]]
+        """
+        if not self.mirrored:
+            return [self.bounds(rank)]
+        last = 2 * self.world_size - 1
+        return [split_rows(self.rows, last + 1, piece) for piece in (rank, last - rank)]
 
     def count(self, rank: int) -> int:
         """How many rows `rank` holds."""
-        start, stop = self.bounds(rank)
-        return stop - start
+        return sum(stop - start for start, stop in self.ranges(rank))
+
+    def place(self, row: int, rank: int) -> int | None:
+        """Where among its own `rank` holds a row; None where another does."""
+        before = 0
+        for start, stop in self.ranges(rank):
+            if start <= row < stop:
+                return before + row - start
+            before += stop - start
+        return None
 
     def local_size(self, rank: int) -> int:
         """Length of the dimension on `rank`."""
@@ -88,25 +119,41 @@ class Layout:
 
     def same_cut(self, other: Layout) -> bool:
         """Whether two tensors hold the same rows on each rank, in whichever dimension."""
-        return (self.rows, self.outer, self.inner) == (other.rows, other.outer, other.inner)
+        mine = self.rows, self.outer, self.inner, self.mirrored
+        return mine == (other.rows, other.outer, other.inner, other.mirrored)
 
     def take(self, full: torch.Tensor, rank: int) -> torch.Tensor:
         """The rows of `rank`, a view of `full` where one exists."""
-        start, stop = self.bounds(rank)
-        if self.outer == 1:
-            return full.narrow(self.dim, start * self.inner, (stop - start) * self.inner)
-        split = full.unflatten(self.dim, (self.outer, self.rows, self.inner))
-        return split.narrow(self.dim + 1, start, stop - start).flatten(self.dim, self.dim + 2)
+        split = self._split(full, self.rows)
+        dim = self.dim + (self.outer > 1)
+        parts = [
+            split.narrow(dim, start * self._step, (stop - start) * self._step)
+            for start, stop in self.ranges(rank)
+        ]
+        return self._flat(parts[0] if len(parts) == 1 else joined(parts, dim))
 
     def assemble(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """The whole tensor from every rank's shard, in rank order."""
-        if self.outer == 1:
-            return torch.cat(list(parts), self.dim)
-        cut = [
-            part.unflatten(self.dim, (self.outer, self.count(rank), self.inner))
-            for rank, part in enumerate(parts)
-        ]
-        return torch.cat(cut, self.dim + 1).flatten(self.dim, self.dim + 2)
+        dim = self.dim + (self.outer > 1)
+        pieces: list[tuple[int, torch.Tensor]] = []
+        for rank, part in enumerate(parts):
+            split, ranges = self._split(part, self.count(rank)), self.ranges(rank)
+            lengths = [(stop - start) * self._step for start, stop in ranges]
+            begins = (start for start, _ in ranges)
+            pieces += zip(begins, split.split(lengths, dim), strict=True)
+        pieces.sort(key=lambda each: each[0])
+        return self._flat(torch.cat([piece for _, piece in pieces], dim))
+
+    @property
+    def _step(self) -> int:
+        """Entries of a row next to one another, in the dimension that `_split` gives."""
+        return self.inner if self.outer == 1 else 1
+
+    def _split(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
+        return tensor if self.outer == 1 else tensor.unflatten(self.dim, (self.outer, rows, self.inner))
+
+    def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self.outer == 1 else tensor.flatten(self.dim, self.dim + 2)
 
 
 @functools.lru_cache(maxsize=4096)

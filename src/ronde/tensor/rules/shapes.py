@@ -51,7 +51,8 @@ def reshaped_layout(shape: Sequence[int], layout: Layout, target: Sequence[int])
         if before and outer_total % before == 0:
             outer = outer_total // before
             if outer * layout.rows and size % (outer * layout.rows) == 0:
-                return Layout(dim, layout.rows, layout.world_size, outer, size // (outer * layout.rows))
+                inner = size // (outer * layout.rows)
+                return Layout(dim, layout.rows, layout.world_size, outer, inner, layout.mirrored)
         before *= size
     return None
 
