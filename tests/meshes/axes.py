@@ -27,6 +27,7 @@ MESHES = {
     "tensor=2,pipeline=2,context=2": 8,
     "data=2,tensor=2,context=2": 8,
     "data=4,expert=2": 4,
+    "data=2,tensor=2,expert=2": 4,
 }
 """By mesh the number of ranks. `expert` cuts the data degree, so two ranks of it are `data=2` already."""
 

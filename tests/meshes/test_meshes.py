@@ -35,6 +35,7 @@ SAMPLE = {
     ("pipeline=2", "micro-batches=4,schedule=zero-bubble", "gpt"),
     ("data=4,expert=2", "precision=fp16", "mixtral"),
     ("expert=2", "sparse=sharded", "mixtral"),
+    ("data=2,tensor=2,expert=2", "recompute=selective", "mixtral"),
     ("data=2,tensor=2", "update=local,every=4", "llama"),
 }
 

@@ -197,6 +197,22 @@ def test_a_mixture_trains_as_on_one_device_on_four_ranks(four: Ranks, name: str,
 
 
 @pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("listed", 6),
+        *(
+            pytest.param(name, rows, marks=pytest.mark.soak)
+            for name in MODELS
+            for rows in (2, 6)
+            if (name, rows) != ("listed", 6)
+        ),
+    ],
+)
+def test_ranks_of_a_tensor_group_share_their_tokens(four: Ranks, name: str, rows: int):
+    compare(four, "tensor=2,expert=2", named, name, rows)
+
+
+@pytest.mark.parametrize(
     "plan",
     [
         "expert=2,zero3",
@@ -208,8 +224,8 @@ def test_state_beside_experts_is_cut(two: Ranks, name: str, plan: str):
     compare(two, plan, named, name)
 
 
-def train_and_hold(rank: Rank, name: str) -> tuple[int, int, list[str]]:
-    with rank.session("data=2,expert=2") as session:
+def train_and_hold(rank: Rank, name: str, plan: str = "expert=2") -> tuple[int, int, list[str]]:
+    with rank.session(plan) as session:
         model = MODELS[name]()
         for _ in range(2):
             logits, extra = model(torch.arange(12).view(6, 2))
@@ -224,6 +240,13 @@ def train_and_hold(rank: Rank, name: str) -> tuple[int, int, list[str]]:
 def test_a_rank_keeps_its_experts_only(two: Ranks, name: str):
     for own, whole, notes in two(train_and_hold, name):
         assert (2 * own, notes) == (whole, [])
+
+
+@pytest.mark.parametrize("name", ["listed", pytest.param("fused", marks=pytest.mark.soak)])
+def test_a_rank_keeps_a_fourth_of_experts_beside_tensor(four: Ranks, name: str):
+    experts = sum(each.numel() * 4 for key, each in MODELS[name]().named_parameters() if "experts" in key)
+    for own, whole, notes in four(train_and_hold, name, "tensor=2,expert=2"):
+        assert (own, notes) == (experts / 4 + (whole - experts) / 2, [])
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.parallel.expert_exchange import Cannot, Exchange, linked
+from ronde.parallel.expert_shares import Among, Shares
 from ronde.parallel.holding import holding
 from ronde.policies.expert_structure import Mixture
 from ronde.tensor.tree import leaves, map_leaves
@@ -79,7 +79,7 @@ def _rows(kind: _Kind, rows: int) -> torch.Tensor:
 
 
 def call_fused(
-    mixture: Mixture, comm: Comm, leaf: Leaf, args: Sequence[Any], kwargs: Mapping[str, Any]
+    mixture: Mixture, among: Among, leaf: Leaf, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """One module has all experts' parameters: its forward runs on all ranks' tokens with this rank's experts.
 
@@ -103,9 +103,10 @@ def call_fused(
     order = chosen.argsort(stable=True)
     of_token = order // choices.shape[1]
     counts = chosen.bincount(minlength=mixture.count).tolist()
-    exchange = Exchange(comm, counts, [count > 0 for count in counts])
-    rows = exchange.there(tokens[of_token])
-    importance = exchange.there(weights.reshape(-1)[order])
+    comm, share = among.comm, among.shares.of(counts)
+    exchange = Exchange(comm, share.counts, [count > 0 for count in counts])
+    rows = exchange.there(share.own(tokens[of_token]))
+    importance = exchange.there(share.own(weights.reshape(-1)[order]))
     here = mixture.count // comm.world_size
     numbers = torch.tensor([list(range(here))] * comm.world_size, device=rows.device).reshape(-1)
     experts = numbers.repeat_interleave(torch.tensor(exchange.here, device=rows.device).reshape(-1))
@@ -116,19 +117,18 @@ def call_fused(
             made = linked(rows.new_zeros(rows.shape), rows)
         used = list(mixture.module.parameters())
     made = _reaching(made, used)
-    answered = exchange.back(made, importance)
+    answered = share.whole(exchange.back(made, importance))
     output = tokens.new_zeros(tokens.shape).index_add(0, of_token, answered.to(tokens.dtype))
     return linked(output, answered)
 
 
 def call_listed(
     mixture: Mixture,
-    comm: Comm,
+    among: Among,
     leaf: Leaf,
     outputs: Outputs,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    everybody: Comm | None = None,
     run: Callable[[nn.Module, torch.Tensor], torch.Tensor] = lambda expert, rows: expert(rows),
 ) -> Any:
     """Experts are modules of their own, which the forward of the mixture calls on tokens of its choice.
@@ -137,21 +137,22 @@ def call_listed(
     their ranks have made of it. So what an expert is given may not depend on what another gives.
 
     Args:
-        everybody: as of `Exchange`.
         run: calls an expert of this rank.
 
     Raises:
         Cannot: on all ranks, where an expert is given something else than tokens, or the first run fails.
     """
-    rehearsed, problem = _rehearse(mixture, outputs, args, kwargs)
+    rehearsed, problem = _rehearse(mixture, outputs, args, kwargs, among.shares)
     numbers = range(mixture.count)
     by_expert = [[each for number, each in rehearsed if number == expert] for expert in numbers]
     counts = [sum(map(len, each)) for each in by_expert]
-    exchange = Exchange(comm, counts, [bool(each) for each in by_expert], problem, everybody)
+    comm, share = among.comm, among.shares.of(counts)
+    called = [bool(each) for each in by_expert]
+    exchange = Exchange(comm, share.counts, called, problem, among.everybody)
     given = [part for each in by_expert for part in each] or [outputs.given(0)]
-    rows = exchange.there(torch.cat(given))
+    rows = exchange.there(share.own(torch.cat(given)))
     made = _made_here(mixture, leaf, exchange, rows, outputs.made(0), run)
-    answered = exchange.back(made, rows)
+    answered = share.whole(exchange.back(made, rows))
     parts = answered.split([len(part) for each in by_expert for part in each])
     places = sorted(range(len(rehearsed)), key=lambda place: rehearsed[place][0])
     answers = dict(zip(places, parts, strict=True))
@@ -189,13 +190,13 @@ def noting(mixture: Mixture, outputs: Outputs) -> Iterator[None]:
 
 
 def _rehearse(
-    mixture: Mixture, outputs: Outputs, args: Sequence[Any], kwargs: Mapping[str, Any]
+    mixture: Mixture, outputs: Outputs, args: Sequence[Any], kwargs: Mapping[str, Any], shares: Shares
 ) -> tuple[list[tuple[int, torch.Tensor]], str]:
     """Which experts are given what, and why this cannot be told; "" where it can."""
     rehearsed: list[tuple[int, torch.Tensor]] = []
 
     def answer(number: int, given: torch.Tensor) -> torch.Tensor:
-        rehearsed.append((number, given))
+        rehearsed.append((number, shares.plain(given)))
         return outputs.of(given)
 
     try:

@@ -83,7 +83,11 @@ class StandIns:
         if self._own(parameter) is not block.part:
             return None
         leaf = self._gradients.demand(block, gradient=parameter.requires_grad)
-        return self.over(block, leaf) if block.spec.cut is not None and leaf.numel() else None
+        return self.over(block, leaf) if self._cuts(block) and leaf.numel() else None
+
+    def _cuts(self, block: Block) -> bool:
+        """Whether the ranks of this group have the blocks; an expert is on one of more ranks."""
+        return block.spec.cut is not None and block.spec.cut.ranks == self._context.world_size
 
     def over(self, block: Block, leaf: torch.Tensor) -> GlobalTensor:
         """The global tensor of a parameter that is cut along a dimension.
@@ -117,4 +121,4 @@ class StandIns:
     def blocks(self, tensors: list[Any]) -> list[tuple[int, Block]]:
         """Which of some tensors have blocks, by their places."""
         found = [(place, self._gradients.block(each)) for place, each in enumerate(tensors)]
-        return [(place, block) for place, block in found if block is not None]
+        return [(place, block) for place, block in found if block is not None and self._cuts(block)]

@@ -141,8 +141,9 @@ def _parts_of_model(plan: Plan) -> tuple[str, ...]:
     parts = {
         "the parameters of its stage": mesh.pipeline,
         f"1/{mesh.tensor} of the matrices that are cut": mesh.tensor,
-        f"1/{mesh.expert} of the experts of each mixture": mesh.expert,
     }
+    if mesh.expert > 1:
+        parts[f"1/{mesh.expert * mesh.tensor} of the experts of each mixture"] = mesh.expert
     return tuple(part for part, degree in parts.items() if degree > 1)
 
 

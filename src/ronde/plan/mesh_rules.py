@@ -27,9 +27,13 @@ _WITH_CONTEXT: dict[str, tuple[object, ...]] = {
     **_WITH_ANY,
 }
 _WITH_EXPERT: dict[str, tuple[object, ...]] = {
-    "tensor": (1,),
     "pipeline": (1,),
     **{key: values for key, values in _WITH_ANY.items() if key != "update"},
+}
+_WITH_EXPERT_AND_TENSOR: dict[str, tuple[object, ...]] = {
+    **_WITH_EXPERT,
+    "state": ("replicated",),
+    "compressor": ("none",),
 }
 
 # What concerns ranks with other rows: key, the values that do not, and in words.
@@ -49,7 +53,8 @@ def not_built_together(plan: Values) -> Iterator[str]:
     if plan.mesh.context > 1:
         yield from _among(plan, "context", _WITH_CONTEXT)
     if plan.mesh.expert > 1:
-        yield from _among(plan, "expert", _WITH_EXPERT)
+        beside = _WITH_EXPERT if plan.mesh.tensor == 1 else _WITH_EXPERT_AND_TENSOR
+        yield from _among(plan, "expert", beside)
     if plan.mesh.cuts is not None and plan.mesh.tensor == 1:
         yield (
             f"tensor-cuts says what tensor=N cuts, and tensor=1 cuts nothing; nearest legal: tensor=2,"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from ronde.shards.dim_cut import DimCut
 from ronde.shards.spec import ShardSpec, blocks, owned
 from ronde.sync.gradient_hooks import has_hooks
 
-__all__ = ["can_be_spread", "expert_specs"]
+__all__ = ["can_be_spread", "expert_specs", "matrix_spec"]
 
 
 def expert_specs(mixture: Mixture, ranks: int) -> Iterator[tuple[torch.Tensor, ShardSpec]]:
@@ -22,6 +22,11 @@ def expert_specs(mixture: Mixture, ranks: int) -> Iterator[tuple[torch.Tensor, S
             yield tensor, blocks(DimCut(0, ranks), tensor.shape)
         else:
             yield tensor, owned(expert * ranks // mixture.count, ranks, tensor.numel())
+
+
+def matrix_spec(cut: DimCut, shape: Sequence[int], ranks: int) -> ShardSpec:
+    """The spec of a matrix beside experts: the tensor groups among their ranks have the same blocks."""
+    return ShardSpec(tuple(cut.spans(shape)) * (ranks // cut.ranks), cut)
 
 
 def can_be_spread(mixture: Mixture) -> bool:

@@ -76,7 +76,8 @@ def lines_of_cuts(model: torch.nn.Module, plan: Plan) -> list[str]:
     if plan.mesh.tensor > 1:
         lines += _table(placements(model, plan.mesh.tensor, cuts_by_pattern(plan.mesh.cuts)))
     if plan.mesh.expert > 1:
-        lines += _mixtures(mixtures(model, plan.mesh.expert), plan.mesh.expert)
+        ranks = plan.mesh.expert * plan.mesh.tensor
+        lines += _mixtures(mixtures(model, ranks), ranks)
     return lines
 
 

@@ -87,9 +87,9 @@ class BlockGradients(GradientShards):
     def __init__(
         self,
         comm: Comm,
-        on_new: Callable[[torch.Tensor], object],
+        on_new: Callable[[Block], object],
         mean: Callable[[torch.Tensor], torch.Tensor],
-        give: Callable[[torch.Tensor, torch.Tensor], bool],
+        give: Callable[[Block, torch.Tensor], bool],
         come: ReducedGradients,
         scattered: Scattered | None = None,
     ) -> None:
@@ -160,7 +160,7 @@ class BlockGradients(GradientShards):
                 return
             if whole is None or whole.layout is not torch.strided:
                 return
-            if self._give(block.leaf, self._block_of(block, whole)):
+            if self._give(block, self._block_of(block, whole)):
                 give_gradient(tensor, None)
 
         with DisableTorchFunction():  # one in shards would be gathered
@@ -180,7 +180,7 @@ class BlockGradients(GradientShards):
                 hook(tensor)
 
         _REGISTER(block.leaf, accumulated)
-        self._on_new(block.leaf)
+        self._on_new(block)
 
     def demand(self, block: Block, *, gradient: bool) -> torch.Tensor:
         """The leaf, which requires a gradient where the parameter does."""

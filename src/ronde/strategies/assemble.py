@@ -114,7 +114,7 @@ def _with_cut_models(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
             state=tensor.state,
             way=way,
             cuts_calls=cuts_calls,
-            outward=tensor.stand_ins.whole,
+            outward=tensor.calls.stand_ins.whole,
         )
     from ronde.strategies.pipeline import PipelineStrategy
 
@@ -139,25 +139,45 @@ def _block_ranks(parts: Parts, axes: Sequence[Axis], group: Comm, sequences: Con
         row = mesh.members(rank, "data", "context").index(rank)
         places.append(Place(mesh.members(rank, *axes).index(rank), row, row))
     return BlockRanks(
-        rows=parts.rows, group=group, everybody=parts.everybody, places=places, sequences=sequences
+        rows=parts.rows,
+        group=group,
+        everybody=parts.everybody,
+        places=places,
+        row_places=[places[rank] for rank in mesh.members(parts.rank, "data", "context")],
+        sequences=sequences,
     )
 
 
 def _with_experts(parts: Parts) -> Strategies:
-    """Experts over as many neighbours as `expert` says; other such groups have replicas of them."""
+    """Experts over as many neighbours along `data` as `expert` says, and their tensor groups.
+
+    Other such groups have replicas of them.
+    """
     from ronde.strategies.blocks import BlockRanks
     from ronde.strategies.expert import ExpertStrategy
 
-    degree, ranks = parts.plan.mesh.expert, parts.mesh.members(parts.rank, "data")
-    group, place = divmod(ranks.index(parts.rank), degree)
-    experts = parts.meet("expert", ranks[group * degree : (group + 1) * degree])
-    replicas = parts.meet("replicas", ranks[place::degree]) if len(ranks) > degree else None
-    known = BlockRanks(
+    mesh, degree = parts.mesh, parts.plan.mesh.expert
+
+    def place(rank: int) -> tuple[int, int]:
+        """Which group, and where in it; ranks of a tensor group follow one another."""
+        group, row = divmod(mesh.coordinate(rank, "data"), degree)
+        return group, row * mesh.degree("tensor") + mesh.coordinate(rank, "tensor")
+
+    known = [place(rank) for rank in range(mesh.ranks)]
+    group, block = known[parts.rank]
+    experts = parts.meet("expert", [rank for rank, each in enumerate(known) if each[0] == group])
+    copies = [rank for rank, each in enumerate(known) if each[1] == block]
+    places = [Place(block, group, mesh.coordinate(rank, "data")) for rank, (group, block) in enumerate(known)]
+    ranks = BlockRanks(
         rows=parts.rows,
         group=experts,
         everybody=parts.everybody,
-        places=[Place(rank % degree, rank // degree, rank) for rank in range(len(ranks))],
-        replica_group=replicas,
+        places=places,
+        row_places=[places[rank] for rank in mesh.members(parts.rank, "data")],
+        replica_group=parts.meet("replicas", copies) if len(copies) > 1 else None,
     )
-    found = ExpertStrategy(parts, known)
-    return Strategies(ordered=[found], state=found.state, way=_way(parts), spread=found.spread)
+    tensor = parts.meet_along("tensor", "tensor") if mesh.degree("tensor") > 1 else None
+    found = ExpertStrategy(parts, ranks, tensor)
+    return Strategies(
+        ordered=[found], state=found.state, way=_way(parts), spread=found.spread, outward=found.whole
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
@@ -34,7 +35,18 @@ from ronde.sync.home import Home, OnDevice
 from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.tensor.context import Context, Region
 
-__all__ = ["BlockRanks", "Cutting", "ModelBlocks"]
+__all__ = ["BlockRanks", "Cutting", "ModelBlocks", "Reduced"]
+
+
+class Reduced(enum.Enum):
+    """The blocks of which the reducer averages gradients; of others the strategy does."""
+
+    ALL = enum.auto()
+    COPIES = enum.auto()
+    NONE = enum.auto()
+
+    def has(self, spec: ShardSpec) -> bool:
+        return self is Reduced.ALL or (self is Reduced.COPIES and spec.has_copies)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +58,7 @@ class BlockRanks:
         group: ranks with other blocks and the same rows.
         everybody: all ranks.
         places: of each of these.
+        row_places: of the ranks of `rows`.
         replica_group: ranks with the same blocks, where these are fewer than `rows`.
         sequences: in which values inside of models are cut too; None without.
     """
@@ -54,6 +67,7 @@ class BlockRanks:
     group: Comm
     everybody: Comm
     places: Sequence[Place]
+    row_places: Sequence[Place]
     replica_group: Comm | None = None
     sequences: Context | None = None
 
@@ -73,14 +87,14 @@ class Cutting:
         partition: the block of each rank.
         find: decides on the parameters of a model, and returns the units of those that are cut.
         item: of the plan, by which messages name the axes.
-        reduces: the reducer averages gradients of blocks; else the strategy does.
+        reduces: the blocks of which the reducer averages gradients.
         cuts_whole: `zero3` cuts parameters that are in no block too, and gathers them over rows for a call.
     """
 
     partition: Partition
     find: Find
     item: str
-    reduces: bool = True
+    reduces: Reduced = Reduced.ALL
     cuts_whole: bool = True
 
 
@@ -154,7 +168,7 @@ class ModelBlocks:
         reducer.instead_of = self._leaf_of
         reducer.on_averaged = self.gradients.end_backward
         reducer.beside = self.gradients.beside
-        if cutting.reduces:
+        if cutting.reduces is Reduced.ALL:
             reducer.encoded = self._encoded
 
     def _scattered(self, home: Home) -> Scattered | None:
@@ -205,7 +219,7 @@ class ModelBlocks:
     def _blocks_of_rows(self, tensors: Sequence[torch.Tensor]) -> list[ShardSpec | None]:
         """The elements that each rank has of parameters in blocks that follow one another in memory."""
         specs = [self._cutting.partition.spec(each) for each in tensors]
-        blocks = [place.block for place in self._ranks.places]
+        blocks = [place.block for place in self._ranks.row_places]
         return [None if each is None else ShardSpec(tuple(each[block] for block in blocks)) for each in specs]
 
     def lend(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -233,7 +247,7 @@ class ModelBlocks:
     @contextmanager
     def whole_call(self, module: torch.nn.Module) -> Iterator[None]:
         """Around a call for which every rank gathers the model; gradients of it come to whole parameters."""
-        if self._cutting.reduces and torch.is_grad_enabled():
+        if self._cutting.reduces is not Reduced.NONE and torch.is_grad_enabled():
             self._reducer.expect_parts()
         with self._using_leaves(module), self.parameters.calling(module):
             yield
@@ -323,16 +337,21 @@ class ModelBlocks:
         self.gradients.forget(parameter)
         self._cutting.partition.decide(parameter, None)
         self.parameters.dissolve(parameter)
-        self._adopt(parameter)
+        if parameter.numel():
+            self._reducer.adopt(parameter)
         self.cut_new(module)  # those that were in one unit with it
         self.parameters.rest(keep_last=False)
 
-    def _adopt(self, leaf: torch.Tensor) -> None:
-        if self._cutting.reduces and leaf.numel():
-            self._reducer.adopt(leaf)
+    def _adopt(self, block: Block) -> None:
+        if self.is_reduced(block) and block.leaf.numel():
+            self._reducer.adopt(block.leaf)
 
-    def _give(self, leaf: torch.Tensor, gradient: torch.Tensor) -> bool:
-        return self._cutting.reduces and self._reducer.give(leaf, gradient)
+    def _give(self, block: Block, gradient: torch.Tensor) -> bool:
+        return self.is_reduced(block) and self._reducer.give(block.leaf, gradient)
+
+    def is_reduced(self, block: Block) -> bool:
+        """Whether the reducer averages the gradient of a block."""
+        return self._cutting.reduces.has(block.spec)
 
     def _mean(self, gradient: torch.Tensor) -> torch.Tensor:
         rows = self._ranks.rows

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import torch
 
+from ronde.comm.process_group import Comm
 from ronde.parallel.expert_calls import Outputs, call_fused, call_listed, noting
 from ronde.parallel.expert_exchange import Cannot, true_gradient
+from ronde.parallel.expert_shares import Among, Shares
 from ronde.parallel.expert_trial import Given, alike, all_equal, try_call
 from ronde.patching.patches import Patches
-from ronde.policies.expert import can_be_spread, expert_specs
+from ronde.plan.cuts import cuts_by_pattern
+from ronde.policies.expert import can_be_spread, expert_specs, matrix_spec
 from ronde.policies.expert_structure import Mixture, mixtures
+from ronde.policies.tensor_structure import placements
 from ronde.shards.partition import Partition
-from ronde.strategies.blocks import BlockRanks, Cutting, ModelBlocks
+from ronde.strategies.blocks import BlockRanks, Cutting, ModelBlocks, Reduced
 from ronde.strategies.parts import Parts
 from ronde.strategies.strategy import Strategy
+from ronde.strategies.tensor_calls import TensorCalls
 from ronde.sync.averaging.protocol import average_gradients
-from ronde.tensor.context import Region
+from ronde.tensor.context import Context, Region
 from ronde.tensor.rules.common import is_sharded
 from ronde.tensor.tree import leaves
 
@@ -32,20 +37,29 @@ class ExpertStrategy(Strategy):
     """Calls of mixtures of which this rank has some experts.
 
     Args:
-        ranks: `group` are those over which experts are spread, each with its own rows; `replica_group` have
-            the same experts, one rank of each such group.
+        ranks: `group` are those over which experts are spread; `replica_group` have the same experts, one
+            rank of each such group.
+        tensor: ranks of `group` that have the same rows, and other blocks of all matrices but the experts';
+            None where each has rows of its own.
     """
 
     name = "expert"
 
-    def __init__(self, parts: Parts, ranks: BlockRanks) -> None:
+    def __init__(self, parts: Parts, ranks: BlockRanks, tensor: Comm | None) -> None:
         self._ranks, self._script, self._recompute = ranks, parts.context, parts.recompute
         self._item = parts.plan.item("expert")
+        self._override = cuts_by_pattern(parts.plan.mesh.cuts)
         self._partition = Partition()
         # An expert's gradient is that of its group's tokens when it is made; see `_average_replicas`.
-        cutting = Cutting(partition=self._partition, find=self._find, item=self._item, reduces=False)
+        reduces = Reduced.NONE if tensor is None else Reduced.COPIES
+        cutting = Cutting(partition=self._partition, find=self._find, item=self._item, reduces=reduces)
         self._blocks = ModelBlocks(parts, ranks, cutting)
         self.state = self._blocks.state
+        group = None if tensor is None else Context.within_rows(tensor)
+        everybody = None if ranks.replica_group is None else ranks.rows
+        self._among = Among(comm=ranks.group, everybody=everybody, shares=Shares(group))
+        self._matrices = None if group is None else TensorCalls(parts.context, group, self._blocks)
+        self._expert_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         if ranks.replica_group is not None:
             parts.reducer.on_averaged = self._average_replicas
         self._mixtures: weakref.WeakKeyDictionary[torch.nn.Module, Mixture] = weakref.WeakKeyDictionary()
@@ -67,27 +81,47 @@ class ExpertStrategy(Strategy):
                 self._partition.decide(tensor, spec)
             for tensor, expert in mixture.parameters:
                 units.setdefault((mixture.name, expert), []).append(tensor)
+            for expert in mixture.experts or (mixture.module,):
+                self._expert_parts.update(expert.modules())
         if not found and not self._mixtures:
             self._without.setdefault(type(model).__name__)
-        return list(units.values())
+        spread = {id(tensor) for members in units.values() for tensor in members}
+        return [*units.values(), *([each] for each in self._cut_matrices(model, spread))]
+
+    def _cut_matrices(self, model: torch.nn.Module, spread: Collection[int]) -> Iterator[torch.Tensor]:
+        """Decide on the matrices that are no experts'."""
+        context, ranks = self._among.shares.context, self._ranks.group.world_size
+        for each in () if context is None else placements(model, context.world_size, self._override):
+            if each.cut is not None and id(each.parameter) not in spread:
+                self._partition.decide(each.parameter, matrix_spec(each.cut, each.parameter.shape, ranks))
+                yield each.parameter
 
     def _average_replicas(self) -> None:
         assert self._ranks.replica_group is not None
         gradients = self._blocks.gradients
         blocks = gradients.everywhere(self._ranks.rows)
+        blocks = [block for block in blocks if not self._blocks.is_reduced(block)]
         averaged = [block.leaf for block in blocks if block.leaf.numel()]
         average_gradients(self._ranks.replica_group, averaged)
         gradients.end_backward()
 
     def install(self, patches: Patches) -> None:
         self._blocks.install(patches)
+        if self._matrices is not None:
+            self._matrices.install(patches)
 
-    @contextmanager
-    def around_call(self, module: torch.nn.Module) -> Iterator[None]:
+    def around_call(self, module: torch.nn.Module) -> AbstractContextManager[None]:
         """A model that is one piece, or a part of one, has all of its experts."""
         self._blocks.cut_new(module)
-        with self._blocks.whole_call(module):
-            yield
+        if self._matrices is None:
+            return self._blocks.whole_call(module)
+        has_experts = any(part in self._expert_parts for part in module.modules())
+        whole = has_experts or self._blocks.computes_whole
+        return self._matrices.whole(module) if whole else self._matrices.cut(module)
+
+    def whole(self, output: Any) -> Any:
+        """What leaves a model is whole on every rank of a tensor group."""
+        return output if self._matrices is None else self._matrices.stand_ins.whole(output)
 
     def around_backward(self) -> AbstractContextManager[object]:
         return self._blocks.around_backward()
@@ -164,14 +198,15 @@ class ExpertStrategy(Strategy):
         """What is made of this rank's tokens."""
         args, kwargs = given.call
         self._blocks.parameters.rest(keep_last=False)
-        comm = self._ranks.group
-        with self._script.enter(Region.SHARDED, given.layout.rows):
+        holding = nullcontext() if self._matrices is None else self._matrices.inside(mixture.module)
+        with self._script.enter(Region.SHARDED, given.layout.rows), holding:
             if mixture.is_fused:
-                return call_fused(mixture, comm, self._leaf, args, kwargs)
+                return call_fused(mixture, self._among, self._leaf, args, kwargs)
             outputs = self._outputs[mixture.module]
             with self._blocks.parameters.watched(_refuse_use), self._by_calls(False):
-                everybody = None if self._ranks.replica_group is None else self._ranks.rows
-                return call_listed(mixture, comm, self._leaf, outputs, args, kwargs, everybody, self._run)
+                return self.whole(
+                    call_listed(mixture, self._among, self._leaf, outputs, args, kwargs, self._run)
+                )
 
     def _by_calls(self, yes: bool) -> AbstractContextManager[None]:
         return nullcontext() if self._recompute is None else self._recompute.by_calls(yes)

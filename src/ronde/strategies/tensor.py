@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch
 
-from ronde.parallel.block_autograd import reach_blocks
-from ronde.parallel.stand_ins import StandIns
-from ronde.parallel.tensor_rules import tensor_rules
 from ronde.patching.patches import Patches
 from ronde.plan.cuts import cuts_by_pattern
 from ronde.policies.tensor_structure import placements
@@ -20,6 +15,7 @@ from ronde.shards.spec import blocks
 from ronde.strategies.blocks import BlockRanks, Cutting, ModelBlocks
 from ronde.strategies.parts import Parts
 from ronde.strategies.strategy import Strategy
+from ronde.strategies.tensor_calls import TensorCalls
 from ronde.strategies.uncut_models import UncutModels
 
 __all__ = ["TensorStrategy"]
@@ -33,7 +29,7 @@ class TensorStrategy(Strategy):
         ranks: `group` is the tensor group.
 
     Attributes:
-        stand_ins: puts blocks into modules.
+        calls: has modules hold blocks.
     """
 
     name = "tensor"
@@ -41,16 +37,13 @@ class TensorStrategy(Strategy):
     def __init__(self, parts: Parts, ranks: BlockRanks) -> None:
         plan = parts.plan
         item = plan.item("tensor")
-        self._script = parts.context
         self._uncut = UncutModels(item)
         self._override = cuts_by_pattern(plan.mesh.cuts)
         self._partition, self._degree = Partition(), ranks.group.world_size
         cutting = Cutting(partition=self._partition, find=self._find, item=item)
         found = self._blocks = ModelBlocks(parts, ranks, cutting)
         self.state = found.state
-        # Models that have been called with a graph.
-        self._called: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self.stand_ins = StandIns(found.comm, tensor_rules(), found.gradients, found.parameters.latest)
+        self.calls = TensorCalls(parts.context, found.comm, found)
 
     def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
         """Decide on the parameters of a model; each that is cut is a unit of its own."""
@@ -63,21 +56,11 @@ class TensorStrategy(Strategy):
 
     def install(self, patches: Patches) -> None:
         self._blocks.install(patches)
-        reach_blocks(patches, self._script, self.stand_ins, self._in_backward)
+        self.calls.install(patches)
 
-    @contextmanager
-    def around_call(self, module: torch.nn.Module) -> Iterator[None]:
+    def around_call(self, module: torch.nn.Module) -> AbstractContextManager[None]:
         self._blocks.cut_new(module)
-        if self._blocks.computes_whole:
-            self._called.discard(module)
-            with self._blocks.whole_call(module):
-                yield
-            return
-        with self._blocks.cut_call(module):
-            if torch.is_grad_enabled():
-                self._called.add(module)
-            with self.stand_ins.inside([module]):
-                yield
+        return self.calls.whole(module) if self._blocks.computes_whole else self.calls.cut(module)
 
     def around_backward(self) -> AbstractContextManager[object]:
         return self._blocks.around_backward()
@@ -87,8 +70,3 @@ class TensorStrategy(Strategy):
 
     def notes(self) -> list[str]:
         return self._uncut.notes()
-
-    def _in_backward(self) -> AbstractContextManager[None]:
-        """Around autograd's engine: a checkpoint computes again what it has computed of blocks."""
-        self._blocks.parameters.rest(keep_last=False)
-        return self.stand_ins.inside(list(self._called))

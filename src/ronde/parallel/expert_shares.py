@@ -1,0 +1,82 @@
+"""The ranks of a mixture; those with the same tokens take a part of them to experts each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+from ronde.comm.process_group import Comm
+from ronde.tensor.context import Context
+from ronde.tensor.edges import Gather, Slice
+from ronde.tensor.global_tensor import is_global, materialize
+from ronde.tensor.layout import Layout
+
+__all__ = ["Among", "Share", "Shares"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Share:
+    """This rank's part of the tokens of one call.
+
+    Attributes:
+        counts: its tokens for each expert.
+    """
+
+    counts: list[int]
+    _context: Context | None
+    _layout: Layout
+
+    def own(self, rows: torch.Tensor) -> torch.Tensor:
+        """Take this rank's part of rows in the order of their experts. A collective in backward."""
+        return rows if self._context is None else Slice.apply(rows, self._context, self._layout)
+
+    def whole(self, rows: torch.Tensor) -> torch.Tensor:
+        """Gather the rows of all parts. A collective."""
+        return rows if self._context is None else Gather.apply(rows, self._context, self._layout)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shares:
+    """Divides tokens among the ranks that have the same.
+
+    Args:
+        context: theirs; None where each rank has tokens of its own.
+    """
+
+    context: Context | None = None
+
+    def of(self, counts: Sequence[int]) -> Share:
+        """Divide tokens, of which each expert has so many, evenly and in the order of experts."""
+        context = self.context
+        ends = list(accumulate(counts))
+        total = ends[-1]
+        if context is None:
+            return Share(list(counts), None, Layout(0, total, 1))
+        layout = context.layout(0, total)
+        begin, stop = layout.bounds(context.rank)
+        starts = [end - count for end, count in zip(ends, counts, strict=True)]
+        own = [max(0, min(end, stop) - max(start, begin)) for start, end in zip(starts, ends, strict=True)]
+        return Share(own, context, layout)
+
+    def plain(self, value: torch.Tensor) -> torch.Tensor:
+        """The whole of a value that may be cut over these ranks."""
+        context = self.context
+        return materialize(value) if context is not None and is_global(value, context) else value
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Among:
+    """The ranks that call a mixture.
+
+    Attributes:
+        comm: those over which experts are spread.
+        everybody: those that go on together, or not; `comm` by default.
+        shares: those that have the same tokens.
+    """
+
+    comm: Comm
+    everybody: Comm | None = None
+    shares: Shares = Shares()
