@@ -99,6 +99,13 @@ def test_the_model_that_is_cut_by_hand_trains_like_its_script(trajectories: Mapp
 
 
 @pytest.mark.soak
+def test_sequences_that_are_cut_by_hand_train_like_the_script(trajectories: Mapping[str, Sample]) -> None:
+    by_hand = twin(measure.CUT_SEQUENCES_BY_HAND, "gpt")
+    check_trajectory(trajectories["gpt"], by_hand, "context by hand")
+    assert by_hand.losses == pytest.approx(trajectories["gpt"].losses, rel=1e-5)
+
+
+@pytest.mark.soak
 def test_the_model_that_is_cut_twice_by_hand_trains_like_its_script(
     trajectories: Mapping[str, Sample],
 ) -> None:

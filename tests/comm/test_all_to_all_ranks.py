@@ -52,9 +52,26 @@ def _gather(rank: Rank, comm: Comm) -> list[str]:
     return problems
 
 
+def _pass_on(rank: Rank, comm: Comm) -> list[str]:
+    """Two messages are under way at once; what was sent may be written to."""
+    before = (rank.rank - 1) % rank.world_size
+    for scale in (1, 90_000):
+        under_way: list[tuple[torch.Tensor, Any]] = []
+        for number in (0, 1):
+            flat = _piece(rank.rank, number, scale * (1 + rank.rank), torch.float64).view(-1)
+            under_way.append(comm.pass_on(flat, 3 * scale * (1 + before)))
+            flat.zero_()
+        for number, (found, pending) in enumerate(under_way):
+            pending.wait()
+            expected = _piece(before, number, scale * (1 + before), torch.float64).view(-1)
+            if not torch.equal(found, expected):
+                return [f"message {number} from rank {before} differs"]
+    return []
+
+
 def as_the_ranks_are_joined(rank: Rank) -> list[str]:
     comm = rank.groups["boundary"]
-    return _exchange(rank, comm) + _gather(rank, comm)
+    return _exchange(rank, comm) + _gather(rank, comm) + _pass_on(rank, comm)
 
 
 def by_gloo(rank: Rank) -> list[str]:
@@ -68,7 +85,7 @@ def by_gloo(rank: Rank) -> list[str]:
         host="127.0.0.1",
     )
     try:
-        return _exchange(rank, comm) + _gather(rank, comm)
+        return _exchange(rank, comm) + _gather(rank, comm) + _pass_on(rank, comm)
     finally:
         comm.close()
 

@@ -25,8 +25,11 @@ def test_every_row_has_one_rank_and_ranks_are_even(world_size: int) -> None:
 @pytest.mark.parametrize(("outer", "inner"), [(1, 1), (1, 3), (2, 1), (2, 3)])
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_parts_taken_are_assembled_to_the_whole(outer: int, inner: int, dim: int, world_size: int) -> None:
-    layout = Layout(dim, 7, world_size, outer, inner)
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_parts_taken_are_assembled_to_the_whole(
+    outer: int, inner: int, dim: int, world_size: int, mirrored: bool
+) -> None:
+    layout = Layout(dim, 7, world_size, outer, inner, mirrored)
     shape = [2, 4, 5]
     shape[dim] = layout.size
     whole = torch.arange(math.prod(shape)).view(shape)
@@ -43,6 +46,18 @@ def test_entries_belong_to_the_rank_of_their_row() -> None:
         for rank in range(layout.world_size):
             start, stop = layout.bounds(rank)
             assert layout.take(rows, rank).unique().tolist() == list(range(start, stop))
+
+
+def test_mirrored_rows_come_from_both_ends_and_lie_as_the_whole_does() -> None:
+    layout = Layout(1, 10, 2, mirrored=True)
+    assert [layout.ranges(rank) for rank in (0, 1)] == [[(0, 2), (7, 10)], [(2, 5), (5, 7)]]
+    assert [layout.place(7, rank) for rank in (0, 1)] == [2, None]
+    whole = torch.arange(20).view(10, 2).t()
+    part = layout.take(whole, 0)
+    assert part.tolist() == [[0, 2, 14, 16, 18], [1, 3, 15, 17, 19]]
+    assert memory_order(part) == memory_order(whole)
+    assert layout.at(0) != Layout(0, 10, 2)
+    assert not layout.same_cut(Layout(1, 10, 2))
 
 
 def test_a_tensor_is_laid_in_an_order_of_memory() -> None:

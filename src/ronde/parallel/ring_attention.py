@@ -35,6 +35,7 @@ class Ring:
     """The ranks of a ring, and which tokens each has.
 
     Attributes:
+        comm: of the ring; None: this rank has all keys.
         queries: of this rank, as ranges of positions that rise.
         keys: of every rank, likewise.
         causal: a query sees keys up to its own position.
@@ -42,12 +43,16 @@ class Ring:
         dropout_p: with which `kept` was drawn.
     """
 
-    comm: Comm
+    comm: Comm | None
     queries: Pieces
     keys: Sequence[Pieces]
     causal: bool
     scale: float
     dropout_p: float = 0.0
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.comm is None else self.comm.rank
 
     def count(self, rank: int) -> int:
         """How many keys a rank has."""
@@ -95,13 +100,17 @@ def seen(queries: Pieces, keys: Pieces, *, causal: bool) -> list[Seen]:
             continue
         after, first = at + stop - start, _before(queries, start)
         all_of_it = _before(queries, stop - 1)
-        if first < all_of_it:
+        if (start, stop) in queries:
+            all_of_it = first + stop - start
+            found.append(Seen(slice(first, all_of_it), slice(at, after), diagonal=True))
+        elif first < all_of_it:
             positions = _positions(queries)[first:all_of_it, None]
             mask = positions >= torch.arange(start, stop)
             found.append(Seen(slice(first, all_of_it), slice(at, after), mask))
         if all_of_it < count:
             last = found[-1] if found else None
-            if last is not None and last.mask is None and last.queries.start == all_of_it:
+            whole = last is not None and last.mask is None and not last.diagonal
+            if last is not None and whole and last.queries.start == all_of_it:
                 found[-1] = Seen(last.queries, slice(last.keys.start, after))
             else:
                 found.append(Seen(slice(all_of_it, count), slice(at, after)))
@@ -303,13 +312,13 @@ def _backward(
             made = (_fused_backward if fused else _by_hand_backward)(own, source, part, block, of_it)
             for whole, each in zip((of_query[rows], of_keys[columns], of_values[columns]), made, strict=True):
                 whole.add_(each)
-        if source == ring.comm.rank:
+        if ring.comm is None or source == ring.rank:
             home = of_keys, of_values
             continue
         flat = _flat(of_keys, of_values)
         if under_way is not None:
             flat.add_(_arrived(*under_way))
-        following = (source - 1) % ring.comm.world_size
+        following = (source - 1) % len(ring.keys)
         under_way = ring.comm.pass_on(flat, _of_each(key, value) * ring.count(following))
     if under_way is not None:
         for mine, theirs in zip(home, _apart(_arrived(*under_way), key, value), strict=True):
@@ -321,14 +330,14 @@ def _around(
     ring: Ring, key: torch.Tensor, value: torch.Tensor
 ) -> Iterator[tuple[int, tuple[torch.Tensor, torch.Tensor]]]:
     """Keys and values of each rank, from this one's on; the next are under way while these are used."""
-    comm = ring.comm
-    block, flat = (key, value), _flat(key, value) if comm.world_size > 1 else None
-    for step in range(comm.world_size):
-        source = (comm.rank - step) % comm.world_size
-        following = (source - 1) % comm.world_size
+    block, flat = (key, value), None
+    for step in range(len(ring.keys)):
+        source = (ring.rank - step) % len(ring.keys)
+        following = (source - 1) % len(ring.keys)
         under_way = None
-        if flat is not None and step + 1 < comm.world_size:
-            under_way = comm.pass_on(flat, _of_each(key, value) * ring.count(following))
+        if ring.comm is not None and step + 1 < len(ring.keys):
+            flat = _flat(key, value) if flat is None else flat
+            under_way = ring.comm.pass_on(flat, _of_each(key, value) * ring.count(following))
         yield source, block
         if under_way is not None:
             flat = _arrived(*under_way)

@@ -7,8 +7,9 @@ Dubey et al. 2024, "The Llama 3 Herd of Models"). With a causal mask a rank uses
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -226,8 +227,9 @@ def attention(
     mask, causal = _own_mask(context, given.get("attn_mask"), layout), bool(given.get("is_causal"))
     if mask is not None and causal:
         return func(own, own, own, mask, is_causal=True)  # torch says what is wrong
-    if _goes_round(context, way, query, key, value, mask):
-        made = _by_ring(context, query, key, value, mask, dropout_p, causal, given.get("scale"))
+    heads = bool(given.get("enable_gqa")) or query.shape[-3:-2] == key.shape[-3:-2]
+    if heads and _goes_round(context, way, query, key, value, mask):
+        made = _by_ring(context, query, key, value, mask, dropout_p, causal, _scale(given))
         return rewrap(query, made, layout)
     keys, values = (_whole(context, each) for each in (key, value))
     if keys is None or values is None:
@@ -245,12 +247,23 @@ def attention(
     options = {name: given[name] for name in ("scale", "enable_gqa") if given.get(name) is not None}
     if not causal:
         return rewrap(query, func(own, keys, values, mask, 0.0, **options), layout)
+    if heads and own.device.type == "cpu" and _fit(own, keys, values):
+        # Without a mask of all its pairs, which would be kept for backward.
+        edges = sorted({0, count, *(min(edge, count) for piece in ranges for edge in piece)})
+        pieces = [list(itertools.pairwise(edges))]
+        ring = Ring(comm=None, queries=ranges, keys=pieces, causal=True, scale=_scale(given))
+        return rewrap(query, _on_heads(ring, own, keys, values), layout)
     parts: list[torch.Tensor] = []
     for rows, (first, last) in zip(own.split([b - a for a, b in ranges], -2), ranges, strict=True):
         used = slice(0, min(last, count))
         seen = _seen(first, last, used.stop, own.device)
         parts.append(func(rows, keys[..., used, :], values[..., used, :], seen, 0.0, **options))
     return rewrap(query, parts[0] if len(parts) == 1 else joined(parts, own.dim() - 2), layout)
+
+
+def _scale(given: Mapping[str, Any]) -> float:
+    asked = given.get("scale")
+    return 1 / math.sqrt(given["query"].shape[-1]) if asked is None else asked
 
 
 def _seen(first: int, last: int, keys: int, device: torch.device) -> torch.Tensor:
@@ -273,10 +286,7 @@ def _goes_round(
     layout = key._layout
     if value._layout != layout or (layout.dim, layout.outer, layout.inner) != (key.dim() - 2, 1, 1):
         return False
-    alike = query.shape[:-3] == key.shape[:-3] == value.shape[:-3] and key.shape[:-1] == value.shape[:-1]
-    if not alike or query.dim() < 3 or not query.dtype == key.dtype == value.dtype:
-        return False
-    if not _have_heads([localize(each) for each in (query, key, value)]):
+    if not _fit(localize(query), localize(key), localize(value)):
         return False
     if layout.rows < layout.world_size or (mask is not None and mask.requires_grad):
         return False
@@ -284,16 +294,19 @@ def _goes_round(
     return way == "ring" or (layout.world_size > _BLOCKS and nbytes >= _LITTLE)
 
 
-def _have_heads(operands: Sequence[torch.Tensor]) -> bool:
-    """Whether they are plain, or a group within cuts their heads alike."""
-    first = operands[0]
-    if not isinstance(first, GlobalTensor):
+def _fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether operands broadcast nothing, and are plain, or have heads that a group within cuts alike."""
+    alike = query.shape[:-3] == key.shape[:-3] == value.shape[:-3] and key.shape[:-1] == value.shape[:-1]
+    if not alike or query.dim() < 3 or not query.dtype == key.dtype == value.dtype:
+        return False
+    operands = query, key, value
+    if not isinstance(query, GlobalTensor):
         return not any(isinstance(each, GlobalTensor) for each in operands)
     return all(
-        is_sharded(each, first._context)
+        is_sharded(each, query._context)
         and not isinstance(each._local, GlobalTensor)
         and (each._layout.dim, each._layout.outer) == (each.dim() - 3, 1)
-        and each._layout.rows == first._layout.rows
+        and each._layout.rows == query._layout.rows
         for each in operands
     )
 
@@ -306,7 +319,7 @@ def _by_ring(
     mask: torch.Tensor | None,
     dropout_p: float,
     causal: bool,
-    scale: float | None,
+    scale: float,
 ) -> torch.Tensor:
     layout, keys = query._layout, key._layout
     kept = None
@@ -320,17 +333,27 @@ def _by_ring(
         queries=layout.ranges(context.rank),
         keys=[keys.ranges(rank) for rank in range(context.world_size)],
         causal=causal,
-        scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+        scale=scale,
         dropout_p=dropout_p,
     )
-    operands = localize(query), localize(key), localize(value)
-    inner = operands[0]
-    if not isinstance(inner, GlobalTensor):
-        return attend(ring, *operands, mask, kept)
-    heads = inner._layout.at(-3)
-    mask, kept = (local_operand(inner._context, each, heads) for each in (mask, kept))
-    rows = localize(operands[0]), localize(operands[1]), localize(operands[2])
-    return rewrap(inner, attend(ring, *rows, mask, kept), heads)
+    return _on_heads(ring, localize(query), localize(key), localize(value), mask, kept)
+
+
+def _on_heads(
+    ring: Ring,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    kept: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention on the heads that this rank has within a group that cuts them; or on all."""
+    if not isinstance(query, GlobalTensor):
+        return attend(ring, query, key, value, mask, kept)
+    heads = query._layout.at(-3)
+    mask, kept = (local_operand(query._context, each, heads) for each in (mask, kept))
+    made = attend(ring, localize(query), localize(key), localize(value), mask, kept)
+    return rewrap(query, made, heads)
 
 
 def _own_mask(context: Context, mask: Any, layout: Layout) -> torch.Tensor | None:

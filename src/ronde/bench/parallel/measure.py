@@ -17,6 +17,7 @@ from ronde.bench.machine import Machine
 from ronde.bench.memory.comparison import sizes_of
 from ronde.bench.parallel.report import (
     BY_HAND,
+    CONTEXT_BY_HAND,
     ONE_PROCESS,
     TWICE_BY_HAND,
     MeshRun,
@@ -37,6 +38,7 @@ from ronde.trace.summary import read_summary
 
 __all__ = [
     "CUT_BY_HAND",
+    "CUT_SEQUENCES_BY_HAND",
     "CUT_TWICE_BY_HAND",
     "WORKLOADS",
     "in_micro_batches",
@@ -51,6 +53,9 @@ _TIMEOUT = 900.0
 CUT_BY_HAND = Peer(name="tensor", title="parallelize_module", distribution="torch", module="torch")
 CUT_TWICE_BY_HAND = Peer(
     name="tensor_fsdp2", title="FSDP2 x parallelize_module", distribution="torch", module="torch"
+)
+CUT_SEQUENCES_BY_HAND = Peer(
+    name="context", title="context parallelism by hand", distribution="torch", module="torch"
 )
 # Of which this repository has a script by hand.
 _TENSOR_BY_HAND = ("gpt",)
@@ -137,6 +142,8 @@ def measure(
         contenders[BY_HAND] = with_peer(CUT_BY_HAND, workload, arguments, **share).run
         if any(_is_cut_twice(plan) for plan in runs):
             contenders[TWICE_BY_HAND] = with_peer(CUT_TWICE_BY_HAND, workload, arguments, **share).run
+        if any(expand(plan).mesh.context == ranks for plan in runs):
+            contenders[CONTEXT_BY_HAND] = with_peer(CUT_SEQUENCES_BY_HAND, workload, arguments, **share).run
     for plan in runs:
         contenders[plan] = under_ronde(workload, arguments, plan=plan, steps=_by_steps(plan), **share).run
     seconds: dict[str, list[float]] = {name: [] for name in contenders}

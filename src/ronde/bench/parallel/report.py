@@ -12,6 +12,7 @@ from ronde.bench.spread import Spread
 
 __all__ = [
     "BY_HAND",
+    "CONTEXT_BY_HAND",
     "KIND",
     "ONE_PROCESS",
     "TWICE_BY_HAND",
@@ -24,6 +25,7 @@ __all__ = [
 
 KIND = "parallel"
 ONE_PROCESS, BY_HAND, TWICE_BY_HAND = "one process", "tensor by hand", "zero3 and tensor by hand"
+CONTEXT_BY_HAND = "context by hand"
 _MIB = 2**20
 _TITLES = (
     *("plan", "ms/step", "of one process", "of the ideal"),
@@ -67,7 +69,7 @@ class MeshRun:
     """One contender.
 
     Attributes:
-        name: its plan, `ONE_PROCESS`, `BY_HAND` or `TWICE_BY_HAND`.
+        name: its plan, `ONE_PROCESS`, or one by hand: `BY_HAND`, `TWICE_BY_HAND`, `CONTEXT_BY_HAND`.
         ways: into how many parts its mesh cuts the work.
         stages, micro_batches: of its pipeline; 1 without one.
         step_seconds: the mean step of each round.
