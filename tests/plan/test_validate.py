@@ -82,7 +82,7 @@ AVAILABLE_ON = [
     ("expert=2,precision=bf16,micro-batches=2", 2),
     ("expert=2", 4),
     ("data=4,expert=2", 4),
-    ("expert=2,tensor=2", 4),
+    ("expert=2,tensor=2,zero3", 4),
     ("expert=2,dgc", 2),
     ("data=2,tensor=2,zero3,offload=all", 4),
     ("tensor=2,pipeline=2,zero3", 8),
@@ -98,7 +98,7 @@ NOT_TOGETHER = [
     ("tensor=2,compile=true", "compile=true", "compile=false"),
 ]
 NOT_WITH_EXPERTS = [
-    ("expert=2,tensor=2,zero1", "state=zero1", "state=replicated"),
+    ("expert=2,tensor=2,bytegrad", "compressor=int8", "compressor=none"),
     ("expert=2,pipeline=2", "pipeline=2", "pipeline=1"),
     ("expert=2,reduction=sum", "reduction=sum", "reduction=mean"),
 ]

@@ -16,6 +16,7 @@ from ronde.plan import Plan
 from ronde.runtime.averaging import of_plan
 from ronde.sync.averaging.decentralized import peer_of
 from ronde.sync.averaging.local_steps import next_interval
+from ronde.sync.averaging.protocol import average_gradients
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]
@@ -274,3 +275,42 @@ def test_an_optimizer_that_comes_late_is_refused(ranks: Ranks) -> None:
     with pytest.raises(AssertionError, match="for the first time after others had begun to"):
         ranks(2, _late)
     assert issubclass(UsageError, Exception)
+
+
+def _averaged(rank: Rank) -> tuple[list[torch.Tensor], list[int]]:
+    """Gradients of several dtypes, one of which rank 1 has not computed; and how large messages were."""
+    comm: Any = rank.groups["reducer"]
+    plain, sizes = comm.all_reduce, list[int]()
+
+    def all_reduce(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.nbytes)
+        return plain(tensor)
+
+    sizes_of = [3, 1 << 19, 1 << 19, 1 << 20, 5]
+    members = [nn.Parameter(torch.zeros(size)) for size in sizes_of]
+    members.append(nn.Parameter(torch.zeros(2, dtype=torch.float64)))
+    for place, each in enumerate(members):
+        if (rank.rank, place) != (1, 0):
+            each.grad = torch.full_like(each, float(rank.rank + place))
+    comm.all_reduce = all_reduce
+    try:
+        average_gradients(comm, members)
+    finally:
+        del comm.all_reduce
+    return [
+        torch.stack((each.grad.min(), each.grad.max())) for each in members if each.grad is not None
+    ], sizes
+
+
+def test_gradients_are_averaged_some_at_a_time(ranks: Ranks):
+    for means, sizes in ranks(2, _averaged):
+        assert [each.tolist() for each in means] == [
+            [0.0] * 2,
+            [1.5] * 2,
+            [2.5] * 2,
+            [3.5] * 2,
+            [4.5] * 2,
+            [5.5] * 2,
+        ]
+        assert max(sizes) <= 1 << 22
+        assert len(sizes) > 3

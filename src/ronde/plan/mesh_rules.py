@@ -32,7 +32,6 @@ _WITH_EXPERT: dict[str, tuple[object, ...]] = {
 }
 _WITH_EXPERT_AND_TENSOR: dict[str, tuple[object, ...]] = {
     **_WITH_EXPERT,
-    "state": ("replicated",),
     "compressor": ("none",),
 }
 

@@ -59,7 +59,13 @@ class Place:
     row: int
 
 
-def zero_within(blocks: Partition, whole: Partition, places: Sequence[Place], runs: Runs) -> Partition:
+def zero_within(
+    blocks: Partition,
+    whole: Partition,
+    places: Sequence[Place],
+    runs: Runs,
+    copies: Sequence[Place] | None = None,
+) -> Partition:
     """Cut each block of a tensor once more, over its replicas.
 
     Args:
@@ -67,11 +73,18 @@ def zero_within(blocks: Partition, whole: Partition, places: Sequence[Place], ru
         whole: how a tensor that is not cut into blocks is cut over the ranks by `Place.row`.
         places: of all ranks.
         runs: cuts sizes for the replicas of a block.
+        copies: the places of all ranks for a tensor of which several blocks are the same; as others by
+            default.
     """
 
     def split(members: Sequence[torch.Tensor]) -> list[ShardSpec]:
         cut = [(each, spec) for each in members if (spec := blocks.spec(each)) is not None]
-        specs = dict(zip([id(each) for each, _ in cut], _in_blocks(cut, places, runs), strict=True))
+        copied = [(each, spec) for each, spec in cut if copies is not None and spec.has_copies]
+        specs = {
+            id(each): spec for (each, _), spec in zip(copied, _in_blocks(copied, copies or places, runs))
+        }
+        rest = [(each, spec) for each, spec in cut if id(each) not in specs]
+        specs |= {id(each): spec for (each, _), spec in zip(rest, _in_blocks(rest, places, runs))}
         uncut = [each for each in members if id(each) not in specs]
         for each, spec in zip(uncut, whole.assign(uncut), strict=True):
             spans = (None,) * len(places) if spec is None else tuple(spec[place.row] for place in places)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -66,11 +66,13 @@ class Replicas:
         comm: their group.
         ranks: their places in the group of the optimizer's partition, in the order of `comm`.
         blocks: what each of them has all of.
+        have: whether it is these ranks that have the same block of a parameter.
     """
 
     comm: Comm
     ranks: Sequence[int]
     blocks: ParameterShards
+    have: Callable[[torch.Tensor], bool]
 
 
 class OptimizerShards:
@@ -85,7 +87,7 @@ class OptimizerShards:
         gradients: shards of gradients; None where every rank has all of each.
         parameters: shards of parameters; None where every rank has all of each.
         whole_too: parameters that are no shards are cut for their update too.
-        replicas: the ranks that give each other what they have updated; None where shards are updated whole.
+        replicas: the ranks that give each other what they have updated; none where shards are updated whole.
 
     Attributes:
         home: where this rank's part of an optimizer's state lives, and its step runs.
@@ -100,7 +102,7 @@ class OptimizerShards:
         parameters: ParameterShards | None = None,
         *,
         whole_too: bool = True,
-        replicas: Replicas | None = None,
+        replicas: Sequence[Replicas] = (),
     ) -> None:
         self.home = home
         self._partition = partition
@@ -188,8 +190,8 @@ class OptimizerShards:
         """Share the updated elements among replicas. A collective."""
         if self._parameters is None:
             return
-        if self._replicas is not None:
-            self._share(self._replicas, tensors)
+        for replicas in self._replicas:
+            self._share(replicas, [each for each in tensors if replicas.have(each)])
         self._parameters.end_update(tensors)
 
     def _share(self, replicas: Replicas, tensors: Sequence[torch.Tensor]) -> None:

@@ -143,7 +143,7 @@ def _block_ranks(parts: Parts, axes: Sequence[Axis], group: Comm, sequences: Con
         group=group,
         everybody=parts.everybody,
         places=places,
-        row_places=[places[rank] for rank in mesh.members(parts.rank, "data", "context")],
+        row_ranks=mesh.members(parts.rank, "data", "context"),
         sequences=sequences,
     )
 
@@ -167,16 +167,21 @@ def _with_experts(parts: Parts) -> Strategies:
     group, block = known[parts.rank]
     experts = parts.meet("expert", [rank for rank, each in enumerate(known) if each[0] == group])
     copies = [rank for rank, each in enumerate(known) if each[1] == block]
-    places = [Place(block, group, mesh.coordinate(rank, "data")) for rank, (group, block) in enumerate(known)]
+    rows = [mesh.coordinate(rank, "data") for rank in range(mesh.ranks)]
+    places = [Place(block, group, row) for (group, block), row in zip(known, rows, strict=True)]
+    tensor, blocks = None, None
+    if mesh.degree("tensor") > 1:
+        tensor = parts.meet_along("tensor", "tensor")
+        blocks = [Place(mesh.coordinate(rank, "tensor"), row, row) for rank, row in enumerate(rows)]
     ranks = BlockRanks(
         rows=parts.rows,
         group=experts,
         everybody=parts.everybody,
         places=places,
-        row_places=[places[rank] for rank in mesh.members(parts.rank, "data")],
+        row_ranks=mesh.members(parts.rank, "data"),
         replica_group=parts.meet("replicas", copies) if len(copies) > 1 else None,
+        copies=blocks,
     )
-    tensor = parts.meet_along("tensor", "tensor") if mesh.degree("tensor") > 1 else None
     found = ExpertStrategy(parts, ranks, tensor)
     return Strategies(
         ordered=[found], state=found.state, way=_way(parts), spread=found.spread, outward=found.whole

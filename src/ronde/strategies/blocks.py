@@ -58,8 +58,10 @@ class BlockRanks:
         group: ranks with other blocks and the same rows.
         everybody: all ranks.
         places: of each of these.
-        row_places: of the ranks of `rows`.
+        row_ranks: those of `rows`, among all.
         replica_group: ranks with the same blocks, where these are fewer than `rows`.
+        copies: of all ranks the places for parameters of which ranks of `rows` have the same blocks, where
+            they have other blocks of other parameters; None without such.
         sequences: in which values inside of models are cut too; None without.
     """
 
@@ -67,8 +69,9 @@ class BlockRanks:
     group: Comm
     everybody: Comm
     places: Sequence[Place]
-    row_places: Sequence[Place]
+    row_ranks: Sequence[int]
     replica_group: Comm | None = None
+    copies: Sequence[Place] | None = None
     sequences: Context | None = None
 
     @property
@@ -128,23 +131,23 @@ class ModelBlocks:
         # A group of its own, in which the model's cut values are whole: nothing of the batch is cut there.
         self.comm = Context.within_rows(ranks.group, ranks.sequences)
         partition, find = cutting.partition, self._built_whole(cutting.find)
-        # Whether the replicas of a block are the ranks over which gradients are averaged.
-        self._reduces_replicas = len(ranks.replicas) == ranks.rows.world_size > 1
         # All ranks, for what is cut over the replicas of blocks too.
         everybody = Context(comm=ranks.everybody, adopt=lambda leaf: None)
         self._among = everybody if self._axis.cuts_optimizer else self.comm
         runs = RUNS.get(self._axis.placement, in_equal_parts)
         self._of_rows = divided(runs, ranks.rows.world_size)
-        self._nested = zero_within(partition, self._of_rows, ranks.places, runs)
+        self._nested = zero_within(partition, self._of_rows, ranks.places, runs, ranks.copies)
         scattered = self._scattered(home_of_shards)
         self._come = ReducedGradients(ranks.rows, self._blocks_of_rows, OnDevice())
         self.gradients = BlockGradients(
             ranks.group, self._adopt, self._mean, self._give, self._come, scattered
         )
         # Whether blocks are cut once more: there is nothing to divide where one rank has a block.
-        self._nests = self._axis.cuts_parameters and self._reduces_replicas
+        divides = ranks.copies is not None or len(ranks.replicas) == ranks.rows.world_size > 1
+        self._nests = self._axis.cuts_parameters and divides
         if self._nests:
-            self.parameters = ShardedParameters(everybody, self._nested, home_of_shards, note, find)
+            kept = Partition(self._kept, partition)
+            self.parameters = ShardedParameters(everybody, kept, home_of_shards, note, find)
         else:
             self.parameters = ShardedParameters(self.comm, partition, OnDevice(), note, find)
         # Blocks that are cut once more, gathered by the ranks that have the same.
@@ -196,13 +199,41 @@ class ModelBlocks:
         parameters: ParameterShards = self.parameters
         if self._leaves is not None:
             parameters = NestedParameters(self.parameters, self._leaves, self._leaf_of)
-        replicas = None
-        if not self._nests and len(ranks.replicas) > 1:
-            replicas = Replicas(ranks.replica_group or ranks.rows, ranks.replicas, self.parameters)
+        replicas: list[Replicas] = []
+        if len(ranks.replicas) > 1 and not (self._nests and ranks.copies is None):
+            group = ranks.replica_group or ranks.rows
+            replicas.append(
+                Replicas(group, ranks.replicas, self.parameters, lambda each: not self._is_copied(each))
+            )
+        if ranks.copies is not None and not self._nests:
+            replicas.append(Replicas(ranks.rows, ranks.row_ranks, self.parameters, self._is_copied))
         held = OptimizerShards(
             self._nested, ranks.everybody.rank, home, self.gradients, parameters, replicas=replicas
         )
         return ShardedUpdate(self._among, held, self._takes, note)
+
+    def _sharers(self, spec: ShardSpec) -> Sequence[int]:
+        """The ranks of `rows`, where all have this rank's block; else none."""
+        ranks = self._ranks
+        if ranks.copies is not None:
+            return ranks.row_ranks if spec.has_copies else ()
+        return ranks.replicas if len(ranks.replicas) == ranks.rows.world_size > 1 else ()
+
+    def _kept(self, members: Sequence[torch.Tensor]) -> list[ShardSpec]:
+        """The elements of parameters in blocks that each of all ranks keeps."""
+        found: list[ShardSpec] = []
+        for each, nested in zip(members, self._nested.assign(members), strict=True):
+            spec = self._cutting.partition.spec(each)
+            assert spec is not None
+            assert nested is not None
+            spans = tuple(spec[place.block] for place in self._ranks.places)
+            found.append(nested if self._sharers(spec) else dataclasses.replace(spec, spans=spans))
+        return found
+
+    def _is_copied(self, parameter: torch.Tensor) -> bool:
+        """Whether other ranks of `rows` have the same block, though not of all parameters."""
+        spec = self._cutting.partition.spec(parameter)
+        return self._ranks.copies is not None and spec is not None and spec.has_copies
 
     def _find_whole(self, module: torch.nn.Module) -> list[list[torch.Tensor]]:
         """The units of the parameters that are not in blocks."""
@@ -219,7 +250,7 @@ class ModelBlocks:
     def _blocks_of_rows(self, tensors: Sequence[torch.Tensor]) -> list[ShardSpec | None]:
         """The elements that each rank has of parameters in blocks that follow one another in memory."""
         specs = [self._cutting.partition.spec(each) for each in tensors]
-        blocks = [place.block for place in self._ranks.row_places]
+        blocks = [self._ranks.places[rank].block for rank in self._ranks.row_ranks]
         return [None if each is None else ShardSpec(tuple(each[block] for block in blocks)) for each in specs]
 
     def lend(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -302,7 +333,7 @@ class ModelBlocks:
     def _take_block(self, parameter: torch.Tensor, spec: ShardSpec, part: torch.Tensor) -> Block:
         optimizer = self._reducer.let_go(parameter)
         shape = spec.shape(parameter.shape, self._ranks.group.rank)
-        if self._nests:
+        if self._nests and self._sharers(spec):
             leaf: torch.Tensor = torch.nn.Parameter(
                 torch.empty(shape, dtype=part.dtype, device=parameter.device)
             )
@@ -322,13 +353,15 @@ class ModelBlocks:
         Args:
             known: the parameters of the blocks.
         """
-        replicas = self._ranks.replicas
+        divided: list[Block] = []
         for block, spec in zip(blocks, self._nested.assign(known), strict=True):
-            if spec is not None and self._reduces_replicas:
+            sharers = self._sharers(block.spec)
+            if spec is not None and sharers:
                 of_block = block.spec[self._ranks.group.rank]
-                self._of_rows.decide(block.leaf, replica_spec(spec, of_block, replicas))
+                self._of_rows.decide(block.leaf, replica_spec(spec, of_block, sharers))
+                divided.append(block)
         self._of_rows.assign([each for each in unit if not self.has(each)])
-        there = [block for block in blocks if block.leaf.numel()]
+        there = [block for block in divided if block.leaf.numel()]
         if self._nests and self._leaves is not None and there:
             self._leaves.adopt([each.leaf for each in there], [each.part for each in there])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,8 @@ from ronde.patching.torch_internals import foreach_add_, foreach_copy_
 from ronde.sync.parameter_name import parameter_name
 
 __all__ = ["Averaging", "Cuts", "add_parts", "average_gradients", "flats_of", "members_of"]
+
+_RUN_BYTES = 1 << 22
 
 
 class Cuts(Protocol):
@@ -183,11 +185,24 @@ def _average_gradients(comm: Comm, members: Sequence[torch.Tensor]) -> None:
     there = comm.votes([each.grad is not None for each in members])
     computed = [each for each, count in zip(members, there, strict=True) if count]
     gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in computed]
-    for flat, some in flats_of(gradients):
-        comm.all_reduce(flat).div_(comm.world_size)
-        _write(some, flat)
+    for some in _runs(gradients):
+        for flat, parts in flats_of(some):
+            comm.all_reduce(flat).div_(comm.world_size)
+            _write(parts, flat)
     for each, gradient in zip(computed, gradients, strict=True):
         each.grad = gradient
+
+
+def _runs(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Tensors that follow one another and are copied together: a copy of all would be as large as a model."""
+    run: list[torch.Tensor] = []
+    for each in tensors:
+        if run and sum(one.nbytes for one in run) + each.nbytes > _RUN_BYTES:
+            yield run
+            run = []
+        run.append(each)
+    if run:
+        yield run
 
 
 @torch.no_grad()
