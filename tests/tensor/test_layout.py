@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from ronde.rng.draws import UnknownDraw, find_axis
-from ronde.tensor.layout import Layout, laid, memory_order, split_rows
+from ronde.tensor.layout import Layout, memory_order, split_rows
 from ronde.tensor.rules.shapes import reshaped_layout
+from ronde.tensor.shard import laid
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])

@@ -31,7 +31,7 @@ from ronde.patching.torch_internals import BaseDataLoaderIter, DatasetKind, MapD
 from ronde.plan.data import Data
 from ronde.tensor.context import Context, Region
 from ronde.tensor.fingerprint import require_alike
-from ronde.tensor.global_tensor import GlobalTensor, Rule, gather_ahead, wrap
+from ronde.tensor.global_tensor import Rule, cuts_rows, gather_ahead, wrap
 from ronde.tensor.tensor_class import own_class, written
 from ronde.tensor.tree import Opaque, leaves, map_leaves
 from ronde.trace.step_clock import Part
@@ -310,6 +310,6 @@ def _is_marked(value: torch.Tensor) -> bool:
 def _rows_of(batch: Any, dim: int) -> int | None:
     """Rows of a batch's first tensor along its batch dim; None where it has none."""
     first = first_tensor(batch)
-    if isinstance(first, GlobalTensor):
+    if cuts_rows(first):
         return first._layout.rows
     return None if first is None or first.dim() <= dim else first.shape[dim]

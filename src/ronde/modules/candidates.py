@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ronde.tensor.global_tensor import GlobalTensor
+from ronde.tensor.global_tensor import cuts_rows
 from ronde.tensor.tree import leaves
 
 __all__ = ["LISTED", "Batch", "are_samples", "batches", "listed_samples"]
@@ -75,7 +75,7 @@ def batches(values: list[Any], named: int | None, rows: int | None) -> list[Batc
 
 
 def _on_axis(values: list[Any], dim: int, rows: int | None, *, searched: bool) -> Batch | None:
-    held = [value for value in values if isinstance(value, GlobalTensor)]
+    held = [value for value in values if cuts_rows(value)]
     if held:
         first = held[0]._layout
         if first.outer != 1 or not all(value._layout.same_cut(first) for value in held):
@@ -110,7 +110,7 @@ def _with_other_axes(values: list[Any], batch: Batch) -> Iterator[Batch]:
 
     def no_square(place: int, value: Any, axis: int | None) -> int | None:
         """A mask of attention is T by T."""
-        if place == first or isinstance(value, GlobalTensor) or not isinstance(value, torch.Tensor):
+        if place == first or cuts_rows(value) or not isinstance(value, torch.Tensor):
             return axis
         return None if value.shape == (length, length) else axis
 
@@ -128,7 +128,7 @@ def _may_be_batch(value: Any) -> bool:
 
 
 def _axis(value: Any, length: int, dim: int) -> int | None:
-    if isinstance(value, GlobalTensor):
+    if cuts_rows(value):
         return value._layout.dim
     if isinstance(value, torch.Tensor) and value.is_nested:
         return None
@@ -167,4 +167,6 @@ def _is_sample(value: object) -> bool:
 
 def _is_plain(value: object) -> bool:
     """Rows of a cut batch are known to be rows."""
-    return isinstance(value, torch.Tensor) and not isinstance(value, (GlobalTensor, torch.nn.Parameter))
+    return (
+        isinstance(value, torch.Tensor) and not cuts_rows(value) and not isinstance(value, torch.nn.Parameter)
+    )

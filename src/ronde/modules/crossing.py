@@ -12,10 +12,10 @@ from ronde.modules.candidates import Batch
 from ronde.modules.sharded_call import another_form
 from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Context
-from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, localize, materialize, wrap
-from ronde.tensor.layout import laid
+from ronde.tensor.global_tensor import Rule, cut, cuts_rows, localize, materialize, wrap
 from ronde.tensor.output_axis import OutputAxis
 from ronde.tensor.rules.common import enter
+from ronde.tensor.shard import laid
 from ronde.tensor.tensor_class import alike, as_plain, own_class, plain
 from ronde.tensor.tree import leaves, map_leaves
 
@@ -75,7 +75,7 @@ class Crossing:
                 members[name] = value  # pyright: ignore[reportArgumentType]
 
     def _local(self, value: Any, axis: int | None, batch: Batch) -> Any:
-        if isinstance(value, GlobalTensor):
+        if cuts_rows(value):
             return alike(localize(value), value)
         if not isinstance(value, torch.Tensor):
             return value

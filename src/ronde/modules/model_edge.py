@@ -9,6 +9,7 @@ the whole batch.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator
@@ -59,7 +60,6 @@ class ModelEdge:
         stream: the rank's own generator for draws inside models, or None for `rng=global`.
         way: how a call on this rank's rows is carried out.
         calling: what is to stand around every call of a model as one piece.
-        outward: what is to be done with the output of such a call.
         cuts: batches are cut; else every rank computes all rows of its model.
         sampled: the plan saves memory inside models, so their rows are not observed all at once.
 
@@ -75,21 +75,19 @@ class ModelEdge:
         way: Way = at_once,
         calling: Callable[[torch.nn.Module], AbstractContextManager[object]] = nullcontext,
         *,
-        outward: Callable[[Any], Any] | None = None,
         cuts: bool = True,
         sampled: bool = False,
     ) -> None:
         self._calls, self._context = calls, calls.context
         self._way = way
         self._calling = calling
-        self._outwards = outward
         self.spread: Spread | None = None
         self._cuts = cuts
         self._stream = stream
         self._crossing = Crossing(calls.context, rules, calls.notes.say)
         self._explanations = Explanations(calls)
         self._first_calls = FirstCalls(
-            calls, self._explanations, self._observable, self._around, sampled=sampled
+            calls, self._explanations, self._observed, self._around, sampled=sampled
         )
         self._small_batches = SmallBatches()
         # Inside a module that is given one sample, of which the layers see the features as a vector.
@@ -102,11 +100,7 @@ class ModelEdge:
         self._install_register_hook(patches)
 
     def _layer(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        calls, context, outward = self._calls, self._context, self._outwards
-
-        def outermost(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            output = plain(module, *args, **kwargs)
-            return output if outward is None else outward(output)
+        calls, context = self._calls, self._context
 
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             # Nearly all calls are such, so it is asked first. The answer holds for any thread.
@@ -120,8 +114,8 @@ class ModelEdge:
             if context.clock.armed:
                 context.clock.enter(Part.SCRIPT)
             if calls.called is not None:
-                return calls.called(self._call, outermost, module, args, kwargs)
-            return self._call(outermost, module, args, kwargs)
+                return calls.called(self._call, plain, module, args, kwargs)
+            return self._call(plain, module, args, kwargs)
 
         return call
 
@@ -329,6 +323,13 @@ class ModelEdge:
         if torch.is_grad_enabled():
             self._crossing.adopt(module)
         return ShardedCall(self._calls, plain, module, given, verdict, batch, self._stream)
+
+    def _observed(
+        self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, verdict: Verdict, batch: Batch
+    ) -> ShardedCall:
+        """The call, with rows that are whole but for the batch: it is about to be observed or compared."""
+        made = self._observable(plain, module, call, verdict, batch)
+        return dataclasses.replace(made, given=map_leaves(materialize, made.given))
 
     @contextmanager
     def _around(self, region: Region, call: ShardedCall) -> Iterator[None]:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ronde.modules.sharded_call import ShardedCall, another_form
-from ronde.tensor.layout import Layout, Part, laid, memory_order
+from ronde.tensor.layout import Layout, Part
 from ronde.tensor.output_axis import OutputAxis
+from ronde.tensor.shard import laid, order_in_memory
 from ronde.tensor.tensor_class import alike, as_plain
 from ronde.tensor.tree import leaves, map_leaves
 
@@ -81,7 +82,7 @@ def _whole(call: ShardedCall, axis: OutputAxis, parts: tuple[Any, ...], cut: Lay
         raise another_form(call.module)
     rows = cut.count(cut.world_size - 1)
     # It lies in memory as a piece of several rows does: what the script draws for it runs through memory.
-    order = axis.order if rows == 1 else memory_order(parts[-1])
+    order = axis.order if rows == 1 else order_in_memory(parts[-1])
     layout = axis.layout(parts[-1].shape, cut, rows).at(order.index(axis.dim))
     with as_plain(parts[-1]):
         whole = layout.assemble([laid(part, order).permute(order) for part in parts])

@@ -92,7 +92,7 @@ class PieceOfCall:
             self._route.steps.clear()
         try:
             with self._held.watched(), self._swapped(call.module), self._absence:
-                run = run_on if self._sequences is None else self._sequences.run_on_cut
+                run = run_on if self._sequences is None else self._sequences.run_on
                 output = run(call, given)
             output = map_leaves(self._whole, map_leaves(self._absence.real, output))
             if self._learns:

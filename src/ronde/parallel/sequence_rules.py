@@ -22,7 +22,7 @@ from ronde.plan.mesh import ContextAttention
 from ronde.tensor import rules
 from ronde.tensor.context import Context
 from ronde.tensor.edges import gather_data
-from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, is_global, localize, materialize
+from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, gathered, is_global, localize
 from ronde.tensor.layout import Layout, joined
 from ronde.tensor.rules import elementwise, shapes
 from ronde.tensor.rules.common import (
@@ -35,7 +35,7 @@ from ronde.tensor.rules.common import (
     sum_ranks,
 )
 from ronde.tensor.rules.shapes import split_key
-from ronde.tensor.shard import innermost
+from ronde.tensor.shard import innermost, order_in_memory
 from ronde.tensor.tree import instances
 
 __all__ = ["is_mask", "sequence_rules"]
@@ -99,7 +99,7 @@ def beside_masks(context: Context, func: Callable[..., Any], args: Any, kwargs: 
     """Element by element. Of scores `[..., n, n]` and a mask of keys `[..., 1, n]` the mask is gathered."""
     given = [each for each in instances(GlobalTensor, (args, kwargs)) if each._context is context]
     if len(given) > 1 and same_layout(given) is None:
-        args = tuple(materialize(each) if is_mask(context, each) else each for each in args)
+        args = tuple(gathered(each) if is_mask(context, each) else each for each in args)
     return elementwise.apply(context, func, args, kwargs)
 
 
@@ -258,7 +258,8 @@ def attention(
         used = slice(0, min(last, count))
         seen = _seen(first, last, used.stop, own.device)
         parts.append(func(rows, keys[..., used, :], values[..., used, :], seen, 0.0, **options))
-    return rewrap(query, parts[0] if len(parts) == 1 else joined(parts, own.dim() - 2), layout)
+    made = parts[0] if len(parts) == 1 else joined(parts, own.dim() - 2, order_in_memory(parts[0]))
+    return rewrap(query, made, layout)
 
 
 def _scale(given: Mapping[str, Any]) -> float:
@@ -360,7 +361,7 @@ def _own_mask(context: Context, mask: Any, layout: Layout) -> torch.Tensor | Non
     """The rows of this rank's queries; all of a mask that has one row for all."""
     if mask is None:
         return None
-    whole = materialize(mask) if is_global(mask, context) else mask
+    whole = gathered(mask) if is_global(mask, context) else mask
     if whole.dim() < 2 or whole.shape[-2] != layout.size:
         return enter(context, whole)
     return cut(context, whole, layout.at(whole.dim() - 2))
@@ -369,7 +370,7 @@ def _own_mask(context: Context, mask: Any, layout: Layout) -> torch.Tensor | Non
 def _whole(context: Context, operand: Any, dim: int | None = None) -> torch.Tensor | None:
     """Keys or values of all tokens; None where they are cut otherwise than along `dim`, the last but one."""
     if not is_sharded(operand, context):
-        return enter(context, materialize(operand) if is_global(operand, context) else operand)
+        return enter(context, gathered(operand) if is_global(operand, context) else operand)
     layout, dim = operand._layout, operand.dim() - 2 if dim is None else dim
     if (layout.dim, layout.outer, layout.inner) != (dim, 1, 1):
         return None

@@ -22,10 +22,10 @@ from ronde.parallel.pieces import run_on
 from ronde.parallel.sequence_rules import is_mask, sequence_rules
 from ronde.plan.mesh import ContextAttention
 from ronde.tensor.context import Context
-from ronde.tensor.global_tensor import GlobalTensor, cut, is_global, materialize, wrap
+from ronde.tensor.global_tensor import GlobalTensor, cut, gathered, is_global, wrap
 from ronde.tensor.layout import Layout
 from ronde.tensor.rules.common import is_sharded
-from ronde.tensor.tree import instances, leaves, map_leaves
+from ronde.tensor.tree import instances, leaves
 
 __all__ = ["Sequences"]
 
@@ -58,10 +58,6 @@ class Sequences:
 
     def run_on(self, call: ShardedCall, values: Sequence[Any]) -> Any:
         """Carry a call out with these leaves for its arguments."""
-        return map_leaves(self.whole, self.run_on_cut(call, values))
-
-    def run_on_cut(self, call: ShardedCall, values: Sequence[Any]) -> Any:
-        """Carry a call out as `run_on` does; what leaves the model is still cut."""
         causal = self._attends.get(call.module)
         if causal is None:
             return run_on(call, values)
@@ -114,13 +110,15 @@ class Sequences:
             return value
         if id(value) not in known:
             layout = whole.at(axis)
-            rows = cut(self._context, value, layout)
+            if is_sharded(value, self._context) and value._layout == layout:
+                return value
+            rows = cut(self._context, self.whole(value), layout)
             known[id(value)] = self.over(rows.contiguous(), layout)
         return known[id(value)]
 
     def whole(self, value: Any) -> Any:
         """A leaf of what a model returns, gathered if it is cut."""
-        return materialize(value) if is_global(value, self._context) else value
+        return gathered(value) if is_global(value, self._context) else value
 
     @contextmanager
     def _refusing(self, model: str, length: int) -> Iterator[None]:
@@ -128,8 +126,8 @@ class Sequences:
 
         def refuse(func: Any, values: Any) -> None:
             found = instances(GlobalTensor, values)
-            gathered = [each for each in found if is_sharded(each, self._context)]
-            if not all(is_mask(self._context, each) for each in gathered):
+            looked_at = [each for each in found if is_sharded(each, self._context)]
+            if not all(is_mask(self._context, each) for each in looked_at):
                 name = getattr(func, "__name__", str(func))
                 raise UsageError(
                     f"{self._item} cuts sequences of {length} entries over ranks, and {model} works along "

@@ -17,7 +17,7 @@ from ronde.errors import UsageError
 from ronde.shards.block_gradients import Block, BlockGradients
 from ronde.tensor.context import Context
 from ronde.tensor.edges import Gather
-from ronde.tensor.global_tensor import GlobalTensor, Rule, is_global, materialize, wrap
+from ronde.tensor.global_tensor import GlobalTensor, Rule, gathered, is_global, wrap
 from ronde.tensor.rules.common import rewrap
 from ronde.tensor.tree import map_leaves
 
@@ -108,12 +108,12 @@ class StandIns:
         return Gather.apply(part, self._context, block.spec.cut.layout(block.parameter.shape))
 
     def whole(self, output: Any) -> Any:
-        """Gather the leaves of what leaves a model, or its stage, over the ranks of the group."""
+        """Gather the leaves of what leaves a stage over the ranks of the group."""
         return map_leaves(self._whole, output)
 
     def _whole(self, value: Any) -> Any:
         if is_global(value, self._context):
-            return materialize(value)
+            return gathered(value)
         if isinstance(value, GlobalTensor) and is_global(value._local, self._context):
             return rewrap(value, self._whole(value._local), value._layout)
         return value

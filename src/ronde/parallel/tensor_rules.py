@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from ronde.parallel.vocabulary import cross_entropy, embedding
 from ronde.tensor.context import Context
 from ronde.tensor.edges import SumRanks
-from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, is_global, materialize
-from ronde.tensor.layout import Layout, memory_order
+from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, gathered, is_global
+from ronde.tensor.layout import Layout
 from ronde.tensor.rules import elementwise, reductions, rowwise, shapes
 from ronde.tensor.rules.common import enter, functions, is_sharded, local_operand, rewrap
-from ronde.tensor.shard import innermost_rows
+from ronde.tensor.shard import order_in_memory
 
 __all__ = ["dropped", "scores", "tensor_rules", "token_rules"]
 
@@ -98,7 +98,7 @@ def _column(
     """Each rank has some columns of the result."""
     layout = weight._layout.at(-1)
     shift = () if bias is None else (local_operand(context, bias, layout),)
-    return rewrap(weight, product(enter(context, materialize(x)), weight._local, *shift), layout)
+    return rewrap(weight, product(enter(context, gathered(x)), weight._local, *shift), layout)
 
 
 def _row(
@@ -109,9 +109,9 @@ def _row(
     if is_sharded(x, context) and x._layout == wanted:
         own = x._local
     else:
-        own = cut(context, materialize(x), wanted)
+        own = cut(context, gathered(x), wanted)
     total: Any = SumRanks.apply(product(own, weight._local), context)
-    return total if bias is None else total + materialize(bias)
+    return total if bias is None else total + gathered(bias)
 
 
 def matmul(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -211,7 +211,7 @@ def _heads(context: Context, value: Any) -> torch.Tensor:
         return own
     degree = context.world_size
     return cut(
-        context, materialize(value), Layout(value.dim() - 3, degree, degree, 1, value.shape[-3] // degree)
+        context, gathered(value), Layout(value.dim() - 3, degree, degree, 1, value.shape[-3] // degree)
     )
 
 
@@ -245,7 +245,7 @@ def dropout(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
 
 def dropped(like: GlobalTensor, own: torch.Tensor, layout: Layout, p: float) -> torch.Tensor:
     """Dropout of this rank's part, by its part of the numbers for the whole, drawn as that lies in memory."""
-    order = memory_order(innermost_rows(own))
+    order = order_in_memory(own)
     shape = layout.global_shape(own.shape)
     noise = torch.empty([shape[dim] for dim in order], dtype=own.dtype, device=own.device)
     noise = noise.permute([order.index(dim) for dim in range(own.dim())]).bernoulli_(1 - p)

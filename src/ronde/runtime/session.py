@@ -178,7 +178,6 @@ class Session:
             self._stream(),
             self.strategies.way,
             self.strategies.around_call,
-            outward=self.strategies.outward,
             cuts=self._cuts_batches(),
             sampled=plan.compute.recompute != "none" or self.strategies.cuts_calls,
         )

@@ -114,7 +114,6 @@ def _with_cut_models(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
             state=tensor.state,
             way=way,
             cuts_calls=cuts_calls,
-            outward=tensor.calls.stand_ins.whole,
         )
     from ronde.strategies.pipeline import PipelineStrategy
 

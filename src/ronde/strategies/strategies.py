@@ -16,15 +16,10 @@ from ronde.strategies.rows import RowStrategy
 from ronde.strategies.sharded_state import ShardedState, all_of
 from ronde.strategies.strategy import Strategy
 
-__all__ = ["Schedule", "Strategies", "as_it_is", "by_script"]
+__all__ = ["Schedule", "Strategies", "by_script"]
 
 Schedule = Callable[[torch.nn.Module, Any, Any], Callable[[Any, Any, Any], torch.Tensor] | None]
 """Given a model, a loss and an attempt, the step in one call; None where the script's own calls make it."""
-
-
-def as_it_is(output: Any) -> Any:
-    """A model's output, whole on this rank's rows already."""
-    return output
 
 
 def by_script(model: torch.nn.Module, loss_fn: Any, attempt: Any) -> None:
@@ -41,7 +36,6 @@ class Strategies:
         state: shards of the one strategy that keeps some.
         way: carries out a model's call on this rank's rows.
         cuts_calls: the way has parts of models or of samples on ranks, whatever rows these have.
-        outward: makes of a model's output what it is on this rank's rows.
         rows: the one of these that spreads rows of embeddings; None without.
         spread: carries out calls of modules that ranks compute together, within a model that runs in parts.
         schedule: of steps in one call.
@@ -52,7 +46,6 @@ class Strategies:
     state: ShardedState
     way: Way
     cuts_calls: bool = False
-    outward: Callable[[Any], Any] = as_it_is
     rows: RowStrategy | None = None
     spread: Spread | None = None
     schedule: Schedule = by_script

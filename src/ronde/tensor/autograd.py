@@ -109,7 +109,7 @@ def _gradient_target(value: Any) -> Any:
     """The plain tensor by which a global tensor is part of the graph."""
     if not isinstance(value, GlobalTensor):
         return value
-    return value._full if value._local is None else value._local
+    return _gradient_target(value._full if value._local is None else value._local)
 
 
 def _leave(context: Context, value: Any, result: torch.Tensor | None) -> torch.Tensor | None:
@@ -117,9 +117,16 @@ def _leave(context: Context, value: Any, result: torch.Tensor | None) -> torch.T
     if result is None:
         return None
     if isinstance(value, GlobalTensor) and value._local is not None:
-        # The local gradient of a shard is W times the true one.
-        return wrap(context, result / context.world_size, value._layout, value._rules)
+        return _of_rows(value, value._local, result)
     return Leave.apply(result, context)
+
+
+def _of_rows(value: GlobalTensor, rows: torch.Tensor, result: torch.Tensor) -> GlobalTensor:
+    """The gradient of a global tensor, from that of its innermost rows."""
+    if isinstance(rows, GlobalTensor) and rows._local is not None:
+        result = _of_rows(rows, rows._local, result)
+    # The local gradient of a shard is W times the true one.
+    return wrap(value._context, result / value._context.weight, value._layout, value._rules)
 
 
 def _whole(value: Any) -> Any:

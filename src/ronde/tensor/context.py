@@ -77,10 +77,12 @@ class Context:
             `SharedExceptions.attempt`.
         attempting: such a thing is under way, and the script would catch what it raises.
         averages_leaves: gradients of leaves that enter shards whole become their mean over ranks by `adopt`.
+        cuts_rows: what is cut is a batch, along its rows; else values inside of models.
         outer: of values whose shards this context's values may be; None where there is no such context.
     """
 
     averages_leaves = True
+    cuts_rows = True
 
     def __init__(
         self, *, comm: Comm, adopt: Callable[[torch.Tensor], None], clock: StepClock | None = None
@@ -108,7 +110,8 @@ class Context:
     def within_rows(cls, comm: Comm, outer: Context | None = None) -> Context:
         """Ranks that compute on the same rows: what they have whole is alike, and so are its gradients."""
         context = cls(comm=comm, adopt=lambda leaf: None)
-        context.weight, context.averages_leaves, context.outer = 1, False, outer
+        context.weight, context.outer = 1, outer
+        context.averages_leaves = context.cuts_rows = False
         return context
 
     @property

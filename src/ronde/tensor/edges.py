@@ -187,7 +187,7 @@ def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1
         pending.wait()
         return (total / divisor).to(value.dtype)
 
-    return defer(context, value * (context.world_size / divisor), arrive, number=number)
+    return defer(context, value * (context.weight / divisor), arrive, number=number)
 
 
 class _Spread(Function):

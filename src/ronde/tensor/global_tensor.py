@@ -46,7 +46,9 @@ __all__ = [
     "GlobalTensor",
     "Rule",
     "StrayBatch",
+    "cuts_rows",
     "gather_ahead",
+    "gathered",
     "is_global",
     "localize",
     "materialize",
@@ -279,9 +281,21 @@ def _data(value: GlobalTensor) -> torch.Tensor:
 
 def materialize(value: Any) -> Any:
     """The whole value as a plain tensor, with its graph; other values as they are."""
+    while isinstance(value, (GlobalTensor, DeferredScalar)):
+        value = gathered(value)
+    return value
+
+
+def gathered(value: Any) -> Any:
+    """The whole value among the ranks that cut it outermost, as `materialize` else."""
     if isinstance(value, DeferredScalar):
         return resolve(value)
     return whole_now(value) if isinstance(value, GlobalTensor) else value
+
+
+def cuts_rows(value: Any) -> TypeGuard[GlobalTensor]:
+    """Whether it is cut along the rows of a batch, and not only as values inside of models are."""
+    return isinstance(value, GlobalTensor) and value._context.cuts_rows
 
 
 def localize(value: Any) -> Any:
@@ -326,7 +340,7 @@ def _on_whole_values(context: Context, func: Any, args: tuple[Any, ...], kwargs:
         for changed in _of_context(context, first):
             open_to_write(changed)
     elif is_global(first, context) and watches(func):
-        materialize(first)
+        gathered(first)
         first._rows = None
     elif is_global(first, context) and lends_memory(func):
         lend(first)
@@ -352,7 +366,7 @@ def _called(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     clock = context.clock
 
     def whole(value: GlobalTensor) -> Any:
-        return materialize(value) if value._context is context else value
+        return gathered(value) if value._context is context else value
 
     args, kwargs = _map(whole, args), _map(whole, kwargs)
     before = clock.enter(Part.SCRIPT) if clock.armed else None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Layout", "Part", "Pieces", "joined", "laid", "memory_order", "split_rows"]
+__all__ = ["Layout", "Part", "Pieces", "joined", "memory_order", "split_rows"]
 
 
 def split_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
@@ -31,21 +31,8 @@ def memory_order(tensor: torch.Tensor) -> list[int]:
     return sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.shape[dim]), reverse=True)
 
 
-def laid(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """The tensor with its dimensions in this order in memory: itself where they are.
-
-    What models compute of a single row may lie otherwise than as one of several: where an axis of length 1
-    lies means nothing to torch, and some kernels are chosen by it.
-    """
-    if memory_order(tensor) == list(order):
-        return tensor
-    dense = tensor.permute(*order).clone(memory_format=torch.contiguous_format)
-    return dense.permute([order.index(dim) for dim in range(tensor.dim())])
-
-
-def joined(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    """Put tensors end to end along a dimension; the whole lies in memory as they do."""
-    order = memory_order(parts[0])
+def joined(parts: Sequence[torch.Tensor], dim: int, order: Sequence[int]) -> torch.Tensor:
+    """Put tensors end to end along a dimension; the whole lies in memory in this order of dimensions."""
     whole = torch.cat([part.permute(order) for part in parts], order.index(dim))
     return whole.permute([order.index(each) for each in range(len(order))])
 
@@ -130,7 +117,7 @@ class Layout:
             split.narrow(dim, start * self._step, (stop - start) * self._step)
             for start, stop in self.ranges(rank)
         ]
-        return self._flat(parts[0] if len(parts) == 1 else joined(parts, dim))
+        return self._flat(parts[0] if len(parts) == 1 else joined(parts, dim, memory_order(parts[0])))
 
     def assemble(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """The whole tensor from every rank's shard, in rank order."""

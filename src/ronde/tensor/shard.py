@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,11 +22,11 @@ from ronde.patching.torch_internals import (
 )
 from ronde.tensor.context import Context, in_transform
 from ronde.tensor.edges import Gather, Slice, gather_data
-from ronde.tensor.layout import Layout
+from ronde.tensor.layout import Layout, memory_order
 
 __all__ = [
-    "Edge", "Origin", "Rule", "Shard", "innermost", "innermost_rows", "set_whole", "shard_of", "was_changed",
-    "whole_value",
+    "Edge", "Origin", "Rule", "Shard", "innermost", "innermost_rows", "laid", "order_in_memory", "set_whole",
+    "shard_of", "was_changed", "whole_value",
 ]  # fmt: skip
 
 Rule = Callable[[Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -118,6 +118,23 @@ def innermost_rows(value: torch.Tensor) -> torch.Tensor:
     while isinstance(value, Shard):
         value = whole_value(value) if value._rows is None else value._rows
     return value
+
+
+def order_in_memory(value: torch.Tensor) -> list[int]:
+    """Dimensions of this rank's rows from the slowest to the fastest in memory."""
+    return memory_order(innermost_rows(value))
+
+
+def laid(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """The tensor with its dimensions in this order in memory: itself where they are.
+
+    What models compute of a single row may lie otherwise than as one of several: where an axis of length 1
+    lies means nothing to torch, and some kernels are chosen by it.
+    """
+    if order_in_memory(tensor) == list(order):
+        return tensor
+    dense = tensor.permute(*order).clone(memory_format=torch.contiguous_format)
+    return dense.permute([order.index(dim) for dim in range(tensor.dim())])
 
 
 class _Shell(torch.autograd.Function):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from ronde.patching.patches import Patches
 from ronde.tensor.context import Context
 from ronde.tensor.edges import sum_ranks_deferred
-from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, is_global, localize, materialize
+from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, gathered, is_global, localize, materialize
 from ronde.tensor.layout import Layout
 from ronde.tensor.rules.common import enter, is_sharded, local_operand, rewrap, sum_ranks
 from ronde.tensor.tree import map_leaves
@@ -113,7 +113,7 @@ def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: di
     everywhere = not is_global(target, context) or target._ahead is not None
     if weight is None and everywhere:
         # Every rank has all targets, and knows by itself how many count.
-        known = _class_count(whole, materialize(target), None, named.get("ignore_index", -100))
+        known = _class_count(whole, gathered(target), None, named.get("ignore_index", -100))
         if known > 0:
             return sum_ranks_deferred(context, local_sum, float(known))
     count = _class_count(rows, rows_target, weight, named.get("ignore_index", -100))

@@ -1,0 +1,84 @@
+"""What leaves a cut model stays cut: the script computes with it, reads it and writes to it as on one device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from meshes.models import MODELS, VOCABULARY
+from parallel.cut_models import Ranks, compare
+from ronde.testing.run_ranks import Rank
+
+PLANS = ["tensor=2", "context=2"]
+ON_FOUR = ["tensor=2,context=2", "data=2,tensor=2", "data=2,context=2"]
+
+
+def uses() -> list[torch.Tensor]:
+    """What scripts do with logits `[rows, tokens, words]`, one after the other."""
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    model = MODELS["gpt"]()
+    ids = torch.randint(0, VOCABULARY, (4, 8))
+    told = list[torch.Tensor]()
+
+    def step(loss: torch.Tensor) -> None:
+        model.zero_grad()
+        loss.backward()
+        told.append(loss.detach().clone())
+        told.extend(each.grad.clone() for each in model.parameters() if each.grad is not None)
+
+    logits = model(ids)
+    step(F.cross_entropy(logits[:, :-1].reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1)))
+    step(F.cross_entropy(model(ids).transpose(1, 2), ids, label_smoothing=0.1))
+    step((model(ids).softmax(-1) * torch.arange(VOCABULARY)).mean())
+    step(F.mse_loss(model(ids), torch.ones(4, 8, VOCABULARY)))
+    step(model(ids).logsumexp(-1).square().sum() + model(ids).max())
+    logits = model(ids)
+    logits.retain_grad()
+    logits.register_hook(lambda gradient: gradient * 2)
+    step(logits.square().mean())
+    told.append(logits.grad.clone())
+    logits = model(ids)
+    (by_logits,) = torch.autograd.grad(logits.tanh().sum(), logits)
+    told += [by_logits + 0, logits.argmax(-1), logits.topk(3).indices, torch.from_numpy(np.asarray(logits.detach()))]
+    with torch.no_grad():
+        changed = model(ids)
+        view = changed[:, 0]
+        changed[ids == 3] = 0.0
+        view.mul_(2)
+        told += [changed.clone(), view.clone(), torch.tensor([changed[0, 0, 0].item(), float(changed.sum())])]
+    torch.set_default_dtype(torch.float32)
+    return [each.clone() for each in told]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_scripts_use_what_leaves_a_model_as_they_like(two: Ranks, plan: str) -> None:
+    compare(two, plan, uses)
+
+
+@pytest.mark.parametrize(
+    "plan", [ON_FOUR[0], *(pytest.param(each, marks=pytest.mark.soak) for each in ON_FOUR[1:])]
+)
+def test_scripts_use_what_leaves_a_model_as_they_like_on_four_ranks(four: Ranks, plan: str) -> None:
+    compare(four, plan, uses)
+
+
+WORDS, ROWS = 4096, 64
+
+
+def _bytes_of_a_loss(rank: Rank) -> int:
+    with rank.session(plan="tensor=2") as session:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(WORDS, 8), nn.Linear(8, WORDS, bias=False))
+        ids = torch.arange(ROWS)
+        for _ in range(3):
+            before = sum(group.sent_bytes for group in session._groups)
+            F.cross_entropy(model(ids), ids).backward()
+        return sum(group.sent_bytes for group in session._groups) - before
+
+
+def test_a_loss_outside_of_the_model_gathers_no_logits(two: Ranks) -> None:
+    assert max(two(_bytes_of_a_loss)) < ROWS * WORDS  # a quarter of the logits' bytes
