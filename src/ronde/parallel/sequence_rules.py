@@ -118,7 +118,8 @@ _FEW = 8
 def one_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """As rows are indexed; and a single entry of each sequence, which its rank gives to the others."""
     made = shapes.index(context, func, args, kwargs)
-    found = split_key(context, *args) if made is NotImplemented else None
+    # A script's code outside of models may write to an entry, which is to be a view there.
+    found = split_key(context, *args) if made is NotImplemented and context.on_whole else None
     if found is None:
         return made
     value, (items, place, result) = args[0], found

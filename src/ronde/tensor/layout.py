@@ -31,7 +31,7 @@ def memory_order(tensor: torch.Tensor) -> list[int]:
     return sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.shape[dim]), reverse=True)
 
 
-def joined(parts: Sequence[torch.Tensor], dim: int, order: Sequence[int]) -> torch.Tensor:
+def joined(parts: Sequence[torch.Tensor], dim: int, order: list[int]) -> torch.Tensor:
     """Put tensors end to end along a dimension; the whole lies in memory in this order of dimensions."""
     whole = torch.cat([part.permute(order) for part in parts], order.index(dim))
     return whole.permute([order.index(each) for each in range(len(order))])
