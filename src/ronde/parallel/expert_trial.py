@@ -13,7 +13,7 @@ from ronde.parallel.expert_exchange import Cannot
 from ronde.rowwise.generators import States
 from ronde.rowwise.undo import Held
 from ronde.tensor.context import Context
-from ronde.tensor.global_tensor import GlobalTensor, cut, is_global, localize
+from ronde.tensor.global_tensor import GlobalTensor, cut, is_global, localize, materialize
 from ronde.tensor.layout import Layout
 from ronde.tensor.rules.common import enter, is_sharded, rewrap
 from ronde.tensor.tree import leaves, map_leaves
@@ -48,7 +48,7 @@ class Given:
 
         def local(value: Any) -> Any:
             if not isinstance(value, torch.Tensor) or is_global(value, context):
-                return localize(value)
+                return materialize(localize(value))
             spans = value.dim() > layout.dim and value.shape[layout.dim] == layout.size
             return cut(context, value, layout) if spans else enter(context, value)
 

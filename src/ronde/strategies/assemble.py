@@ -182,6 +182,4 @@ def _with_experts(parts: Parts) -> Strategies:
         copies=blocks,
     )
     found = ExpertStrategy(parts, ranks, tensor)
-    return Strategies(
-        ordered=[found], state=found.state, way=_way(parts), spread=found.spread, outward=found.whole
-    )
+    return Strategies(ordered=[found], state=found.state, way=_way(parts), spread=found.spread)

@@ -119,10 +119,6 @@ class ExpertStrategy(Strategy):
         whole = has_experts or self._blocks.computes_whole
         return self._matrices.whole(module) if whole else self._matrices.cut(module)
 
-    def whole(self, output: Any) -> Any:
-        """What leaves a model is whole on every rank of a tensor group."""
-        return output if self._matrices is None else self._matrices.stand_ins.whole(output)
-
     def around_backward(self) -> AbstractContextManager[object]:
         return self._blocks.around_backward()
 
@@ -204,9 +200,7 @@ class ExpertStrategy(Strategy):
                 return call_fused(mixture, self._among, self._leaf, args, kwargs)
             outputs = self._outputs[mixture.module]
             with self._blocks.parameters.watched(_refuse_use), self._by_calls(False):
-                return self.whole(
-                    call_listed(mixture, self._among, self._leaf, outputs, args, kwargs, self._run)
-                )
+                return call_listed(mixture, self._among, self._leaf, outputs, args, kwargs, self._run)
 
     def _by_calls(self, yes: bool) -> AbstractContextManager[None]:
         return nullcontext() if self._recompute is None else self._recompute.by_calls(yes)
