@@ -127,7 +127,9 @@ class Layout:
             split, ranges = self._split(part, self.count(rank)), self.ranges(rank)
             lengths = [(stop - start) * self._step for start, stop in ranges]
             begins = (start for start, _ in ranges)
-            pieces += zip(begins, split.split(lengths, dim), strict=True)
+            # Of a single piece no view: in backward that would be a copy.
+            parts_of_it = (split,) if len(ranges) == 1 else split.split(lengths, dim)
+            pieces += zip(begins, parts_of_it, strict=True)
         pieces.sort(key=lambda each: each[0])
         return self._flat(torch.cat([piece for _, piece in pieces], dim))
 
