@@ -73,11 +73,14 @@ def lines_of_cuts(model: torch.nn.Module, plan: Plan) -> list[str]:
     stages, lines = plan.mesh.pipeline, list[str]()
     if stages > 1:
         lines += _stages(cut_into_stages(model, stages), stages)
+    ranks = plan.mesh.expert * plan.mesh.tensor
+    spread = mixtures(model, ranks) if plan.mesh.expert > 1 else []
     if plan.mesh.tensor > 1:
-        lines += _table(placements(model, plan.mesh.tensor, cuts_by_pattern(plan.mesh.cuts)))
+        of_experts = {id(tensor) for each in spread for tensor, _ in each.parameters}
+        found = placements(model, plan.mesh.tensor, cuts_by_pattern(plan.mesh.cuts))
+        lines += _table([each for each in found if id(each.parameter) not in of_experts])
     if plan.mesh.expert > 1:
-        ranks = plan.mesh.expert * plan.mesh.tensor
-        lines += _mixtures(mixtures(model, ranks), ranks)
+        lines += _mixtures(spread, ranks)
     return lines
 
 
