@@ -34,10 +34,12 @@ class Limits:
     """The limits of a run's ranks.
 
     Attributes:
+        ranks: how many.
         nbytes: of each rank.
         groups: a control group for each rank; none: by RLIMIT_DATA.
     """
 
+    ranks: int
     nbytes: int
     groups: tuple[str, ...]
 
@@ -66,7 +68,7 @@ def limits(ranks: int, nbytes: int, *, by_groups: bool) -> Iterator[Limits]:
             if group is None:
                 break
             made.append(group)
-        yield Limits(nbytes, tuple(map(str, made)) if len(made) == ranks else ())
+        yield Limits(ranks, nbytes, tuple(map(str, made)) if len(made) == ranks else ())
     finally:
         for group in made:
             _remove(group)
@@ -120,7 +122,7 @@ def run(script: Path, *, plan: str, given: Limits, place: Path) -> subprocess.Co
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         VARIABLE: json.dumps(dataclasses.asdict(given)),
     }
-    words = [str(place / "run"), str(len(given.groups) or 2), plan, str(script)]
+    words = [str(place / "run"), str(given.ranks), plan, str(script)]
     return subprocess.run(
         [sys.executable, __file__, *words],
         cwd=place, env=environment, capture_output=True, text=True, timeout=600, check=False,

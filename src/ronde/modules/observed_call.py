@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch.autograd.graph import saved_tensors_hooks
@@ -126,7 +126,14 @@ def try_out(call: ShardedCall, around: Around, outside: Outside, given: Any, row
         given: the arguments, of a batch as many rows as `rows` says.
     """
     ranks = _Ranks(call.context, rows * max(call.context.world_size, 2), rows, call.calls.tries)
-    with _aside() if in_checkpoint() else nullcontext():
+    if in_checkpoint():
+        with _aside():
+            return _observed(call, given, ranks, around, outside, stands=False)
+    try:
+        with saved_tensors_hooks(lambda saved: None, _asked_back):
+            return _observed(call, given, ranks, around, outside, stands=False)
+    except _AskedBack:
+        ranks.draws.clear()
         return _observed(call, given, ranks, around, outside, stands=False)
 
 
@@ -139,6 +146,14 @@ def in_checkpoint() -> bool:
 def _aside() -> saved_tensors_hooks:
     """Inside, a checkpoint is not told what is saved."""
     return saved_tensors_hooks(lambda saved: (saved.detach(),), lambda packed: packed[0])
+
+
+class _AskedBack(RondeError):
+    """A call that is unwound has asked for what nothing kept for a backward."""
+
+
+def _asked_back(_: None) -> Any:
+    raise _AskedBack("the model takes gradients in its forward")
 
 
 def _observed(
