@@ -38,7 +38,7 @@ def test_the_plan_s_page_has_every_axis_and_key(generated: ModuleType) -> None:
 
 def test_what_a_table_says_to_run_does_run(generated: ModuleType) -> None:
     assert "| `state` | one of replicated, zero1" in generated.plan_keys("state")
-    assert "| not set | `gpipe`, `1f1b`, `zero-bubble` |" in generated.plan_keys("compute")
+    assert "| not set | all | order of micro-batches" in generated.plan_keys("compute")
     assert "| `auto` | all | draws inside the model" in generated.plan_keys("data")
     lines = generated.presets().splitlines()[2:]
     assert [re.match(r"\| `([\w-]+)`", line)[1] for line in lines] == list(plan.PRESETS)  # pyright: ignore[reportOptionalSubscript]

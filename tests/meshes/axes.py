@@ -44,6 +44,7 @@ VALUES = (
     "recompute=full",
     "micro-batches=2",
     "micro-batches=2,schedule=1f1b",
+    "micro-batches=4,schedule=interleaved",
     "micro-batches=4,schedule=zero-bubble",
     "context-attention=ring",
     "compile=true",

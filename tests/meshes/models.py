@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -39,10 +40,10 @@ class GptBlock(nn.Module):
 class Gpt(nn.Module):
     """Learned positions; the head is the embedding."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = _LAYERS) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(_LENGTH, WIDTH)
-        self.h = nn.ModuleList(GptBlock() for _ in range(_LAYERS))
+        self.h = nn.ModuleList(GptBlock() for _ in range(layers))
         self.ln_f = nn.LayerNorm(WIDTH)
         self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.lm_head.weight = self.wte.weight
@@ -132,10 +133,10 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, feed_forward: Callable[[], nn.Module] = Gated) -> None:
+    def __init__(self, layers: int = _LAYERS, feed_forward: Callable[[], nn.Module] = Gated) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Layer(feed_forward) for _ in range(_LAYERS))
+        self.layers = nn.ModuleList(Layer(feed_forward) for _ in range(layers))
         self.norm, self.lm_head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, ids: torch.Tensor, beside: torch.Tensor | None = None) -> torch.Tensor:
@@ -146,8 +147,8 @@ class Llama(nn.Module):
         return self.lm_head(self.norm(x))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
+MODELS: dict[str, Callable[..., nn.Module]] = {
     "gpt": Gpt,
     "llama": Llama,
-    "mixtral": lambda: Llama(Mixture),
+    "mixtral": functools.partial(Llama, feed_forward=Mixture),
 }

@@ -62,6 +62,7 @@ class How:
 
     Attributes:
         by_step: by `ronde.Step`.
+        layers: of the model; one at least for each chunk of each rank.
         with_table: rows of a `ronde.EmbeddingTable` are added to what the model looks up.
         spike: the loss of one step is `_FACTOR` times as large.
         skips: this step updates nothing, as float16 has it by itself.
@@ -73,6 +74,7 @@ class How:
     dtype: torch.dtype = torch.float64
     momentum: float = 0.9
     by_step: bool = False
+    layers: int = 2
     with_table: bool = False
     spike: bool = False
     skips: bool = False
@@ -88,6 +90,7 @@ class How:
             model=model,
             dtype=dtype,
             by_step="schedule" in value,
+            layers=4 if "interleaved" in value else 2,
             with_table=value.startswith("sparse"),
             spike=value == "precision=fp16",
         )
@@ -101,7 +104,7 @@ def train(how: How, on_model: Callable[[nn.Module], object] = lambda model: None
     """
     torch.manual_seed(1)
     with ronde.deferred() if how.deferred else nullcontext():
-        net = MODELS[how.model]()
+        net = MODELS[how.model](layers=how.layers)
     net.to(how.dtype)
     on_model(net)
     table = ronde.EmbeddingTable(WIDTH, dtype=how.dtype) if how.with_table else None

@@ -21,6 +21,8 @@ from ronde.testing.run_ranks import Rank
 
 IGNORED = -100
 ALL_FORWARD, BY_TURNS = "FFFFBBBB", "FFBFBFBB"
+# What each of two ranks sends ("F") and receives ("B") of tensors in a turn of one of two chunks.
+MESSAGES = {("F", 0): ("F", "BF"), ("F", 1): ("BF", "B"), ("B", 0): ("", ""), ("B", 1): ("", "")}
 
 
 class Block(nn.Module):
@@ -111,15 +113,25 @@ def compare(ranks: Ranks, plan: str, loss: Callable[..., torch.Tensor]) -> list[
 @pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
 def test_micro_batches_go_back_as_they_come(two: Ranks, schedule: str):
     (said, notes), _ = compare(two, f"pipeline=2,micro-batches=4,schedule={schedule}", of_tokens)
-    # The first micro-batch finds that all ranks want the table, and begins anew. The third step finds that
-    # targets are ignored; the last has micro-batches of unlike sizes.
-    assert said == "F" + BY_TURNS * 6 + ALL_FORWARD
+    # Ranks learn the way of a micro-batch by one, find that all want the table, and begin anew. The third
+    # step finds that targets are ignored; the last has micro-batches of unlike sizes.
+    assert said == "FF" + BY_TURNS * 6 + "FF" + BY_TURNS
     assert notes == []
+
+
+def test_chunks_of_a_rank_go_by_turns(two: Ranks):
+    ran = compare(two, "pipeline=2,micro-batches=4,schedule=interleaved", of_tokens)
+    for stage, (said, notes) in enumerate(ran):
+        order = turns("interleaved", stage, 2, 4, 2)
+        messages = "".join(MESSAGES[kind, chunk][stage] for kind, _, chunk in order)
+        assert said.endswith(messages)
+        assert messages in said[: len(said) // 2]
+        assert notes == []
 
 
 def test_a_loss_that_does_not_come_apart_runs_as_gpipe(two: Ranks):
     (said, notes), _ = compare(two, "pipeline=2,micro-batches=4,schedule=1f1b", contrastive)
-    assert said == "F" + BY_TURNS + ALL_FORWARD * 6
+    assert said == "FF" + BY_TURNS + ALL_FORWARD * 6
     assert [each.split(":")[0] for each in notes] == ["steps run schedule=gpipe"]
 
 
@@ -149,6 +161,28 @@ class Blocks(nn.Module):
         return x.view(-1, 8) if self.flat else x
 
 
+class Between(nn.Module):
+    """Code between blocks adds and draws; with `skips` it uses what several stages have made."""
+
+    def __init__(self, *, skips: bool = False, in_place: bool = False) -> None:
+        super().__init__()
+        self.blocks, self.norm = nn.ModuleList([Block() for _ in range(7)]), nn.LayerNorm(16)
+        self.skips, self.in_place = skips, in_place
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, _ = x, torch.rand(3)
+        for place, block in enumerate(self.blocks):
+            more = F.dropout(block(x), 0.3, self.training)
+            if self.in_place:
+                x = block(more).add_(x)
+            else:
+                x = x + more
+            first = x if place == 0 else first
+            if self.skips and place == 2:
+                x = x + first
+        return self.norm(x + first if self.skips else x)
+
+
 def distance(output: torch.Tensor, target: torch.Tensor, model: nn.Module) -> torch.Tensor:
     return F.mse_loss(output.reshape(-1)[: target.numel()], target.reshape(-1)[: output.numel()])
 
@@ -172,6 +206,9 @@ ODD: dict[str, tuple[Callable[[], nn.Module], Callable[..., torch.Tensor], str]]
     "no rows in front": (functools.partial(Blocks, flat=True), distance, "FFFFBBBB"),
     "a loss of parameters": (Blocks, penalized, "FFFFBBBB"),
     "a loss in place": (Blocks, in_place, "FFFFBBBB"),
+    "code between": (Between, distance, ""),
+    "skips": (functools.partial(Between, skips=True), distance, ""),
+    "code in place": (functools.partial(Between, in_place=True), distance, ""),
 }
 
 
@@ -188,12 +225,16 @@ def odd(name: str) -> list[Any]:
     return [*told, *(each.detach().clone() for each in model.state_dict().values())]
 
 
+SOAK = pytest.mark.soak
+
+
 @pytest.mark.parametrize("name", ODD)
-def test_what_is_odd_gives_the_same_numbers(two: Ranks, name: str):
-    expected, found = odd(name), two(on_rank, "pipeline=2,micro-batches=4,schedule=1f1b", name)
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", pytest.param("zero-bubble", marks=SOAK)])
+def test_what_is_odd_gives_the_same_numbers(two: Ranks, name: str, schedule: str):
+    expected, found = odd(name), two(on_rank, f"pipeline=2,micro-batches=4,schedule={schedule}", name)
     for got, _order, _ in found:
         torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11)
-    if ODD[name][2]:
+    if ODD[name][2] and schedule == "1f1b":
         assert found[0][1].endswith(ODD[name][2]), found[0][1]
 
 
@@ -209,8 +250,7 @@ def held(rank: Rank, schedule: Schedule) -> float:
     """The peak of a step on this rank, in micro-batches' activations of one chunk of the model."""
     stages = rank.world_size
     torch.manual_seed(1)
-    chunks = stages * chunks_of(schedule)
-    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(DEPTH * chunks)]
+    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(DEPTH * stages)]
     with rank.session(f"pipeline={stages},micro-batches={PIECES},schedule={schedule}") as session:
         activate(session)
         try:
@@ -223,12 +263,13 @@ def held(rank: Rank, schedule: Schedule) -> float:
                 step(x, target=x)
         finally:
             activate(None)
-    return peaks.most()["step"] / (DEPTH * ROWS * WIDTH * 4)
+    return peaks.most()["step"] * chunks_of(schedule) / (DEPTH * ROWS * WIDTH * 4)
 
 
 # Where weights wait, the gradients that came to their products are kept too.
 @pytest.mark.parametrize(
-    ("schedule", "share"), [("1f1b", 1.1), pytest.param("zero-bubble", 2.1, marks=pytest.mark.soak)]
+    ("schedule", "share"),
+    [("1f1b", 1.1), ("interleaved", 1.1), pytest.param("zero-bubble", 2.1, marks=pytest.mark.soak)],
 )
 def test_a_stage_holds_as_many_micro_batches_as_its_formula_says(
     two: Ranks, schedule: Schedule, share: float
@@ -239,7 +280,7 @@ def test_a_stage_holds_as_many_micro_batches_as_its_formula_says(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero-bubble"])
 @pytest.mark.parametrize(
     "mesh", ["pipeline=4", "data=2,pipeline=2", "tensor=2,pipeline=2", "data=2,pipeline=2,zero1"]
 )

@@ -76,6 +76,8 @@ AVAILABLE_ON = [
     ("tensor=2,pipeline=2,zero1,micro-batches=2", 8),
     ("data=2,pipeline=2,zero1,micro-batches=4", 4),
     ("tensor=2,pipeline=2,micro-batches=4,schedule=1f1b", 8),
+    ("data=2,pipeline=2,micro-batches=4,schedule=interleaved,recompute=full", 4),
+    ("tensor=2,pipeline=2,micro-batches=4,schedule=zero-bubble", 4),
     ("tensor=2,precision=fp16,micro-batches=4", 2),
     ("pipeline=2,precision=fp16,recompute=full", 2),
     ("context=2,recompute=selective,micro-batches=2", 2),
@@ -107,7 +109,6 @@ NOT_WITH_CONTEXT = [
 ]
 NOT_WITH_STAGES = [
     ("pipeline=2,compile=true", "compile=true", "compile=false"),
-    ("pipeline=2,schedule=interleaved", "schedule=interleaved", "schedule=gpipe"),
 ]
 
 

@@ -50,6 +50,14 @@ def test_blocks_of_a_list_are_not_divided_and_modules_that_hold_one_are_open():
     ]
 
 
+def test_chunks_of_stages_come_by_turns():
+    cut = cut_into_stages(Model(8), 2, chunks=2)
+    places = [(unit.chunk, unit.stage) for unit in cut.units]
+    assert places == sorted(places)
+    assert set(places) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert cut_into_stages(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))), 2, chunks=2).chunks == 1
+
+
 def test_sequences_in_sequences_are_one_chain():
     model = nn.Sequential(
         nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Sequential(nn.Linear(4, 4), nn.ReLU())

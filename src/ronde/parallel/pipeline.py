@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -26,14 +26,15 @@ from ronde.parallel.absent import Shape, packed
 from ronde.parallel.call_start import CallStart, LookUps
 from ronde.parallel.micro_losses import Gradients
 from ronde.parallel.pieces import given_to, in_pieces, joined, rows_of
-from ronde.parallel.pipeline_edges import Ends, Join, Tie
+from ronde.parallel.pipeline_backward import BackwardTurns, Forwarded
+from ronde.parallel.pipeline_chunks import ChunkTurn
+from ronde.parallel.pipeline_edges import Join, Tie
 from ronde.parallel.pipeline_piece import PieceOfCall, UnitFailed, UsedElsewhere
 from ronde.parallel.pipeline_route import Rerouted, Route
 from ronde.parallel.separate_leaves import HeldLeaves, SeparateLeaves
 from ronde.parallel.sequences import Sequences
-from ronde.parallel.two_backwards import WeightHalf, input_half
 from ronde.plan.compute import Schedule
-from ronde.plan.schedule import turns
+from ronde.plan.schedule import chunks_of, turns
 from ronde.policies.stages import Stages
 from ronde.rowwise.compiled import is_compiled
 from ronde.tensor.layout import Layout, Pieces
@@ -92,15 +93,22 @@ class Pipeline:
         pieces: micro-batches, into which each rank's rows are cut; at most as many as there are rows.
         schedule: of calls whose losses are known.
         sequences: cuts those of each micro-batch; None where they are whole.
+        back: the same ranks, for gradients, where these and tensors overtake one another.
 
     Attributes:
         losses: of the call that comes next.
     """
 
     def __init__(
-        self, comm: Comm, pieces: int, held: Held, schedule: Schedule, sequences: Sequences | None = None
+        self,
+        comm: Comm,
+        pieces: int,
+        held: Held,
+        schedule: Schedule,
+        sequences: Sequences | None = None,
+        back: Comm | None = None,
     ) -> None:
-        self._comm = comm
+        self._comm, self._both = comm, (comm, back or comm)
         self._schedule: Schedule = schedule
         self._pieces = pieces
         self._asked = f"pipeline={comm.world_size}"
@@ -121,15 +129,13 @@ class Pipeline:
                 return self._run(call, losses, look_ups)
             except UnitFailed as failed:
                 raise failed.error from failed.error.__cause__
-            except (UsedElsewhere, Rerouted, _NotForward) as found:
+            except (UsedElsewhere, Rerouted) as found:
                 # All ranks have come to the same place of the first micro-batch.
                 torch.set_rng_state(state)
                 self.complete()
                 if isinstance(found, UsedElsewhere):
                     self._held.share(found.parameter, call.module)
                     self._routes.pop(call.module, None)
-                elif isinstance(found, _NotForward):
-                    losses = None
             except Exception as error:
                 # What is refused is refused on all ranks.
                 if call.context.attempting and not isinstance(error, RondeError):
@@ -172,11 +178,10 @@ class Pipeline:
             )
             whole = in_pieces(call, 1)
         if losses is not None:
-            given = [given_to(call, whole, piece) for piece in range(whole.world_size)]
-            if losses.agree(whole.world_size > 1 and self._comes_alike(call, given)):
-                return self._by_turns(call, stages, whole, given, losses)
+            pieces = [given_to(call, whole, piece) for piece in range(whole.world_size)]
+            if losses.agree(whole.world_size > 1 and self._goes_by_turns(call, stages, whole, pieces)):
+                return self._by_turns(call, stages, whole, pieces, losses)
         start, call = self._tied(call, stages, device, look_ups)
-        routes = self._routes.setdefault(call.module, {})
         outputs: list[tuple[Any, ...]] = []
         traces: list[list[torch.Tensor]] = []
         raised: list[Exception] = []
@@ -184,8 +189,8 @@ class Pipeline:
         route = Route()
         for piece in range(whole.world_size):
             given = given_to(call, whole, piece) if whole.world_size > 1 else list(leaves(call.given))
-            route = routes.setdefault(_key(call, given), Route(verdict=call.verdict))
-            run = PieceOfCall(self._comm, stages, route, start, device, self._held, self._under_way)
+            route = self._route(call, given)
+            run = PieceOfCall(self._both, stages, route, start, device, self._held, self._under_way)
             with self._drawing(call, whole, piece):
                 form = run.carry_out(call, given)
             outputs.append(tuple(leaves(form)))
@@ -200,11 +205,17 @@ class Pipeline:
         return output
 
     @contextmanager
-    def _drawing(self, call: ShardedCall, whole: Layout, piece: int) -> Iterator[None]:
-        """Inside, a micro-batch draws its own rows of what one device draws for all."""
+    def _drawing(
+        self, call: ShardedCall, whole: Layout, piece: int, *, last: bool | None = None
+    ) -> Iterator[None]:
+        """Inside, a micro-batch draws its own rows of what one device draws for all.
+
+        Args:
+            last: nobody draws the same behind it; by itself for the last micro-batch.
+        """
         devices = [torch.cuda.current_device()] if self._comm.on_cuda else []
         cuts = bool(call.verdict.draws) and not call.drawn_in_kernels
-        last = piece == whole.world_size - 1
+        last = piece == whole.world_size - 1 if last is None else last
         same = torch.random.fork_rng(devices, enabled=cuts) if not last else nullcontext()
         with same, call.drawing(rows_of(call, whole, piece) if whole.world_size > 1 else call.cut):
             yield
@@ -220,72 +231,84 @@ class Pipeline:
         counts_at_once = bool(self._held.stages(call.module).tables)
         return None if counts_at_once or any(each.requires_grad for each in given) else losses
 
-    def _comes_alike(self, call: ShardedCall, given: Sequence[Sequence[Any]]) -> bool:
-        """Whether the first micro-batch shows the way of all; on all ranks alike."""
-        known = self._routes.get(call.module, {})
-        keys = {_key(call, each) for each in given}
-        return len(keys) == 1 or all(each in known and known[each].learnt for each in keys)
+    def _goes_by_turns(
+        self, call: ShardedCall, stages: Stages, whole: Layout, pieces: Sequence[Sequence[Any]]
+    ) -> bool:
+        """Whether each micro-batch goes forward over the ranks; learns the way of those that are new."""
+        device = _device_of(call)
+        token = torch.zeros((), device=device, requires_grad=True)
+        start = CallStart(token, {}, LookUps(), self._sequences)
+        routes = [self._route(call, given) for given in pieces]
+        for piece, (route, given) in enumerate(zip(routes, pieces, strict=True)):
+            if not route.learnt:
+                run = PieceOfCall(self._both, stages, route, start, device, self._held, self._under_way)
+                with self._drawing(call, whole, piece, last=False):
+                    run.carry_out(call, given)
+        self.complete()
+        if stages.chunks == 1:
+            return all(route.is_forward for route in routes)
+        # A turn draws again what earlier ones of its micro-batch have drawn.
+        draws_alike = call.stream is None and not call.drawn_in_kernels
+        return draws_alike and all(route.goes_through(stages, self._comm.world_size) for route in routes)
+
+    def _route(self, call: ShardedCall, given: Sequence[Any]) -> Route:
+        routes = self._routes.setdefault(call.module, {})
+        return routes.setdefault(_key(call, given), Route(verdict=call.verdict))
 
     def _by_turns(
         self,
         call: ShardedCall,
         stages: Stages,
         whole: Layout,
-        given: Sequence[Sequence[Any]],
+        pieces: Sequence[Sequence[Any]],
         losses: PieceLosses,
     ) -> Any:
-        """Micro-batches forward and back by turns, as the schedule has them.
-
-        Raises:
-            _NotForward: stages are not in the order of ranks; after the first micro-batch, on all ranks.
-        """
-        start, stop = call.cut.bounds(call.context.rank)
-        pieces = Pieces(0, call.cut.rows, whole.world_size, start=start, stop=stop)
-        losses.begin(pieces, call.context.gradient_factor)
-        comm, count, device = self._comm, whole.world_size, _device_of(call)
+        """Micro-batches forward and back by turns, as the schedule has them."""
+        first, stop = call.cut.bounds(call.context.rank)
+        rows = Pieces(0, call.cut.rows, whole.world_size, start=first, stop=stop)
+        losses.begin(rows, call.context.gradient_factor)
+        comm, count, chunks, device = self._comm, whole.world_size, stages.chunks, _device_of(call)
         separate = SeparateLeaves(self._held, comm)
         tied = separate.of_all_ranks(call.module.parameters())
         token = torch.zeros((), device=device, requires_grad=True)
-        begun = CallStart(token, tied, LookUps(), self._sequences)
-        routes = self._routes.setdefault(call.module, {})
+        start = CallStart(token, tied, LookUps(), self._sequences)
         outputs: list[tuple[Any, ...]] = [()] * count
-        waiting: dict[int, _Waiting] = {}
-        weights: dict[int, WeightHalf] = {}
-        # By micro-batch what has been sent for it and may be on its way.
-        sent: dict[int, list[Any]] = {}
+        kept: list[dict[Hashable, torch.Tensor]] = [{} for _ in range(count)]
+        schedule: Schedule = self._schedule if chunks == chunks_of(self._schedule) else "1f1b"
+        backward = BackwardTurns(
+            losses,
+            token,
+            self._held.watched,
+            halves=schedule == "zero-bubble",
+            arrived=comm.world_size * chunks,
+        )
         form: Any = None
-        route = Route()
         try:
-            for kind, piece, _ in turns(self._schedule, comm.rank, comm.world_size, count):
+            for kind, piece, chunk in turns(schedule, comm.rank, comm.world_size, count, chunks):
                 if kind == "W":
-                    if piece in weights:
-                        weights.pop(piece)()
-                    continue
-                if kind == "B":
-                    with self._held.watched():  # the loss, on one rank alone, can have no rank's parameters
-                        end = waiting.pop(piece).end(losses, piece)
-                        if end is not None and self._schedule == "zero-bubble":
-                            weights[piece] = input_half(end, token)
-                        elif end is not None:
-                            _BACKWARD(end, torch.zeros_like(end))
-                        del end
-                    _wait(sent.pop(piece - comm.world_size, []))  # so long ago that it has been received
-                    continue
-                sent[piece] = []
-                route = routes.setdefault(_key(call, given[piece]), Route(verdict=call.verdict))
-                run = PieceOfCall(comm, stages, route, begun, device, separate, sent[piece])
-                with self._drawing(call, whole, piece):
-                    output = run.carry_out(call, given[piece])
-                if run.raised:
-                    raise run.raised[0]
-                if not route.is_forward:
-                    raise _NotForward
-                waiting[piece] = _Waiting(output if comm.rank in route.sources else None, run.trace)
-                form = map_leaves(_detached, output)
-                outputs[piece] = tuple(leaves(form))
+                    backward.weights(piece)
+                elif kind == "B":
+                    backward.go_back(piece, chunk)
+                else:
+                    last = chunk + 1 == chunks
+                    turn = None if chunks == 1 else ChunkTurn(chunk, chunks, kept[piece])
+                    route, sent = self._route(call, pieces[piece]), list[Any]()
+                    run = PieceOfCall(self._both, stages, route, start, device, separate, sent, turn)
+                    with self._drawing(call, whole, piece, last=last and piece + 1 == count):
+                        made = run.carry_out_turn(call, pieces[piece])
+                    if run.raised:
+                        raise run.raised[0]
+                    output = made if last and comm.rank in route.sources else None
+                    backward.add(piece, chunk, Forwarded(output, run.trace, turn, sent))
+                    if last:
+                        form = map_leaves(_detached, made)
+                        outputs[piece] = tuple(leaves(form))
+                        kept[piece].clear()
+                    del made, output, run  # the graph is the turn's
         finally:
-            self._under_way += [each for messages in sent.values() for each in messages]
+            self._under_way += backward.under_way()
         losses.end(separate)
+        route = self._route(call, pieces[-1])
         made = self._output(joined(call, form, outputs, whole), route, None, (), device)
         self.complete()
         return made
@@ -337,39 +360,6 @@ class Pipeline:
             return found.get(place, leaf)
 
         return map_leaves(whole, value)
-
-
-class _NotForward(Exception):
-    """A call's way is not from the first rank to the last: by turns ranks would wait for one another."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A micro-batch that has gone forward, and waits on this rank for its backward.
-
-    Attributes:
-        output: the model's; None where another rank has it.
-        trace: by what its messages are found.
-    """
-
-    output: Any
-    trace: list[torch.Tensor]
-
-    def end(self, losses: PieceLosses, piece: int) -> torch.Tensor | None:
-        """Where backward of what this rank has of it begins; None where nothing has a gradient."""
-        tensors: list[torch.Tensor] = []
-        gradients: list[torch.Tensor] = []
-        if self.output is not None:
-            made = [leaf for leaf in leaves(self.output) if isinstance(leaf, torch.Tensor)]
-            for tensor, gradient in zip(made, losses.part(piece, self.output), strict=True):
-                if gradient is not None and tensor.requires_grad:
-                    tensors.append(tensor)
-                    gradients.append(gradient)
-        return Ends.apply(gradients, *tensors, *self.trace) if tensors or self.trace else None
-
-
-# torch's own, because a session replaces it for scripts.
-_BACKWARD: Any = torch.autograd.backward
 
 
 def _device_of(call: ShardedCall) -> torch.device:

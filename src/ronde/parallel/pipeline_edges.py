@@ -44,16 +44,24 @@ class Tie(_Function):
 
 
 class Sent(_Function):
-    """Sends a tensor to a rank; gives a scalar, by which the node is found in backward."""
+    """Sends a tensor to a rank; gives a scalar, by which the node is found in backward.
+
+    `both` are groups of the same ranks, for tensors and for their gradients.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, comm: Comm, to: int, token: torch.Tensor, tensor: torch.Tensor, under_way: list[Any]
+        ctx: Any,
+        both: tuple[Comm, Comm],
+        to: int,
+        token: torch.Tensor,
+        tensor: torch.Tensor,
+        under_way: list[Any],
     ) -> torch.Tensor:
-        ctx.comm, ctx.to = comm, to
+        ctx.comm, ctx.to = both[1], to
         sent = packed(tensor)
         ctx.kind = sent.shape, sent.stride(), sent.dtype, sent.device
-        under_way.append(comm.send(sent, to))
+        under_way.append(both[0].send(sent, to))
         return token.new_zeros(())
 
     @staticmethod
@@ -70,11 +78,16 @@ class Received(_Function):
 
     @staticmethod
     def forward(
-        ctx: Any, comm: Comm, source: int, token: torch.Tensor, room: torch.Tensor, under_way: list[Any]
+        ctx: Any,
+        both: tuple[Comm, Comm],
+        source: int,
+        token: torch.Tensor,
+        room: torch.Tensor,
+        under_way: list[Any],
     ) -> torch.Tensor:
-        ctx.comm, ctx.source, ctx.under_way = comm, source, under_way
+        ctx.comm, ctx.source, ctx.under_way = both[1], source, under_way
         ctx.stride = room.stride()
-        return comm.receive(room, source)
+        return both[0].receive(room, source)
 
     @staticmethod
     @once_differentiable

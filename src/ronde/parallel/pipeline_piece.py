@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,8 +19,19 @@ from ronde.parallel.absent import Absence, Shape, is_absent, packed
 from ronde.parallel.call_start import CallStart
 from ronde.parallel.holding import holding
 from ronde.parallel.pieces import run_on
+from ronde.parallel.pipeline_chunks import ChunkTurn, TurnEnds
 from ronde.parallel.pipeline_edges import Received, Sent, Tie
-from ronde.parallel.pipeline_route import Output, Problem, Route, Same, Step, moves_to, sources_of
+from ronde.parallel.pipeline_route import (
+    Move,
+    Output,
+    Place,
+    Problem,
+    Route,
+    Same,
+    Step,
+    moves_to,
+    sources_of,
+)
 from ronde.parallel.separate_leaves import HeldLeaves
 from ronde.parallel.skipped_draws import DrawsOfUnit, draw_again
 from ronde.patching.torch_internals import pop_function_mode, pytree
@@ -46,15 +58,30 @@ class UsedElsewhere(Exception):
         self.parameter = parameter
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Made:
+    """A tensor that has come to this rank while ranks learn."""
+
+    tensor: torch.Tensor
+    version: int
+    place: Place
+    chunk: int
+
+    @property
+    def has_changed(self) -> bool:
+        return self.tensor._version != self.version
+
+
 class PieceOfCall:
     """One micro-batch on this rank.
 
     Args:
-        comm: the pipeline group.
+        both: groups of a pipeline's ranks, for tensors and for their gradients; perhaps one.
         route: of calls of this form; perhaps learnt here.
         start: of the call.
         held: what this rank has.
         under_way: is given what has been sent.
+        turn: carries out one chunk of this rank; None for all.
 
     Attributes:
         trace: by what its messages are found in backward.
@@ -63,15 +90,17 @@ class PieceOfCall:
 
     def __init__(
         self,
-        comm: Comm,
+        both: tuple[Comm, Comm],
         stages: Stages,
         route: Route,
         start: CallStart,
         device: torch.device,
         held: HeldLeaves,
         under_way: list[Any],
+        turn: ChunkTurn | None = None,
     ) -> None:
-        self._comm, self._asked = comm, f"pipeline={comm.world_size}"
+        self._both, self._comm, self._turn = both, both[0], turn
+        self._asked = f"pipeline={self._comm.world_size}"
         self._held = held
         self._under_way = under_way
         self._stages = stages
@@ -83,13 +112,21 @@ class PieceOfCall:
         self._learns = not route.learnt
         self._absence = Absence(device, self._between, notes=self._learns)
         self._next = 0
+        # What units of this rank have returned, and what was received, while ranks learn.
+        self._made: dict[int, _Made] = {}
+        self._chunk = 0
         self.trace: list[torch.Tensor] = []
         self.raised: list[Exception] = []
 
     def carry_out(self, call: ShardedCall, given: Sequence[Any]) -> Any:
-        """The model's output, of which this rank has some tensors and others are absent."""
+        """The model's output, of which this rank has some tensors and others are absent.
+
+        Raises:
+            TurnEnds: a later turn goes on.
+        """
         if self._learns:
             self._route.steps.clear()
+            self._route.used_later.clear()
         try:
             with self._held.watched(), self._swapped(call.module), self._absence:
                 run = run_on if self._sequences is None else self._sequences.run_on
@@ -99,6 +136,8 @@ class PieceOfCall:
                 tensors = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
                 found = sources_of(self._comm, self._route, self._absence, tensors)
                 self._route.sources, self._route.gradients = found
+                self._route.in_place = any(each.has_changed for each in self._made.values())
+                self._look_at(tensors)
                 self._route.learnt = True
             elif self._next != len(self._route.steps):
                 raise self._another_way(type(call.module).__name__)
@@ -106,6 +145,13 @@ class PieceOfCall:
         finally:
             # It calls back, so what has been received would stay until garbage is collected.
             del self._absence
+
+    def carry_out_turn(self, call: ShardedCall, given: Sequence[Any]) -> Any:
+        """As `carry_out`; None where a later turn goes on."""
+        try:
+            return self.carry_out(call, given)
+        except TurnEnds:
+            return None
 
     def _whole(self, leaf: Any) -> Any:
         """A leaf of the output, of whole sequences."""
@@ -167,7 +213,12 @@ class PieceOfCall:
         values, structure = pytree.tree_flatten((args, kwargs))
         values = [self._absence.real(value) for value in values]
         owner = unit.stage
+        if owner == self._comm.rank:
+            self._chunk = unit.chunk
+            if self._turn is not None:
+                self._turn.enter(unit.chunk)
         if self._learns:
+            self._look_at(values, chunk=self._chunk)
             _refuse_checkpoint(unit, self._asked)
             moves = moves_to(self._comm, self._route, self._absence, unit, values)
         else:
@@ -175,6 +226,8 @@ class PieceOfCall:
         has = tuple(not is_absent(value) for value in values)
         for move in moves:
             values[move.place] = self._moved(move, values[move.place])
+        if owner == self._comm.rank and self._turn is not None and self._turn.is_past:
+            return self._once_more(self._turn, self._route.steps[self._next - 1].output, values)
         if owner == self._comm.rank:
             args, kwargs = pytree.tree_unflatten(values, structure)
             output, told = self._own(unit, forward, args, kwargs, values)
@@ -193,6 +246,8 @@ class PieceOfCall:
 
     def _between(self, place: int, values: list[Any]) -> None:
         """An operation of the model's own code is about to begin."""
+        if self._learns:
+            self._look_at(values)
         for move in self._route.between.get(place, ()):
             values[move.place] = self._moved(move, values[move.place])
 
@@ -215,7 +270,50 @@ class PieceOfCall:
             self.raised.append(error)
             known = self._route.steps[self._next - 1].output
             return known.rebuilt(lambda leaf: self._zeros(leaf, values)), None
-        return output, None if draws is None else Output.of(output, values, draws.drawn)
+        if draws is not None:
+            told = Output.of(output, values, draws.drawn)
+            self._has_come("output", told.leaves, output)
+            return output, told
+        if self._turn is not None:
+            self._has_come("output", self._route.steps[self._next - 1].output.leaves, output)
+        return output, None
+
+    def _has_come(self, how: str, described: Sequence[Any], value: Any) -> None:
+        """Remember what a unit of this rank has returned, or what was received for one."""
+        if self._token is None:
+            return
+        for leaf, (shape, each) in enumerate(zip(described, pytree.tree_leaves(value), strict=True)):
+            if isinstance(shape, Shape):
+                self._has_come_to((self._place, how, leaf), innermost_rows(each))
+
+    def _has_come_to(self, place: Place, tensor: torch.Tensor) -> None:
+        if self._learns:
+            self._made[id(tensor)] = _Made(tensor, tensor._version, place, self._chunk)
+        elif self._turn is not None and place in self._route.used_later:
+            self._turn.keep(place, tensor)
+
+    @property
+    def _place(self) -> int:
+        """Of the unit that is being called."""
+        return len(self._route.steps) + 1 if self._learns else self._next
+
+    def _look_at(self, values: Sequence[Any], *, chunk: int | None = None) -> None:
+        """Code uses tensors; `chunk`: for a unit, when this rank has come so far."""
+        for value in values:
+            made = self._made.get(id(innermost_rows(value))) if isinstance(value, torch.Tensor) else None
+            if made is not None and made.chunk != chunk:
+                self._route.used_later.add(made.place)
+
+    def _once_more(self, turn: ChunkTurn, known: Output, values: Sequence[Any]) -> Any:
+        """What a unit has returned in an earlier turn."""
+        draw_again(known.draws, self._device)
+
+        def leaf(place: int) -> Any:
+            found = known.leaves[place]
+            kept = turn.kept.get((self._place, "output", place))
+            return self._absent(found, values) if kept is None else self._over(kept, found)
+
+        return pytree.tree_map(leaf, known.structure)
 
     def _own_leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
         leaf = self._held.leaf(parameter)
@@ -226,7 +324,9 @@ class PieceOfCall:
             raise self._another_way(unit.name)
         step = self._route.steps[self._next]
         self._next += 1
-        if step.unit != unit.name or step.has != tuple(not is_absent(value) for value in values):
+        past = self._turn is not None and self._turn.is_past  # not all of that is here any more
+        has = step.has if past else tuple(not is_absent(value) for value in values)
+        if step.unit != unit.name or step.has != has:
             raise self._another_way(unit.name)
         return step
 
@@ -237,30 +337,44 @@ class PieceOfCall:
             f"its own, as a number or a flag"
         )
 
-    def _moved(self, move: Any, value: Any) -> Any:
+    def _moved(self, move: Move, value: Any) -> Any:
         """A tensor on its way to the rank of a unit."""
-        rank = self._comm.rank
+        rank, turn = self._comm.rank, self._turn
         under_way = self._under_way
         graph = move.shape.gradient and self._token is not None
+        if rank == move.source and turn is not None and turn.is_past:
+            return value
         if rank == move.source:
             rows = innermost_rows(value)
             if tuple(rows.shape) != move.shape.shape:
                 raise self._another_way(f"a tensor of shape {list(value.shape)}")
             if graph:
-                self.trace.append(Sent.apply(self._comm, move.to, self._token, rows, under_way))
+                self.trace.append(Sent.apply(self._both, move.to, self._token, rows, under_way))
             else:
                 under_way.append(self._comm.send(packed(rows), move.to))
             return value
         if rank != move.to:
             return value
+        place = self._place, "received", move.place
+        if turn is not None and turn.is_past:
+            if place not in turn.kept:
+                return value
+            tensor = turn.kept[place]
+        else:
+            tensor = self._received(move, graph)
+            if self._token is not None:
+                self._has_come_to(place, tensor)
+        tensor = self._over(tensor, move.shape)
+        self._absence.received(value, tensor)
+        return tensor
+
+    def _received(self, move: Move, graph: bool) -> torch.Tensor:
         room = move.shape.room(self._device)
         if graph:
-            tensor = Received.apply(self._comm, move.source, self._token, room, under_way)
+            tensor = Received.apply(self._both, move.source, self._token, room, self._under_way)
             self.trace.append(tensor)
         else:
             tensor = self._comm.receive(room, move.source)
-        tensor = self._over(tensor, move.shape)
-        self._absence.received(value, tensor)
         return tensor
 
     def _absent(self, leaf: Any, values: Sequence[Any]) -> Any:

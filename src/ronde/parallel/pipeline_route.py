@@ -16,9 +16,24 @@ from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.parallel.absent import Absence, Shape, is_absent
 from ronde.patching.torch_internals import pytree
-from ronde.policies.stages import StageUnit
+from ronde.policies.stages import Stages, StageUnit
 
-__all__ = ["Move", "Output", "Problem", "Rerouted", "Route", "Same", "Step", "moves_to", "sources_of"]
+__all__ = [
+    "Move",
+    "Output",
+    "Place",
+    "Problem",
+    "Rerouted",
+    "Route",
+    "Same",
+    "Step",
+    "moves_to",
+    "sources_of",
+]
+
+
+Place = tuple[int, str, int]
+"""Of a tensor in a call: the number of a unit's call, whether it was received or returned, and the leaf."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,6 +128,8 @@ class Route:
         sources: for each leaf of the output that is a tensor the rank that has it; -1 where all compute it.
         gradients: which of these leaves have one.
         learnt: all of it is known.
+        in_place: code has changed what a unit of this rank has returned, or what was received.
+        used_later: places of such tensors that code uses beside the units of their chunk.
         verdict: held, because calls are told apart by which it is.
     """
 
@@ -121,6 +138,8 @@ class Route:
     sources: tuple[int, ...] = ()
     gradients: tuple[bool, ...] = ()
     learnt: bool = False
+    in_place: bool = False
+    used_later: set[Place] = dataclasses.field(default_factory=set)
     verdict: Any = None
 
     @property
@@ -129,6 +148,14 @@ class Route:
         moves = [*self.between.values(), *(step.moves for step in self.steps)]
         ends = {source for source in self.sources if source >= 0}
         return len(ends) == 1 and all(move.source < move.to for each in moves for move in each)
+
+    def goes_through(self, stages: Stages, ranks: int) -> bool:
+        """Whether it goes through the chunks of all ranks one after another, and can end after each."""
+        places = {unit.name: unit.chunk * ranks + unit.stage for unit in stages.units}
+        order = [places[step.unit] for step in self.steps]
+        ends = {source for source in self.sources if source >= 0}
+        all_come = order == sorted(order) and set(order) == set(range(ranks * stages.chunks))
+        return all_come and ends == {ranks - 1} and not any(self.between.values()) and not self.in_place
 
 
 class Rerouted(Exception):

@@ -36,6 +36,7 @@ class StepByTurns:
         attempt: is called before each try; the result, where the try does not count.
 
     Attributes:
+        model: the model.
         took_effect: a step has gone by turns, or it was said why none does.
     """
 
@@ -51,7 +52,7 @@ class StepByTurns:
     ) -> None:
         self._attempt, self._asked = attempt, asked
         self._pipeline, self._comm, self._note = pipeline, comm, note
-        self._model, self._loss_fn = model, loss_fn
+        self.model, self._loss_fn = model, loss_fn
         self._weighing: Weighing | None = "mean"
         self.took_effect = False
 
@@ -62,7 +63,7 @@ class StepByTurns:
             if self._weighing is None:
                 break
             state, undo = _generators(), self._attempt()
-            losses = _Losses(self._comm, self._model, self._loss_fn, target, self._weighing)
+            losses = _Losses(self._comm, self.model, self._loss_fn, target, self._weighing)
             output = self._called(losses, args, kwargs)
             if losses.leaves is None:
                 return self._from(output, target)
@@ -82,7 +83,7 @@ class StepByTurns:
     def _called(self, losses: _Losses | None, args: Any, kwargs: Any) -> Any:
         self._pipeline.losses = losses
         try:
-            return self._model(*args, **kwargs)
+            return self.model(*args, **kwargs)
         finally:
             self._pipeline.losses = None
 

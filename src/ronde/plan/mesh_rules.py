@@ -20,7 +20,7 @@ _WITH_ANY: dict[str, tuple[object, ...]] = {
 }
 _WITH_PIPELINE: dict[str, tuple[object, ...]] = {
     **_WITH_ANY,
-    "schedule": ("gpipe", "1f1b", "zero-bubble", None),
+    "schedule": ("gpipe", "1f1b", "interleaved", "zero-bubble", None),
 }
 _WITH_CONTEXT: dict[str, tuple[object, ...]] = {
     "expert": (1,),

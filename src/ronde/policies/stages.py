@@ -33,12 +33,14 @@ class StageUnit:
         name: its name in the model.
         cost: of its forward, in multiplications for one token; only ratios count.
         stage: the rank.
+        chunk: which of its runs of units, from 0.
     """
 
     name: str
     module: nn.Module
     cost: float
     stage: int
+    chunk: int = 0
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -77,6 +79,11 @@ class Stages:
         return [tensors[key] for key, found in stages.items() if len(found) > 1]
 
     @property
+    def chunks(self) -> int:
+        """How many runs of units a stage has."""
+        return 1 + max((unit.chunk for unit in self.units), default=0)
+
+    @property
     def by_turns(self) -> list[StageUnit]:
         """The units: the first of each stage, then the second of each."""
         count = collections.Counter[int]()
@@ -98,26 +105,33 @@ class Stages:
 
 
 def cut_into_stages(
-    model: nn.Module, stages: int, owner: Callable[[torch.Tensor], int | None] = lambda tensor: None
+    model: nn.Module,
+    stages: int,
+    owner: Callable[[torch.Tensor], int | None] = lambda tensor: None,
+    chunks: int = 1,
 ) -> Stages:
     """Cut a model into units, and these into stages.
 
     Args:
+        chunks: runs of units of each stage, by turns with the others'; one where units are too few, or
+            a table is looked up.
         owner: the stage of a parameter that is decided, as of another model of which it is a part; -1 for
             one that every rank has.
     """
-    units = _units(model, stages)
+    units = _units(model, stages * chunks)
     inside = {id(each) for _, module in units for each in module.parameters()}
     outside = tuple(each for each in model.parameters() if id(each) not in inside)
     direct = tuple(each for each in _direct(model, units) if id(each) in inside)
     costs = [_cost(module) for _, module in units]
-    numbers = least_maximum(costs, stages)
+    numbers = least_maximum(costs, stages * chunks)
     made: list[StageUnit] = []
     for (name, module), cost, number in zip(units, costs, numbers, strict=True):
         decided = {found for each in module.parameters() if (found := owner(each)) is not None} - {-1}
-        stage = min(decided) if decided else number
-        made.append(StageUnit(name, module, cost, stage))
+        chunk, stage = divmod(number, stages)
+        made.append(StageUnit(name, module, cost, min(decided) if decided else stage, chunk))
     tables = tuple(part for part in model.modules() if _is_table(part))
+    if chunks > 1 and (tables or len({(unit.stage, unit.chunk) for unit in made}) < stages * chunks):
+        return cut_into_stages(model, stages, owner)
     return Stages(tuple(made), (*outside, *direct), tables)
 
 

@@ -15,6 +15,7 @@ from ronde.patching.patches import Patches
 from ronde.patching.stacks import MODULE_CALL
 from ronde.plan import Plan
 from ronde.plan.cuts import cuts_by_pattern
+from ronde.plan.schedule import chunks_of
 from ronde.policies.expert_structure import Mixture, mixtures
 from ronde.policies.stages import Stages, cut_into_stages
 from ronde.policies.tensor_structure import Placement, placements
@@ -72,7 +73,8 @@ def lines_of_cuts(model: torch.nn.Module, plan: Plan) -> list[str]:
     """What a plan that cuts models cuts of this one."""
     stages, lines = plan.mesh.pipeline, list[str]()
     if stages > 1:
-        lines += _stages(cut_into_stages(model, stages), stages)
+        chunks = chunks_of(plan.compute.schedule)
+        lines += _stages(cut_into_stages(model, stages, chunks=chunks), stages)
     ranks = plan.mesh.expert * plan.mesh.tensor
     spread = mixtures(model, ranks) if plan.mesh.expert > 1 else []
     if plan.mesh.tensor > 1:
@@ -108,7 +110,8 @@ def _stages(found: Stages, count: int) -> list[str]:
         own = {id(each): each.numel() for unit in units for each in unit.parameters}
         held = sum(own.values()) - sum(own.get(id(each), 0) for each in shared)
         share = sum(unit.cost for unit in units) / total
-        names = f"{units[0].name} to {units[-1].name}" if len(units) > 1 else "".join(u.name for u in units)
+        runs = [[unit.name for unit in units if unit.chunk == chunk] for chunk in range(found.chunks)]
+        names = " and ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else run[0] for run in runs if run)
         lines.append(f"stage {stage}    {names or 'nothing'}: {held:,} parameters, {share:.0%} of the cost")
     if shared:
         lines.append(f"all stages {sum(each.numel() for each in shared):,} parameters, which several use")

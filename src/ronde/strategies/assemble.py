@@ -10,6 +10,7 @@ from ronde.comm.process_group import Comm
 from ronde.modules.sharded_call import Way, at_once
 from ronde.parallel.micro_batches import MicroBatches
 from ronde.parallel.pieces import RunOn, run_on
+from ronde.plan.schedule import chunks_of
 from ronde.plan.strategies import StrategyName, strategies_of
 from ronde.policies.zero import Place
 from ronde.strategies.parts import Parts
@@ -118,7 +119,9 @@ def _with_cut_models(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
     from ronde.strategies.pipeline import PipelineStrategy
 
     sequences = None if context is None else context.sequences
-    stages = PipelineStrategy(parts, ranks, by_axis["pipeline"], by_axis.get("tensor"), sequences)
+    several = chunks_of(parts.plan.compute.schedule) > 1
+    back = parts.meet_along("gradients", "pipeline") if several else None
+    stages = PipelineStrategy(parts, ranks, by_axis["pipeline"], by_axis.get("tensor"), sequences, back)
     return Strategies(
         ordered=[stages] if context is None else [stages, context],
         state=stages.state,

@@ -18,7 +18,9 @@ from ronde.parallel.stand_ins import StandIns
 from ronde.parallel.step_by_turns import StepByTurns
 from ronde.parallel.tensor_rules import tensor_rules
 from ronde.patching.patches import Patches
+from ronde.plan.compute import Schedule
 from ronde.plan.cuts import cuts_by_pattern
+from ronde.plan.schedule import chunks_of
 from ronde.policies.pipeline import pipeline_specs, sparse_weights, stage_of, stages_of
 from ronde.policies.stages import Stages
 from ronde.policies.tensor_structure import placements
@@ -42,6 +44,7 @@ class PipelineStrategy(Strategy):
         pipeline: the pipeline group, of the ranks that have the same blocks of other stages.
         tensor: the ranks that have other blocks of the same stage; None where a stage is one rank's.
         sequences: cuts sequences inside of calls; None where they are whole.
+        back: the ranks of the pipeline group, for gradients, where a rank has several chunks.
 
     Attributes:
         pipeline: carries a model's call out.
@@ -56,6 +59,7 @@ class PipelineStrategy(Strategy):
         pipeline: Comm,
         tensor: Comm | None = None,
         sequences: Sequences | None = None,
+        back: Comm | None = None,
     ) -> None:
         plan = parts.plan
         self._plan, self._script, self._note = plan, parts.context, parts.note
@@ -74,8 +78,8 @@ class PipelineStrategy(Strategy):
             within = Context.within_rows(tensor, ranks.sequences)
             self._stand_ins = StandIns(within, tensor_rules(), found.gradients, found.parameters.latest)
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Stages] = weakref.WeakKeyDictionary()
-        self._schedule = plan.compute.schedule or "gpipe"
-        self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self, self._schedule, sequences)
+        self._schedule: Schedule = plan.compute.schedule or "gpipe"
+        self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self, self._schedule, sequences, back)
         self._stages, self._everybody = pipeline, ranks.everybody
         self._steps: list[StepByTurns] = []
 
@@ -137,6 +141,12 @@ class PipelineStrategy(Strategy):
 
     def notes(self) -> list[str]:
         asked, notes = self._plan.item("schedule"), self._uncut.notes()
+        for model in [step.model for step in self._steps if step.took_effect]:
+            if self.stages(model).chunks < chunks_of(self._schedule):
+                notes.append(
+                    f"steps of {type(model).__name__} run schedule=1f1b instead of {asked}: it has fewer "
+                    f"units than there are chunks, or was called before its ronde.Step was"
+                )
         if self._schedule == "gpipe" or any(each.took_effect for each in self._steps):
             return notes
         why = (
@@ -155,7 +165,10 @@ class PipelineStrategy(Strategy):
         return found
 
     def _cut_into_stages(self, model: torch.nn.Module) -> Stages:
-        stages = stages_of(model, self._stages.world_size, self._partition, self._of_stage)
+        # Without a step of ronde's each micro-batch would go around the ranks before the next begins.
+        by_turns = any(step.model is model for step in self._steps)
+        chunks = chunks_of(self._schedule) if by_turns else 1
+        stages = stages_of(model, self._stages.world_size, self._partition, self._of_stage, chunks)
         self._known[model] = stages
         return stages
 
