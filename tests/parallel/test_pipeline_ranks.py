@@ -305,3 +305,33 @@ def test_hugging_face_models(two: Ranks, plan: str, kind: Callable[[], nn.Module
 @pytest.mark.parametrize("plan", ["tensor=2,pipeline=2", "data=2,tensor=2", "data=2,pipeline=2,zero1"])
 def test_hugging_face_models_on_four_ranks(four: Ranks, plan: str, kind: Callable[[], nn.Module]):
     compare(four, plan, trained, kind, of_labels)
+
+
+def trained_with_its_own_loss(steps: int = 2) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    model = llama()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    told: list[torch.Tensor] = []
+    for _ in range(steps):
+        ids = torch.randint(0, 20, (4, 8))
+        loss = model(input_ids=ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        told.append(loss.detach().clone())
+    return told + [value.clone() for value in model.state_dict().values()]
+
+
+def looks_into_its_cache(rank: Rank, plan: str) -> tuple[list[torch.Tensor], str]:
+    with rank.session(plan):
+        told, ids = trained_with_its_own_loss(), torch.ones(4, 8, dtype=torch.long)
+        with pytest.raises(UsageError) as refused:
+            len(llama()(input_ids=ids, labels=ids).past_key_values)
+        return told, str(refused.value)
+
+
+def test_a_model_that_returns_a_cache_is_cut_and_the_cache_refused(two: Ranks):
+    expected = trained_with_its_own_loss()
+    for told, said in two(looks_into_its_cache, "pipeline=2"):
+        torch.testing.assert_close(told, expected, rtol=1e-4, atol=1e-5)  # its loss is in single precision
+        assert "keys and values of its own layers" in said

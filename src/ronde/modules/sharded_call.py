@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ronde.errors import RondeError
+from ronde.modules.absent_cache import AbsentCache
 from ronde.modules.calls import Calls
 from ronde.modules.candidates import Batch
 from ronde.patching.other_threads import others_run
@@ -21,6 +22,7 @@ from ronde.rowwise.compiled import is_compiled
 from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Context
 from ronde.tensor.layout import Layout
+from ronde.tensor.tree import replace_caches
 from ronde.trace.step_clock import Part
 
 __all__ = ["ShardedCall", "Way", "another_form", "at_once", "drawing"]
@@ -64,12 +66,13 @@ class ShardedCall:
     def run(self, args: Any, kwargs: Any) -> Any:
         """The module itself, on rows that it is given so."""
         clock = self.context.clock
-        if not clock.armed:
-            return self.plain(self.module, *args, **kwargs)
-        before = clock.enter(Part.MODEL)
+        before = clock.enter(Part.MODEL) if clock.armed else None
         output = self.plain(self.module, *args, **kwargs)
-        clock.enter(before)
-        return output
+        if before is not None:
+            clock.enter(before)
+        if self.calls.caches or not torch.is_grad_enabled():
+            return output
+        return replace_caches(output, AbsentCache())
 
     def drawing(self, cut: Layout) -> Any:
         """Inside, the model draws what one device draws for the rows that `cut` gives this rank."""

@@ -16,7 +16,7 @@ import torch
 
 from ronde.patching.caller import is_users
 
-__all__ = ["Opaque", "caches", "instances", "leaves", "map_leaves", "structure"]
+__all__ = ["Opaque", "caches", "instances", "leaves", "map_leaves", "replace_caches", "structure"]
 
 
 _Kind = TypeVar("_Kind")
@@ -80,6 +80,17 @@ def caches(value: Any) -> Iterator[Any]:
         return
     for _, child in _children(value) or ():
         yield from caches(child)
+
+
+def replace_caches(value: Any, stand_in: Any) -> Any:
+    """The value, with another in the place of each cache of keys and values."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if _is_cache(value):
+        return stand_in
+    children = _children(value) or ()
+    mapped = {key: replace_caches(child, stand_in) for key, child in children}
+    return value if all(mapped[key] is child for key, child in children) else _rebuilt(value, mapped)
 
 
 @functools.lru_cache(maxsize=4096)

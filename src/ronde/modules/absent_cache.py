@@ -1,0 +1,41 @@
+"""A cache of keys in a model's output, where each stage of a pipeline has the keys of its own layers."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, final
+
+from ronde.errors import UsageError
+
+__all__ = ["AbsentCache"]
+
+
+@final
+class AbsentCache:
+    """Stands for a cache in a model's output.
+
+    Raises:
+        UsageError: when the script looks into it.
+    """
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(name) if name.startswith("__") else _refusal()
+
+    def __getitem__(self, key: Any) -> NoReturn:
+        raise _refusal()
+
+    def __iter__(self) -> NoReturn:
+        raise _refusal()
+
+    def __len__(self) -> int:
+        raise _refusal()
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def _refusal() -> UsageError:
+    return UsageError(
+        "under pipeline=N each stage has the keys and values of its own layers, and no rank has the whole "
+        "cache that the model returned in training; call the model inside torch.no_grad(), or take a plan "
+        "without pipeline"
+    )
