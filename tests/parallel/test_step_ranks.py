@@ -286,3 +286,10 @@ def test_a_stage_holds_as_many_micro_batches_as_its_formula_says(
 )
 def test_schedules_on_four_ranks(four: Ranks, mesh: str, schedule: str):
     compare(four, f"{mesh},micro-batches=4,schedule={schedule}", of_tokens)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_schedules_with_recomputation(two: Ranks, schedule: str, recompute: str):
+    compare(two, f"pipeline=2,micro-batches=4,schedule={schedule},recompute={recompute}", of_tokens)

@@ -195,6 +195,11 @@ CONTRADICTIONS = [
     ("error-feedback=true", "error-feedback=true and compressor=none", "compressor=topk,error-feedback=true"),
     ("compressed=momentum", "compressed=momentum and compressor=none", "compressor=int8,compressed=momentum"),
     ("schedule=gpipe", "schedule=gpipe and pipeline=1", "pipeline=2,schedule=gpipe"),
+    (
+        "pipeline=2,schedule=zero-bubble,recompute=full",
+        "schedule=zero-bubble and recompute=full",
+        "pipeline=2,schedule=1f1b,recompute=full",
+    ),
     ("compile=true,recompute=full", "compile=true and recompute=full", "compile=false,recompute=full"),
     ("update=async", "update=async and state=replicated", "state=server,update=async"),
     ("update=bounded,staleness=1", "update=bounded and state=replicated", "state=server,update=bounded"),
