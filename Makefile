@@ -51,7 +51,7 @@ EPOCHS ?= $(if $(wildcard /usr/share/datasets/fashion-mnist/train-images-idx3-ub
 DEMO_STATE := XDG_STATE_HOME=$(CURDIR)/demo-out/state
 DEMO := $(DEMO_STATE) $(RONDE)
 
-.PHONY: help env demo demo-recsys test test-torches lint format soak test-cluster ends tools meshes rules alarms gpu bench docs clean
+.PHONY: help env demo demo-recsys test test-torches lint format soak test-cluster ends tools meshes shares rules alarms gpu bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -107,6 +107,9 @@ tools: $(READY) ## the table of tools by plans (tests/tools), and its page
 
 meshes: $(READY) ## the table of meshes by the other axes, in docs/plan.md (ARGS="tensor=2 precision=bf16": tries one cell)
 	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m meshes $(ARGS)
+
+shares: $(READY) ## the table of what each mesh divides of known models, in docs/meshes.md (15 minutes)
+	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m cut_shares $(ARGS)
 
 rules: $(READY) ## what a rule adds to an operation on a cut value, in microseconds (on a quiet machine)
 	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m rule_cost

@@ -76,6 +76,8 @@ CHAINS = [
             (TRANSFORMER, [(4, "data=2,tensor=2,zero1"), (2, "pipeline=2"), (4, "data=2,pipeline=2")]),
             (TRANSFORMER, [(2, "zero2"), (2, "tensor=2"), (2, "zero1"), (2, "central")]),
             (MODELS["attention"], [(2, "context=2"), (2, "zero2"), (4, "data=2,context=2")]),
+            (MODELS["attention"], [(4, "pipeline=2,context=2"), (2, "ddp"), (4, "tensor=2,context=2,zero3")]),
+            (MODELS["attention"], [(8, "tensor=2,pipeline=2,context=2,zero1"), (2, "ddp")]),
             (MODELS["mixture"], [(2, "expert=2"), (2, "ddp"), (4, "expert=4"), (2, "zero3")]),
         ]
     ),

@@ -43,7 +43,9 @@ _PAIRS: tuple[tuple[tuple[str, ...], str], ...] = tuple(
         ("q_proj k_proj v_proj", "dense"),
         ("q_proj k_proj v_proj", "c_proj"),
         ("wq wk wv", "wo"),
+        ("q k v", "o"),
         ("to_q to_k to_v", "to_out"),
+        ("to_qkv", "to_out"),
         ("q_lin k_lin v_lin", "out_lin"),
         ("query key value", "proj"),
         ("query key value", "out"),
@@ -56,7 +58,7 @@ _PAIRS: tuple[tuple[tuple[str, ...], str], ...] = tuple(
     )
 )
 # A layer that makes queries, keys and values behind one another.
-_FUSED = {"c_attn": 3, "qkv": 3, "qkv_proj": 3, "in_proj": 3, "Wqkv": 3}
+_FUSED = {"c_attn": 3, "qkv": 3, "qkv_proj": 3, "in_proj": 3, "to_qkv": 3, "Wqkv": 3}
 # Pairs over modules: BERT's self-attention and its feed-forward part have their second matrix elsewhere.
 _DISTANT = (
     (("self.query", "self.key", "self.value"), "output.dense"),

@@ -41,7 +41,7 @@ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
 
 def rules() -> dict[Any, Rule]:
     table: dict[Any, Rule] = dict.fromkeys(functions(_NAMES), apply)
-    table.update(dict.fromkeys(functions(["to", "type_as"]), convert))
+    table.update(dict.fromkeys(functions(["to", "type", "type_as"]), convert))
     table[torch.Tensor.data.__get__] = apply  # pyright: ignore[reportAttributeAccessIssue]
     table[torch.Tensor.detach_] = detach_in_place
     return table
@@ -53,7 +53,7 @@ def detach_in_place(context: Context, func: Callable[..., Any], args: Any, kwarg
 
 
 def convert(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`to` and `type_as`: of another tensor only its type and device matter."""
+    """`to`, `type` and `type_as`: of another tensor only its type and device matter."""
     if is_global(args[0], context) and not is_sharded(args[0], context):
         return NotImplemented  # its rows are not what is asked for
     result = func(*map(localize, args), **{key: localize(value) for key, value in kwargs.items()})
