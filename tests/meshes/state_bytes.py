@@ -32,10 +32,10 @@ _STEPS = 3
 def sized(model: str) -> nn.Module:
     """A model of which matrices are the most, and a layer a small part."""
     sizes = Patches()
-    for name, value in (("VOCABULARY", _VOCABULARY), ("WIDTH", _WIDTH), ("_LAYERS", _LAYERS)):
+    for name, value in (("VOCABULARY", _VOCABULARY), ("WIDTH", _WIDTH)):
         sizes.set(models, name, value)
     try:
-        return MODELS[model]()
+        return MODELS[model](_LAYERS)
     finally:
         sizes.restore()
 

@@ -249,3 +249,57 @@ def test_what_cannot_be_kept_is_refused_by_name(two: Ranks):
             "a hook was registered on a parameter of shape [24, 16], of whose gradient tensor=2"
         )
         assert outside == "index out of range in self"
+
+
+class Padded(nn.Module):
+    """Attention with dropout, in which the first query sees no key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 4
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            layer(x).view(*x.shape[:2], 4, 4).transpose(1, 2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(-1)
+        made = nn.functional.scaled_dot_product_attention(q, k, v, seen, dropout_p=0.1)
+        return self.o_proj(made.transpose(1, 2).reshape(x.shape))
+
+
+def of_padded_rows() -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    model, told = Padded().to(D), list[torch.Tensor]()
+    for _ in range(2):
+        made = model(torch.randn(2, 5, 16, dtype=D))
+        model.zero_grad()
+        made.square().sum().backward()
+        told += [made.detach().clone(), *(value.grad.clone() for value in model.parameters())]
+    return [torch.tensor(each.tolist()) for each in told]
+
+
+def padded_on_rank(rank: Rank) -> list[torch.Tensor]:
+    with rank.session("tensor=2"):
+        return of_padded_rows()
+
+
+def test_a_query_that_sees_no_key_gets_nothing(two: Ranks):
+    expected = of_padded_rows()
+    for told in two(padded_on_rank):
+        torch.testing.assert_close(told, expected, rtol=1e-11, atol=1e-11)
+
+
+def bytes_of_a_step(rank: Rank) -> int:
+    with rank.session("tensor=2") as session:
+        model, sent = Padded(), [0]
+        for _ in range(4):
+            model(torch.ones(4, 6, 16, requires_grad=True)).sum().backward()
+            sent.append(sum(group.sent_bytes for group in session._groups))
+        return sent[-1] - sent[-2]
+
+
+def test_layers_of_one_input_sum_its_gradient_once(two: Ranks):
+    # Of 4 x 6 x 16 numbers: the sum of the output forward, and of the gradient of the input backward.
+    assert max(two(bytes_of_a_step)) < 3 * 4 * 6 * 16 * 4

@@ -141,6 +141,7 @@ def test_functions_in_c_answer() -> None:
     assert torch_internals.peek_interpreter_stack() is None
     assert torch_internals.get_tracing_state() is None
     assert torch_internals.saved_tensor_hooks._top_saved_tensors_default_hooks(True) is None
+    assert torch_internals.safe_softmax(torch.full((1, 2), -torch.inf), -1).tolist() == [[0.0, 0.0]]
     assert torch_internals.storage_use_count(torch.ones(1).untyped_storage()._cdata) >= 1
 
 

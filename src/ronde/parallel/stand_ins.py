@@ -64,6 +64,7 @@ class StandIns:
                         part._parameters[name] = stand_in  # pyright: ignore[reportArgumentType]
             yield
         finally:
+            self._context.entered = None
             for members, name, parameter, _ in swapped:
                 if isinstance(members.get(name), GlobalTensor):
                     members[name] = parameter
@@ -109,6 +110,7 @@ class StandIns:
 
     def whole(self, output: Any) -> Any:
         """Gather the leaves of what leaves a stage over the ranks of the group."""
+        self._context.entered = None
         return map_leaves(self._whole, output)
 
     def _whole(self, value: Any) -> Any:

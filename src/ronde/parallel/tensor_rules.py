@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch
 import torch.nn.functional as F
 
 from ronde.parallel.vocabulary import cross_entropy, embedding
-from ronde.tensor.context import Context
+from ronde.patching.torch_internals import safe_softmax
+from ronde.tensor.context import Context, Entered
 from ronde.tensor.edges import SumRanks
 from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, gathered, is_global
 from ronde.tensor.layout import Layout
@@ -98,7 +100,17 @@ def _column(
     """Each rank has some columns of the result."""
     layout = weight._layout.at(-1)
     shift = () if bias is None else (local_operand(context, bias, layout),)
-    return rewrap(weight, product(enter(context, gathered(x)), weight._local, *shift), layout)
+    return rewrap(weight, product(_entered(context, gathered(x)), weight._local, *shift), layout)
+
+
+def _entered(context: Context, x: torch.Tensor) -> torch.Tensor:
+    """Enter `x`; layers that follow one another with the same `x` share one sum of its gradient."""
+    last = context.entered
+    if last is not None and last.given() is x and last.version == x._version and torch.is_grad_enabled():
+        return last.made
+    made = enter(context, x)
+    context.entered = None if made is x else Entered(weakref.ref(x), x._version, made)
+    return made
 
 
 def _row(
@@ -228,7 +240,7 @@ def scores(
         found = found.masked_fill(~mask, -math.inf)
     elif mask is not None:
         found = found + mask
-    return torch.softmax(found, dim=-1)
+    return safe_softmax(found, -1)
 
 
 def dropout(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:

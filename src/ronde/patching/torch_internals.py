@@ -56,6 +56,7 @@ try:
     FakeTensorMode = fake_tensor.FakeTensorMode
     storage_use_count = _C._storage_Use_Count  # whether a buffer may be used again
     unsafe_preserve_version_counter = torch.autograd._unsafe_preserve_version_counter  # unseen by autograd
+    safe_softmax: Any = torch._safe_softmax  # that of attention: a row that sees no key is zero
     nested_tensor_from_mask = torch._nested_tensor_from_mask_left_aligned  # the transformer's fast path
     pytree = _pytree  # flattens outputs as torch does, with the classes that scripts register
     foreach_add_ = torch._foreach_add_

@@ -15,7 +15,7 @@ from ronde.tensor.rules.reductions import dimensions, finish
 __all__ = ["rules"]
 
 # The dimension is kept.
-_ALONG = "softmax log_softmax softmin cumsum cumprod logcumsumexp flip normalize".split()
+_ALONG = "softmax _safe_softmax log_softmax softmin cumsum cumprod logcumsumexp flip normalize".split()
 # The dimension vanishes unless keepdim.
 _REDUCING = "argmax argmin amax amin max min logsumexp prod all any".split()
 # Two results, the dimension kept.
