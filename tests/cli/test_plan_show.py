@@ -25,7 +25,8 @@ def test_ddp_is_shown_whole(capsys: pytest.CaptureFixture[str]):
     assert captured.out.splitlines() == [
         "plan           ddp",
         "preset         ddp",
-        "mesh           data=4  tensor=1  pipeline=1  context=1  expert=1  tensor-cuts not set",
+        "mesh           data=4  tensor=1  pipeline=1  context=1  expert=1  tensor-cuts not set"
+        "  context-attention=auto",
         "state          state=replicated  sparse=replicated  servers not set  offload=none",
         "communication  algorithm=auto  compressor=none  compressed=gradient  error-feedback=false"
         "  density not set  threshold not set  low-rank not set  reduction=mean  predivide not set "
@@ -78,7 +79,7 @@ def test_what_a_rank_holds_is_said(
         ("zero1,tensor=2", ["1/2 of the matrices that are cut", "and 1/W of the optimizer state"]),
         (
             "tensor=4,pipeline=2,expert=8,zero2",
-            ["its stage", "1/4 of the mat", "1/8 of the exp", "1/W of grad"],
+            ["its stage", "1/4 of the mat", "1/32 of the exp", "1/W of grad"],
         ),
         ("context=2", ["each rank keeps everything"]),
     ],
