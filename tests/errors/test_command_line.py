@@ -16,10 +16,10 @@ from ronde.cluster import torch_install
 from ronde.trace import run_directory
 
 KEYS = (
-    "data, tensor, pipeline, context, expert, tensor-cuts, state, sparse, servers, offload, algorithm, "
-    "compressor, compressed, error-feedback, density, threshold, low-rank, reduction, predivide, bucket-mb, "
-    "update, every, adaptive, peers, warm-up, staleness, "
-    "optimizer-on, precision, "
+    "data, tensor, pipeline, context, expert, tensor-cuts, context-attention, "
+    "state, sparse, servers, offload, "
+    "algorithm, compressor, compressed, error-feedback, density, threshold, low-rank, reduction, predivide, "
+    "bucket-mb, update, every, adaptive, peers, warm-up, staleness, optimizer-on, precision, "
     "micro-batches, recompute, schedule, compile, rng, batch-dim, loading"
 )
 PRESETS = (
