@@ -76,6 +76,7 @@ _OWN: dict[str, list[Call]] = {
         lambda f, x, m, form: f(x, x > 0.5, 0.1),
         lambda f, x, m, form: f(x, m.values(*x.shape) > 0.4, 2),
     ],
+    "type": [lambda f, x, m, form: f(x, torch.float32)],
     "to": [lambda f, x, m, form: f(x, torch.float32), lambda f, x, m, form: f(x, "cpu", dtype=torch.float16)],
     "__get__": [lambda f, x, m, form: f(x[:])],  # data
     "type_as": [lambda f, x, m, form: f(x, torch.zeros(1))],
@@ -137,7 +138,7 @@ _OWN: dict[str, list[Call]] = {
         lambda f, x, m, form: f(x, _elsewhere(form, slice(-2, None))),
     ],
 }
-for _name in ("softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp"):
+for _name in ("softmax", "_safe_softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp"):
     _OWN[_name] = [lambda f, x, m, form: f(x, dim=_other(form)), lambda f, x, m, form: f(x, _other(form) - 2)]
 for _name in ("argmax", "argmin", "amax", "amin", "max", "min", "logsumexp", "prod"):
     _OWN[_name] = [
@@ -234,7 +235,7 @@ def _every_spelling(rank: Rank, names: list[str]) -> list[str]:
     return compare_all(rank, cases, kept=True, tolerance=1e-2 if names == _NARROWING else 1e-12)
 
 
-_NARROWING = ["to", "float", "half", "bfloat16", "type_as", "sum"]
+_NARROWING = ["to", "type", "float", "half", "bfloat16", "type_as", "sum"]
 
 
 def _portions() -> list[list[str]]:
