@@ -22,7 +22,7 @@ from ronde.plan.mesh import ContextAttention
 from ronde.tensor import rules
 from ronde.tensor.context import Context
 from ronde.tensor.edges import gather_data
-from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, gathered, is_global, localize
+from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, gathered, is_global, localize, of_context
 from ronde.tensor.layout import Layout, joined
 from ronde.tensor.rules import elementwise, shapes
 from ronde.tensor.rules.common import (
@@ -36,7 +36,6 @@ from ronde.tensor.rules.common import (
 )
 from ronde.tensor.rules.shapes import split_key
 from ronde.tensor.shard import innermost, order_in_memory
-from ronde.tensor.tree import instances
 
 __all__ = ["is_mask", "sequence_rules"]
 
@@ -97,7 +96,7 @@ def by_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dict
 
 def beside_masks(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Element by element. Of scores `[..., n, n]` and a mask of keys `[..., 1, n]` the mask is gathered."""
-    given = [each for each in instances(GlobalTensor, (args, kwargs)) if each._context is context]
+    given = list(of_context(context, (args, kwargs)))
     if len(given) > 1 and same_layout(given) is None:
         args = tuple(gathered(each) if is_mask(context, each) else each for each in args)
     return elementwise.apply(context, func, args, kwargs)

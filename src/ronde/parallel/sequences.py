@@ -2,7 +2,8 @@
 
 Ranks of a context group have the same rows. The arguments' first axis beside the batch is cut; inside of the
 model values are global tensors along it. So each token is computed by one rank, and attention gathers keys
-and values. What leaves the model is whole. Whatever else works along the sequence is refused.
+and values. What leaves the model stays cut until the script looks at it. Whatever else works along the
+sequence is refused.
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ __all__ = [
     "is_global",
     "localize",
     "materialize",
+    "of_context",
     "settled",
     "wrap",
 ]
@@ -332,12 +333,12 @@ def _lies_in(result: Any, value: GlobalTensor) -> bool:
 
 def _on_whole_values(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     first = args[0] if args else kwargs.get("input")
-    for changed in _of_context(context, kwargs.get("out")):
+    for changed in of_context(context, kwargs.get("out")):
         hold_whole(changed)
     if is_global(first, context) and changes_shape(func):
         hold_whole(first)
     elif changes_first(func, kwargs):
-        for changed in _of_context(context, first):
+        for changed in of_context(context, first):
             open_to_write(changed)
     elif is_global(first, context) and watches(func):
         gathered(first)
@@ -349,7 +350,7 @@ def _on_whole_values(context: Context, func: Any, args: tuple[Any, ...], kwargs:
         return first  # it worked in place, or had nothing to do
     lent = [
         value
-        for value in _of_context(context, (args, kwargs))
+        for value in of_context(context, (args, kwargs))
         if _lies_in(result, value) or (value is first and may_copy(func))  # strides could tell ranks apart
     ]
     separate = [value for value in lent if value._full is not share(value)]
@@ -357,7 +358,8 @@ def _on_whole_values(context: Context, func: Any, args: tuple[Any, ...], kwargs:
     return _called(context, func, args, kwargs) if separate else result
 
 
-def _of_context(context: Context, values: Any) -> Iterator[GlobalTensor]:
+def of_context(context: Context, values: Any) -> Iterator[GlobalTensor]:
+    """The global tensors in an argument list that a context's ranks cut, and no shards within these."""
     return (each for each in instances(GlobalTensor, values) if each._context is context)
 
 
