@@ -26,6 +26,7 @@ class Calls:
     Attributes:
         caches: caches of keys and values that models return are whole, or rows, on every rank.
         called: carries out each call of the script's that no other call is around, where it is set.
+        heard: is given each module that the script, or a module in parts, has called, and its output.
         on_call: hears of each call of a module on a batch, while it is set.
         on_evaluation: hears of each call in shards without gradients.
         draws_nothing: the module that runs draws no random numbers, as far as is known.
@@ -47,6 +48,7 @@ class Calls:
         self.pieces = pieces
         self.caches = True
         self.called: Callable[..., Any] | None = None
+        self.heard: Callable[[torch.nn.Module, Any], None] | None = None
         self.on_call: Callable[[torch.nn.Module], None] | None = None
         self.on_evaluation: Callable[[], None] = lambda: None
         self.draws_nothing = False

@@ -45,11 +45,14 @@ from ronde.tensor.graph import leaves_behind, now
 from ronde.tensor.tree import Opaque, caches, leaves, map_leaves
 from ronde.trace.step_clock import Part
 
-__all__ = ["ModelEdge", "Spread"]
+__all__ = ["ModelEdge", "Spread", "WithLoss"]
 
 Spread = Callable[[torch.nn.Module, Any, Any, Callable[[], Any]], Any]
 """Given a module, its arguments, and what carries the call out for the whole batch: an output of rows, or
 `NotImplemented`."""
+
+WithLoss = Callable[[torch.nn.Module, Any, Any, Callable[[], Any]], Any]
+"""Given a model, its arguments, and what runs it in parts: its output."""
 
 
 class ModelEdge:
@@ -65,6 +68,7 @@ class ModelEdge:
 
     Attributes:
         spread: carries out calls of modules that ranks compute together, where the script runs; may be set.
+        with_loss: carries out calls of models that would run in parts; may be set.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class ModelEdge:
         self._way = way
         self._calling = calling
         self.spread: Spread | None = None
+        self.with_loss: WithLoss | None = None
         self._cuts = cuts
         self._stream = stream
         self._crossing = Crossing(calls.context, rules, calls.notes.say)
@@ -113,9 +118,14 @@ class ModelEdge:
                 return plain(module, *args, **kwargs)
             if context.clock.armed:
                 context.clock.enter(Part.SCRIPT)
+            heard = calls.heard
             if calls.called is not None:
-                return calls.called(self._call, plain, module, args, kwargs)
-            return self._call(plain, module, args, kwargs)
+                output = calls.called(self._call, plain, module, args, kwargs)
+            else:
+                output = self._call(plain, module, args, kwargs)
+            if heard is not None:
+                heard(module, output)
+            return output
 
         return call
 
@@ -255,14 +265,30 @@ class ModelEdge:
         # The body of TorchScript is not Python's to carry out.
         if small or isinstance(module, torch.jit.ScriptModule) or may_take_fast_path(module):
             return self._replicated(plain, module, (args, kwargs))
-        around, self._in_one_sample = self._in_one_sample, rows is None and samples == 1
+        body = functools.partial(_body(plain, module), *args, **kwargs)
+        in_parts = functools.partial(self._in_parts, module, verdict, rows, body, one=samples == 1)
+        if self.with_loss is None or self._explanations.are_around():
+            return in_parts()
+        return self.with_loss(module, args, kwargs, in_parts)
+
+    def _in_parts(
+        self,
+        module: torch.nn.Module,
+        verdict: Verdict,
+        rows: int | None,
+        body: Callable[[], Any],
+        *,
+        one: bool,
+    ) -> Any:
+        """Carry the body of a module out as a script is; `one`: it is given one sample, if not rows."""
+        around, self._in_one_sample = self._in_one_sample, rows is None and one
         try:
             with (
                 self._context.enter(Region.SCRIPT, rows),
                 self._explanations.inside(module, verdict),
                 self._calls.sizes.kept_whole(module, rows or 0),
             ):
-                return _body(plain, module)(*args, **kwargs)
+                return body()
         finally:
             self._in_one_sample = around
 

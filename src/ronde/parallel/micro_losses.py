@@ -119,7 +119,7 @@ def _differentiated(
     def leaf(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        made = value.detach()
+        made = _wide(value.detach())
         if made.is_floating_point() or made.is_complex():
             made.requires_grad_()
         given.append(made)
@@ -134,6 +134,12 @@ def _differentiated(
     with DisableTorchFunction():  # a mode is handed the session's function in place of this one
         found = iter(_GRAD(loss, asked, allow_unused=True))
     return loss.detach(), [next(found) if each.requires_grad else None for each in given]
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    """In float32 what `precision=bf16` has computed, for weights differ by less than bfloat16 rounds."""
+    narrow = value.dtype is torch.bfloat16 and torch.is_autocast_enabled(value.device.type)
+    return value.to(torch.float32) if narrow else value
 
 
 # torch's own, because a session replaces it for scripts.

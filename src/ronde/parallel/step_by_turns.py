@@ -7,6 +7,7 @@ yet: what they count is looked for, and the step runs once more, by GPipe's sche
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +23,22 @@ from ronde.tensor.global_tensor import materialize
 from ronde.tensor.layout import Layout
 from ronde.tensor.tree import leaves, map_leaves
 
-__all__ = ["StepByTurns"]
+__all__ = ["StepByTurns", "WentBack"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WentBack:
+    """A batch of which all micro-batches have gone forward and back.
+
+    Attributes:
+        loss: of the batch, without a graph.
+        tensors: leaves that have gradients by it.
+        gradients: one for each of these.
+    """
+
+    loss: torch.Tensor
+    tensors: list[torch.Tensor]
+    gradients: list[torch.Tensor]
 
 
 class StepByTurns:
@@ -58,6 +74,18 @@ class StepByTurns:
 
     def __call__(self, args: Any, kwargs: Any, target: Any) -> torch.Tensor:
         """The loss, whose gradients have been added to those of the parameters."""
+        found = self.forward(args, kwargs, target)
+        if isinstance(found, WentBack):
+            # All ranks come there, one whose stage is not trained too.
+            anchor = found.loss.new_zeros((), requires_grad=True)
+            torch.autograd.backward([*found.tensors, anchor], [*found.gradients, torch.zeros_like(anchor)])
+            return found.loss
+        loss = self._loss_fn(found, map_leaves(materialize, target))
+        loss.backward()
+        return materialize(loss).detach()
+
+    def forward(self, args: Any, kwargs: Any, target: Any) -> Any:
+        """Call the model; return `WentBack` where its micro-batches have gone back, else its output."""
         target = map_leaves(materialize, target)
         for _ in range(2):
             if self._weighing is None:
@@ -66,19 +94,13 @@ class StepByTurns:
             losses = _Losses(self._comm, self.model, self._loss_fn, target, self._weighing)
             output = self._called(losses, args, kwargs)
             if losses.leaves is None:
-                return self._from(output, target)
-            loss = self._delivered(losses, losses.leaves, map_leaves(materialize, output))
-            if loss is not None:
-                return loss
+                return output
+            gone = self._gone(losses, losses.leaves, map_leaves(materialize, output))
+            if gone is not None:
+                return gone
             _set_generators(state)
             undo()
-        return self._from(self._called(None, args, kwargs), target)
-
-    def _from(self, output: Any, target: Any) -> torch.Tensor:
-        """By the script's own calls."""
-        loss = self._loss_fn(output, target)
-        loss.backward()
-        return materialize(loss).detach()
+        return self._called(None, args, kwargs)
 
     def _called(self, losses: _Losses | None, args: Any, kwargs: Any) -> Any:
         self._pipeline.losses = losses
@@ -87,8 +109,8 @@ class StepByTurns:
         finally:
             self._pipeline.losses = None
 
-    def _delivered(self, losses: _Losses, leaves: SeparateLeaves, output: Any) -> torch.Tensor | None:
-        """The loss of the batch, if what has gone back is its gradient; None where nothing of that counts."""
+    def _gone(self, losses: _Losses, leaves: SeparateLeaves, output: Any) -> WentBack | None:
+        """The batch, if what has gone back is the gradient of its loss; None where nothing of that counts."""
         micro = losses.micro
         try:
             loss, expected = micro.whole(output)
@@ -97,12 +119,8 @@ class StepByTurns:
             return None
         right = _agree(micro, losses.used, expected)
         if self._comm.votes([not right]) == [0]:
-            tensors, gradients = leaves.gradients()
             self.took_effect = True
-            # All ranks come there, one whose stage is not trained too.
-            anchor = loss.new_zeros((), requires_grad=True)
-            torch.autograd.backward([*tensors, anchor], [*gradients, torch.zeros_like(anchor)])
-            return loss
+            return WentBack(loss, *leaves.gradients())
         # Of numbers that are not finite nothing can be told.
         if all(bool(each.isfinite().all()) for each in expected if each is not None):
             with _draws_again():
@@ -181,7 +199,11 @@ class _Losses:
                 self.used[piece] = None
                 return [torch.zeros_like(each) for each in leaves(output) if isinstance(each, torch.Tensor)]
         self.used[piece] = found
-        return [None if each is None else each * self._factor for each in found]
+        made = (leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor))
+        return [
+            None if each is None else (each * self._factor).to(leaf.dtype)
+            for each, leaf in zip(found, made, strict=True)
+        ]
 
     def _weight(self, piece: int, output: Any) -> float:
         if not self._weights:

@@ -1,9 +1,10 @@
 """The stages of a pipeline: which modules of a model run on which rank, found from the model's structure.
 
 A *unit* is a module that is not divided: a member of a chain of blocks (`nn.Sequential`, `nn.ModuleList`),
-or a module beside such a chain. Modules that hold chains are *open*: every rank carries their own code out.
-Units in the order of their definition are cut into as many runs as there are stages, so that the largest run
-is the smallest that there can be. A wrong guess of costs, or of the order, is slow and not wrong.
+or a module with parameters beside such a chain. Modules that hold chains are *open*: every rank carries their
+own code out, and modules without parameters. Units in the order of their definition are cut into as many runs
+as there are stages, so that the largest run is the smallest that there can be. A wrong guess of
+costs, or of the order, is slow and not wrong.
 
 A `ronde.EmbeddingTable` is no unit: its rows are spread over ranks with other rows of the batch, or lie on
 all of them, so every rank looks them up, and modules that hold tables are open.
@@ -193,7 +194,7 @@ def _walk(name: str, module: nn.Module, opened: set[int], seen: set[int]) -> Ite
                     yield path, child
             else:
                 yield from _walk(path, child, opened, seen)
-    else:
+    elif next(module.parameters(), None) is not None:
         yield name, module
 
 

@@ -172,20 +172,26 @@ class Session:
         self._from_processes = FromProcesses(comm, self.agreement, self._in_step)
         self._started = Started(self._in_step, self._compare)
         self._signals = HandledSignals(lambda: signal_board(config), lambda: comm.alone, self._in_step)
-        self._edge = ModelEdge(
+        self._edge = self._model_edge()
+        self._publishing = self._published()
+        self.checkpoints = self._saved()
+        if config.world_size > 1 and config.device == "cpu":  # a CUDA device computes while the host goes on
+            clock.start(self._waited_ns)
+
+    def _model_edge(self) -> ModelEdge:
+        edge = ModelEdge(
             self.calls,
             rules.table(),
             self._stream(),
             self.strategies.way,
             self.strategies.around_call,
             cuts=self._cuts_batches(),
-            sampled=plan.compute.recompute != "none" or self.strategies.cuts_calls,
+            sampled=self.plan.compute.recompute != "none" or self.strategies.cuts_calls,
         )
-        self._edge.spread = self.strategies.spread
-        self._publishing = self._published()
-        self.checkpoints = self._saved()
-        if config.world_size > 1 and config.device == "cpu":  # a CUDA device computes while the host goes on
-            clock.start(self._waited_ns)
+        edge.spread = self.strategies.spread
+        if self.strategies.with_loss is not None:
+            edge.with_loss = self.strategies.with_loss(self.calls, self._attempt)
+        return edge
 
     def _context(self, rows: Comm) -> Context:
         context = Context(comm=rows, adopt=self.reducer.adopt, clock=self.tally.clock)
@@ -323,8 +329,11 @@ class Session:
     ) -> Callable[[Any, Any, Any], torch.Tensor] | None:
         """Given arguments and a target, the loss, with forward and backward as the plan's schedule has them;
         None where the script's own calls have them so."""
-        attempt = (lambda: lambda: None) if self.checkpoints is None else self.checkpoints.attempt
-        return self.strategies.schedule(model, loss_fn, attempt)
+        return self.strategies.schedule(model, loss_fn, self._attempt)
+
+    def _attempt(self) -> Callable[[], object]:
+        """Begin something that may have to be done again; the result is called then."""
+        return (lambda: None) if self.checkpoints is None else self.checkpoints.attempt()
 
     def _any_rank(self, answer: bool) -> bool:
         return self.everybody.votes([answer]) != [0]

@@ -128,6 +128,7 @@ def _with_cut_models(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
         way=stages.pipeline,
         cuts_calls=True,
         schedule=stages.by_turns,
+        with_loss=stages.with_loss,
         sends_gradients=True,
     )
 

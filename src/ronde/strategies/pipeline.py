@@ -10,6 +10,8 @@ from typing import Any, NoReturn, final
 import torch
 
 from ronde.comm.process_group import Comm
+from ronde.modules.calls import Calls
+from ronde.parallel.loss_inside import LossInside
 from ronde.parallel.pipeline import Pipeline
 from ronde.parallel.pipeline_gradients import refuse_lone_gradients
 from ronde.parallel.pipeline_piece import UsedElsewhere
@@ -139,6 +141,19 @@ class PipelineStrategy(Strategy):
         self._steps.append(step)
         return step
 
+    def with_loss(self, calls: Calls, attempt: Any) -> LossInside:
+        """Carry out calls of models that compute their loss.
+
+        Args:
+            attempt: as of `by_turns`.
+        """
+        again = self._recompute
+        return LossInside(
+            calls,
+            lambda layers, loss_fn: self.by_turns(layers, loss_fn, attempt),
+            nullcontext if again is None else lambda: again.by_calls(False),
+        )
+
     def notes(self) -> list[str]:
         asked, notes = self._plan.item("schedule"), self._uncut.notes()
         for model in [step.model for step in self._steps if step.took_effect]:
@@ -153,8 +168,8 @@ class PipelineStrategy(Strategy):
             "the model runs in parts, its stages are not called in the order of ranks, its inputs require "
             "gradients, or it holds a ronde.EmbeddingTable; see docs/pipeline.md"
             if self._steps
-            else "the script calls loss.backward() itself, when all micro-batches have come through; train "
-            "by ronde.Step(model, optimizer, loss_fn)"
+            else "the script computes its loss when all micro-batches have come through; train by "
+            "ronde.Step(model, optimizer, loss_fn), or have the model return its loss"
         )
         return [*notes, f"{asked} had no effect, schedule=gpipe was run: {why}"]
 

@@ -9,7 +9,8 @@ from typing import Any, final
 
 import torch
 
-from ronde.modules.model_edge import Spread
+from ronde.modules.calls import Calls
+from ronde.modules.model_edge import Spread, WithLoss
 from ronde.modules.sharded_call import Way
 from ronde.patching.patches import Patches
 from ronde.strategies.rows import RowStrategy
@@ -39,6 +40,8 @@ class Strategies:
         rows: the one of these that spreads rows of embeddings; None without.
         spread: carries out calls of modules that ranks compute together, within a model that runs in parts.
         schedule: of steps in one call.
+        with_loss: given the script's calls, carries out those of models that compute their loss; None where
+            these run in parts.
         sends_gradients: in a backward one rank waits for another alone.
     """
 
@@ -49,6 +52,7 @@ class Strategies:
     rows: RowStrategy | None = None
     spread: Spread | None = None
     schedule: Schedule = by_script
+    with_loss: Callable[[Calls, Any], WithLoss] | None = None
     sends_gradients: bool = False
 
     def install(self, patches: Patches) -> None:
