@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_config import RankConfig, RankPlace
+from ronde.launch.run_spec import RunSpec
 from ronde.plan import Plan
 from ronde.process.seeds import seed_all
 from ronde.runtime.session import Session
@@ -19,10 +20,11 @@ def alone(folder: Path, plan: str, device: str = "cpu") -> Iterator[Session]:
     """The boundary around the code inside, as around a script; files are not mediated."""
     folder.mkdir(exist_ok=True)
     store = folder / f"store-{len(list(folder.iterdir()))}"
-    config = RankConfig(
+    place = RankPlace(
         rank=0, world_size=1, local_rank=0, local_world_size=1, run_dir=str(folder), store=f"file://{store}",
-        script="", plan=plan, device=device,
+        device=device,
     )  # fmt: skip
+    config = RankConfig(run=RunSpec(script="", plan=plan), place=place)
     seed_all(0)
     session = Session(config, Plan.parse(plan))
     session.install_boundary()

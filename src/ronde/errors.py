@@ -85,7 +85,8 @@ class DivergedError(PeerLost):
     """
 
     def __init__(self, paths: Iterable[tuple[int, str, str]]) -> None:
-        places = "".join(f"  rank {rank} at {where}: {what}\n" for rank, where, what in sorted(paths))
+        self.paths = tuple(sorted(paths))
+        places = "".join(f"  rank {rank} at {where}: {what}\n" for rank, where, what in self.paths)
         super().__init__(
             "the ranks have diverged: they take different paths through the script, so their results would "
             f"be wrong\n{places}{ADVICE_ON_DIVERGENCE}"

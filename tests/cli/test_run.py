@@ -11,7 +11,7 @@ import pytest
 
 from ronde.cli import entry, run
 from ronde.launch.job import Job, Outcome
-from ronde.launch.witness import Explain
+from ronde.launch.run_end import Explain
 
 
 class Seen:
@@ -52,7 +52,7 @@ def test_everything_behind_the_script_is_the_scripts(seen: Seen) -> None:
     assert _code("--ranks", "2", "train.py", "--ranks", "7", "--help", "--", "-m", "x") == 4
     assert seen.job is not None
     assert seen.job.ranks == 2
-    assert seen.job.arguments == ("--ranks", "7", "--help", "--", "-m", "x")
+    assert seen.job.run.arguments == ("--ranks", "7", "--help", "--", "-m", "x")
 
 
 @pytest.mark.parametrize(
@@ -80,34 +80,39 @@ def test_options_of_servers_without_servers_are_refused(
 def test_options_of_servers(seen: Seen) -> None:
     assert _code("--plan", "ps", "--durability", "log,sync=group", "--server-state", "old", "train.py") == 4
     assert seen.job is not None
-    assert (seen.job.durability, seen.job.durability_sync) == ("log", "group")
-    assert seen.job.server_state.endswith("/old")
+    assert (seen.job.run.durability, seen.job.run.durability_sync) == ("log", "group")
+    assert seen.job.run.server_state.endswith("/old")
 
 
 def test_a_module(seen: Seen) -> None:
     assert _code("-m", "json.tool", "--indent", "2") == 4
     assert seen.job is not None
-    assert (seen.job.script, seen.job.module, seen.job.arguments) == ("json.tool", True, ("--indent", "2"))
+    run = seen.job.run
+    assert (run.script, run.module, run.arguments) == (
+        "json.tool",
+        True,
+        ("--indent", "2"),
+    )
 
 
 def test_start_line_says_what_was_decided(seen: Seen, capfd: pytest.CaptureFixture[str]) -> None:
     _code("--ranks", "2", "--seed", "5", "--rng", "global", "--plan", "bucket-mb=10", "train.py")
     assert seen.job is not None
-    assert seen.job.seed == 5
+    assert seen.job.run.seed == 5
     assert capfd.readouterr() == (
         "",
-        f"ronde: seed 5, 2 ranks on cpu, 4 threads each, plan {seen.job.plan}, "
+        f"ronde: seed 5, 2 ranks on cpu, 4 threads each, plan {seen.job.run.plan}, "
         f"run directory {seen.job.run_directory.path}\n",
     )
-    assert sorted(seen.job.plan.split(",")) == ["bucket-mb=10", "rng=global"]
+    assert sorted(seen.job.run.plan.split(",")) == ["bucket-mb=10", "rng=global"]
 
 
 def test_another_launchers_line_is_read_and_said(seen: Seen, capfd: pytest.CaptureFixture[str]) -> None:
     words = ("--num_processes", "2", "--use_fsdp", "python", "train.py", "--num_processes", "9")
     assert _code(*words) == 4
     assert seen.job is not None
-    assert (seen.job.ranks, seen.job.plan) == (2, "state=zero3")
-    assert seen.job.arguments == ("--num_processes", "9")
+    assert (seen.job.ranks, seen.job.run.plan) == (2, "state=zero3")
+    assert seen.job.run.arguments == ("--num_processes", "9")
     said = "ronde: read as: ronde run --plan zero3 --ranks 2 train.py --num_processes 9\n"
     assert capfd.readouterr().err.startswith(said)
     assert _code("-q", "-n", "2", "train.py") == 4
@@ -122,7 +127,7 @@ def test_the_start_line_says_what_a_name_stands_for(seen: Seen, capfd: pytest.Ca
 def test_quiet_says_nothing(seen: Seen, capfd: pytest.CaptureFixture[str]) -> None:
     assert _code("--quiet", "train.py") == 4
     assert seen.job is not None
-    assert seen.job.quiet
+    assert seen.job.run.quiet
     assert capfd.readouterr() == ("", "")
 
 
@@ -132,7 +137,7 @@ def test_auto_on_a_cpu_host_is_one_rank_and_says_why(seen: Seen, capfd: pytest.C
     assert seen.job.ranks == 1
     said = capfd.readouterr().err
     assert (
-        f"seed {seen.job.seed}, 1 rank on cpu (one process already uses all 8 cores; --ranks N for more)"
+        f"seed {seen.job.run.seed}, 1 rank on cpu (one process already uses all 8 cores; --ranks N for more)"
         in said
     )
 
@@ -149,7 +154,7 @@ def test_a_seed_is_drawn_anew_for_each_run(seen: Seen) -> None:
     for _ in range(3):
         _code("train.py")
         assert seen.job is not None
-        seeds.add(seen.job.seed)
+        seeds.add(seen.job.run.seed)
     assert len(seeds) > 1
 
 
@@ -223,12 +228,12 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would have been launched on hosts."""
     found: list[Any] = []
 
-    def launch_on_hosts(job: Job, hosts: Any) -> Outcome:
+    def launch_on_hosts(job: Job, hosts: Any, explain: Explain) -> Outcome:
         found.append(hosts)
         job.run_directory.release()
         return Outcome(exit_code=5)
 
-    monkeypatch.setattr("ronde.launch.hosts.launch_on_hosts", launch_on_hosts)
+    monkeypatch.setattr("ronde.launch.controller.launch_on_hosts", launch_on_hosts)
     return found
 
 
@@ -277,7 +282,7 @@ def test_a_cut_model_is_saved_and_published(seen: Seen, tmp_path: Path, plan: st
     saved = str(tmp_path / "saved")
     assert _code("--ranks", "2", "--plan", plan, "--checkpoint", saved, "--publish", "1", "train.py") == 4
     assert seen.job is not None
-    assert (seen.job.plan, seen.job.checkpoint, seen.job.publish) == (plan, saved, 1.0)
+    assert (seen.job.run.plan, seen.job.run.checkpoint, seen.job.run.publish) == (plan, saved, 1.0)
 
 
 def test_torchruns_own_settings_start_torchrun(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from ronde.compat.elastic.driver import Bounds
 from ronde.errors import LaunchError
 from ronde.launch.hosts import Hosts
 from ronde.launch.job import Job
+from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
 
 
@@ -71,11 +72,13 @@ class Story:
         monkeypatch.setattr(module, "_LOOK_S", 0.001)
         monkeypatch.setattr(module, "is_this_host", lambda _: True)  # asks no server of names
         job = Job(
+            run=RunSpec(
+                script="python",
+                quiet=True,
+            ),
             ranks=1,
             run_directory=RunDirectory(path=tmp_path, run_id="x"),
             environment={},
-            script="python",
-            quiet=True,
         )
         self.driver: Any = module._Driver(
             job,

@@ -123,12 +123,12 @@ def test_all_wait_at_different_places() -> None:
 def test_a_kill_is_of_the_kernel_only_where_it_says_so() -> None:
     ranks = (rank(0), rank(1, code=-signal.SIGKILL, process=Process(pid=77)))
     assert explain(failed(*ranks)).cause == "killed"
-    counted = explain(failed(*ranks, host=Host(oom_kills=1)))
+    counted = explain(failed(*ranks, hosts=(Host(oom_kills=1),)))
     assert (counted.cause, counted.rank) == ("host-memory", 1)
     noted = Host(kernel=("Out of memory: Killed process 77 (python)",))
-    assert explain(failed(*ranks, host=noted)).cause == "host-memory"
+    assert explain(failed(*ranks, hosts=(noted,))).cause == "host-memory"
     of_another = Host(kernel=("Out of memory: Killed process 99 (java)",))
-    assert explain(failed(*ranks, host=of_another)).cause == "killed"
+    assert explain(failed(*ranks, hosts=(of_another,))).cause == "killed"
 
 
 def test_a_crash_names_the_line_by_its_stack() -> None:
@@ -181,23 +181,26 @@ def test_an_error_of_all_ranks_is_no_single_ranks() -> None:
     assert (found.cause, found.rank) == ("script-error", None)
 
 
-def diverged(*places: str) -> Evidence:
-    message = "the ranks have diverged\n" + "".join(
-        f"  rank {n} at {each}\n" for n, each in enumerate(places)
-    )
-    error = {"type": "DivergedError", "message": message, "traceback": message, "kind": "diverged"}
+def diverged(*places: tuple[str, str]) -> Evidence:
+    paths = [[n, where, what] for n, (where, what) in enumerate(places)]
+    error = {
+        "type": "DivergedError",
+        "message": "the ranks have diverged",
+        "kind": "diverged",
+        "paths": paths,
+    }
     return failed(*(rank(n, error=error) for n in range(len(places))), kind="diverged")
 
 
 def test_the_odd_one_of_three_is_named() -> None:
-    two, other = "train.py:3: all_reduce of float32 [4]", "train.py:9: all_gather of float32 [4]"
+    two, other = ("train.py:3", "all_reduce of float32 [4]"), ("train.py:9", "all_gather of float32 [4]")
     found = explain(diverged(two, other, two))
     assert (found.cause, found.rank) == ("paths-differ", 1)
     assert explain(diverged(two, other)).rank is None
 
 
 def test_the_same_line_with_other_shapes() -> None:
-    two, other = "train.py:3: all_gather of float32 [4, 2]", "train.py:3: all_gather of float32 [4, 3]"
+    two, other = (("train.py:3", f"all_gather of float32 [4, {last}]") for last in (2, 3))
     found = explain(diverged(two, two, other))
     assert (found.cause, found.rank) == ("shapes-differ", 2)
 

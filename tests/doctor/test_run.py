@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ronde.doctor.run import examine
 from ronde.errors import UsageError
-from ronde.launch.launched import Launched, read_launched
 from ronde.launch.process_facts import process
 from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.trace.events import write_event
-from ronde.trace.evidence import Evidence, Failure, Process, RankEvidence, write_evidence
+from ronde.trace.evidence import Evidence, Failure, Host, Process, RankEvidence, write_evidence
+from ronde.trace.launch_record import LaunchedNode, LaunchRecord, read_launch_record, write_launch_record
+from ronde.trace.run_directory import RunDirectory
+from ronde.trace.vitals import Vitals, vitals_path
 
 RUN = "20260101-000000-abcdef"
 
 
-def note(folder: Path, *pids: int) -> None:
-    launched = Launched(run_id=RUN, launcher=1, pids=pids, script="train.py", plan="ddp")
-    (folder / "launch.json").write_text(json.dumps(dataclasses.asdict(launched)))
-    assert read_launched(folder / "launch.json") == launched
+def note(folder: Path, *pids: int, **fields: Any) -> None:
+    record = LaunchRecord(
+        **{
+            "run_id": RUN,
+            "host": os.uname().nodename,
+            "launcher": 1,
+            "script": "train.py",
+            "plan": "ddp",
+            "nodes": [LaunchedNode(name="one", pids=dict(enumerate(pids)))],
+            **fields,
+        }
+    )
+    write_launch_record(folder / "launch.json", record)
+    assert read_launch_record(folder / "launch.json") == record
 
 
 def environment_of(pid: int) -> bytes:
@@ -73,8 +87,63 @@ def test_no_run_directory(tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_has_left_no_word_was_killed(tmp_path: Path) -> None:
-    launched = Launched(run_id=RUN, launcher=2**22 - 7, pids=(2**22 - 3,), script="train.py", plan="ddp")
-    (tmp_path / "launch.json").write_text(json.dumps(dataclasses.asdict(launched)))
+    note(tmp_path, 2**22 - 3, launcher=2**22 - 7)
     assert examine(tmp_path)[1].cause == "launcher-lost"
     write_event(tmp_path, "end", "exit code 143", exit_code=143)
     assert examine(tmp_path)[1].cause != "launcher-lost"
+
+
+def test_of_a_run_on_hosts_the_launcher_is_asked(tmp_path: Path) -> None:
+    note(tmp_path, 2**22 - 3, by_agents=True)
+    held = RunDirectory.create(tmp_path / "other", {})
+    (tmp_path / "lock").hardlink_to(held.path / "lock")  # as a launcher holds it
+    answer = Evidence(
+        run_directory=str(tmp_path),
+        reason="asked",
+        time=0,
+        ranks=(RankEvidence(rank=0, process=Process(pid=7, state="R"), standing="running", step=3),),
+    )
+
+    def launcher() -> None:
+        while not (tmp_path / "asked").exists():
+            time.sleep(0.01)
+        write_evidence(answer)
+
+    thread = threading.Thread(target=launcher)
+    thread.start()
+    evidence, found = examine(tmp_path)
+    thread.join()
+    held.release()
+    assert evidence == answer
+    assert (found.cause, found.summary) == ("running", "1 ranks run, step 3")
+
+
+def test_a_run_on_hosts_that_ended_well_is_known_by_its_last_evidence(tmp_path: Path) -> None:
+    """Two threads on each of two hosts with two cores are not four on two."""
+    note(tmp_path, 2**22 - 3, 2**22 - 5, by_agents=True)
+    ranks = [
+        RankEvidence(rank=each, process=Process(pid=7), threads=2, host=each, summary={"data": 0.0})
+        for each in (0, 1)
+    ]
+    hosts = (Host(name="one", cores=2), Host(name="two", cores=2))
+    write_evidence(
+        Evidence(run_directory=str(tmp_path), reason="end", time=0, ranks=tuple(ranks), hosts=hosts)
+    )
+    write_event(tmp_path, "end", "exit code 0", exit_code=0)
+    assert examine(tmp_path)[1].cause == "ended"
+
+
+def test_a_run_that_goes_on_is_asked_about_on_the_host_of_its_launcher(tmp_path: Path) -> None:
+    note(tmp_path, 2**22 - 3, host="elsewhere")
+    with pytest.raises(UsageError, match=r"type ronde doctor .* on elsewhere"):
+        examine(tmp_path)
+
+
+def test_ranks_of_another_launcher_show_their_processes(tmp_path: Path) -> None:
+    """None of them can be called the first, when all are gone and nobody has watched."""
+    note(tmp_path, nodes=[], watched=False, launcher=2**22 - 7)
+    for rank in (0, 1):
+        assert Vitals.create(vitals_path(tmp_path, rank), thread=0, threads=1) is not None
+    evidence, found = examine(tmp_path)
+    assert [each.rank for each in evidence.ranks] == [0, 1]
+    assert found.cause == "unknown"

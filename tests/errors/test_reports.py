@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 
 from errors.normal import ADVICE, normal
-from ronde.launch.failure_report import (
-    ErrorFile,
-    RankDeath,
-    RankFailure,
-    failure_beside,
-    first_failure,
-    report,
-)
+from ronde.launch.failure import Ends, ErrorFile, RankDeath, RankFailure, failure_beside
+from ronde.launch.failure_report import report
 from ronde.trace.run_directory import RunDirectory
 
 BOARD = """
@@ -288,17 +282,18 @@ def test_an_error_of_ours_is_told_without_its_class() -> None:
 
 def test_ranks_that_have_all_lost_each_other_say_why(tmp_path: Path) -> None:
     """What breaks a collective on every rank is no consequence of another rank's end."""
-    errors = {
+    ends = Ends()
+    ends.errors = {
         rank: ErrorFile(
             rank=rank, time=float(rank), kind="peer", type="PeerLost", message="no memory",
             traceback="Traceback\nPeerLost: no memory",
         )
         for rank in (0, 1)
     }  # fmt: skip
-    deaths = [RankDeath(rank=rank, time=float(rank), code=1) for rank in (0, 1)]
-    first = first_failure(deaths, errors)
+    ends.deaths = [RankDeath(rank=rank, time=float(rank), code=1) for rank in (0, 1)]
+    first = ends.failure()
     assert first is not None
     directory = RunDirectory(path=tmp_path, run_id="x")
-    told = report(first, deaths, errors, directory, 2, main_shown=True)
+    told = report(first, ends, directory, 2, main_shown=True)
     head = f"rank 0 lost its peers (PeerLost: no memory); logs of all ranks: {tmp_path}"
     assert told == f"{head}\nTraceback\nPeerLost: no memory"

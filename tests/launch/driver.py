@@ -8,20 +8,23 @@ from pathlib import Path
 
 from ronde.launch.job import Job
 from ronde.launch.local import launch
+from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
 
 
 def main() -> None:
     run_dir, ranks, script, *arguments = sys.argv[1:]
     job = Job(
+        run=RunSpec(
+            script=script,
+            arguments=tuple(arguments),
+            seed=7,
+            timeout=float(os.environ.get("DRIVER_TIMEOUT", "1800")),
+            worker=(sys.executable, str(Path(__file__).with_name("fake_worker.py"))),
+        ),
         ranks=int(ranks),
         run_directory=RunDirectory.create(Path(run_dir), os.environ),
         environment=os.environ,
-        script=script,
-        arguments=tuple(arguments),
-        seed=7,
-        timeout=float(os.environ.get("DRIVER_TIMEOUT", "1800")),
-        worker=(sys.executable, str(Path(__file__).with_name("fake_worker.py"))),
     )
     sys.exit(launch(job).exit_code)
 

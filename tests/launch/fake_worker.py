@@ -6,6 +6,7 @@ that has lost its peers.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import runpy
@@ -20,18 +21,19 @@ from ronde.launch.rank_config import RankConfig
 
 def main() -> None:
     config = RankConfig.take_from(os.environ)
-    os.environ["FAKE_RANK"] = str(config.rank)
-    os.environ["FAKE_CONFIG"] = config.to_json()
-    sys.argv = [config.script, *config.arguments]
+    os.environ["FAKE_RANK"] = str(config.place.rank)
+    told = {**dataclasses.asdict(config.run), **dataclasses.asdict(config.place)}
+    os.environ["FAKE_CONFIG"] = json.dumps(told)
+    sys.argv = [config.run.script, *config.run.arguments]
     try:
-        runpy.run_path(config.script, run_name="__main__")
+        runpy.run_path(config.run.script, run_name="__main__")
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except Exception as error:
         kind = "peer" if isinstance(error, LookupError) and str(error) == "peer" else "script"
         report = {
-            "rank": config.rank,
+            "rank": config.place.rank,
             "time": time.time(),
             "kind": kind,
             "type": type(error).__name__,
@@ -41,7 +43,7 @@ def main() -> None:
         if kind == "script":
             traceback.print_exc()
             sys.stderr.flush()
-        target = Path(config.run_dir) / f"rank-{config.rank}.error.json"
+        target = Path(config.place.run_dir) / f"rank-{config.place.rank}.error.json"
         unfinished = target.with_suffix(".part")
         unfinished.write_text(json.dumps(report))
         unfinished.rename(target)

@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 from ronde.cluster.host_list import parse_hosts, ranks_of_hosts
+from ronde.doctor.explain import explain
 from ronde.errors import RondeError
-from ronde.launch.hosts import Hosts, launch_on_hosts
+from ronde.launch.controller import launch_on_hosts
+from ronde.launch.hosts import Hosts
 from ronde.launch.job import Job
 from ronde.launch.remote_command import Way
+from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
 
 # As ssh does, it hands its second argument to a shell; a login shell may greet on stdout first.
@@ -21,13 +24,16 @@ def main() -> None:
     run_dir, names, script, *arguments = sys.argv[1:]
     shares = ranks_of_hosts(parse_hosts(names), None)
     job = Job(
+        run=RunSpec(
+            script=script,
+            arguments=tuple(arguments),
+            seed=7,
+            timeout=float(os.environ.get("DRIVER_TIMEOUT", "1800")),
+            worker=(sys.executable, str(Path(__file__).with_name("fake_worker.py"))),
+        ),
         ranks=sum(count for _, count in shares),
         run_directory=RunDirectory.create(Path(run_dir), os.environ),
         environment=os.environ,
-        script=script,
-        arguments=tuple(arguments),
-        seed=7,
-        worker=(sys.executable, str(Path(__file__).with_name("fake_worker.py"))),
     )
     # Nobody joins the store here.
     hosts = Hosts(
@@ -38,7 +44,7 @@ def main() -> None:
         store=("sh", "-c", "exec sleep 60"),
     )
     try:
-        sys.exit(launch_on_hosts(job, hosts).exit_code)
+        sys.exit(launch_on_hosts(job, hosts, explain).exit_code)
     except RondeError as error:
         print(f"ronde: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

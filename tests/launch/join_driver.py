@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ronde.cluster.environment import ClusterEnvironment
 from ronde.launch.job import Job
+from ronde.launch.run_spec import RunSpec
 from ronde.launch.torchrun import become_rank, shared_run_id, shared_seed
 from ronde.trace.run_directory import RunDirectory
 
@@ -18,13 +19,15 @@ def main() -> None:
     assert place is not None
     run_id = shared_run_id(place, os.getppid())
     job = Job(
+        run=RunSpec(
+            script=script,
+            arguments=tuple(arguments),
+            seed=shared_seed(place),
+            worker=(sys.executable, str(Path(__file__).with_name("fake_worker.py"))),
+        ),
         ranks=place.world_size,
         run_directory=RunDirectory.join(Path(run_dir), run_id, os.environ),
         environment=os.environ,
-        script=script,
-        arguments=tuple(arguments),
-        seed=shared_seed(place),
-        worker=(sys.executable, str(Path(__file__).with_name("fake_worker.py"))),
     )
     become_rank(job, place)
 

@@ -14,11 +14,12 @@ from ronde.cluster.host_list import HostSlots, parse_hosts
 from ronde.errors import LaunchError, UsageError
 from ronde.launch import elastic as module
 from ronde.launch.elastic import Elastic, launch_elastic
-from ronde.launch.failure_report import RankFailure
+from ronde.launch.failure import RankFailure
 from ronde.launch.hosts import Hosts
 from ronde.launch.job import Job, Outcome
 from ronde.launch.membership import Membership, discovered
 from ronde.launch.remote_command import Way
+from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
 
 
@@ -102,19 +103,21 @@ class Run:
         self.said: list[str] = []
         self._starts = list(starts)
         self._job = Job(
+            run=RunSpec(
+                script="train.py",
+                checkpoint="saved",
+            ),
             ranks=3,
             run_directory=RunDirectory.create(tmp_path / "run", os.environ),
             environment={},
-            script="train.py",
-            checkpoint="saved",
         )
         monkeypatch.setattr(module, "launch_on_hosts", self._launch)
         monkeypatch.setattr(module, "_WAITING_S", 0.01)
 
-    def _launch(self, job: Job, hosts: Hosts, is_to_end: threading.Event) -> Outcome:
+    def _launch(self, job: Job, hosts: Hosts, explain: object, is_to_end: threading.Event) -> Outcome:
         assert job.ranks == sum(count for _, count in hosts.shares)
         self.shares.append(hosts.shares)
-        self.resumed.append(job.resume)
+        self.resumed.append(job.run.resume)
         return self._starts.pop(0)(self, is_to_end)
 
     def end(self, least: int = 1, restarts: int = 1, patience: float = 5.0) -> Outcome:

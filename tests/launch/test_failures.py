@@ -161,16 +161,19 @@ def test_a_rank_that_cannot_be_started(experiment: Any, tmp_path: Path) -> None:
     from ronde.errors import LaunchError
     from ronde.launch.job import Job
     from ronde.launch.local import launch
+    from ronde.launch.run_spec import RunSpec
     from ronde.trace.run_directory import RunDirectory
 
     directory = RunDirectory.create(tmp_path / "run", os.environ)
     job = Job(
+        run=RunSpec(
+            script="train.py",
+            worker=(str(tmp_path / "no-python"),),
+        ),
         ranks=2,
         run_directory=directory,
         environment=os.environ,
-        script="train.py",
         shown=False,
-        worker=(str(tmp_path / "no-python"),),
     )
     with pytest.raises(LaunchError, match="rank 0 could not be started"):
         launch(job)

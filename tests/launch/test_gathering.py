@@ -26,7 +26,7 @@ RANK = """
 import ctypes, os, sys, threading, time
 from types import SimpleNamespace
 from ronde.runtime.vital_signs import show_signs_of_life
-show_signs_of_life(SimpleNamespace(run_dir=sys.argv[1], rank=0))
+show_signs_of_life(SimpleNamespace(place=SimpleNamespace(run_dir=sys.argv[1], rank=0)))
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 def begun():
     open(os.path.join(sys.argv[1], "begun"), "w").close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ronde.launch.rank_config import DEFAULT_PLAN, RankConfig
+from ronde.launch.rank_config import RankConfig, RankPlace
 from ronde.launch.rank_environment import rank_environment
+from ronde.launch.run_spec import DEFAULT_PLAN, RunSpec
 from ronde.plan import Plan
 from ronde.runtime.torchrun import torchrun_environment
 
@@ -18,7 +19,7 @@ AROUND = {
 }
 
 
-def config(**changes: Any) -> RankConfig:
+def config(*, native: bool = False, **changes: Any) -> RankConfig:
     fields = {
         "rank": 3,
         "world_size": 4,
@@ -26,12 +27,13 @@ def config(**changes: Any) -> RankConfig:
         "local_world_size": 2,
         "run_dir": "/r",
         "store": "",
+        "device": "cuda",
     }
-    return RankConfig(**{**fields, "script": "x.py", "device": "cuda", **changes})
+    return RankConfig(run=RunSpec(script="x.py", native=native), place=RankPlace(**{**fields, **changes}))
 
 
-def made(**changes: Any) -> dict[str, str]:
-    return rank_environment(AROUND, config(**changes), run_id="1", threads=None, device="1")
+def made(*, native: bool = False) -> dict[str, str]:
+    return rank_environment(AROUND, config(native=native), run_id="1", threads=None, device="1")
 
 
 def test_a_rank_sees_one_device_and_no_scheduler() -> None:

@@ -15,6 +15,7 @@ import pytest
 from ronde.cluster.environment import ClusterEnvironment
 from ronde.errors import LaunchError
 from ronde.launch.job import Job
+from ronde.launch.run_spec import RunSpec
 from ronde.launch.torchrun import become_rank, shared_run_id, shared_seed
 from ronde.trace.run_directory import RunDirectory
 
@@ -88,7 +89,9 @@ def test_refused(tmp_path: Path, changes: dict[str, str], devices: tuple[str, ..
     place = ClusterEnvironment.detect(environment)
     assert place is not None
     directory = RunDirectory.join(tmp_path, "torchrun-abcdef", {})
-    job = Job(ranks=2, run_directory=directory, environment=environment, script="x.py", devices=devices)
+    job = Job(
+        run=RunSpec(script="x.py"), ranks=2, run_directory=directory, environment=environment, devices=devices
+    )
     with pytest.raises(LaunchError, match=message):
         become_rank(job, place)
     directory.release()

@@ -59,7 +59,7 @@ def script(model: str, out: str) -> None:
     session.averaging.finish()
     values = [*losses, *(value.clone() for value in net.state_dict().values())]
     with session.files.unmediated():
-        torch.save((values, getattr(session.averaging, "schedule", [])), f"{out}-{session.config.rank}")
+        torch.save((values, getattr(session.averaging, "schedule", [])), f"{out}-{session.config.place.rank}")
 
 
 def run(plan: str, ranks: int, model: str, place: Path) -> list[Any]:

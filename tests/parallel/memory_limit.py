@@ -134,7 +134,7 @@ def join(session: Any) -> None:
     importlib.import_module("torch._dynamo")  # the first step of any optimizer brings it in
     given = json.loads(os.environ[VARIABLE])
     if given["groups"]:
-        Path(given["groups"][session.config.rank], "cgroup.procs").write_text(str(os.getpid()))
+        Path(given["groups"][session.config.place.rank], "cgroup.procs").write_text(str(os.getpid()))
         return
     status = Path("/proc/self/status").read_text().splitlines()
     data = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
@@ -199,17 +199,20 @@ def _move_limit(nbytes: int) -> None:
 def main() -> None:
     from ronde.launch.job import Job
     from ronde.launch.local import launch
+    from ronde.launch.run_spec import RunSpec
     from ronde.trace.run_directory import RunDirectory
 
     run_dir, ranks, plan, script = sys.argv[1:]
     job = Job(
+        run=RunSpec(
+            script=script,
+            plan=plan,
+            extensions=("memory_limit:join",),
+            threads=1,
+        ),
         ranks=int(ranks),
         run_directory=RunDirectory.create(Path(run_dir), os.environ),
         environment=os.environ,
-        script=script,
-        plan=plan,
-        extensions=("memory_limit:join",),
-        threads=1,
     )
     sys.exit(launch(job).exit_code)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import multiprocessing
 import re
@@ -10,21 +9,22 @@ from multiprocessing import synchronize
 
 import pytest
 
-from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_config import RankConfig, RankPlace
+from ronde.launch.run_spec import RunSpec
 from ronde.runtime.hints import hint
 
 
-def config(device: str = "cpu") -> RankConfig:
-    return RankConfig(
+def config(device: str = "cpu", ranks: int = 2) -> RankConfig:
+    place = RankPlace(
         rank=0,
-        world_size=2,
+        world_size=ranks,
         local_rank=0,
-        local_world_size=2,
+        local_world_size=ranks,
         run_dir="/run",
         store="file:///run/store",
-        script="train.py",
         device=device,
     )
+    return RankConfig(run=RunSpec(script="train.py"), place=place)
 
 
 def test_a_script_that_is_distributed_already() -> None:
@@ -161,7 +161,7 @@ def test_an_address_in_use(error: Exception) -> None:
         "ranks open it. Give each rank its own, PORT + ronde.rank(), or open it behind `if "
         "ronde.is_main():`. A script that starts ranks itself runs by python, or with --ranks 1"
     )
-    assert hint(error, dataclasses.replace(config(), local_world_size=1)) == ""
+    assert hint(error, config(ranks=1)) == ""
 
 
 def test_a_cpu_without_a_narrow_lstm() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_config import RankConfig, RankPlace
 from ronde.launch.rank_environment import RUN_ID_KEY
+from ronde.launch.run_spec import RunSpec
 from ronde.runtime.servers import name_of_run
 
 
@@ -15,16 +16,15 @@ from ronde.runtime.servers import name_of_run
 def test_every_host_has_rank_0s_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_host: int) -> None:
     names: list[str] = []
     for rank in range(2):
-        config = RankConfig(
+        place = RankPlace(
             rank=rank,
             world_size=2,
             local_rank=rank if of_host == 2 else 0,
             local_world_size=of_host,
             run_dir=str(tmp_path),
             store=f"file://{tmp_path / 'store'}",
-            script="train.py",
-            timeout=5.0,
         )
+        config = RankConfig(run=RunSpec(script="train.py", timeout=5.0), place=place)
         monkeypatch.setenv(RUN_ID_KEY, "one" if of_host == 2 else f"host-{rank}")
         names.append(name_of_run(config))
     assert names == (["one"] * 2 if of_host == 2 else ["host-0"] * 2)

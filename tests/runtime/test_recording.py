@@ -11,7 +11,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, TensorDataset
 
-from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_config import RankConfig, RankPlace
+from ronde.launch.run_spec import RunSpec
 from ronde.patching.patches import Patches
 from ronde.runtime.recording import open_recorder, record
 from ronde.runtime.traffic import GroupTraffic
@@ -23,16 +24,16 @@ from ronde.trace.step_file import StepRecord, read_steps, steps_path
 class Rank:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        config = RankConfig(
+        place = RankPlace(
             rank=0,
             world_size=1,
             local_rank=0,
             local_world_size=1,
             run_dir=str(folder),
             store="",
-            script="",
-            trace_steps="1:",  # with a record of each step
         )
+        run = RunSpec(script="", trace_steps="1:")  # with a record of each step
+        config = RankConfig(run=run, place=place)
         recorder = open_recorder(config, GroupTraffic())
         assert recorder is not None
         self.recorder: Recorder = recorder

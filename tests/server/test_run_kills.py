@@ -91,12 +91,12 @@ def test_a_server_without_a_log_is_not_started_again(tmp_path: Path) -> None:
     said: list[str] = []
     command = (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
     directory = RunDirectory.create(tmp_path / "run", os.environ)
-    servers = Servers([config], directory, os.environ, said.append, command)
+    servers = Servers([config], directory, os.environ, command)
     servers.start()
     try:
         (pid,) = servers.pids
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert "what it had is lost under --durability snapshot" in servers.look()
+        assert "what it had is lost under --durability snapshot" in servers.look(said.append)
     finally:
         servers.end()
         directory.release()
@@ -108,12 +108,12 @@ def test_a_server_that_will_not_start_says_why_once(tmp_path: Path) -> None:
     said: list[str] = []
     words = "print('12:00:00 ronde: the log is damaged', flush=True); raise SystemExit(3)"
     directory = RunDirectory.create(tmp_path / "run", os.environ)
-    servers = Servers([config], directory, os.environ, said.append, (sys.executable, "-c", words))
+    servers = Servers([config], directory, os.environ, (sys.executable, "-c", words))
     servers.start()
     try:
         (pid,) = servers.pids
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert servers.look() == "server 0 cannot serve: the log is damaged"
+        assert servers.look(said.append) == "server 0 cannot serve: the log is damaged"
     finally:
         servers.end()
         directory.release()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from ronde.trace.evidence import (
     Process,
     RankEvidence,
     evidence_path,
+    merged,
     read_evidence,
     write_evidence,
 )
@@ -36,7 +39,7 @@ def evidence(directory: Path) -> Evidence:
         reason="failure",
         time=5.0,
         ranks=(RANK,),
-        host=Host(cores=2, kernel=("a line",)),
+        hosts=(Host(cores=2, kernel=("a line",)),),
         failure=Failure(rank=1, kind="script", exit_code=1),
     )
 
@@ -47,6 +50,35 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert read_evidence(tmp_path, "failure") == given
     assert (tmp_path / "evidence" / "failure-rank-1.stack.txt").read_text() == RANK.stack
     assert read_evidence(tmp_path, "stall") is None
+
+
+def test_evidence_of_older_runs_has_one_host(tmp_path: Path) -> None:
+    given = json.loads(evidence(tmp_path).to_json())
+    given["host"] = given.pop("hosts")[0]
+    assert Evidence.from_fields(given) == evidence(tmp_path)
+
+
+def test_evidence_of_nodes_becomes_that_of_the_run(tmp_path: Path) -> None:
+    """Ranks keep their numbers, and the host of each is found."""
+    one = Evidence(
+        run_directory="/one",
+        reason="stall",
+        time=9.0,
+        ranks=tuple(RankEvidence(rank=rank, process=Process(pid=rank)) for rank in (1, 3)),
+        hosts=(Host(name="one", cores=1),),
+    )
+    two = dataclasses.replace(
+        one,
+        time=8.0,
+        ranks=tuple(RankEvidence(rank=rank, process=Process(pid=rank)) for rank in (2, 0)),
+        hosts=(Host(name="two", cores=2),),
+    )
+    found = merged([one, two], tmp_path)
+    assert (found.run_directory, found.reason, found.time) == (str(tmp_path), "stall", 8.0)
+    assert [each.rank for each in found.ranks] == [0, 1, 2, 3]
+    assert [found.host_of(each).name for each in found.ranks] == ["two", "one", "two", "one"]
+    assert Evidence.from_json(found.to_json()) == found
+    assert merged([found], tmp_path) == found
 
 
 def test_a_folder_that_cannot_be_written_is_no_matter(tmp_path: Path) -> None:

@@ -79,15 +79,15 @@ def _per_step(train: Callable[[int], None], steps: int) -> float:
 
 @contextmanager
 def _recorded(tally: Tally) -> Iterator[None]:
-    from ronde.launch.rank_config import RankConfig
+    from ronde.launch.rank_config import RankConfig, RankPlace
+    from ronde.launch.run_spec import RunSpec
     from ronde.patching.patches import Patches
     from ronde.runtime.recording import open_recorder, record
     from ronde.runtime.traffic import GroupTraffic
 
     with tempfile.TemporaryDirectory() as folder:
-        config = RankConfig(
-            rank=0, world_size=1, local_rank=0, local_world_size=1, run_dir=folder, store="", script=""
-        )
+        place = RankPlace(rank=0, world_size=1, local_rank=0, local_world_size=1, run_dir=folder, store="")
+        config = RankConfig(run=RunSpec(script=""), place=place)
         recorder = open_recorder(config, GroupTraffic())
         assert recorder is not None
         patches = Patches()

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ronde.cli.explaining import explain
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.cluster.linux import check_linux
 from ronde.cluster.torch_install import check_torch
@@ -15,6 +16,7 @@ from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.launch.job import Job
 from ronde.launch.local import launch
+from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["bpslaunch"]
@@ -52,15 +54,17 @@ def bpslaunch(
     listed = [each for each in os.environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",") if each.strip()]
     ranks = len(listed) if listed and listed != ["all"] else max(1, len(devices))
     job = Job(
+        run=RunSpec(
+            script=command[0],
+            arguments=tuple(command[1:]),
+            native=True,
+            labelled=True,
+            quiet=True,
+            worker=WORKER,
+        ),
         ranks=ranks,
         run_directory=RunDirectory.create(None, os.environ),
         environment=os.environ,
-        script=command[0],
-        arguments=tuple(command[1:]),
-        native=True,
-        labelled=True,
-        quiet=True,
         devices=devices,
-        worker=WORKER,
     )
-    raise typer.Exit(launch(job).exit_code)
+    raise typer.Exit(launch(job, explain).exit_code)

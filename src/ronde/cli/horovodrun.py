@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ronde.cli.elastic_options import named_by_script, source_of
+from ronde.cli.explaining import explain
 from ronde.cli.horovodrun_elastic import bounds_of, drive_job
 from ronde.cli.hosts_options import hosts_of, is_here_alone
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
@@ -21,6 +22,7 @@ from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.launch.job import Job
 from ronde.launch.local import launch
+from ronde.launch.run_spec import RunSpec
 from ronde.launch.where import decide
 from ronde.trace.run_directory import RunDirectory
 
@@ -206,27 +208,29 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
     environment = {**os.environ, **told, **given}
     remote = hosts_of(where, shares, ssh_port, None, _forwarded(environment) if shares else [], None)
     job = Job(
+        run=RunSpec(
+            script=command[0],
+            arguments=tuple(command[1:]),
+            native=True,
+            labelled=True,
+            quiet=not verbose,
+            worker=WORKER,
+        ),
         ranks=count,
         run_directory=RunDirectory.create(output_filename, os.environ),
         environment=environment,
-        script=command[0],
-        arguments=tuple(command[1:]),
-        native=True,
-        labelled=True,
-        quiet=not verbose,
         devices=cuda_devices(os.environ) if torch_has_cuda() else (),
-        worker=WORKER,
     )
     if bounds is not None and remote is not None:
         named = source_of(host_discovery_script, hostfile, where, slots)
-        raise typer.Exit(drive_job(job, remote, bounds, named, say))
+        raise typer.Exit(drive_job(job, remote, bounds, named, say, explain))
     if verbose:
         say(f"{count} ranks of {' '.join(command)}; {job.run_directory.path}")
     if remote is None:
-        raise typer.Exit(launch(job).exit_code)
-    from ronde.launch.hosts import launch_on_hosts
+        raise typer.Exit(launch(job, explain).exit_code)
+    from ronde.launch.controller import launch_on_hosts
 
-    raise typer.Exit(launch_on_hosts(job, hosts=remote).exit_code)
+    raise typer.Exit(launch_on_hosts(job, remote, explain).exit_code)
 
 
 # In the form of horovodrun's, which scripts search.

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ronde.compat.elastic.driver import Bounds
     from ronde.launch.hosts import Hosts
     from ronde.launch.job import Job
+    from ronde.launch.run_end import Explain
 
 __all__ = ["bounds_of", "drive_job"]
 
@@ -64,11 +65,13 @@ def drive_job(
     bounds: Bounds,
     named: Callable[[], tuple[HostSlots, ...]],
     say: Callable[[str], object],
+    explain: Explain,
 ) -> int:
     """Run the job; its exit code.
 
     Args:
         named: who may take part, each time anew.
+        explain: says what evidence of a stall or a failure means.
 
     Raises:
         LaunchError: as in `drive`.
@@ -77,4 +80,4 @@ def drive_job(
     from ronde.launch.membership import Membership
 
     membership = Membership(named, hosts.way, always=hosts.always)
-    return drive(job, hosts, bounds, membership, say)
+    return drive(job, hosts, bounds, membership, say, explain)

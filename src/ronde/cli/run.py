@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ronde.checkpoint.cadence import read_cadence
 from ronde.cli.elastic_options import elastic_of, named_by_script
+from ronde.cli.explaining import explain
 from ronde.cli.hosts_options import hosts_of, is_here_alone, on_ray
 from ronde.cli.script_check import check_module, check_script
 from ronde.cluster.cores import available_cores
@@ -28,6 +29,7 @@ from ronde.launch.launching_process import launching_process
 from ronde.launch.local import launch
 from ronde.launch.rank_environment import threads_per_rank
 from ronde.launch.restarts import launch_with_restarts
+from ronde.launch.run_spec import RunSpec
 from ronde.launch.where import Where, decide
 from ronde.plan import Plan, read_plan
 from ronde.plan.grammar import aliases_in
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from ronde.launch.elastic import Elastic
     from ronde.launch.hosts import Hosts
     from ronde.launch.membership import Membership
-    from ronde.trace.evidence import Evidence
-    from ronde.trace.explanation import Explanation
 
 __all__ = ["run"]
 
@@ -251,30 +251,32 @@ def run(  # noqa: PLR0913 - one parameter per option
     saved = _saved(checkpoint, resume=resume, native=native, plan=str(meant))
     directory = _directory(run_dir, place, parent)
     job = Job(
+        run=RunSpec(
+            script=script,
+            arguments=tuple(arguments or ()),
+            module=module,
+            plan=str(meant),
+            seed=_seed(seed, place) if saved is None else _seed_of(checkpoint, saved, asked=seed),
+            native=native,
+            threads=threads,
+            quiet=quiet,
+            timeout=_timeout(timeout),
+            servers=endpoints,
+            server_token=_token(endpoints),
+            durability=kept,
+            durability_sync=sync,
+            server_state=_server_state(server_state, directory),
+            publish=_publish(publish, native=native),
+            trace_steps=_traced(trace, trace_steps, native=native, place=place, far=remote is not None),
+            checkpoint=_checkpoint_place(checkpoint),
+            checkpoint_every=read_cadence(CHECKPOINT_EVERY if every is None else every),
+            checkpoint_keep=CHECKPOINTS_KEPT if keep is None else keep,
+            resume=saved is not None,
+        ),
         ranks=count,
         run_directory=directory,
         environment=os.environ,
-        script=script,
-        arguments=tuple(arguments or ()),
-        module=module,
-        plan=str(meant),
-        seed=_seed(seed, place) if saved is None else _seed_of(checkpoint, saved, asked=seed),
-        native=native,
         devices=devices,
-        threads=threads,
-        quiet=quiet,
-        timeout=_timeout(timeout),
-        servers=endpoints,
-        server_token=_token(endpoints),
-        durability=kept,
-        durability_sync=sync,
-        server_state=_server_state(server_state, directory),
-        publish=_publish(publish, native=native),
-        trace_steps=_traced(trace, trace_steps, native=native, place=place, far=remote is not None),
-        checkpoint=_checkpoint_place(checkpoint),
-        checkpoint_every=read_cadence(CHECKPOINT_EVERY if every is None else every),
-        checkpoint_keep=CHECKPOINTS_KEPT if keep is None else keep,
-        resume=saved is not None,
     )
     if not quiet and (place is None or place.rank == 0):
         if newer := newer_than_tried():
@@ -323,21 +325,15 @@ def _launched(
 ) -> Outcome:
     """Run a job to its end, on this host or on several."""
     if remote is None:
-        return launch_with_restarts(job, restarts, say, launching=partial(launch, explain=_explain))
+        return launch_with_restarts(job, restarts, say, launching=partial(launch, explain=explain))
     if elasticity is not None:
         from ronde.launch.elastic import launch_elastic
 
-        return launch_elastic(job, remote, *elasticity, restarts, say)
-    from ronde.launch.hosts import launch_on_hosts
+        return launch_elastic(job, remote, *elasticity, restarts, say, explain)
+    from ronde.launch.controller import launch_on_hosts
 
-    return launch_with_restarts(job, restarts, say, launching=partial(launch_on_hosts, hosts=remote))
-
-
-def _explain(evidence: Evidence) -> Explanation:
-    """What evidence means; the rules are imported when something has gone wrong."""
-    from ronde.doctor.explain import explain
-
-    return explain(evidence)
+    launching = partial(launch_on_hosts, hosts=remote, explain=explain)
+    return launch_with_restarts(job, restarts, say, launching=launching)
 
 
 def _shares(ranks: str, where: Where) -> tuple[tuple[str, int], ...]:
@@ -476,7 +472,7 @@ def _write_timeline(job: Job, file: Path) -> None:
     except OSError as error:
         say(f"the timeline was not written to {file}: {error.strerror}; its parts are in the run directory")
         return
-    if not job.quiet:
+    if not job.run.quiet:
         say(f"a timeline of {count} spans is in {file}; open it in ui.perfetto.dev or chrome://tracing")
 
 
@@ -555,7 +551,7 @@ def _start_line(
     """What was decided, in one line: enough to repeat the run."""
     cores = available_cores()
     many = f"{job.ranks} rank{'s' if job.ranks > 1 else ''} on {'cuda' if job.devices else 'cpu'}"
-    threads = threads_per_rank(job.environment, asked=job.threads, cores=cores, ranks=job.ranks)
+    threads = threads_per_rank(job.environment, asked=job.run.threads, cores=cores, ranks=job.ranks)
     place = where.place
     if shares:
         names = ", ".join(f"{name}:{count}" for name, count in shares)
@@ -567,5 +563,5 @@ def _start_line(
     elif asked == "auto" and not job.devices:
         many += f" (one process already uses all {cores} cores; --ranks N for more)"
     origin = "" if seed_given or place is None else f" (from {place.launcher}'s run id)"
-    plan = f"{job.plan} ({', '.join(aliases)})" if aliases else job.plan
-    return f"seed {job.seed}{origin}, {many}, plan {plan}, run directory {job.run_directory.path}"
+    plan = f"{job.run.plan} ({', '.join(aliases)})" if aliases else job.run.plan
+    return f"seed {job.run.seed}{origin}, {many}, plan {plan}, run directory {job.run_directory.path}"

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from ronde.errors import DivergedError
+from ronde.trace.exchange_label import ExchangeLabel
 from ronde.trace.lockstep_board import Entry, LockstepBoard
 from ronde.trace.script_line import ScriptLine
 
@@ -66,7 +67,7 @@ class LockstepCheck:
             if len(self._names) >= _MOST_NAMES:
                 self._names.clear()
             dtype = str(tensor.dtype).removeprefix("torch.")
-            name = self._names[key] = f"{operation} of {dtype} {list(tensor.shape)}"
+            name = self._names[key] = str(ExchangeLabel(operation, f"{dtype} {list(tensor.shape)}"))
         number = self._compare(name)
         late = self._board.lateness(number)
         if late is not None:

@@ -18,9 +18,9 @@ _PATH = Path(__file__).parent / "path"
 
 
 def main() -> None:
-    """Become `config.script` with its arguments, which is any command."""
+    """Become `config.run.script` with its arguments, which is any command."""
     config = RankConfig.take_from(os.environ)
-    command = (config.script, *config.arguments)
+    command = (config.run.script, *config.run.arguments)
     unit = os.environ.pop(UNIT_KEY, "")
     environment = {**os.environ, **environment_of(config, os.environ.get("PYTHONPATH", ""), unit)}
     try:
@@ -38,21 +38,23 @@ def environment_of(config: RankConfig, path: str, unit: str = "") -> dict[str, s
         unit: of an elastic job, as its driver says it: the unit's number, and the port of the driver's store.
     """
     place = JobPlace(
-        rank=config.rank,
-        size=config.world_size,
-        local_rank=config.local_rank,
-        local_size=config.local_world_size,
-        cross_rank=config.host,
-        cross_size=config.hosts,
-        store=config.store if config.world_size > 1 else "",
-        address=config.address,
-        timeout=config.timeout,
+        rank=config.place.rank,
+        size=config.place.world_size,
+        local_rank=config.place.local_rank,
+        local_size=config.place.local_world_size,
+        cross_rank=config.place.host,
+        cross_size=config.place.hosts,
+        store=config.place.store if config.place.world_size > 1 else "",
+        address=config.place.address,
+        timeout=config.run.timeout,
     )
     if unit:
         # The driver is on the host of the launcher, whose store is reached at this address.
         number, port = unit.split(",")
-        host = config.store.rpartition(":")[0]
-        place = dataclasses.replace(place, unit=int(number), index=config.local_rank, store=f"{host}:{port}")
+        host = config.place.store.rpartition(":")[0]
+        place = dataclasses.replace(
+            place, unit=int(number), index=config.place.local_rank, store=f"{host}:{port}"
+        )
     paths = os.pathsep.join(filter(None, (str(_PATH), path)))
     return {PLACE_KEY: place.to_json(), "PYTHONPATH": paths, **place.variables()}
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import platform
+import re
+import time
 from pathlib import Path
 
 from ronde.doctor.explain import explain
-from ronde.errors import UsageError
+from ronde.errors import LaunchError, UsageError
 from ronde.launch.gathering import Gathering
-from ronde.launch.launched import Launched, read_launched
 from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.trace.events import read_events
-from ronde.trace.evidence import Evidence, read_evidence
+from ronde.trace.evidence import Evidence, evidence_path, read_evidence
 from ronde.trace.explanation import Explanation, read_explanation
+from ronde.trace.launch_record import LaunchRecord, read_launch_record
 from ronde.trace.run_directory import RunDirectory
+from ronde.trace.vitals import look_at
 
 __all__ = ["examine"]
+
+# A launcher has an answer of all hosts within this time, or somebody has stopped it.
+_ANSWER_S = 10.0
+_VITALS = re.compile(r"rank-(\d+)\.vitals")
 
 
 def examine(path: Path) -> tuple[Evidence, Explanation]:
@@ -24,40 +33,91 @@ def examine(path: Path) -> tuple[Evidence, Explanation]:
 
     Raises:
         UsageError: this is not a run directory, or of an older ronde.
+        LaunchError: only the launcher could look at the ranks, and it does not answer.
     """
     directory = RunDirectory(path=path.absolute(), run_id="")
-    launched = read_launched(directory.launch)
-    if launched is None:
+    record = read_launch_record(directory.launch)
+    if record is None:
         raise UsageError(
             f"{path} is not a run directory of ronde run (it has no launch.json); give what --run-dir named, "
             "or what stands behind `logs of all ranks`"
         )
-    pids = {rank: pid for rank, pid in enumerate(launched.pids) if _is_of(pid, launched)}
+    if record.watched and record.host != platform.node() and not _has_ended(directory):
+        raise UsageError(
+            f"{path} is of a run that goes on, started on {record.host}, and only there its launcher can be "
+            f"asked; type ronde doctor {path} on {record.host}"
+        )
+    if record.by_agents and directory.is_in_use():
+        evidence = _asked(directory)
+        return evidence, explain(evidence)
+    ranks = record.pids or _shown(directory)
+    pids = {} if record.by_agents else {rank: pid for rank, pid in ranks.items() if _is_of(pid, record)}
     if not pids:
         failure = read_evidence(directory.path, "failure")
         if failure is not None:
             # What the launcher has said at the end counts: it may rest on what was seen before.
             return failure, read_explanation(directory.path) or explain(failure)
-    everyone = {rank: pids.get(rank, 0) for rank in range(len(launched.pids))}
+        end = read_evidence(directory.path, "end")
+        if end is not None:
+            evidence = dataclasses.replace(end, reason="asked")
+            return evidence, explain(evidence)
+    everyone = {rank: pids.get(rank, 0) for rank in ranks}
     gathering = Gathering(directory, everyone, len(everyone))
     evidence = gathering.gather("asked")
-    if not pids and _launcher_is_gone(directory, launched, evidence):
+    if not pids and record.watched and _launcher_is_gone(directory, record, evidence):
         evidence = dataclasses.replace(evidence, launcher_gone=True)
     return evidence, explain(evidence)
 
 
-def _launcher_is_gone(directory: RunDirectory, launched: Launched, evidence: Evidence) -> bool:
+def _shown(directory: RunDirectory) -> dict[int, int]:
+    """The process of each rank, as the rank itself shows it."""
+    names = [match for path in directory.path.iterdir() if (match := _VITALS.fullmatch(path.name))]
+    seen = {int(match[1]): look_at(directory.path / match[0]) for match in names}
+    return {rank: each.pid for rank, each in sorted(seen.items()) if each is not None}
+
+
+def _asked(directory: RunDirectory) -> Evidence:
+    """What the launcher finds on all hosts, when it is asked by a file."""
+    answer = evidence_path(directory.path, "asked")
+    with contextlib.suppress(OSError):
+        answer.unlink()
+    try:
+        directory.question.touch()
+    except OSError as error:
+        raise LaunchError(
+            f"cannot write {directory.question}, by which the launcher is asked: {error.strerror}; ask as "
+            "the user who has started the run"
+        ) from None
+    until = time.monotonic() + _ANSWER_S
+    while time.monotonic() < until:
+        found = read_evidence(directory.path, "asked")
+        if found is not None:
+            return found
+        if not directory.is_in_use():
+            break
+        time.sleep(0.05)
+    raise LaunchError(
+        f"the launcher of {directory.path} has not answered for {_ANSWER_S:g} s, and only it can look at the "
+        "ranks of other hosts; see whether it is stopped (kill -CONT)"
+    )
+
+
+def _has_ended(directory: RunDirectory) -> bool:
+    """Whether the launcher has said so."""
+    return any(event.kind == "end" for event in read_events(directory.path))
+
+
+def _launcher_is_gone(directory: RunDirectory, record: LaunchRecord, evidence: Evidence) -> bool:
     """Whether all ranks have ended before their end, and the launcher has not lived to say so."""
     if all(rank.summary is not None or rank.standing == "ended" for rank in evidence.ranks):
         return False
-    told = any(event.kind == "end" for event in read_events(directory.path))
-    return not told and not Path(f"/proc/{launched.launcher}").exists()
+    return not _has_ended(directory) and not Path(f"/proc/{record.launcher}").exists()
 
 
-def _is_of(pid: int, launched: Launched) -> bool:
+def _is_of(pid: int, record: LaunchRecord) -> bool:
     """Whether that process is a rank of this run still: numbers are given again."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    return f"{RUN_ID_KEY}={launched.run_id}".encode() in variables and pid != os.getpid()
+    return f"{RUN_ID_KEY}={record.run_id}".encode() in variables and pid != os.getpid()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-import json
 import os
 import platform
 import signal
@@ -27,8 +26,8 @@ from ronde.cluster.reach import Greeter, dial, free_ports, listen_everywhere
 from ronde.cluster.torch_install import torch_version
 from ronde.errors import RondeError
 from ronde.launch.frames import MAGIC, FrameError, Kind, Sender, frames, unpack
-from ronde.launch.host_part import HostPart
-from ronde.launch.host_ranks import HostRanks
+from ronde.launch.node_spec import NodeSpec
+from ronde.launch.piped_node import PipedNode
 
 __all__ = ["main"]
 
@@ -56,7 +55,7 @@ def main() -> None:
             _run(part, incoming, sender)
 
 
-def _meet(incoming: Iterator[tuple[Kind, bytes]], sender: Sender) -> HostPart | None:
+def _meet(incoming: Iterator[tuple[Kind, bytes]], sender: Sender) -> NodeSpec | None:
     """Say what this host is, until the launcher starts its part; None when it does not."""
     with contextlib.ExitStack() as greeting:  # there must be no thread when ranks are started
         return _answer(incoming, sender, greeting)
@@ -64,7 +63,7 @@ def _meet(incoming: Iterator[tuple[Kind, bytes]], sender: Sender) -> HostPart | 
 
 def _answer(
     incoming: Iterator[tuple[Kind, bytes]], sender: Sender, greeting: contextlib.ExitStack
-) -> HostPart | None:
+) -> NodeSpec | None:
     for kind, content in incoming:
         if kind is Kind.HELLO:
             hello = unpack(content)
@@ -82,7 +81,7 @@ def _answer(
             others = {name: dial([address], port, mesh["word"]) for name, address, port in mesh["hosts"]}
             sender.send(Kind.MESHED, {"failed": [name for name, found in others.items() if not found]})
         elif kind is Kind.START:
-            return HostPart.from_fields(unpack(content))
+            return NodeSpec.from_fields(unpack(content))
         else:
             return None
     return None
@@ -112,22 +111,23 @@ def about_this_host(script: str, cwd: str) -> dict[str, Any]:
         "name": socket.gethostname(),
         "machine": f"{machine.read_text().strip() if machine.exists() else socket.gethostname()} {space}",
         "time": time.time(),
+        "monotonic": time.monotonic(),
     }
 
 
-def _run(part: HostPart, incoming: int, sender: Sender) -> None:
+def _run(part: NodeSpec, incoming: int, sender: Sender) -> None:
     """The host's part from its start to its last word."""
     unread: set[bytes] = set()
     relays = _relay_output(sender, unread, one_stream=part.one_stream)
     try:
-        ranks = HostRanks(part, sender)
+        ranks = PipedNode(part, sender)
         ranks.start()
     except (RondeError, OSError) as error:
         sender.send(Kind.LAST, {"refused": str(error)})
         return
     # From here on there are threads; signals are blocked in them, for they are blocked here.
     listener = threading.Thread(
-        target=_listen, args=(incoming, ranks, unread), name="ronde listen", daemon=True
+        target=_listen, args=(incoming, sender, ranks, unread), name="ronde listen", daemon=True
     )
     heart = threading.Thread(target=_beat, args=(sender, ranks), name="ronde beat", daemon=True)
     for thread in (*relays, listener, heart):
@@ -137,12 +137,12 @@ def _run(part: HostPart, incoming: int, sender: Sender) -> None:
     for descriptor in (1, 2):
         os.dup2(nothing, descriptor)  # ends the relays, when they have passed on everything
     for thread in relays:
-        while thread.is_alive() and not ranks.lost:
+        while thread.is_alive() and not ranks.is_lost:
             thread.join(0.05)
-    if not ranks.lost:
-        for name, content in ranks.files():
-            sender.send(Kind.FILE, name.encode() + b"\n" + content)
-        sender.send(Kind.LAST, last)
+    if not ranks.is_lost:
+        with contextlib.suppress(OSError):
+            ranks.send_files(last=True)
+            sender.send(Kind.LAST, last)
     os._exit(0)  # a thread may hang in a connection that is dead
 
 
@@ -171,18 +171,20 @@ def _relay(source: int, kind: Kind, sender: Sender, unread: set[bytes]) -> None:
     os.close(source)  # where nobody reads any more, rank 0 meets the broken pipe itself
 
 
-def _listen(incoming: int, ranks: HostRanks, unread: set[bytes]) -> None:
+def _listen(incoming: int, sender: Sender, ranks: PipedNode, unread: set[bytes]) -> None:
     """Do what the launcher says, until it is gone or silent for too long."""
     heard = [time.monotonic()]
     watchman = threading.Thread(target=_watch_silence, args=(heard, ranks), daemon=True)
     watchman.start()
-    with contextlib.suppress(FrameError):
+    with contextlib.suppress(FrameError, OSError):
         for kind, content in frames(incoming):
             heard[0] = time.monotonic()
             if kind is Kind.SIGNAL:
                 ranks.signal(int(content))
             elif kind is Kind.END:
-                ranks.end(look=bool(content))
+                ranks.end()
+            elif kind is Kind.LOOK:
+                sender.send(Kind.EVIDENCE, ranks.look(content.decode()).to_json())
             elif kind is Kind.RELEASE:
                 ranks.release()
             elif kind is Kind.CLOSED:
@@ -190,19 +192,20 @@ def _listen(incoming: int, ranks: HostRanks, unread: set[bytes]) -> None:
     ranks.lose()
 
 
-def _watch_silence(heard: list[float], ranks: HostRanks) -> None:
+def _watch_silence(heard: list[float], ranks: PipedNode) -> None:
     while time.monotonic() - heard[0] < SILENCE_S:
         time.sleep(BEAT_S)
-        if ranks.stopped:  # with the launcher, by Ctrl-Z
+        if ranks.is_stopped:  # with the launcher, by Ctrl-Z
             heard[0] = time.monotonic()
     ranks.lose()
 
 
-def _beat(sender: Sender, ranks: HostRanks) -> None:
+def _beat(sender: Sender, ranks: PipedNode) -> None:
     while True:
         time.sleep(BEAT_S)
         try:
-            sender.send(Kind.BEAT, json.dumps(ranks.pulse()))
+            ranks.send_pulse()
+            ranks.send_files()
         except OSError:
             ranks.lose()
             return

@@ -36,6 +36,7 @@ class AgentLink:
         show: writes rank 0's output to the user's stdout (1) or stderr (2).
 
     Attributes:
+        has_started: the command has been started.
         ended: its ranks have.
         over: its last word has come, or it is gone.
     """
@@ -54,6 +55,7 @@ class AgentLink:
         self.name = name
         self.first_rank = first_rank
         self.ranks = ranks
+        self.has_started = False
         self.ended = False
         self.over = False
         self.said: collections.deque[str] = collections.deque(maxlen=_LINES)
@@ -89,6 +91,7 @@ class AgentLink:
             ) from None
         assert self._process.stdin is not None
         self._sender = Sender(self._process.stdin.fileno())
+        self.has_started = True
 
     def listen(self) -> None:
         """Begin to take what comes."""

@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 
 from ronde.cluster.host_list import HostSlots, ranks_of_hosts
 from ronde.errors import LaunchError
-from ronde.launch.hosts import Hosts, launch_on_hosts
+from ronde.launch.controller import launch_on_hosts
+from ronde.launch.hosts import Hosts
 from ronde.launch.job import Job, Outcome
 from ronde.launch.membership import Membership
 from ronde.launch.restarts import is_for_another_start
+from ronde.launch.run_end import Explain
 from ronde.trace.events import write_event
 
 __all__ = ["Elastic", "launch_elastic"]
@@ -65,11 +67,13 @@ def launch_elastic(
     membership: Membership,
     restarts: int,
     say: Callable[[str], object],
+    explain: Explain | None = None,
 ) -> Outcome:
     """Run a job to its end on the hosts that are there.
 
     Args:
         restarts: how many failures it outlives; hosts that come or are taken away are none.
+        explain: says what evidence of a stall or a failure means.
 
     Raises:
         LaunchError: too few hosts for too long.
@@ -84,7 +88,7 @@ def launch_elastic(
             write_event(job.run_directory.path, "restart", words)
         job = dataclasses.replace(job, ranks=count)
         with _Watch(membership, elastic, shares) as watch:
-            outcome = _launched(job, dataclasses.replace(hosts, shares=shares), watch.changed, say)
+            outcome = _launched(job, dataclasses.replace(hosts, shares=shares), explain, watch.changed, say)
         if watch.changed.is_set() and outcome is not None and outcome.failure is None and outcome.exit_code:
             say("the hosts have changed")
         elif outcome is not None and not is_for_another_start(outcome):
@@ -93,17 +97,21 @@ def launch_elastic(
             return outcome or Outcome(exit_code=1)
         else:
             failures += 1
-            say(f"restart {failures} of {restarts}, from the newest checkpoint in {job.checkpoint}")
-        job = dataclasses.replace(job, resume=True, attempt=job.attempt + 1)
+            say(f"restart {failures} of {restarts}, from the newest checkpoint in {job.run.checkpoint}")
+        job = job.resumed(job.attempt + 1)
         job.run_directory.begin_attempt(job.attempt)
 
 
 def _launched(
-    job: Job, hosts: Hosts, is_to_end: threading.Event, say: Callable[[str], object]
+    job: Job,
+    hosts: Hosts,
+    explain: Explain | None,
+    is_to_end: threading.Event,
+    say: Callable[[str], object],
 ) -> Outcome | None:
     """None: hosts that had answered could not take part. The first start has to succeed."""
     try:
-        return launch_on_hosts(job, hosts, is_to_end)
+        return launch_on_hosts(job, hosts, explain, is_to_end)
     except LaunchError as error:
         if not job.attempt:
             raise

@@ -1,7 +1,8 @@
 """What a launcher and its agents say to each other, over the pipes of ssh: frames of a kind and bytes.
 
-    launcher -> agent   HELLO, DIAL, MESH, START, then SIGNAL, END, CLOSED, BEAT
-    agent -> launcher   READY, DIALED, MESHED, then OUT, ERR, DEATH, ERROR, BEAT, FILE, at last LAST
+    launcher -> agent   HELLO, DIAL, MESH, START, then SIGNAL, LOOK, END, CLOSED, BEAT
+    agent -> launcher   READY, DIALED, MESHED, STARTED, then OUT, ERR, BEAT, PIECE, NOTICE, DEATH, ERROR,
+                        STALL, LOST, EVIDENCE, at last LAST
 
 The end of the launcher's pipe ends the ranks.
 
@@ -45,16 +46,22 @@ class Kind(bytes, enum.Enum):
     MESHED = b"M"  # [JSON: which of them did not answer]
     START = b"s"  # [JSON: the host's part of the run]
     SIGNAL = b"g"  # [number] pass it on to the ranks
-    END = b"e"  # [anything: say where they are] a rank elsewhere has failed: end yours
+    LOOK = b"k"  # [reason] say where your ranks are
+    END = b"e"  # [nothing] a rank elsewhere has failed: end yours
     CLOSED = b"c"  # [kind] nobody reads what comes by frames of this kind
     BEAT = b"b"  # [JSON: steps, samples; from a launcher nothing] I am still there
+    STARTED = b"S"  # [JSON: processes of ranks]
     OUT = b"1"  # [bytes] rank 0 has printed them
     ERR = b"2"  # [bytes] on stderr
     ENDED = b"n"  # [nothing] the host's ranks have
     RELEASE = b"o"  # [nothing] the ranks of all hosts have ended: end your servers
     DEATH = b"x"  # [JSON] the end of a rank process
     ERROR = b"E"  # [JSON] what a rank has written about its failure
-    FILE = b"f"  # [name, newline, content] of the run directory
+    STALL = b"w"  # [JSON: whether it is over, evidence] ranks wait for one that does not come
+    LOST = b"L"  # [words] a parameter server cannot be kept alive
+    EVIDENCE = b"v"  # [JSON] what is known of the ranks, for a reason that it names
+    NOTICE = b"N"  # [words] for the user
+    PIECE = b"f"  # [see `mirror`] of a file of the run directory
     LAST = b"l"  # [JSON] how the host's part has ended
 
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 from ronde.cluster.devices import device_of_ranks
 from ronde.cluster.linux import check_linux
 from ronde.errors import FunctionError, UsageError
-from ronde.launch.failure_report import ErrorFile, first_failure, read_error
+from ronde.launch.failure import ErrorFile, first_failure, read_error
 from ronde.plan import Plan, read_plan
 from ronde.trace.run_directory import RunDirectory
 

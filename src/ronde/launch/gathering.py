@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from ronde.cluster.cores import available_cores
 from ronde.cluster.host_memory import kernel_lines, oom_kills
 from ronde.launch.process_facts import catches, cpu_seconds, descendants, process
 from ronde.launch.rank_config import STACK_SIGNAL
-from ronde.trace.evidence import Collective, Evidence, Failure, Host, Process, RankEvidence
+from ronde.trace.evidence import Collective, Evidence, Host, Process, RankEvidence
 from ronde.trace.lockstep_board import LockstepBoard, Standing, State, board_path
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.vitals import Seen, look_at, vitals_path
@@ -37,10 +38,11 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*$", re.MULTILIN
 
 
 class Gathering:
-    """Of one run.
+    """Evidence about the ranks of one node; one thread gathers at a time.
 
     Args:
-        pids: of each rank of this host, by its number; 0 for one that is gone.
+        pids: process of each rank of this host, by its number; 0 for one that is gone.
+        ranks: number of ranks on this host.
     """
 
     def __init__(self, directory: RunDirectory, pids: Mapping[int, int], ranks: int) -> None:
@@ -49,16 +51,26 @@ class Gathering:
         self._ranks = ranks
         self._began = time.monotonic()
         self._killed_before = oom_kills()
+        self._one_at_a_time = threading.Lock()
 
     def gather(self, reason: str, *, codes: Mapping[int, int] | None = None) -> Evidence:
         """All that is known now.
 
         Args:
             reason: stall, failure or asked.
-            codes: of ranks that have ended, as `subprocess` has them.
+            codes: exit codes of ranks that have ended, as `subprocess` has them.
         """
         codes = codes or {}
-        alive = {rank: pid for rank, pid in self._pids.items() if pid and rank not in codes}
+        with self._one_at_a_time:
+            return self._gathered(
+                reason, codes, {rank: pid for rank, pid in self._pids.items() if pid and rank not in codes}
+            )
+
+    def afterwards(self, codes: Mapping[int, int]) -> Evidence:
+        """What is known of a run that has ended, and of which nothing was frozen before."""
+        return self._gathered("end", codes, {})
+
+    def _gathered(self, reason: str, codes: Mapping[int, int], alive: Mapping[int, int]) -> Evidence:
         started = descendants(set(alive.values()))
         children = {rank: started[pid] for rank, pid in alive.items()}
         looked = [*alive.values(), *(pid for each in children.values() for pid in each)]
@@ -76,9 +88,8 @@ class Gathering:
                 busy=round((every - before[pid][1]) / passed, 2),
             )
 
-        # Boards are of one host, and count its ranks from 0.
         first = min(self._pids, default=0)
-        standings = {each.rank + first: each for each in read_standings(self._directory, self._ranks)}
+        standings = {each.rank: each for each in read_standings(self._directory, self._ranks, first)}
         rings = {rank + first: each for rank, each in _rings(self._directory, self._ranks).items()}
         now = time.monotonic()
         ranks = [
@@ -99,13 +110,11 @@ class Gathering:
             reason=reason,
             time=time.time(),
             ranks=tuple(ranks),
-            host=self._host(now),
+            hosts=(self._host(now),),
         )
 
-    def completed(
-        self, evidence: Evidence, codes: Mapping[int, int], failure: Failure | None, said: str
-    ) -> Evidence:
-        """The same with what has become known since: how ranks have ended, and which failure came first."""
+    def completed(self, evidence: Evidence, codes: Mapping[int, int]) -> Evidence:
+        """The same with what has become known since: how ranks have ended, and what they have left."""
         ranks: list[RankEvidence] = []
         for rank in evidence.ranks:
             ranks.append(
@@ -118,9 +127,7 @@ class Gathering:
                     log=_tail(self._directory.log(rank.rank)),
                 )
             )
-        return dataclasses.replace(
-            evidence, ranks=tuple(ranks), host=self._host(time.monotonic()), failure=failure, said=said
-        )
+        return dataclasses.replace(evidence, ranks=tuple(ranks), hosts=(self._host(time.monotonic()),))
 
     def _rank(
         self,
@@ -171,8 +178,12 @@ class Gathering:
         )
 
 
-def read_standings(directory: RunDirectory, ranks: int) -> list[Standing]:
-    """Where every rank stands, over all its groups; nothing when the ranks have no boards."""
+def read_standings(directory: RunDirectory, ranks: int, first: int = 0) -> list[Standing]:
+    """Where every rank stands, over all its groups; nothing when the ranks have no boards.
+
+    Args:
+        first: number of the first rank; boards are of one host, and count its ranks from 0.
+    """
     boards: list[Sequence[Standing]] = []
     for group in GROUPS:
         with contextlib.suppress(OSError, ValueError):
@@ -181,10 +192,11 @@ def read_standings(directory: RunDirectory, ranks: int) -> list[Standing]:
             board.close()
     # A rank that waits in one group runs in the others, and it ended when it has left any.
     order = (State.ABSENT, State.RUNNING, State.ENDED, State.WAITING)
-    return [
+    latest = (
         max(of_rank, key=lambda standing: (order.index(standing.state), standing.since))
         for of_rank in zip(*boards, strict=True)
-    ]
+    )
+    return [dataclasses.replace(each, rank=each.rank + first) for each in latest]
 
 
 def ask_for_stacks(directory: RunDirectory, pids: Mapping[int, int], *, until: float) -> dict[int, str]:

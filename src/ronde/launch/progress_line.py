@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 
 from ronde.launch.screen import Screen
 from ronde.trace.pulse import Pulse
 
-__all__ = ["ProgressLine"]
+__all__ = ["ProgressLine", "shown_progress"]
 
 TICK_S = 0.5
 # A script that prints every now and then speaks for itself.
@@ -81,3 +83,16 @@ def _short(rate: float) -> str:
     if rate >= 100:
         return f"{rate:.0f}"
     return f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
+
+
+@contextlib.contextmanager
+def shown_progress(screen: Screen | None, pulse: Pulse | None) -> Iterator[None]:
+    """Show progress on a terminal, as a context; without one it is a no-op."""
+    line = ProgressLine(screen, pulse) if screen is not None and pulse is not None else None
+    if line is not None:
+        line.start()
+    try:
+        yield
+    finally:
+        if line is not None:
+            line.stop()

@@ -34,7 +34,7 @@ def threads_per_rank(
 
 def run_id_of(config: RankConfig, environment: Mapping[str, str]) -> str:
     """Of a rank's run; a script that calls `ronde.init` was not told, and its run directory has that name."""
-    return environment.get(RUN_ID_KEY) or os.path.basename(config.run_dir)
+    return environment.get(RUN_ID_KEY) or os.path.basename(config.place.run_dir)
 
 
 def rank_environment(
@@ -52,7 +52,7 @@ def rank_environment(
     The order of sets must be the same on all ranks, hence a fixed hash seed; "random" would make it differ.
     """
     hidden = hidden_from_script(environment)
-    if not config.native:
+    if not config.run.native:
         hidden |= marks_of_schedulers(environment)
     result = {name: value for name, value in environment.items() if name not in hidden}
     if threads is not None:
@@ -60,9 +60,9 @@ def rank_environment(
     if result.get(HASH_SEED, "random") in ("", "random"):
         result[HASH_SEED] = "0"
     if device is not None:
-        if not config.native:
+        if not config.run.native:
             result["CUDA_VISIBLE_DEVICES"] = device
-    elif config.world_size > 1:
+    elif config.place.world_size > 1:
         result.update(_memory(result, config))
     result[RUN_ID_KEY] = run_id
     result[ENVIRONMENT_KEY] = config.to_json()
@@ -71,8 +71,8 @@ def rank_environment(
 
 def _memory(environment: Mapping[str, str], config: RankConfig) -> dict[str, str]:
     """How a rank on the CPU keeps its memory."""
-    if not Plan.parse(config.plan).state.cuts_parameters:
+    if not Plan.parse(config.run.plan).state.cuts_parameters:
         return keeping_memory(environment)
     # Ranks of one host have whole parameters beside the heap, so only what is as large comes and goes there.
-    on_one_host = config.local_world_size == config.world_size
+    on_one_host = config.place.local_world_size == config.place.world_size
     return returning_memory(environment, blocks=4 << 20 if on_one_host else 1 << 20)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 from ronde.launch.job import Job, Outcome
@@ -26,11 +25,11 @@ def launch_with_restarts(
         if not is_for_another_start(outcome):
             return outcome
         assert outcome.failure is not None
-        words = f"restart {attempt} of {restarts}, from the newest checkpoint in {job.checkpoint}"
+        words = f"restart {attempt} of {restarts}, from the newest checkpoint in {job.run.checkpoint}"
         say(f"{outcome.failure.summary}; {words}")
         write_event(job.run_directory.path, "restart", words)
         job.run_directory.begin_attempt(attempt)
-        job = dataclasses.replace(job, resume=True, attempt=attempt)
+        job = job.resumed(attempt)
     return launching(job)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from ronde.errors import UsageError
+from ronde.launch.run_spec import RunSpec
 from ronde.plan import Plan
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "read_durability",
     "read_token",
     "rule_of_servers",
+    "with_servers",
 ]
 
 SERVER_KEY = "RONDE_SERVER_CONFIG"
@@ -80,6 +83,33 @@ class ServerConfig:
 def rule_of_servers(plan: Plan) -> str:
     """How servers apply changes; where they have tables only, one round of all ranks after another."""
     return plan.update.rule if plan.state.placement == "server" else "sync"
+
+
+def with_servers(
+    run: RunSpec, endpoints: Sequence[str], ranks: int
+) -> tuple[RunSpec, Sequence[ServerConfig]]:
+    """The run that knows the servers of its plan, and what each of them is told; directories are open.
+
+    Args:
+        endpoints: place where each listens.
+    """
+    plan, token = Plan.parse(run.plan), os.urandom(16).hex()
+    configs = [
+        ServerConfig(
+            index=index,
+            servers=len(endpoints),
+            endpoint=endpoint,
+            token=token,
+            workers=ranks,
+            update=rule_of_servers(plan),
+            staleness=plan.update.staleness or 0,
+            durability=run.durability,
+            sync=run.durability_sync,
+            source=run.server_state,
+        )
+        for index, endpoint in enumerate(endpoints)
+    ]
+    return dataclasses.replace(run, servers=tuple(endpoints), server_token=token), configs
 
 
 def read_durability(text: str) -> tuple[str, str]:

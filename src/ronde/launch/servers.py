@@ -45,9 +45,8 @@ class Servers:
     """The server processes of one run.
 
     Args:
-        configs: of each.
+        configs: configuration of each; its state lies in the run directory.
         environment: what theirs is made from.
-        say: tells the user that one was started again.
     """
 
     def __init__(
@@ -55,18 +54,19 @@ class Servers:
         configs: Sequence[ServerConfig],
         directory: RunDirectory,
         environment: Mapping[str, str],
-        say: Callable[[str], object],
         command: tuple[str, ...] = SERVER,
     ) -> None:
         self._directory = directory
         self._command = command
-        self._say = say
         hidden = hidden_from_script(environment)
         self._environment = {name: value for name, value in environment.items() if name not in hidden}
         self._environment.update(keeping_memory(self._environment))
         self._environment[RUN_ID_KEY] = directory.run_id
         self._environment.setdefault("OMP_NUM_THREADS", "1")  # they share the cores with the ranks
-        self._configs = list(configs)
+        self._configs = [
+            dataclasses.replace(config, directory=str(directory.server_state(config.index)))
+            for config in configs
+        ]
         self._running: list[_Running] = []
         self.pids: set[int] = set()
 
@@ -83,8 +83,12 @@ class Servers:
             self.end()
             raise
 
-    def look(self) -> str:
-        """Start those again that have died; why the run cannot go on, "" where it can."""
+    def look(self, say: Callable[[str], object]) -> str:
+        """Start those again that have died; why the run cannot go on, "" where it can.
+
+        Args:
+            say: tells the user that one was started again.
+        """
         for each in self._running:
             code = each.process.poll()
             if code is None:
@@ -106,7 +110,7 @@ class Servers:
                 )
             each.config = dataclasses.replace(each.config, started=each.config.started + 1)
             each.process, each.begun = self._start(each.config), time.monotonic()
-            self._say(f"server {index} ended ({how}) and was started again; workers wait for it; see {log}")
+            say(f"server {index} ended ({how}) and was started again; workers wait for it; see {log}")
         return ""
 
     def end(self) -> None:

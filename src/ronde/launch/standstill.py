@@ -1,20 +1,20 @@
-"""Who waits where for whom: read from the boards of the ranks, told before and when time is over."""
+"""Ranks wait for one that does not come: noticed on the boards of a node, told of all nodes."""
 
 from __future__ import annotations
 
+import enum
 import re
 import time
-from collections.abc import Callable
 
 from ronde.errors import ADVICE_ON_DIVERGENCE
 from ronde.launch.gathering import read_standings
-from ronde.launch.witness import Witness
 from ronde.trace.evidence import Evidence, RankEvidence
+from ronde.trace.explanation import Explanation
 from ronde.trace.lockstep_board import State
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.script_line import ScriptLine
 
-__all__ = ["Standstill", "place_in", "places"]
+__all__ = ["Look", "Standstill", "notice_after", "place_in", "places", "told_at_last", "told_early"]
 
 # A stall is to be explained within 10 s.
 NOTICE_S = 8.0
@@ -22,66 +22,76 @@ LOOK_EVERY_S = 1.0
 FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
 
+class Look(enum.Enum):
+    """What a look at the ranks of a node shows: they go on, have waited for long, or for too long."""
+
+    GOES_ON = enum.auto()
+    WAITS = enum.auto()
+    IS_OVER = enum.auto()
+
+
+def notice_after(timeout: float) -> float:
+    """Seconds of waiting after which the user is told, where ranks may wait for so many."""
+    return min(NOTICE_S, timeout / 2)
+
+
 class Standstill:
-    """Looks now and then whether some rank waits for another that does not come.
+    """Looks now and then whether some rank of a node waits for another that does not come.
 
     Args:
-        directory: the run's, where the boards are.
+        ranks: number of ranks on this node.
+        directory: the node's, where the boards are.
         timeout: seconds after which such a run is to be ended.
-        witness: freezes what is known then, and explains it.
-        say: prints a sentence to the user.
     """
 
-    def __init__(
-        self,
-        ranks: int,
-        directory: RunDirectory,
-        timeout: float,
-        witness: Witness,
-        say: Callable[[str], object],
-    ) -> None:
+    def __init__(self, ranks: int, directory: RunDirectory, timeout: float) -> None:
         self._ranks = ranks
         self._directory = directory
-        self._witness = witness
         self._timeout = timeout
-        self._say = say
-        self._notice = min(NOTICE_S, timeout / 2)
+        self._notice = notice_after(timeout)
         self._started = self._next_look = time.monotonic()
-        self._said = False
+        self._told = Look.GOES_ON
 
-    def look(self) -> str:
-        """What to tell the user about a run that is to be ended; "" as long as it may go on."""
+    def look(self) -> Look:
+        """What is news: `WAITS` and `IS_OVER` come once for each time that ranks wait."""
         now = time.monotonic()
         if now < self._next_look:
-            return ""
+            return Look.GOES_ON
         self._next_look = now + min(LOOK_EVERY_S, self._notice / 4)
         standings = read_standings(self._directory, self._ranks)
         waited = now - max(self._started, max((s.since for s in standings), default=now))
         stuck = any(standing.state is State.WAITING for standing in standings)
+        before = self._told
         if not stuck or waited < self._notice:
-            self._said = False
-            return ""
-        if self._said and waited >= self._timeout:
-            evidence, _ = self._witness.stalled()
-            return (
-                f"the run stood still for {self._timeout:g} s and has been ended (--timeout)\n"
-                f"{places(evidence)}"
-                "if they were right to take so long, give them more time: --timeout SECONDS\n"
-                f"{ADVICE_ON_DIVERGENCE}"
-            )
-        if not self._said:
-            self._said = True
-            evidence, explanation = self._witness.stalled()
-            lines = [] if explanation is None else explanation.lines()
-            self._say(
-                f"ranks have waited for {self._notice:g} s; the run is ended after {self._timeout:g} s of "
-                f"this (--timeout)\n" + "\n".join([places(evidence).rstrip(), *lines])
-            )
-        return ""
+            self._told = Look.GOES_ON
+        elif before is Look.GOES_ON:
+            self._told = Look.WAITS
+        elif waited >= self._timeout:
+            self._told = Look.IS_OVER
+        return Look.GOES_ON if self._told is before else self._told
 
     def forgive(self) -> None:
         """The run was stopped by the user: what was waited so far does not count."""
         self._started = time.monotonic()
+
+
+def told_early(evidence: Evidence, explanation: Explanation | None, timeout: float) -> str:
+    """What the user is told while ranks may still be right to wait."""
+    lines = [] if explanation is None else explanation.lines()
+    return (
+        f"ranks have waited for {notice_after(timeout):g} s; the run is ended after {timeout:g} s of this "
+        "(--timeout)\n" + "\n".join([places(evidence).rstrip(), *lines])
+    )
+
+
+def told_at_last(evidence: Evidence, timeout: float) -> str:
+    """What the user is told of a run that is ended because ranks have waited for so long."""
+    return (
+        f"the run stood still for {timeout:g} s and has been ended (--timeout)\n"
+        f"{places(evidence)}"
+        "if they were right to take so long, give them more time: --timeout SECONDS\n"
+        f"{ADVICE_ON_DIVERGENCE}"
+    )
 
 
 def places(evidence: Evidence) -> str:

@@ -23,21 +23,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ronde.launch.failure_report import (
-    ErrorFile,
-    RankDeath,
-    RankFailure,
-    failure_beside,
-    first_failure,
-    read_error,
-    shell_code,
-)
+from ronde.launch.failure import ENDING, Ends, RankDeath, read_error
+from ronde.launch.gathering import Gathering
+from ronde.launch.node_events import NodeEvents
+from ronde.launch.outlet import Outlet
 from ronde.launch.rank_process import RankProcess
-from ronde.launch.servers import Servers
 from ronde.launch.signal_inbox import SignalInbox
-from ronde.launch.standstill import Standstill
+from ronde.launch.standstill import Look, Standstill
+from ronde.launch.started import Started
 from ronde.launch.sweep import leftovers
-from ronde.launch.witness import Witness
+from ronde.trace.evidence import Evidence
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["Supervisor"]
@@ -50,50 +45,56 @@ INTERRUPTED_PATIENCE_S = 1.0
 INTERRUPTED_MAIN_PATIENCE_S = 10.0
 TERMINATION_S = 0.5
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
 
 class Supervisor:
-    """The ranks of one run, and what is known about their ends."""
+    """The ranks of a run on one node, and what is known about their ends.
+
+    Args:
+        ends: account of ends, which is kept here.
+        outlet: the side of the user.
+        gathering: looks at the ranks when one has failed.
+        events: hears of what happens.
+        waiting: looks whether ranks wait for one that does not come.
+        spares: whether the run goes on without a rank that has died.
+        alone: whether the run has no ranks elsewhere.
+
+    Attributes:
+        frozen: what was known of the ranks when one had failed, here or elsewhere.
+    """
 
     def __init__(  # noqa: PLR0913 - what it watches, and whom it tells
         self,
-        ranks: Sequence[RankProcess],
+        started: Started,
         directory: RunDirectory,
         inbox: SignalInbox,
         *,
-        on_resize: Callable[[], object],
-        on_stop: Callable[[], object],
-        debugged: Callable[[], bool],
+        ends: Ends,
+        outlet: Outlet,
         waiting: Standstill,
-        witness: Witness,
-        servers: Servers | None = None,
-        spares: Callable[[RankDeath], bool] = lambda death: False,
-        news: Callable[[RankDeath | ErrorFile], object] = lambda of_rank: None,
-        alone: bool = True,
+        gathering: Gathering,
+        events: NodeEvents,
+        spares: Callable[[RankDeath], bool],
+        alone: bool,
     ) -> None:
-        """`news` hears of each rank's end and error at once; not `alone`: the run has ranks elsewhere."""
-        self.deaths: list[RankDeath] = []
-        self.errors: dict[int, ErrorFile] = {}
-        self.interrupted_by: int | None = None
-        self.standstill = ""
-        self.pids = {rank.pid for rank in ranks}
-        self._servers = servers
+        self.frozen: Evidence | None = None
+        self.pids = set(started.pids.values())
+        self._ends = ends
+        self._servers = started.servers
+        self._outputs = started.outputs
+        self._outlet = outlet
+        self._has_lost_server = False
         self._spares = spares
-        self._news = news
-        self._has_peers = len(ranks) > 1 or not alone
-        self._ranks = ranks
+        self._events = events
+        self._has_peers = len(started.ranks) > 1 or not alone
+        self._ranks = started.ranks
         self._directory = directory
         self._inbox = inbox
-        self._on_resize = on_resize
-        self._on_stop = on_stop
-        self._debugged = debugged
         self._waiting = waiting
-        self._witness = witness
-        self._alive = list(ranks)
+        self._gathering = gathering
+        self._alive = list(started.ranks)
         self._failed_at: float | None = None
+        self._is_to_end = False
         self._asked: dict[int, float] = {}
-        self._killed_by_user = False
 
     def watch(self) -> None:
         """Return when every rank process is gone."""
@@ -108,48 +109,14 @@ class Supervisor:
             self._end_when_due()
         self._read_errors(self._ranks)
 
-    def end_with_others(self) -> None:
-        """End the ranks as after a failure of one of them: one elsewhere has failed. From any thread."""
-        if self._failed_at is None:
-            self._failed_at = time.monotonic()
+    def end(self) -> None:
+        """End the ranks as after a failure of one of them, whatever the reason is. From any thread."""
+        self._is_to_end = True
 
     def interrupted_again(self) -> bool:
         """Whether a signal that ends the launcher came while it is only passing on the last output."""
         message = self._inbox.wait(0)
         return message is not None and message.si_signo in ENDING
-
-    def failure(self) -> RankFailure | None:
-        """The first failure; None when no rank failed, or only by the signal that has ended the run."""
-        if self._killed_by_user:
-            return None
-        if self.standstill:
-            return RankFailure(rank=0, time=time.time(), kind="standstill", exit_code=1)
-        if self.interrupted_by is not None:
-            return failure_beside(ENDING, self.deaths, self.errors)
-        return first_failure(self.deaths, self.errors)
-
-    def exit_code(self) -> int:
-        if self.interrupted_by is not None:
-            return self._interrupted_code(self.interrupted_by)
-        failure = self.failure()
-        return failure.exit_code if failure is not None else 0
-
-    @property
-    def ended_by_signal(self) -> int | None:
-        """The signal of a batch system or an administrator that has ended the run; not Ctrl-C."""
-        number = self.interrupted_by
-        asked = number in (signal.SIGTERM, signal.SIGHUP)
-        return number if number is not None and asked and self.exit_code() == 128 + number else None
-
-    def _interrupted_code(self, number: int) -> int:
-        """The first rank's own code; one that the interruption ended has the shell's code for that."""
-        first = min((rank.rank for rank in self._ranks), default=0)
-        main = next((death for death in self.deaths if death.rank == first), None)
-        error = self.errors.get(first)
-        unhandled = error is not None and (error.kind == "peer" or error.type == "KeyboardInterrupt")
-        if self._killed_by_user or main is None or unhandled:
-            return 128 + number
-        return shell_code(main.code)
 
     def _tick(self) -> float:
         """How long to wait for a signal: the end of a rank is one, the other evidence lies in files."""
@@ -164,19 +131,20 @@ class Supervisor:
         if number == signal.SIGCHLD:
             self._reap_orphan(message.si_pid)
         elif number == signal.SIGWINCH:
-            self._on_resize()
+            for output in self._outputs:
+                output.resize()
             for rank in self._alive:
                 rank.send(signal.SIGWINCH)
         elif number == signal.SIGTSTP:
             self._stop_and_continue(message)
-        elif number == signal.SIGINT and SignalInbox.from_terminal(message) and self._debugged():
-            self.interrupted_by = number  # rank 0 has it from the terminal
-        elif number == signal.SIGINT and self.interrupted_by == signal.SIGINT:
-            self._killed_by_user = True
+        elif number == signal.SIGINT and SignalInbox.from_terminal(message) and self._outlet.is_held:
+            self._ends.interrupted_by = number  # rank 0 has it from the terminal
+        elif number == signal.SIGINT and self._ends.interrupted_by == signal.SIGINT:
+            self._ends.killed_by_user = True
             self._kill_all()
         else:
             if number in ENDING and self._failed_at is None:
-                self.interrupted_by = number
+                self._ends.interrupted_by = number
             self._pass_on(message)
 
     def _pass_on(self, message: signal.struct_siginfo) -> None:
@@ -194,7 +162,7 @@ class Supervisor:
         stopped = [rank for rank in self._alive if rank.own_group or not by_key]
         for rank in stopped:
             rank.send_to_group(signal.SIGSTOP)
-        self._on_stop()
+        self._outlet.wipe()
         os.kill(os.getpid(), signal.SIGSTOP)
         for rank in stopped:
             rank.send_to_group(signal.SIGCONT)
@@ -214,14 +182,18 @@ class Supervisor:
                 continue
             self._alive.remove(rank)
             ended_by_us = rank.rank in self._asked and code in (-signal.SIGTERM, -signal.SIGKILL)
-            if not ended_by_us and not self._killed_by_user:
+            if not ended_by_us and not self._ends.killed_by_user:
                 death = RankDeath(rank=rank.rank, time=time.time(), code=code)
-                if self._failed_at is not None or self.interrupted_by is not None or not self._spares(death):
-                    self.deaths.append(death)
-                    self._news(death)
+                if (
+                    self._failed_at is not None
+                    or self._ends.interrupted_by is not None
+                    or not self._spares(death)
+                ):
+                    self._ends.deaths.append(death)
+                    self._events.died(death)
         if self._has_peers:
             self._read_errors(self._alive)
-        if self._failed_at is None and (self.errors or any(death.code != 0 for death in self.deaths)):
+        if self._failed_at is None and (self._is_to_end or self._ends.has_failed):
             self._fail()
             if self._alive:  # while their parents live, or their numbers will not be known
                 self.pids |= {process.pid for process in leftovers(self._directory.run_id)}
@@ -229,33 +201,36 @@ class Supervisor:
     def _fail(self) -> None:
         """From here on ranks are ended; what is known of them is kept before."""
         self._failed_at = time.monotonic()
-        if self.interrupted_by is None:  # or it is no question why
-            self._witness.failed({death.rank: death.code for death in self.deaths})
+        # After an interruption it is no question why; a directory that was removed takes no evidence.
+        if self._ends.interrupted_by is None and self._directory.path.exists():
+            self.frozen = self._gathering.gather("failure", codes=self._ends.codes)
+            self._events.froze(self.frozen)
 
     def _notice_standstill(self) -> None:
-        if self._debugged():
+        if self._outlet.is_held:
             self._waiting.forgive()
             return
         if self._has_peers and self._failed_at is None:
-            self.standstill = self._waiting.look()
-            if self.standstill:
-                self._fail()
+            look = self._waiting.look()
+            if look is not Look.GOES_ON:
+                self._events.stalled(self._gathering.gather("stall"), is_over=look is Look.IS_OVER)
 
     def _look_at_servers(self) -> None:
-        if self._servers is None or self._failed_at is not None:
+        if self._servers is None or self._failed_at is not None or self._has_lost_server:
             return
-        self.standstill = self._servers.look()
+        said = self._servers.look(self._events.noticed)
         self.pids |= self._servers.pids
-        if self.standstill:
-            self._fail()
+        if said:
+            self._has_lost_server = True
+            self._events.lost_server(said)
 
     def _read_errors(self, ranks: Sequence[RankProcess]) -> None:
         for rank in ranks:
-            if rank.rank not in self.errors:
+            if rank.rank not in self._ends.errors:
                 error = read_error(self._directory.error(rank.rank))
                 if error is not None:
-                    self.errors[rank.rank] = error
-                    self._news(error)
+                    self._ends.errors[rank.rank] = error
+                    self._events.erred(error)
 
     def _end_when_due(self) -> None:
         if self._failed_at is None:
@@ -271,10 +246,10 @@ class Supervisor:
                 rank.send(signal.SIGKILL)
 
     def _patience(self, rank: RankProcess) -> float:
-        error = self.errors.get(rank.rank)
+        error = self._ends.errors.get(rank.rank)
         if error is not None:
             return PEER_PATIENCE_S if error.kind == "peer" else OWN_ERROR_PATIENCE_S
-        if self.interrupted_by is not None:
+        if self._ends.interrupted_by is not None:
             return INTERRUPTED_MAIN_PATIENCE_S if rank.rank == 0 else INTERRUPTED_PATIENCE_S
         return MAIN_PATIENCE_S if rank.rank == 0 else PATIENCE_S
 

@@ -14,10 +14,11 @@ from ronde.cluster.slurm import has_own_devices
 from ronde.errors import LaunchError, UsageError
 from ronde.launch.job import Job
 from ronde.launch.joined import find_store
-from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_config import RankConfig, RankPlace
 from ronde.launch.rank_environment import rank_environment, threads_per_rank
 from ronde.launch.sweep import remove_temporary_of_the_dead
 from ronde.plan import Plan
+from ronde.trace.launch_record import write_launch_record
 
 __all__ = ["become_rank", "check_store", "shared_run_id", "shared_seed", "silence"]
 
@@ -28,7 +29,7 @@ def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
     Rank 0's output stays the launcher's business; any other's goes to its log.
     """
     check_store(place)
-    if Plan.parse(job.plan).state.server_count and not job.servers:
+    if Plan.parse(job.run.plan).state.server_count and not job.run.servers:
         raise UsageError(
             f"{place.launcher} starts ranks, and no parameter servers: start each with `ronde server "
             "--listen tcp://HOST:PORT`, and give --servers tcp://HOST:PORT,... to every rank"
@@ -41,12 +42,13 @@ def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
         )
     if place.local_rank == 0:
         remove_temporary_of_the_dead()
+        write_launch_record(job.run_directory.launch, job.launch_record((), watched=False))
     given = dict(job.environment)
     place = _with_store(job, place)
     if place.launcher == "torchrun" and forced_threads(given, os.getppid()):
         del given["OMP_NUM_THREADS"]
     threads = threads_per_rank(
-        given, asked=job.threads, cores=available_cores(), ranks=place.local_world_size
+        given, asked=job.run.threads, cores=available_cores(), ranks=place.local_world_size
     )
     environment = rank_environment(
         given,
@@ -57,7 +59,7 @@ def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
     )
     if place.rank != 0:
         silence(job.run_directory.log(place.rank))
-    os.execve(job.worker[0], job.worker, environment)
+    os.execve(job.run.worker[0], job.run.worker, environment)
 
 
 def check_store(place: ClusterEnvironment) -> None:
@@ -107,7 +109,7 @@ def _with_store(job: Job, place: ClusterEnvironment) -> ClusterEnvironment:
 
 
 def _config(job: Job, place: ClusterEnvironment) -> RankConfig:
-    return RankConfig(
+    of_rank = RankPlace(
         rank=place.rank,
         world_size=place.world_size,
         local_rank=place.local_rank,
@@ -116,27 +118,12 @@ def _config(job: Job, place: ClusterEnvironment) -> RankConfig:
         hosts=place.nodes or 1,
         run_dir=str(job.run_directory.path),
         store=f"tcp://{place.master_address}:{place.master_port}",
-        script=job.script,
-        arguments=job.arguments,
-        module=job.module,
-        plan=job.plan,
-        seed=job.seed,
-        native=job.native,
         master_address=place.master_address,
         master_port=place.master_port,
         device="cuda" if job.devices else "cpu",
-        timeout=job.timeout,
-        extensions=job.extensions,
-        quiet=job.quiet,
-        publish=job.publish,
-        checkpoint=job.checkpoint,
-        checkpoint_every=job.checkpoint_every,
-        checkpoint_keep=job.checkpoint_keep,
-        resume=job.resume,
         terminal=os.isatty(0),
-        servers=job.servers,
-        server_token=job.server_token,
     )
+    return RankConfig(run=job.run, place=of_rank)
 
 
 def silence(log: Path) -> None:

@@ -77,14 +77,10 @@ def frame(run: Run, width: int) -> RenderableType:
 def _head(run: Run) -> Text:
     first = run.ranks[0].steps
     word, style = _LIVES[run.life]
-    last = max(
-        (each.steps.course[-1].ended for each in run.ranks if each.steps.course), default=first.monotonic
-    )
-    end = run.now if run.life == "runs" else last
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(str(run.start.get("script", "")) or run.path.name, style="bold")
     text.append(f"  {word}", style=style)
-    text.append(f"  {show_duration(max(0.0, (end - first.monotonic) / 1e9))}")
+    text.append(f"  {show_duration(run.seconds)}")
     plan = run.start.get("plan")
     if plan:
         text.append(f"  plan {plan}")
@@ -139,7 +135,7 @@ def _phase(run: Run, rank: RankRun) -> Text:
     text = Text(phase, style=_COLOURS[phase])
     if rank.waits:
         text.append(f" waits: {rank.waits}", style=_COLOURS["communication"])
-    since = (run.now - max(rank.steps.since, rank.steps.monotonic)) / 1e9
+    since = (run.now - rank.steps.offset - max(rank.steps.since, rank.steps.monotonic)) / 1e9
     if since > _STALE_S:
         text.append(f" for {show_duration(since)}", style="bold yellow")
     return text

@@ -98,7 +98,7 @@ def _header(run: Run, title: str) -> str:
 def _tiles(run: Run) -> str:
     main = run.ranks[0].steps
     course = main.course
-    seconds = _seconds(run)
+    seconds = run.seconds
     pace = pace_of(course)
     per_second = (pace.samples_per_second or pace.steps_per_second) if pace else 0.0
     unit = "samples/s" if pace and pace.samples else "steps/s"
@@ -308,14 +308,6 @@ def _footer(run: Run) -> str:
         f"<footer>ronde {escape(__version__)}. Times are of the host's side: a CUDA device works on while "
         f"the host goes ahead. Waiting is taken out of the phase in which it happens.{thinned}</footer>"
     )
-
-
-def _seconds(run: Run) -> float:
-    last = max(
-        (each.steps.course[-1].ended + each.steps.offset for each in run.ranks if each.steps.course),
-        default=0,
-    )
-    return max(0.0, ((run.now if run.life == "runs" else last) - run.begun) / 1e9)
 
 
 def _peak(course: Sequence[StepRecord]) -> int:

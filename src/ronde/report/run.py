@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from ronde.errors import UsageError
 from ronde.trace.events import Event, read_events
+from ronde.trace.launch_record import LaunchRecord, read_launch_record
 from ronde.trace.lockstep_board import LockstepBoard, State, board_path
-from ronde.trace.run_directory import RUN_ID, default_root
+from ronde.trace.run_directory import NODE_ID, RUN_ID, RunDirectory, default_root
 from ronde.trace.step_file import StepsOfRank, read_steps
 from ronde.trace.summary import RankSummary, read_summary
 
@@ -61,7 +62,7 @@ class Run:
         path: of the directory.
         ranks: those that have written something down, in their order.
         events: in the order of time, failures of ranks among them.
-        now: nanoseconds by the monotonic clock of this host.
+        now: nanoseconds by the monotonic clock of this host, which is the launcher's while the run goes on.
     """
 
     path: Path
@@ -80,8 +81,17 @@ class Run:
 
     @property
     def begun(self) -> int:
-        """When the first rank began, in nanoseconds by the monotonic clock of the host of rank 0."""
+        """When the first rank began, in nanoseconds by the monotonic clock of the host of the launcher."""
         return min((each.steps.monotonic + each.steps.offset for each in self.ranks), default=0)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken: until now, or until the last step of a run that is over."""
+        last = max(
+            (each.steps.course[-1].ended + each.steps.offset for each in self.ranks if each.steps.course),
+            default=self.begun,
+        )
+        return max(0.0, ((self.now if self.life == "runs" else last) - self.begun) / 1e9)
 
     @property
     def start(self) -> Mapping[str, Any]:
@@ -104,7 +114,11 @@ def find_run(path: Path | None, environment: Mapping[str, str]) -> Path:
     """
     if path is None:
         root = default_root(environment)
-        runs = [entry for entry in root.glob("*") if RUN_ID.fullmatch(entry.name) and entry.is_dir()]
+        runs = [
+            entry
+            for entry in root.glob("*")
+            if RUN_ID.fullmatch(entry.name) and not NODE_ID.fullmatch(entry.name) and entry.is_dir()
+        ]
         if not runs:
             raise UsageError(
                 f"there is no run under {root}; name the directory that the first line of ronde run has"
@@ -126,20 +140,26 @@ def read_run(path: Path) -> Run:
     Raises:
         UsageError: no rank has written anything down there.
     """
+    record = read_launch_record(path / "launch.json")
     names = [match for entry in _entries(path) if (match := _STEPS_FILE.fullmatch(entry))]
     read = (read_steps(path / match[0]) for match in names)
-    found = sorted((steps for steps in read if steps is not None), key=lambda steps: steps.rank)
+    found = sorted(
+        (_by_clocks_of_launcher(steps, record) for steps in read if steps is not None),
+        key=lambda steps: steps.rank,
+    )
     if not found:
         raise UsageError(
             f"no rank has written down steps in {path}; a script that distributes its work itself "
             "(--native) writes none, nor does one that has not begun"
         )
     failures = {event.rank: event for event in _failures(path)}
-    waiting = _waiting(path, found)
+    by_agents = record is not None and record.by_agents
+    waiting = {} if by_agents else _waiting(path, found)
+    goes_on = by_agents and RunDirectory(path=path, run_id="").is_in_use()
     ranks = [
         RankRun(
             steps=steps,
-            life=_life(path, steps, failed=steps.rank in failures),
+            life=_life(path, steps, goes_on=goes_on if by_agents else None, failed=steps.rank in failures),
             waits=waiting.get(steps.rank, ""),
             summary=read_summary(path / f"rank-{steps.rank}.summary.json"),
         )
@@ -147,6 +167,18 @@ def read_run(path: Path) -> Run:
     ]
     events = sorted([*read_events(path), *failures.values()], key=lambda event: event.time)
     return Run(path=path, ranks=tuple(ranks), events=tuple(events), now=time.monotonic_ns())
+
+
+def _by_clocks_of_launcher(steps: StepsOfRank, record: LaunchRecord | None) -> StepsOfRank:
+    """The same, with the times at which it began by the clocks of the host of the launcher."""
+    node = (
+        next((each for each in record.nodes if steps.rank in each.pids), None) if record is not None else None
+    )
+    if node is None:
+        return steps
+    return dataclasses.replace(
+        steps, wall=steps.wall + round(node.wall * 1e9), offset=round(node.monotonic * 1e9)
+    )
 
 
 def _entries(path: Path) -> list[str]:
@@ -171,11 +203,19 @@ def _failures(path: Path) -> Iterable[Event]:
             continue
 
 
-def _life(path: Path, steps: StepsOfRank, *, failed: bool) -> Life:
+def _life(path: Path, steps: StepsOfRank, *, goes_on: bool | None, failed: bool) -> Life:
+    """How a rank is.
+
+    Args:
+        goes_on: whether the launcher that hears of ranks on other hosts still does; None: ranks are here, or
+            have no launcher of ours.
+    """
     if failed:
         return "failed"
     if steps.ended:
         return "ended"
+    if goes_on is not None:
+        return "runs" if goes_on else "gone"
     if steps.host != platform.node():
         latest = max(steps.since, steps.monotonic) - steps.monotonic
         silent = time.time_ns() - steps.wall - latest

@@ -9,7 +9,8 @@ from pathlib import Path
 from time import perf_counter_ns
 
 from ronde.launch.announce import say
-from ronde.launch.rank_config import DEFAULT_PLAN, RankConfig
+from ronde.launch.rank_config import RankConfig
+from ronde.launch.run_spec import DEFAULT_PLAN
 from ronde.trace.memory import Memory
 from ronde.trace.pulse import Pulse
 from ronde.trace.run_directory import RunDirectory
@@ -21,7 +22,9 @@ __all__ = ["give_account", "open_tally", "summarize"]
 
 def open_tally(config: RankConfig) -> Tally:
     """This rank's tally; rank 0's is shown to a launcher that watches."""
-    return Tally(Pulse.open(_directory(config).pulse) if config.watched and config.rank == 0 else None)
+    return Tally(
+        Pulse.open(_directory(config).pulse) if config.place.watched and config.place.rank == 0 else None
+    )
 
 
 def summarize(
@@ -35,8 +38,8 @@ def summarize(
     pace = tally.pace()
     steady = tally.steps > 1
     return RankSummary(
-        rank=config.rank,
-        world_size=config.world_size,
+        rank=config.place.rank,
+        world_size=config.place.world_size,
         seconds=max(1, perf_counter_ns() - tally.begun_ns) / 1e9,
         steps=tally.steps,
         samples=tally.samples,
@@ -50,13 +53,13 @@ def summarize(
         memory=memory,
         compute_plan=_plan_of_a_rank(config),
         step_times=tally.clock.times(),
-        plan=config.plan,
+        plan=config.run.plan,
     )
 
 
 def give_account(config: RankConfig, summary: RankSummary) -> None:
     """Write the summary down; where no launcher watches, rank 0 tells the user by itself."""
-    path = _directory(config).summary(config.rank)
+    path = _directory(config).summary(config.place.rank)
     try:
         # os.open is not mediated: every rank writes its own.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -64,7 +67,7 @@ def give_account(config: RankConfig, summary: RankSummary) -> None:
             stream.write(summary.to_json())
     except OSError as problem:
         print(f"ronde: cannot write {path}: {problem.strerror}", file=sys.stderr)
-    if config.rank == 0 and not config.watched and not config.quiet:
+    if config.place.rank == 0 and not config.place.watched and not config.run.quiet:
         sys.stdout.flush()
         for line in summary_lines([summary]):
             say(line)
@@ -72,14 +75,14 @@ def give_account(config: RankConfig, summary: RankSummary) -> None:
 
 def _plan_of_a_rank(config: RankConfig) -> str:
     """The items of the plan that concern a rank by itself; "" for none."""
-    if config.plan == DEFAULT_PLAN:
+    if config.run.plan == DEFAULT_PLAN:
         return ""
     from ronde.plan import Plan
 
-    plan = Plan.parse(config.plan)
+    plan = Plan.parse(config.run.plan)
     own = Plan(state=plan.state.on(1), compute=plan.compute)
     return str(own) if own != Plan() else ""
 
 
 def _directory(config: RankConfig) -> RunDirectory:
-    return RunDirectory(path=Path(config.run_dir), run_id="")
+    return RunDirectory(path=Path(config.place.run_dir), run_id="")

@@ -12,7 +12,8 @@ import torch
 
 from ronde.cluster.environment import ClusterEnvironment
 from ronde.errors import UsageError
-from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_config import RankConfig, RankPlace
+from ronde.launch.run_spec import RunSpec
 from ronde.launch.torchrun import check_store, shared_run_id, silence
 from ronde.patching.patches import Patches
 from ronde.plan import Plan, check, read_plan
@@ -77,21 +78,21 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     check_store(place)
     directory = RunDirectory.join(None, shared_run_id(place, os.getppid()), os.environ)
     config = RankConfig(
-        rank=place.rank,
-        world_size=place.world_size,
-        local_rank=place.local_rank,
-        local_world_size=place.local_world_size,
-        run_dir=str(directory.path),
-        store=f"tcp://{place.master_address}:{place.master_port}",
-        master_address=place.master_address,
-        master_port=place.master_port,
-        script=sys.argv[0],
-        plan=str(asked or read_plan("ddp")),
-        seed=seed,
-        device=device,
-        terminal=os.isatty(0),
+        run=RunSpec(script=sys.argv[0], plan=str(asked or read_plan("ddp")), seed=seed),
+        place=RankPlace(
+            rank=place.rank,
+            world_size=place.world_size,
+            local_rank=place.local_rank,
+            local_world_size=place.local_world_size,
+            run_dir=str(directory.path),
+            store=f"tcp://{place.master_address}:{place.master_port}",
+            master_address=place.master_address,
+            master_port=place.master_port,
+            device=device,
+            terminal=os.isatty(0),
+        ),
     )
-    if config.device == "cuda":
+    if config.place.device == "cuda":
         torch.cuda.set_device(place.local_rank)
     if place.rank != 0:
         silence(directory.log(place.rank))
@@ -99,7 +100,7 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     seeds.seed_all(seed)
     entropy = Patches()
     seeds.install(entropy, seed)
-    parsed = read_plan(config.plan)
+    parsed = read_plan(config.run.plan)
     if parsed.in_local_view:
         raise UsageError(
             f"{parsed.item('update')} runs a script in local view from its first line on; start it by "
@@ -143,12 +144,12 @@ def prepare(*objects: Any) -> Any:
 
 def rank() -> int:
     """This rank, 0 to `world_size() - 1`."""
-    return 0 if _Process.session is None else _Process.session.config.rank
+    return 0 if _Process.session is None else _Process.session.config.place.rank
 
 
 def world_size() -> int:
     """Number of ranks of this run, 1 in plain python."""
-    return 1 if _Process.session is None else _Process.session.config.world_size
+    return 1 if _Process.session is None else _Process.session.config.place.world_size
 
 
 def is_main() -> bool:

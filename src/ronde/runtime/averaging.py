@@ -31,7 +31,7 @@ def join(replica: Replica, plan: Plan, own_file: Callable[[str], bool]) -> Avera
     """Meet the ranks that have the same in a group for averages."""
     config, algorithm = replica.config, plan.communication.algorithm
     host = listens_on(config)
-    if len(replica.same) == config.world_size:
+    if len(replica.same) == config.place.world_size:
         return of_plan(plan, join_group(config, "average", host, algorithm, own_file))
     return of_plan(plan, join_some(config, "average", host, algorithm, replica.same))
 

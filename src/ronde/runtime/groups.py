@@ -39,11 +39,13 @@ def join_group(
         host: the address by which they reach this one; None leaves it to the backend.
         own_file: whether the file at a path is this rank's alone.
     """
-    place = Place(config.rank, config.world_size, config.local_rank, config.local_world_size)
+    at = config.place
+    place = Place(at.rank, at.world_size, at.local_rank, at.local_world_size)
     return join(
-        config.store, name=name, place=place, device=config.device,
-        timeout=timedelta(seconds=config.timeout + _BACKEND_LATER), host=host,
-        check=_check(config, name, own_file), silence=min(_SILENCE_S, config.timeout), algorithm=algorithm,
+        at.store, name=name, place=place, device=at.device,
+        timeout=timedelta(seconds=config.run.timeout + _BACKEND_LATER), host=host,
+        check=_check(config, name, own_file), silence=min(_SILENCE_S, config.run.timeout),
+        algorithm=algorithm,
     )  # fmt: skip
 
 
@@ -56,43 +58,47 @@ def join_some(
         name: groups of other members have other names.
         members: their ranks, in the order of those in the group.
     """
-    first = config.rank - config.local_rank
-    here = [rank for rank in members if first <= rank < first + config.local_world_size]
-    place = Place(members.index(config.rank), len(members), here.index(config.rank), len(here))
+    at = config.place
+    first = at.rank - at.local_rank
+    here = [rank for rank in members if first <= rank < first + at.local_world_size]
+    place = Place(members.index(at.rank), len(members), here.index(at.rank), len(here))
     return join(
-        config.store, name=f"{name}/{'-'.join(map(str, members))}", place=place, device=config.device,
-        timeout=timedelta(seconds=config.timeout + _BACKEND_LATER), host=host,
-        silence=min(_SILENCE_S, config.timeout), algorithm=algorithm,
+        at.store, name=f"{name}/{'-'.join(map(str, members))}", place=place, device=at.device,
+        timeout=timedelta(seconds=config.run.timeout + _BACKEND_LATER), host=host,
+        silence=min(_SILENCE_S, config.run.timeout), algorithm=algorithm,
     )  # fmt: skip
 
 
 def listens_on(config: RankConfig) -> str | None:
     """The address by which the other ranks reach this one; None leaves it to the backend."""
-    if config.store.startswith("file://"):
+    if config.place.store.startswith("file://"):
         return "127.0.0.1"
-    if config.address and not os.environ.get(CHOSEN_INTERFACE):
-        return config.address
-    several_hosts = config.local_world_size < config.world_size
+    if config.place.address and not os.environ.get(CHOSEN_INTERFACE):
+        return config.place.address
+    several_hosts = config.place.local_world_size < config.place.world_size
     return own_address(
-        config.master_address, config.master_port, several_hosts=several_hosts, environment=os.environ
+        config.place.master_address,
+        config.place.master_port,
+        several_hosts=several_hosts,
+        environment=os.environ,
     )
 
 
 def shares_memory(config: RankConfig) -> bool:
     """Whether there are other ranks, and all of them are on this host."""
-    return 1 < config.world_size == config.local_world_size
+    return 1 < config.place.world_size == config.place.local_world_size
 
 
 def signal_board(config: RankConfig) -> SignalBoard:
     """On which this host's ranks count signals."""
-    path = board_path(Path(config.run_dir), "signals")
-    return SignalBoard(path, config.local_rank, config.local_world_size, len(COUNTED))
+    path = board_path(Path(config.place.run_dir), "signals")
+    return SignalBoard(path, config.place.local_rank, config.place.local_world_size, len(COUNTED))
 
 
 def _check(config: RankConfig, name: str, own_file: Callable[[str], bool]) -> LockstepCheck | None:
     """What compares the ranks of this host; None where there is only one, and no agent that looks at it."""
-    if config.local_world_size == 1 and not (config.watched and config.hosts > 1):
+    if config.place.local_world_size == 1 and not (config.place.watched and config.place.hosts > 1):
         return None
-    path = board_path(Path(config.run_dir), name)
-    board = LockstepBoard(path, config.local_rank, config.local_world_size)
-    return LockstepCheck(board, first_rank=config.rank - config.local_rank, own_file=own_file)
+    path = board_path(Path(config.place.run_dir), name)
+    board = LockstepBoard(path, config.place.local_rank, config.place.local_world_size)
+    return LockstepCheck(board, first_rank=config.place.rank - config.place.local_rank, own_file=own_file)

@@ -44,10 +44,10 @@ def hint(error: BaseException, config: RankConfig) -> str:
     if _has(text, _NO_SHARED_MEMORY) or _of_a_semaphore(error):
         return (
             f"shared memory{_size('/dev/shm')} is too small for the batches that loader workers hand over on "
-            f"{config.local_world_size} ranks: make it larger (docker run --shm-size=8g), or use a smaller "
-            "num_workers"
+            f"{config.place.local_world_size} ranks: make it larger (docker run --shm-size=8g), or use a "
+            "smaller num_workers"
         )
-    if _of_an_address(error, text) and config.local_world_size > 1:
+    if _of_an_address(error, text) and config.place.local_world_size > 1:
         return (
             "another program on this host has the address, a Unix socket's file was left there, or several "
             "ranks open it. Give each rank its own, PORT + ronde.rank(), or open it behind `if "
@@ -59,7 +59,7 @@ def hint(error: BaseException, config: RankConfig) -> str:
             "precision=bf16 out of the plan, or autocast out of the script, or set "
             "torch.backends.mkldnn.enabled = False there"
         )
-    return _about_batches(text) or _about_devices(text, config.device) or _about_classes(text)
+    return _about_batches(text) or _about_devices(text, config.place.device) or _about_classes(text)
 
 
 def _about_classes(text: str) -> str:

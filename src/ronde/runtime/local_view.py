@@ -74,31 +74,33 @@ class LocalView:
         self.tally, self._entropy = tally, entropy
         self.patches = Patches()
         self._client = servers.connect(config, plan)
-        self._paths = paths_of_rank(config.run_dir)
+        self._paths = paths_of_rank(config.place.run_dir)
         # Who averages without servers, in a group of its own.
         ranks = Replica.of(config, plan)
         self._place = ranks.place
         self.averaging = None if plan.is_local else averaging.join(ranks, plan, self._paths.is_private)
         self.replica = _joined(ranks, plan, tally) if len(ranks.ranks) > 1 else None
-        self._meter = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=False)
+        self._meter = MemoryMeter(on_cuda=config.place.device == "cuda", hears_calls=False)
         self._slices = LocalSlices(ranks.place, len(ranks.same), self._deliver)
-        self._others = _Apart(config.rank, config.world_size)
-        alone = Comm(Alone(on_cuda=config.device == "cuda"), rank=0, world_size=1, store=dist.HashStore())
+        self._others = _Apart(config.place.rank, config.place.world_size)
+        alone = Comm(
+            Alone(on_cuda=config.place.device == "cuda"), rank=0, world_size=1, store=dist.HashStore()
+        )
         # What rank 0 does to files is known by its place in the script, where the script may be brought back.
-        by_itself = bool(config.checkpoint) and config.rank == 0
+        by_itself = bool(config.run.checkpoint) and config.place.rank == 0
         self.files = ScriptFiles(
             comm=alone if by_itself else self._others,
             paths=self._paths,
-            temporary=TemporaryFolders(config.temporary, run_id_of(config, os.environ)),
+            temporary=TemporaryFolders(config.place.temporary, run_id_of(config, os.environ)),
             apart=not by_itself,
         )
         self._context = Context(comm=alone, adopt=lambda tensor: None)
         self._parameters = self._client and ServedParameters(self._client)
         self._update = self._updated_by_servers()
-        self._everybody = self._joined_by_all() if config.checkpoint else None
+        self._everybody = self._joined_by_all() if config.run.checkpoint else None
         self.checkpoints = None if self._everybody is None else self._saved(self._everybody)
         self._stepped, self._resumed_at = False, 0
-        self._publishing = self._published() if config.publish and config.rank == 0 else None
+        self._publishing = self._published() if config.run.publish and config.place.rank == 0 else None
 
     def _deliver(self, rows: int | None) -> None:
         if self.replica is None:  # else its own loaders do so
@@ -107,7 +109,7 @@ class LocalView:
     def _joined_by_all(self) -> Comm:
         """All ranks, which may meet from different lines of the script: so none are compared."""
         config = self.config
-        return join_some(config, "saving", listens_on(config), "auto", range(config.world_size))
+        return join_some(config, "saving", listens_on(config), "auto", range(config.place.world_size))
 
     def _saved(self, everybody: Comm) -> Checkpoints:
         """Saves and brings back each rank's own model."""
@@ -190,11 +192,13 @@ class LocalView:
         if client is None or parameters is None:
             return None
         if update.rule == "geo":
-            return GeoUpdate(client, parameters, update.every or 1, config.rank, config.world_size)
-        return LocalUpdate(self._context, client, parameters, config.rank, self.notes.say)
+            return GeoUpdate(
+                client, parameters, update.every or 1, config.place.rank, config.place.world_size
+            )
+        return LocalUpdate(self._context, client, parameters, config.place.rank, self.notes.say)
 
     def _before_step(self, *_: Any) -> None:
-        if self.config.world_size > 1 and not self._slices.cut and not self._stepped:
+        if self.config.place.world_size > 1 and not self._slices.cut and not self._stepped:
             raise UsageError(
                 f"{self.plan.item('update')} gives each rank its slice of every batch of a DataLoader, and "
                 "this script has trained on none: all ranks would do the same; use a plan that cuts any "
@@ -208,7 +212,7 @@ class LocalView:
         if not self._stepped:
             self._stepped = True
             # Dropout on other rows draws other numbers; models were made with the same on all ranks.
-            torch.manual_seed(self.config.seed + self._place * _SEED_STEP + self._resumed_at)
+            torch.manual_seed(self.config.run.seed + self._place * _SEED_STEP + self._resumed_at)
 
     def retire(self) -> None:
         """Take everything back; from here on the script is on its own."""

@@ -64,7 +64,7 @@ class Publishing:
         around: Around = nullcontext,
         say: Callable[[str], Any] = lambda text: None,
     ) -> None:
-        self._interval, self._comm, self._say = config.publish, comm, say
+        self._interval, self._comm, self._say = config.run.publish, comm, say
         self._in_script, self._inside, self._around = in_script, inside, around
         self._gathered = gathered
         self._main = threading.get_ident()
@@ -73,7 +73,7 @@ class Publishing:
         # Of rows on servers rank 0 asks, and writes them all.
         self._spread = many and plan.state.sparse == "sharded" and not plan.state.server_count
         writers = comm.world_size if comm is not None and self._spread else 1
-        folder = Path(config.run_dir) / FOLDER
+        folder = Path(config.place.run_dir) / FOLDER
         rank = comm.rank if comm is not None else 0
         self._publication = Publication(folder, rank=rank, writers=writers, around=around)
         # By what the script calls with gradients, in the order in which it first did.

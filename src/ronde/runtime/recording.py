@@ -60,17 +60,17 @@ def start_recording(config: RankConfig, tally: Tally, joined: _Joined | None) ->
     traffic = NO_TRAFFIC if joined is None else joined.traffic()
     tally.waited = traffic.waited_ns
     recorder = open_recorder(config, traffic)
-    if config.rank == 0:
+    if config.place.rank == 0:
         write_event(
-            Path(config.run_dir),
+            Path(config.place.run_dir),
             "start",
-            config.script,
+            config.run.script,
             rank=0,
-            script=config.script,
-            plan=config.plan,
-            seed=config.seed,
-            ranks=config.world_size,
-            device=config.device,
+            script=config.run.script,
+            plan=config.run.plan,
+            seed=config.run.seed,
+            ranks=config.place.world_size,
+            device=config.place.device,
         )
     readers: Readers = {}
     if recorder is not None:
@@ -84,22 +84,25 @@ def start_recording(config: RankConfig, tally: Tally, joined: _Joined | None) ->
 
 def open_recorder(config: RankConfig, traffic: Traffic) -> Recorder | None:
     """What writes down this rank's steps; None where the run directory takes no file: a run does without."""
-    directory = Path(config.run_dir)
+    directory = Path(config.place.run_dir)
     try:
         file = StepFile(
-            steps_path(directory, config.rank),
-            rank=config.rank,
-            world_size=config.world_size,
+            steps_path(directory, config.place.rank),
+            rank=config.place.rank,
+            world_size=config.place.world_size,
             process=os.getpid(),
             clocks=(time.time_ns(), perf_counter_ns()),
             host=platform.node(),
         )
         spans = None
-        if config.trace_steps:
-            spans = SpanFile(spans_path(directory, config.rank)), StepRange.parse(config.trace_steps)
+        if config.run.trace_steps:
+            spans = (
+                SpanFile(spans_path(directory, config.place.rank)),
+                StepRange.parse(config.run.trace_steps),
+            )
     except OSError:
         return None
-    return Recorder(file, traffic, _memory(on_cuda=config.device == "cuda"), spans)
+    return Recorder(file, traffic, _memory(on_cuda=config.place.device == "cuda"), spans)
 
 
 def _memory(*, on_cuda: bool) -> Callable[[], tuple[int, int]]:

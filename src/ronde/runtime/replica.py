@@ -30,29 +30,28 @@ class Replica:
     @classmethod
     def of(cls, config: RankConfig, plan: Plan) -> Replica:
         """The replica of this rank: its own where no model is cut."""
-        mesh = MeshOfRanks.of(plan.for_ranks(config.world_size).mesh)
-        ranks = mesh.members(config.rank, *_INSIDE)
-        return cls(config=config, ranks=ranks, same=mesh.members(config.rank, "data"))
+        mesh = MeshOfRanks.of(plan.for_ranks(config.place.world_size).mesh)
+        ranks = mesh.members(config.place.rank, *_INSIDE)
+        return cls(config=config, ranks=ranks, same=mesh.members(config.place.rank, "data"))
 
     @property
     def place(self) -> int:
         """Which of the replicas this is."""
-        return self.same.index(self.config.rank)
+        return self.same.index(self.config.place.rank)
 
     @property
     def inside(self) -> RankConfig:
         """The configuration of this rank within the replica."""
-        first = self.config.rank - self.config.local_rank
-        here = [rank for rank in self.ranks if first <= rank < first + self.config.local_world_size]
-        return dataclasses.replace(
-            self.config,
-            rank=self.ranks.index(self.config.rank),
+        first = self.config.place.rank - self.config.place.local_rank
+        here = [rank for rank in self.ranks if first <= rank < first + self.config.place.local_world_size]
+        place = dataclasses.replace(
+            self.config.place,
+            rank=self.ranks.index(self.config.place.rank),
             world_size=len(self.ranks),
-            local_rank=here.index(self.config.rank),
+            local_rank=here.index(self.config.place.rank),
             local_world_size=len(here),
-            publish=0,
-            checkpoint="",
         )
+        return RankConfig(run=dataclasses.replace(self.config.run, publish=0, checkpoint=""), place=place)
 
     def plan_inside(self, plan: Plan) -> Plan:
         """The plan that the ranks of the replica carry out together."""

@@ -31,10 +31,10 @@ def connect(config: RankConfig, plan: Plan) -> Client | None:
     count = plan.state.server_count
     if not count:
         return None
-    if len(config.servers) != count:
+    if len(config.run.servers) != count:
         raise UsageError(
-            f"the plan has {count} parameter servers, and {len(config.servers)} are known; start the run by "
-            f"`ronde run --servers {count}`"
+            f"the plan has {count} parameter servers, and {len(config.run.servers)} are known; start the run "
+            f"by `ronde run --servers {count}`"
         )
     try:
         from ronde.server.transport.client import Client
@@ -43,23 +43,23 @@ def connect(config: RankConfig, plan: Plan) -> Client | None:
             f"parameter servers need {error.name}, which is not installed: pip install 'ronde[server]'"
         ) from None
     return Client(
-        config.servers,
-        bytes.fromhex(config.server_token),
-        worker=config.rank,
-        workers=config.world_size,
-        timeout=config.timeout,
+        config.run.servers,
+        bytes.fromhex(config.run.server_token),
+        worker=config.place.rank,
+        workers=config.place.world_size,
+        timeout=config.run.timeout,
         run=name_of_run(config),
         expects={"update": rule_of_servers(plan), "staleness": plan.update.staleness or 0},
-        say=say if config.rank == 0 else lambda words: None,
+        say=say if config.place.rank == 0 else lambda words: None,
     )
 
 
 def name_of_run(config: RankConfig) -> str:
     """The name by which servers know the run: rank 0's, as each host has one of its own."""
     own = run_id_of(config, os.environ)
-    if config.local_world_size == config.world_size:
+    if config.place.local_world_size == config.place.world_size:
         return own
-    store = connect_store(config.store, config.world_size, timedelta(seconds=config.timeout))
-    if config.rank == 0:
+    store = connect_store(config.place.store, config.place.world_size, timedelta(seconds=config.run.timeout))
+    if config.place.rank == 0:
         store.set("ronde/run", own)
     return store.get("ronde/run").decode()

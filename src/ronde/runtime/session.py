@@ -117,14 +117,14 @@ class Session:
         self.tally = tally or Tally()
         self._entropy = entropy or Patches()
         self.retired = False
-        self._paths = paths_of_rank(config.run_dir)
+        self._paths = paths_of_rank(config.place.run_dir)
         # Two groups: what the script does and what backward does come in orders of their own.
         host = listens_on(config if replica is None else replica.config)
         comm = self.everybody = self._join("boundary", host, "auto")
         # Those among whom batches are cut: all ranks, where no model is.
         rows, reducer_comm = comm, None
-        self._mesh = MeshOfRanks.of(plan.for_ranks(config.world_size).mesh)
-        if self._mesh.degree("data") == config.world_size:
+        self._mesh = MeshOfRanks.of(plan.for_ranks(config.place.world_size).mesh)
+        if self._mesh.degree("data") == config.place.world_size:
             reducer_comm = self._join("reducer", host, plan.communication.algorithm)
         else:
             rows = self._meet("rows", host, "data")
@@ -132,7 +132,7 @@ class Session:
         self._groups = list(dict.fromkeys([comm, reducer_comm, rows]))
         self.client = servers.connect(config, plan)
         clock = self.tally.clock
-        self.memory = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=True)
+        self.memory = MemoryMeter(on_cuda=config.place.device == "cuda", hears_calls=True)
         self.compression = compression.of_plan(plan, reducer_comm, self._parameters_of_leaves)
         self.reducer = Reducer(
             reducer_comm,
@@ -157,15 +157,15 @@ class Session:
             comm=comm,
             paths=self._paths,
             whole=materialize,
-            shared=config.temporary or config.run_dir,
-            temporary=TemporaryFolders(config.temporary, run_id_of(config, os.environ)),
+            shared=config.place.temporary or config.place.run_dir,
+            temporary=TemporaryFolders(config.place.temporary, run_id_of(config, os.environ)),
         )
         # What the script finds around it asks `_in_step`, and that asks the files: these come first.
         self._console = Console(
             self._groups,
             self.tally,
             self.context.on_main_thread,
-            terminal=config.terminal,
+            terminal=config.place.terminal,
         )
         self.agreement = Agreement(comm)
         self._circumstances = Circumstances(self.agreement, self._in_step)
@@ -175,7 +175,9 @@ class Session:
         self._edge = self._model_edge()
         self._publishing = self._published()
         self.checkpoints = self._saved()
-        if config.world_size > 1 and config.device == "cpu":  # a CUDA device computes while the host goes on
+        if (
+            config.place.world_size > 1 and config.place.device == "cpu"
+        ):  # a CUDA device computes while the host goes on
             clock.start(self._waited_ns)
 
     def _model_edge(self) -> ModelEdge:
@@ -218,7 +220,7 @@ class Session:
         return self.context.region in (Region.SHARDED, Region.REPLICATED) and self.context.on_main_thread()
 
     def _published(self) -> Publishing | None:
-        if not self.config.publish:
+        if not self.config.run.publish:
             return None
         from ronde.runtime.publishing import Publishing
 
@@ -234,7 +236,7 @@ class Session:
         )
 
     def _saved(self) -> Checkpoints | None:
-        if not self.config.checkpoint:
+        if not self.config.run.checkpoint:
             return None
         from ronde.runtime.checkpointing.checkpoints import Checkpoints
 
@@ -256,18 +258,18 @@ class Session:
 
     def _join(self, name: str, host: str | None, algorithm: Algorithm) -> Comm:
         if self._replica is not None:
-            return self._meet_members(name, host, range(self.config.world_size))
+            return self._meet_members(name, host, range(self.config.place.world_size))
         return join_group(self.config, name, host, algorithm, self._paths.is_private)
 
     def _cuts_batches(self) -> bool:
         """Whether calls of models are looked at for rows: not where all ranks have one device's."""
         degree = self._mesh.degree("data")
-        by_itself = self.config.world_size == 1 or self.strategies.cuts_calls
+        by_itself = self.config.place.world_size == 1 or self.strategies.cuts_calls
         return by_itself or compute.cuts_batches(self.plan, degree)
 
     def _meet(self, name: str, host: str | None, *axes: Axis) -> Comm:
         """The ranks that differ from this one along these axes only."""
-        return self._meet_members(name, host, self._mesh.members(self.config.rank, *axes))
+        return self._meet_members(name, host, self._mesh.members(self.config.place.rank, *axes))
 
     def _meet_members(self, name: str, host: str | None, members: Sequence[int]) -> Comm:
         algorithm = self.plan.communication.algorithm if name.endswith("reducer") else "auto"
@@ -283,7 +285,7 @@ class Session:
 
         Those of a context group compute the same: where state is cut, it is cut over them too.
         """
-        cuts_state = self.plan.state.on(self.config.world_size).cuts_optimizer
+        cuts_state = self.plan.state.on(self.config.place.world_size).cuts_optimizer
         if self._mesh.degree("context") > 1 and cuts_state:
             return self._meet("reducer", host, "data", "context")
         return self._meet("reducer", host, "data")
@@ -319,10 +321,10 @@ class Session:
         return Inside(self._inside_model, self._in_script, self.notes.say, again, draws)
 
     def _stream(self) -> RankStream | None:
-        device = torch.device("cuda", 0) if self.config.device == "cuda" else torch.device("cpu")
+        device = torch.device("cuda", 0) if self.config.place.device == "cuda" else torch.device("cpu")
         if self.plan.data.rng_on(device.type) == "global":
             return None
-        return RankStream(self._mesh.coordinate(self.config.rank, "data"), device, self.notes.say)
+        return RankStream(self._mesh.coordinate(self.config.place.rank, "data"), device, self.notes.say)
 
     def scheduled(
         self, model: torch.nn.Module, loss_fn: Callable[[Any, Any], torch.Tensor]
@@ -348,7 +350,7 @@ class Session:
         self._console.install(self.patches)
         self._circumstances.install(self.patches)
         self._started.install(self.patches)
-        if self.config.world_size > 1:
+        if self.config.place.world_size > 1:
             self._from_processes.install(self.patches)
             pools.install(self.patches)
         if shares_memory(self.config):
@@ -498,7 +500,7 @@ class Session:
         notes += [group.note for group in self._groups[1:] if group.note]
         rows = self.strategies.rows
         spread = rows is not None and rows.has_spread_rows
-        unspread = tables.why_none_is_spread(self.plan, self.config.world_size, spread=spread)
+        unspread = tables.why_none_is_spread(self.plan, self.config.place.world_size, spread=spread)
         notes += [unspread] if unspread else []
         cuts = compute.cuts_batches(self.plan, self._mesh.degree("data"))
         notes += notes_on_types(
@@ -517,7 +519,7 @@ class Session:
     def _way_of_gradients(self) -> str:
         """How gradients are summed over ranks, in words."""
         reducing = self._groups[1]
-        if reducing.world_size > 1 or self.config.world_size == 1:
+        if reducing.world_size > 1 or self.config.place.world_size == 1:
             return reducing.algorithm
         cutting = next(group for group in reversed(self._groups) if group.world_size > 1)
         return inside_model(cutting.algorithm)

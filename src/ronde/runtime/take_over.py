@@ -29,7 +29,7 @@ def install(patches: Patches, config: RankConfig, retire: Callable[[], None]) ->
 
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         """The script distributes its work itself: give it what torchrun would, and keep out."""
-        if config.rank == 0 and not config.quiet:
+        if config.place.rank == 0 and not config.run.quiet:
             print(
                 "ronde: the script calls init_process_group: it runs as under torchrun, unchanged "
                 "(use --native to say so from the start)",

@@ -12,21 +12,21 @@ def torchrun_environment(config: RankConfig) -> dict[str, str]:
     servers.
     """
     # Under torchrun the agent's store is there already, and rank 0 must not open another on its port.
-    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"} if config.store.startswith("tcp://") else {}
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"} if config.place.store.startswith("tcp://") else {}
     servers: dict[str, str] = {}
-    if config.servers:
+    if config.run.servers:
         from ronde.launch.server_config import SERVERS_KEY, TOKEN_KEY
 
-        servers = {SERVERS_KEY: ",".join(config.servers), TOKEN_KEY: config.server_token}
+        servers = {SERVERS_KEY: ",".join(config.run.servers), TOKEN_KEY: config.run.server_token}
     return {
         **agent,
-        "RANK": str(config.rank),
-        "WORLD_SIZE": str(config.world_size),
-        "LOCAL_RANK": str(config.local_rank),
-        "LOCAL_WORLD_SIZE": str(config.local_world_size),
-        "GROUP_RANK": str(config.host),
-        "GROUP_WORLD_SIZE": str(config.hosts),
-        "MASTER_ADDR": config.master_address,
-        "MASTER_PORT": str(config.master_port),
+        "RANK": str(config.place.rank),
+        "WORLD_SIZE": str(config.place.world_size),
+        "LOCAL_RANK": str(config.place.local_rank),
+        "LOCAL_WORLD_SIZE": str(config.place.local_world_size),
+        "GROUP_RANK": str(config.place.host),
+        "GROUP_WORLD_SIZE": str(config.place.hosts),
+        "MASTER_ADDR": config.place.master_address,
+        "MASTER_PORT": str(config.place.master_port),
         **servers,
     }

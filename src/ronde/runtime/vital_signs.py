@@ -24,14 +24,14 @@ _EVERY_S = 0.5
 
 def show_signs_of_life(config: RankConfig) -> Vitals | None:
     """From here on until the process ends; None where the run directory takes no files."""
-    folder = Path(config.run_dir)
+    folder = Path(config.place.run_dir)
     try:
-        _write_stacks(folder, config.rank)
+        _write_stacks(folder, config.place.rank)
     except OSError:
         return None
     threads = os.environ.get("OMP_NUM_THREADS", "")
     vitals = Vitals.create(
-        vitals_path(folder, config.rank),
+        vitals_path(folder, config.place.rank),
         thread=threading.get_ident(),
         threads=int(threads) if threads.isdecimal() else 0,
     )

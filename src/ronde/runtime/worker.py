@@ -15,12 +15,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ronde.errors import DivergedError, PeerLost, RaisedAlone, RondeError
-from ronde.launch.rank_config import DEFAULT_PLAN, RankConfig
+from ronde.launch.rank_config import RankConfig
+from ronde.launch.run_spec import DEFAULT_PLAN
 from ronde.runtime.account import give_account, open_tally, summarize
 from ronde.runtime.ending import exit_code, groups_have_threads, leave
 from ronde.runtime.script import execute
@@ -82,9 +83,9 @@ def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> No
         _end_by(config, alone.error, _CAUGHT_ALONE)
     except PeerLost as lost:
         _report(config, "peer", lost, str(lost))
-        ours = config.has_launcher
+        ours = config.place.has_launcher
         if not ours:
-            own = f"rank {config.rank} lost"
+            own = f"rank {config.place.rank} lost"
             told = str(lost) if str(lost).startswith(own) else f"{own} its peers ({lost})"
             print(f"ronde: error: {told}", file=sys.stderr, flush=True)
         signal.alarm(_WAIT_FOR_END if ours else _WAIT_FOR_TORCHRUN)
@@ -116,8 +117,8 @@ def _end_by(config: RankConfig, error: BaseException, advice: str = "") -> NoRet
 
 
 def _end_diverged(config: RankConfig, diverged: DivergedError) -> NoReturn:
-    _report(config, "diverged", diverged, str(diverged))
-    if not config.has_launcher:
+    _report(config, "diverged", diverged, str(diverged), paths=diverged.paths)
+    if not config.place.has_launcher:
         print(f"ronde: error: {diverged}", file=sys.stderr)
     # Exit handlers might meet the other ranks again.
     _end_without_handlers(1)
@@ -145,20 +146,20 @@ def _end_without_handlers(code: int) -> NoReturn:
 def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     """Run the script; a session that joins it to other ranks is added to `joined`."""
     vitals = show_signs_of_life(config)
-    if config.native:
+    if config.run.native:
         os.environ.update(torchrun_environment(config))
         _hear_interrupts()
-        execute(config.script, config.arguments, module=config.module)
+        execute(config.run.script, config.run.arguments, module=config.run.module)
         return
     from ronde.patching.patches import Patches
     from ronde.process import seeds
     from ronde.process.tensor_hash import number_tensors
 
-    if config.world_size > 1:
+    if config.place.world_size > 1:
         number_tensors()
-    seeds.seed_all(config.seed)
+    seeds.seed_all(config.run.seed)
     entropy = Patches()
-    seeds.install(entropy, config.seed)
+    seeds.install(entropy, config.run.seed)
     tally = open_tally(config)
     tally.vitals = vitals
     notes: dict[str, None] = {}
@@ -171,7 +172,7 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
 
     readers = start_recording(config, tally, session)
     # Over all else: whoever records what the script reads wants to see the script's own line.
-    for extension in config.extensions:
+    for extension in config.run.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
     _hear_interrupts()
@@ -183,7 +184,7 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
             checkpoints.hear_through(reader, name)
         checkpoints.begin()
     try:
-        execute(config.script, config.arguments, module=config.module)
+        execute(config.run.script, config.run.arguments, module=config.run.module)
     except BaseException as end:
         if checkpoints is not None:
             checkpoints.abandon()
@@ -214,12 +215,12 @@ def _session(
     Args:
         notes: sentences about what one rank without a session has done.
     """
-    alone = config.world_size == 1 and not config.checkpoint
-    if alone and config.plan == DEFAULT_PLAN:
+    alone = config.place.world_size == 1 and not config.run.checkpoint
+    if alone and config.run.plan == DEFAULT_PLAN:
         return None
     from ronde.plan import Compute, Plan, State
 
-    plan = Plan.parse(config.plan)
+    plan = Plan.parse(config.run.plan)
     if alone and plan.compute == Compute() and plan.state.on(1) == State():
         return None
     from ronde.patching.patches import Patches
@@ -245,13 +246,13 @@ def _session(
 
 def _publish_alone(config: RankConfig, notes: dict[str, None]) -> Publishing | None:
     """What publishes the model of one rank without a session."""
-    if not config.publish:
+    if not config.run.publish:
         return None
     from ronde.patching.patches import Patches
     from ronde.plan import Plan
     from ronde.runtime.publishing import Publishing
 
-    publishing = Publishing(config, Plan.parse(config.plan), say=notes.setdefault)
+    publishing = Publishing(config, Plan.parse(config.run.plan), say=notes.setdefault)
     publishing.install(Patches())
     return publishing
 
@@ -267,7 +268,7 @@ def _count_steps(config: RankConfig, tally: Tally) -> MemoryMeter:
 
     from ronde.runtime.memory.meter import MemoryMeter
 
-    meter = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=False)
+    meter = MemoryMeter(on_cuda=config.place.device == "cuda", hears_calls=False)
 
     def after_step(optimizer: Any, *_: Any) -> None:
         tally.step()
@@ -300,18 +301,27 @@ def _report_exit(config: RankConfig, end: SystemExit) -> None:
         _report(config, "exit", end, str(code & 0xFF))
 
 
-def _report(config: RankConfig, kind: str, error: BaseException, text: str, *, advice: str = "") -> None:
+def _report(
+    config: RankConfig,
+    kind: str,
+    error: BaseException,
+    text: str,
+    *,
+    advice: str = "",
+    paths: Sequence[tuple[int, str, str]] = (),
+) -> None:
     """Leave word of a failure where the launcher finds it."""
     content = {
-        "rank": config.rank,
+        "rank": config.place.rank,
         "time": time.time(),
         "kind": kind,
         "type": type(error).__name__,
         "message": str(error),
         "traceback": text,
         "advice": advice,
+        "paths": paths,
     }
-    path = Path(config.run_dir) / f"rank-{config.rank}.error.json"
+    path = Path(config.place.run_dir) / f"rank-{config.place.rank}.error.json"
     temporary = path.with_suffix(f".{threading.get_ident()}")
     try:
         # os.open is not mediated; the file appears whole.

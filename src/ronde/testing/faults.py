@@ -86,7 +86,7 @@ def gradient_not_reduced(session: Session) -> None:
 
 def mean_instead_of_sum(session: Session) -> None:
     """What ranks computed on their rows is averaged, where it should be summed."""
-    after_reduction(lambda parameter: parameter.grad.div_(session.config.world_size))
+    after_reduction(lambda parameter: parameter.grad.div_(session.config.place.world_size))
 
 
 def batch_doubled(session: Session) -> None:
@@ -96,7 +96,7 @@ def batch_doubled(session: Session) -> None:
 
 def rank_one_batch_behind(session: Session) -> None:
     """Rank 1 loads its rows from the batch before."""
-    if session.config.rank == 1:
+    if session.config.place.rank == 1:
         _replace_index_batch(lambda number, previous, index: previous)
 
 
@@ -172,7 +172,7 @@ def tied_weight_halved(session: Session) -> None:
 
 def step_skipped(session: Session) -> None:
     """Rank 1 leaves out the third step of SGD."""
-    if session.config.rank != 1:
+    if session.config.place.rank != 1:
         return
     taken = 0
 

@@ -64,24 +64,29 @@ class Rank:
         Yields:
             the `Session`: its `context`, `reducer`, `patches`.
         """
-        from ronde.launch.rank_config import RankConfig
+        from ronde.launch.rank_config import RankConfig, RankPlace
+        from ronde.launch.run_spec import RunSpec
         from ronde.plan import Plan
         from ronde.process.seeds import seed_all
 
         parsed = Plan.parse(plan)
         servers = _server_configs(parsed, self)
         config = RankConfig(
-            rank=self.rank,
-            world_size=self.world_size,
-            local_rank=self.rank,
-            local_world_size=self.world_size,
-            run_dir=self.directory,
-            store="file://" + os.path.join(self.directory, "store"),
-            script="",
-            plan=plan,
-            seed=seed,
-            servers=tuple(each.endpoint for each in servers),
-            server_token=servers[0].token if servers else "",
+            run=RunSpec(
+                script="",
+                plan=plan,
+                seed=seed,
+                servers=tuple(each.endpoint for each in servers),
+                server_token=servers[0].token if servers else "",
+            ),
+            place=RankPlace(
+                rank=self.rank,
+                world_size=self.world_size,
+                local_rank=self.rank,
+                local_world_size=self.world_size,
+                run_dir=self.directory,
+                store="file://" + os.path.join(self.directory, "store"),
+            ),
         )
         seed_all(seed)
         with _running(servers if self.rank == 0 else []):

@@ -128,7 +128,7 @@ def gradient_rounded(session: Session) -> None:
 
 def decay_left_out(session: Session) -> None:
     """On rank 1 one parameter does not decay."""
-    if session.config.rank == 1:
+    if session.config.place.rank == 1:
         _after_each_step(
             lambda parameter, before, group: parameter.add_(before, alpha=group["lr"] * group["weight_decay"])
         )
@@ -149,7 +149,7 @@ def gradient_stale(session: Session) -> None:
 
 def dropout_scaled(session: Session) -> None:
     """What dropout leaves is a thousandth too large on rank 1."""
-    if session.config.rank == 1:
+    if session.config.place.rank == 1:
         # As the function of Python has it, which an observed call goes through twice.
         own: Any = VF
         dropout = own.dropout
@@ -169,7 +169,7 @@ def loss_read_off(session: Session) -> None:
 
 def update_scaled(session: Session) -> None:
     """On rank 1 one parameter goes a thousandth too far."""
-    if session.config.rank == 1:
+    if session.config.place.rank == 1:
         _after_each_step(lambda parameter, before, group: parameter.lerp_(before, -1e-3))
 
 

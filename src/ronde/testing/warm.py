@@ -24,8 +24,9 @@ from types import TracebackType
 from typing import Any
 
 from ronde.launch.linux_process import bind_to_parent, load_prctl
-from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_config import RankConfig, RankPlace
 from ronde.launch.rank_environment import rank_environment
+from ronde.launch.run_spec import RunSpec
 from ronde.launch.server_config import SERVER_KEY, ServerConfig, local_endpoint, rule_of_servers
 from ronde.plan import Plan
 from ronde.runtime.ending import exit_code
@@ -140,20 +141,24 @@ def _ranks(start: Start, ranks: int) -> list[_Process]:
     processes = [_server(start, config, run_dir / f"server-{config.index}.log") for config in servers]
     for rank in range(ranks):
         config = RankConfig(
-            rank=rank,
-            world_size=ranks,
-            local_rank=rank,
-            local_world_size=ranks,
-            run_dir=str(run_dir),
-            store=f"file://{run_dir}/store",
-            script=start.job.script,
-            arguments=start.job.arguments,
-            module=start.job.module,
-            plan=start.job.plan,
-            seed=start.job.seed,
-            extensions=start.extensions,
-            servers=tuple(config.endpoint for config in servers),
-            server_token=servers[0].token if servers else "",
+            run=RunSpec(
+                script=start.job.script,
+                arguments=start.job.arguments,
+                module=start.job.module,
+                plan=start.job.plan,
+                seed=start.job.seed,
+                extensions=start.extensions,
+                servers=tuple(config.endpoint for config in servers),
+                server_token=servers[0].token if servers else "",
+            ),
+            place=RankPlace(
+                rank=rank,
+                world_size=ranks,
+                local_rank=rank,
+                local_world_size=ranks,
+                run_dir=str(run_dir),
+                store=f"file://{run_dir}/store",
+            ),
         )
         log = run_dir / f"rank-{rank}.log"
         processes.append(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = [
     "Process",
     "RankEvidence",
     "evidence_path",
+    "merged",
     "read_evidence",
     "write_evidence",
 ]
@@ -80,6 +81,7 @@ class RankEvidence:
         not_finite: the step since which its own gradients are not finite; 0 where they are.
         children: processes that it has started, loader workers among them.
         threads: that it was told to compute with; 0 where nobody has.
+        host: its host, as its place among those of the evidence.
     """
 
     rank: int
@@ -100,6 +102,7 @@ class RankEvidence:
     threads: int = 0
     log: tuple[str, ...] = ()
     summary: Mapping[str, Any] | None = None
+    host: int = 0
 
     @property
     def is_alive(self) -> bool:
@@ -108,14 +111,16 @@ class RankEvidence:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """This host: bytes, and counts since the run began.
+    """A host of the run: bytes, and counts since the run began.
 
     Attributes:
+        name: its name, as the user gave it; "" for the launcher's own.
         oom_kills: processes that the kernel has killed in the run's control group because memory ran out.
         kernel: lines of the kernel's log about the run's processes, or about memory and devices.
         disk, shared: free bytes where the run directory is, and in /dev/shm; -1 where that is not known.
     """
 
+    name: str = ""
     cores: int = 0
     memory: int = -1
     oom_kills: int = 0
@@ -126,7 +131,7 @@ class Host:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """The first failure, as the launcher has found it: see `launch/failure_report.py`."""
+    """The first failure, as the launcher has found it: see `RankFailure` in `launch/failure.py`."""
 
     rank: int
     kind: str
@@ -148,7 +153,7 @@ class Evidence:
     reason: str
     time: float
     ranks: tuple[RankEvidence, ...]
-    host: Host = Host()
+    hosts: tuple[Host, ...] = (Host(),)
     failure: Failure | None = None
     said: str = ""
     launcher_gone: bool = False
@@ -156,30 +161,60 @@ class Evidence:
     def rank(self, number: int) -> RankEvidence | None:
         return next((each for each in self.ranks if each.rank == number), None)
 
+    def host_of(self, rank: RankEvidence) -> Host:
+        return self.hosts[rank.host]
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Evidence:
         """What `to_json` wrote. Raises ValueError, KeyError or TypeError for anything else."""
-        fields = json.loads(text)
+        return cls.from_fields(json.loads(text))
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Evidence:
+        """The inverse of `dataclasses.asdict`, also after a way through JSON, which has no tuples."""
+        fields = dict(fields)
         failure = fields.pop("failure", None)
         ranks = tuple(_rank(each) for each in fields.pop("ranks"))
-        host = fields.pop("host", {})
+        hosts = fields.pop("hosts", None) or [fields.pop("host", {})]
         return cls(
             **fields,
             ranks=ranks,
-            host=Host(**{**host, "kernel": tuple(host.get("kernel", ()))}),
+            hosts=tuple(Host(**{**host, "kernel": tuple(host.get("kernel", ()))}) for host in hosts),
             failure=None if failure is None else Failure(**failure),
         )
 
 
-def _rank(fields: dict[str, Any]) -> RankEvidence:
+def _rank(told: Mapping[str, Any]) -> RankEvidence:
+    fields = dict(told)
     fields["process"] = Process(**fields["process"])
     fields["collectives"] = tuple(Collective(**each) for each in fields.get("collectives", ()))
     fields["children"] = tuple(Process(**each) for each in fields.get("children", ()))
     fields["log"] = tuple(fields.get("log", ()))
     return RankEvidence(**fields)
+
+
+def merged(parts: Sequence[Evidence], run_directory: Path) -> Evidence:
+    """Join what several nodes have gathered for one reason into the evidence of the run.
+
+    Args:
+        parts: evidence of each node, one at least.
+        run_directory: the directory of the launcher.
+    """
+    hosts: list[Host] = []
+    ranks: list[RankEvidence] = []
+    for part in parts:
+        ranks += (dataclasses.replace(rank, host=rank.host + len(hosts)) for rank in part.ranks)
+        hosts += part.hosts
+    return dataclasses.replace(
+        parts[0],
+        run_directory=str(run_directory),
+        time=min(part.time for part in parts),
+        ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
+        hosts=tuple(hosts),
+    )
 
 
 def evidence_path(run_directory: Path, reason: str) -> Path:

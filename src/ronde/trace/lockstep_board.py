@@ -18,9 +18,10 @@ import dataclasses
 import enum
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic  # bound here: the module's own is replaced for scripts
+from typing import Any
 
 from ronde.trace.shared_file import shared_file
 
@@ -82,6 +83,13 @@ class Standing:
     state: State
     since: float
     entry: Entry | None
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Standing:
+        """The inverse of `dataclasses.asdict`, also after a way through JSON."""
+        entry = fields["entry"]
+        known = None if entry is None else Entry(**entry)
+        return cls(**{**fields, "state": State(fields["state"]), "entry": known})
 
 
 def board_path(directory: Path, group: str) -> Path:

@@ -38,19 +38,21 @@ from pathlib import Path
 
 from ronde.errors import LaunchError
 
-__all__ = ["RUN_ID", "RunDirectory", "default_root", "new_run_id", "prune"]
+__all__ = ["NODE_ID", "RUN_ID", "RunDirectory", "default_root", "new_run_id", "prune"]
 
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun|joined)-[0-9a-f]{6,}")
+# Of a node of a run on several: that of the run, which attempt, which node.
+NODE_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{12}")
 OWN_FILE = re.compile(
     r"rank-\d+(\.attempt-\d+)?\.(log|error\.json|summary\.json|stack|crash|vitals|steps|spans|position)|\w+\.board"
-    r"|store(\.\d+)?|store\.log|pulse|launch\.json|events\.jsonl|printed-\w+"
+    r"|store(\.\d+)?|store\.log|pulse|launch\.json|asked|events\.jsonl|printed-\w+"
 )
 _OF_ALL_ATTEMPTS = re.compile(r"events\.jsonl|printed-\w+")
 _KEPT = re.compile(r"(rank-\d+)\.(log|error\.json|steps)")
 
-OWN_EVIDENCE = re.compile(r"(stall|failure|explanation)(\.json|-rank-\d+\.(stack|crash)\.txt)")
+OWN_EVIDENCE = re.compile(r"(stall|failure|end|asked|explanation)(\.json|-rank-\d+\.(stack|crash)\.txt)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +165,23 @@ class RunDirectory:
     @property
     def launch(self) -> Path:
         return self.path / "launch.json"
+
+    @property
+    def question(self) -> Path:
+        """A file by which `ronde doctor` asks the launcher to look at the ranks of all hosts."""
+        return self.path / "asked"
+
+    def is_in_use(self) -> bool:
+        """Whether a launcher holds the directory."""
+        try:
+            handle = _lock(self.path, fcntl.LOCK_SH)
+        except LaunchError:
+            return True
+        except OSError:  # somebody else's, which cannot be told
+            return False
+        if handle >= 0:
+            os.close(handle)
+        return False
 
     def summary(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.summary.json"

@@ -14,6 +14,7 @@ from typing import Any
 
 from ronde.launch.job import Job
 from ronde.launch.local import launch
+from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["main"]
@@ -22,10 +23,14 @@ __all__ = ["main"]
 def main(arguments: list[str]) -> int:
     ranks, run_dir, text = arguments
     fields: dict[str, Any] = json.loads(text)
-    for name in ("arguments", "extensions", "devices"):
-        fields[name] = tuple(fields[name])
-    directory = RunDirectory.create(Path(run_dir), os.environ)
-    return launch(Job(ranks=int(ranks), run_directory=directory, environment=os.environ, **fields)).exit_code
+    job = Job(
+        run=RunSpec.from_fields(fields["run"]),
+        ranks=int(ranks),
+        run_directory=RunDirectory.create(Path(run_dir), os.environ),
+        environment=os.environ,
+        devices=tuple(fields["devices"]),
+    )
+    return launch(job).exit_code
 
 
 if __name__ == "__main__":

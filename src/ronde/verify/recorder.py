@@ -32,9 +32,14 @@ class _Files(Protocol):
     def unmediated(self) -> contextlib.AbstractContextManager[object]: ...
 
 
-class _Config(Protocol):
+class _Place(Protocol):
     @property
     def rank(self) -> int: ...
+
+
+class _Config(Protocol):
+    @property
+    def place(self) -> _Place: ...
 
 
 class _Session(Protocol):
@@ -57,7 +62,7 @@ def install(session: _Session | None) -> None:
         record(config, writer)
         return
     with session.files.unmediated():
-        writer = Writer(config.directory, session.config.rank)
+        writer = Writer(config.directory, session.config.place.rank)
         session.agreement.proposed = Chances(writer, config.replay).answer
     record(config, writer, session.files.unmediated)
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ronde.launch.run_spec import RunSpec
 from ronde.plan import Compute, Plan, expand
 from ronde.plan.compute import Precision
 from ronde.verify import scratch as scratches
@@ -94,17 +95,17 @@ def spawn(start: Start) -> int:
     if start.ranks is None:
         command = ["ronde.verify.plain", *plain_arguments(job)]
     else:
-        fields = {
-            "script": job.script,
-            "arguments": job.arguments,
-            "module": job.module,
-            "plan": job.plan,
-            "seed": job.seed,
-            "threads": job.threads,
-            "devices": job.devices,
-            "extensions": start.extensions,
-        }
-        command = ["ronde.verify.ranks", str(start.ranks), str(start.place / "run"), json.dumps(fields)]
+        run = RunSpec(
+            script=job.script,
+            arguments=tuple(job.arguments),
+            module=job.module,
+            plan=job.plan,
+            seed=job.seed,
+            threads=job.threads,
+            extensions=tuple(start.extensions),
+        )
+        told = json.dumps({"run": dataclasses.asdict(run), "devices": job.devices})
+        command = ["ronde.verify.ranks", str(start.ranks), str(start.place / "run"), told]
     keeper = [sys.executable, "-m", "ronde.verify.keeper", str(os.getpid())]
     with open(start.place / "stdout", "wb") as stdout, open(start.place / "stderr", "wb") as stderr:
         process = subprocess.Popen(

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ronde.bench.chaos.case import Case, script_of
-from ronde.launch.launched import read_launched
 from ronde.launch.sweep import leftovers
 from ronde.trace.explanation import Explanation, read_explanation
+from ronde.trace.launch_record import read_launch_record
 
 __all__ = ["Found", "judge", "run_case"]
 
@@ -202,7 +202,7 @@ def _after(here: Path, directory: Path) -> float | None:
 
 
 def _orphans(directory: Path) -> int:
-    launched = read_launched(directory / "launch.json")
+    launched = read_launch_record(directory / "launch.json")
     return 0 if launched is None else len(leftovers(launched.run_id))
 
 

@@ -25,11 +25,11 @@ from ronde.compat.elastic.world import Shares, Unit, World, members_of, share_ou
 from ronde.compat.place import UNIT_KEY
 from ronde.errors import LaunchError
 from ronde.launch.agent import about_this_host
-from ronde.launch.failure_report import shell_code
+from ronde.launch.failure import ENDING, shell_code
 from ronde.launch.hosts import Hosts
 from ronde.launch.job import Job
 from ronde.launch.membership import Membership
-from ronde.launch.supervisor import ENDING
+from ronde.launch.run_end import Explain
 
 __all__ = ["Bounds", "drive"]
 
@@ -64,13 +64,19 @@ class Bounds:
 
 
 def drive(
-    job: Job, hosts: Hosts, bounds: Bounds, membership: Membership, say: Callable[[str], object]
+    job: Job,
+    hosts: Hosts,
+    bounds: Bounds,
+    membership: Membership,
+    say: Callable[[str], object],
+    explain: Explain | None = None,
 ) -> int:
     """Run an elastic job to its end; its exit code.
 
     Args:
         job: what every unit is; its ranks are each unit's own.
         hosts: how hosts are reached.
+        explain: says what evidence of a stall or a failure means, for the launchers of hosts.
 
     Raises:
         LaunchError: too few hosts for too long, or ranks have met anew too often.
@@ -78,7 +84,7 @@ def drive(
     from torch.distributed import TCPStore  # which takes its time, and options are checked before
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    driver = _Driver(job, hosts, bounds, membership, say, store)
+    driver = _Driver(job, hosts, bounds, membership, say, store, explain)
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, driver.interrupt)
@@ -167,14 +173,15 @@ class _Driver:
 
     def __init__(
         self, job: Job, hosts: Hosts, bounds: Bounds, membership: Membership,
-        say: Callable[[str], object], store: Any,
+        say: Callable[[str], object], store: Any, explain: Explain | None = None,
     ) -> None:  # fmt: skip
+        self._explain = explain
         self._job, self._way, self._bounds, self._say = job, hosts, bounds, say
         self._port = store.port
         self._rendezvous = Rendezvous(store)
         self._rendezvous.open()
         self._hosts = _Hosts(membership, bounds.cooldown)
-        self._reference = about_this_host(job.program(), os.getcwd())
+        self._reference = about_this_host(job.run.program(), os.getcwd())
         self._running: list[_Running] = []
         self._leaving: list[_Running] = []
         self._world = self._sealed = World(generation=0, members=())
@@ -345,7 +352,7 @@ class _Driver:
         for each in self._running:
             if each.unit.number in self._sealed.units and not each.knows:
                 each.unit = dataclasses.replace(each.unit, joined=self._sealed.generation)
-        if is_reset or not self._job.quiet:
+        if is_reset or not self._job.run.quiet:
             ranks = Counter(host for host, _, _ in self._world.members)
             said = ", ".join(f"{host}:{count}" for host, count in ranks.items())
             many = len(self._world.members)
@@ -394,9 +401,8 @@ class _Driver:
             reference=self._reference,
         )
         directory = self._job.run_directory
-        process = start_launcher(
-            job, hosts, None if directory.is_default else directory.path / f"unit-{self._units}"
-        )
+        unit_directory = None if directory.is_default else directory.path / f"unit-{self._units}"
+        process = start_launcher(job, hosts, unit_directory, self._explain)
         unit = Unit(number=self._units, host=host, ranks=ranks)
         until = time.monotonic() + self._bounds.start
         self._running.append(_Running(unit=unit, process=process, until=until))

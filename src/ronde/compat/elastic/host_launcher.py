@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 from ronde.errors import RondeError
-from ronde.launch.hosts import Hosts, launch_on_hosts
+from ronde.launch.controller import launch_on_hosts
+from ronde.launch.hosts import Hosts
 from ronde.launch.job import Job
 from ronde.launch.linux_process import bind_to_parent, load_prctl
+from ronde.launch.run_end import Explain
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["main", "start_launcher"]
@@ -25,28 +27,31 @@ _COMMAND = (
 )
 
 
-def start_launcher(job: Job, hosts: Hosts, directory: Path | None) -> subprocess.Popen[bytes]:
+def start_launcher(
+    job: Job, hosts: Hosts, directory: Path | None, explain: Explain | None
+) -> subprocess.Popen[bytes]:
     """Start it for the one host of `hosts`; its exit code is the job's.
 
     It is in a group of its own, for the terminal's keys are for the driver, and dies with the driver.
 
     Args:
         directory: the unit's own run directory, to be made; None: among those of the user's state.
+        explain: a function of a module, which is given to the launcher by its name.
     """
     process = subprocess.Popen([*_COMMAND, str(os.getpid())], stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
     with process.stdin as stream:
-        pickle.dump((job, hosts, directory), stream)
+        pickle.dump((job, hosts, directory, explain), stream)
     return process
 
 
 def main() -> None:
     """Run the job that is told on stdin."""
     bind_to_parent(load_prctl(), int(sys.argv[1]))
-    job, hosts, directory = pickle.load(sys.stdin.buffer)
+    job, hosts, directory, explain = pickle.load(sys.stdin.buffer)
     try:
         job = dataclasses.replace(job, run_directory=RunDirectory.create(directory, job.environment))
-        code = launch_on_hosts(job, hosts).exit_code
+        code = launch_on_hosts(job, hosts, explain).exit_code
     except RondeError as error:
         print(f"ronde: error: {error}", file=sys.stderr)
         code = 1

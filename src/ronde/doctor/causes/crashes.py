@@ -30,7 +30,7 @@ def memory_of_the_host(evidence: Evidence) -> Explanation | None:
     rank = _ended_by(evidence, signal.SIGKILL)
     if rank is None:
         return None
-    host = evidence.host
+    host = evidence.host_of(rank)
     noted = [line for line in host.kernel if "out of memory" in line.lower() or "oom" in line.lower()]
     about_it = [line for line in noted if str(rank.process.pid) in line]
     if host.oom_kills <= 0 and not about_it:
@@ -52,7 +52,7 @@ def killed(evidence: Evidence) -> Explanation | None:
     rank = _ended_by(evidence, signal.SIGKILL)
     if rank is None:
         return None
-    memory = evidence.host.memory
+    memory = evidence.host_of(rank).memory
     fix = "ask who sends it: a batch system's limit, an administrator, a script"
     doubt = "no kill for lack of memory was counted or logged here"
     if 0 <= memory < _TIGHT:
@@ -72,7 +72,7 @@ def bus_error(evidence: Evidence) -> Explanation | None:
     rank = _ended_by(evidence, signal.SIGBUS)
     if rank is None:
         return None
-    free = evidence.host.shared
+    free = evidence.host_of(rank).shared
     left = (f"/dev/shm has {free >> 20} MiB free",) if free >= 0 else ()
     return Explanation(
         cause="shared-memory",
@@ -140,7 +140,7 @@ def exited(evidence: Evidence) -> Explanation | None:
 
 def server_lost(evidence: Evidence) -> Explanation | None:
     """The launcher has given up on a parameter server."""
-    if not evidence.said.startswith("server "):
+    if evidence.failure is None or evidence.failure.kind != "server":
         return None
     return Explanation(
         cause="server-lost",

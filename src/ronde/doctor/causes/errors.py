@@ -246,7 +246,7 @@ def _first_line(error: Mapping[str, Any]) -> str:
 
 
 def _details(cause: str, rank: RankEvidence, evidence: Evidence) -> tuple[str, ...]:
-    host, process = evidence.host, rank.process
+    host, process = evidence.host_of(rank), rank.process
     if cause == "disk-full" and host.disk >= 0:
         return (f"the disk of the run directory has {host.disk >> 20} MiB free",)
     if cause == "shared-memory" and host.shared >= 0:

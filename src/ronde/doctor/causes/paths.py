@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from ronde.trace.evidence import Evidence
+from ronde.trace.exchange_label import ExchangeLabel
 from ronde.trace.explanation import Explanation
 
 __all__ = ["all_wait", "paths_differ", "shapes_differ"]
-
-_PLACE = re.compile(r"^  rank (\d+) at (.*?): (.*)$", re.MULTILINE)
-_SENT = re.compile(r"(\w+) of (\w+) (\[.*\])")
 
 
 def shapes_differ(evidence: Evidence) -> Explanation | None:
     """The same operation, of tensors that are not alike."""
     places = _diverged(evidence)
-    sent = {rank: _SENT.fullmatch(what) for rank, (_, what) in places.items()}
-    if len(places) < 2 or not all(sent.values()):
+    sent = {rank: label for rank, (_, what) in places.items() if (label := ExchangeLabel.parse(what))}
+    if len(places) < 2 or len(sent) < len(places):
         return None
-    operations = {match[1] for match in sent.values() if match}
-    tensors = {rank: f"{match[2]} {match[3]}" for rank, match in sent.items() if match}
+    operations = {label.operation for label in sent.values()}
+    tensors = {rank: label.tensor for rank, label in sent.items()}
     lines = {where for where, _ in places.values()}
     if len(operations) > 1 or len(set(tensors.values())) < 2 or len(lines) > 1:
         return None
@@ -75,9 +73,8 @@ def _diverged(evidence: Evidence) -> Mapping[int, tuple[str, str]]:
     if evidence.failure is None or evidence.failure.kind != "diverged":
         return {}
     rank = evidence.rank(evidence.failure.rank)
-    error = None if rank is None else rank.error
-    found = _PLACE.findall("" if error is None else str(error.get("message", "")))
-    return {int(number): (where, what) for number, where, what in found}
+    error: Mapping[str, Any] = {} if rank is None or rank.error is None else rank.error
+    return {number: (where, what) for number, where, what in error.get("paths", ())}
 
 
 def _odd(told: Mapping[int, str]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 from statistics import median
 
@@ -54,17 +55,21 @@ def not_finite(evidence: Evidence) -> Explanation | None:
 
 def oversubscribed(evidence: Evidence) -> Explanation | None:
     """More threads compute than there are cores."""
-    threads, cores = sum(rank.threads for rank in evidence.ranks), evidence.host.cores
-    if cores < 1 or threads <= max(cores, len(evidence.ranks)):
-        return None
-    each = max(1, cores // len(evidence.ranks))
-    return Explanation(
-        cause="oversubscribed",
-        rank=None,
-        summary=f"{len(evidence.ranks)} ranks compute with {threads} threads on {cores} cores",
-        evidence=tuple(f"rank {rank.rank}: {rank.threads} threads" for rank in evidence.ranks),
-        fix=f"leave OMP_NUM_THREADS and --threads out, or give --threads {each}",
-    )
+    for place, host in enumerate(evidence.hosts):
+        ranks = [rank for rank in evidence.ranks if rank.host == place]
+        threads, cores = sum(rank.threads for rank in ranks), host.cores
+        if cores < 1 or threads <= max(cores, len(ranks)):
+            continue
+        each = max(1, cores // len(ranks))
+        return Explanation(
+            cause="oversubscribed",
+            rank=None,
+            summary=f"{len(ranks)} ranks compute with {threads} threads on {cores} cores"
+            + (f" of {host.name}" if host.name else ""),
+            evidence=tuple(f"rank {rank.rank}: {rank.threads} threads" for rank in ranks),
+            fix=f"leave OMP_NUM_THREADS and --threads out, or give --threads {each}",
+        )
+    return None
 
 
 def files_run_out(evidence: Evidence) -> Explanation | None:
@@ -153,13 +158,17 @@ def fine(evidence: Evidence) -> Explanation | None:
 
 
 def last_arrivals(evidence: Evidence) -> tuple[Mapping[int, int], float, float]:
-    """How often each rank came last, how late it was (seconds, median), and the time between two meetings."""
-    met: dict[tuple[str, int], dict[int, float]] = {}
+    """How often each rank came last, how late it was (seconds, median), and the time between two meetings.
+
+    Ranks are compared with those of their host: clocks of several hosts are not alike to the millisecond.
+    """
+    met: dict[tuple[int, str, int], dict[int, float]] = {}
+    of_host = Counter(rank.host for rank in evidence.ranks)
     for rank in evidence.ranks:
         for each in rank.collectives:
             if each.left is not None:
-                met.setdefault((each.group, each.number), {})[rank.rank] = each.entered
-    whole = [ages for ages in met.values() if len(ages) == len(evidence.ranks) > 1]
+                met.setdefault((rank.host, each.group, each.number), {})[rank.rank] = each.entered
+    whole = [ages for (host, _, _), ages in met.items() if len(ages) == of_host[host] > 1]
     last: dict[int, int] = {}
     late: list[float] = []
     for ages in whole:
@@ -173,7 +182,9 @@ def last_arrivals(evidence: Evidence) -> tuple[Mapping[int, int], float, float]:
 
 def _workers(evidence: Evidence) -> int:
     """Of each rank: as many as find a core beside it, and one at least."""
-    return max(1, evidence.host.cores // max(1, len(evidence.ranks)) - 1)
+    first = evidence.hosts[0]
+    ranks = sum(rank.host == 0 for rank in evidence.ranks)
+    return max(1, first.cores // max(1, ranks) - 1)
 
 
 def _share(rank: RankEvidence, name: str) -> float:

@@ -64,7 +64,7 @@ def stopped(evidence: Evidence) -> Explanation | None:
 
 def died(evidence: Evidence) -> Explanation | None:
     """It is gone without a word, and its launcher has not noticed, or is gone too."""
-    if evidence.failure is not None:
+    if evidence.failure is not None or not any(rank.is_alive or rank.summary for rank in evidence.ranks):
         return None
     for rank in evidence.ranks:
         gone = rank.process.state in ("", "Z", "X") and rank.code is None and rank.summary is None

@@ -105,17 +105,17 @@ class Checkpoints:
     def _open(self, comm: Comm, files: ScriptFiles, has_gradient: Callable[[torch.Tensor], bool]) -> None:
         """Read the checkpoint to resume on all ranks, and make recorder and saver."""
         config, leads = self._config, comm.rank == 0
-        folder = Path(config.checkpoint)
-        mirror = Mirror(config.checkpoint) if is_url(config.checkpoint) else None
+        folder = Path(config.run.checkpoint)
+        mirror = Mirror(config.run.checkpoint) if is_url(config.run.checkpoint) else None
         if mirror is not None:
-            folder = Path(config.run_dir) / "checkpoints"
-            if config.resume and config.local_rank == 0:
+            folder = Path(config.place.run_dir) / "checkpoints"
+            if config.run.resume and config.place.local_rank == 0:
                 mirror.fetch(folder)
             comm.barrier()
-        digest = script_digest(config.script, module=config.module)
-        own_rank = 0 if self._models is None else config.rank
+        digest = script_digest(config.run.script, module=config.run.module)
+        own_rank = 0 if self._models is None else config.place.rank
         self._journal, journal_bytes = Journal(rank=own_rank), 0
-        if config.resume and any(checkpoints_in(folder)):
+        if config.run.resume and any(checkpoints_in(folder)):
             manifest, state, entries = newest(folder, self._output.tell, self._owner)
             journal_bytes = manifest.journal_bytes
             alone = self.goes_on_alone = self._is_of_each(manifest, state)
@@ -125,7 +125,7 @@ class Checkpoints:
             self._check_own(manifest, state)
             self._replayer = self._begun_replay(manifest, state)
         comm.barrier()  # all have read before anybody writes
-        keep = config.checkpoint_keep
+        keep = config.run.checkpoint_keep
         store = Store(folder, keep=keep, journal_bytes=journal_bytes, mirror=mirror) if leads else None
         self._recorder = Recorder(self._journal, self._scope, self._leaves, has_gradient)
         self._saver = Saver(
@@ -138,26 +138,29 @@ class Checkpoints:
     def _is_of_each(self, manifest: Manifest, state: State) -> bool:
         """Whether each rank goes on with its own state."""
         config = self._config
-        return "ranks" in state and (manifest.plan, manifest.ranks) == (config.plan, config.world_size)
+        return "ranks" in state and (manifest.plan, manifest.ranks) == (
+            config.run.plan,
+            config.place.world_size,
+        )
 
     def _owner(self, manifest: Manifest, state: State) -> int:
         """The rank with whose journal this one comes back."""
-        return self._config.rank if self._is_of_each(manifest, state) else 0
+        return self._config.place.rank if self._is_of_each(manifest, state) else 0
 
     def _begun_replay(self, manifest: Manifest, state: State) -> Replayer:
         """The way back to what this rank was, or to the one model that a checkpoint has."""
         ranks = state.pop("ranks", None)
         if self.goes_on_alone:
-            state = {**state, **ranks[self._config.rank]}
+            state = {**state, **ranks[self._config.place.rank]}
             manifest = dataclasses.replace(manifest, step=state["step"], boundary=state["boundary"])
         elif ranks is not None:
-            config = self._config
+            config, many = self._config, self._config.place.world_size
             self._output.tell(
-                f"{manifest.ranks} ranks of {manifest.plan} had steps of their own; {config.world_size} of "
-                f"{config.plan} go on where rank 0 was, with what servers had"
+                f"{manifest.ranks} ranks of {manifest.plan} had steps of their own; {many} of "
+                f"{config.run.plan} go on where rank 0 was, with what servers had"
                 if Plan.parse(manifest.plan).is_local
-                else f"{manifest.ranks} ranks of {manifest.plan} had a model each; {config.world_size} of "
-                f"{config.plan} go on with the mean"
+                else f"{manifest.ranks} ranks of {manifest.plan} had a model each; {many} of "
+                f"{config.run.plan} go on with the mean"
             )
         return Replayer(self._journal, self._scope, self._leaves, manifest, state)
 
@@ -165,16 +168,16 @@ class Checkpoints:
         """Check that the state of each rank has a place in this run."""
         if not any(isinstance(each, torch.Tensor) for each in leaves(state.get("own", ()))):
             return
-        config = self._config
+        config, ranks = self._config, self._config.place.world_size
         if self._own is None:
             self._output.tell(
-                f"what ranks held back of gradients under {manifest.plan} is dropped: {config.plan} holds "
-                "nothing back"
+                f"what ranks held back of gradients under {manifest.plan} is dropped: {config.run.plan} "
+                "holds nothing back"
             )
-        elif not has_place(manifest.plan, manifest.ranks, config.plan, config.world_size):
+        elif not has_place(manifest.plan, manifest.ranks, config.run.plan, ranks):
             raise UsageError(
-                f"the checkpoint in {config.checkpoint} has what each of {manifest.ranks} ranks held back "
-                f"under {manifest.plan}, and {config.world_size} ranks of {config.plan} have other parts of "
+                f"the checkpoint in {config.run.checkpoint} has what each of {manifest.ranks} ranks held "
+                f"back under {manifest.plan}, and {ranks} ranks of {config.run.plan} have other parts of "
                 "the model; go on with the same plan and as many ranks, or without a compressor"
             )
 
@@ -187,11 +190,11 @@ class Checkpoints:
             entries=entries,
             journal_bytes=0,
             boundary="",
-            seed=config.seed,
-            plan=config.plan,
-            ranks=config.world_size,
-            script=config.script,
-            arguments=tuple(config.arguments),
+            seed=config.run.seed,
+            plan=config.run.plan,
+            ranks=config.place.world_size,
+            script=config.run.script,
+            arguments=tuple(config.run.arguments),
             script_digest=digest,
         )
         return manifest, content
@@ -297,7 +300,7 @@ class Checkpoints:
         self._runs_script = True
         if self._replayer is not None:
             self._output.silence()
-        elif self._config.resume:
+        elif self._config.run.resume:
             self._output.say_begin()
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_termination)
@@ -389,7 +392,9 @@ class Checkpoints:
             try:
                 put_back(held_by_script(frame), state, materialize)
                 if self._own is not None and state.get("own"):
-                    self._own.load_states(state["own"], self._config.rank, self._config.world_size)
+                    self._own.load_states(
+                        state["own"], self._config.place.rank, self._config.place.world_size
+                    )
                 if self._models is not None:
                     self._saver.go_on(state["training"] if self.goes_on_alone else ())
             except Mismatch as mismatch:
@@ -410,12 +415,13 @@ class Checkpoints:
     def _mismatch(self, how: str) -> RondeError:
         self._output.speak_again()
         return RondeError(
-            f"the script cannot be brought back to the checkpoint in {self._config.checkpoint}: {how}. It "
+            f"the script cannot be brought back to the checkpoint in "
+            f"{self._config.run.checkpoint}: {how}. It "
             f"must be the same script, and take the same course; see docs/checkpoints.md"
         )
 
     def _tell_changes(self, manifest: Manifest, digest: str) -> None:
-        changes = changes_since(manifest, digest, self._config.arguments)
+        changes = changes_since(manifest, digest, self._config.run.arguments)
         if changes:
             self._output.tell(
                 f"since the checkpoint of step {manifest.step} the script has changed: "

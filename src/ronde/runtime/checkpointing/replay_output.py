@@ -26,7 +26,7 @@ class ReplayOutput:
 
     def tell(self, words: str) -> None:
         """Say something to the user, once."""
-        if self._leads and not self._config.quiet:
+        if self._leads and not self._config.run.quiet:
             os.write(self._kept[1] if self._kept else 2, f"ronde: {words}\n".encode())
 
     def silence(self) -> None:
@@ -51,7 +51,7 @@ class ReplayOutput:
     def say_begin(self) -> None:
         """Tell the launcher that the script begins anew."""
         if self._leads:
-            write_position(Path(self._config.run_dir), {"stdout": 0, "stderr": 0})
+            write_position(Path(self._config.place.run_dir), {"stdout": 0, "stderr": 0})
 
     def say_position(self) -> None:
         """Tell the launcher how many lines were printed by here in the run that is resumed."""
@@ -59,13 +59,13 @@ class ReplayOutput:
             return
         flush_output()
         lines = {"stdout": count_lines(1), "stderr": count_lines(2)}
-        write_position(Path(self._config.run_dir), lines)
+        write_position(Path(self._config.place.run_dir), lines)
 
     def _nowhere(self) -> int:
         """A file that nobody sees; on rank 0 its lines are counted."""
         if not self._leads:
             return os.open(os.devnull, os.O_WRONLY)
-        path = os.path.join(self._config.run_dir, "rank-0.replayed")
+        path = os.path.join(self._config.place.run_dir, "rank-0.replayed")
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         os.unlink(path)
         return file

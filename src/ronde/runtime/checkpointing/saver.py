@@ -70,7 +70,7 @@ class Saver:
         models = self._models = own if isinstance(own, OwnModels) else None
         self._own = None if isinstance(own, OwnModels) else own
         self._leads = comm.rank == 0
-        self._schedule = Schedule(Cadence(*config.checkpoint_every), self._sum, leads=self._leads)
+        self._schedule = Schedule(Cadence(*config.run.checkpoint_every), self._sum, leads=self._leads)
         self._history = files.remember()
         self._copies = HostCopies() if self._leads or models is not None else None
         # Of all ranks, where each has a state of its own.
@@ -254,11 +254,11 @@ class Saver:
             with self._files.unmediated():
                 self._store.write(manifest, state, content)
                 write_event(
-                    Path(self._config.run_dir), "checkpoint", f"step {manifest.step} is saved", rank=0
+                    Path(self._config.place.run_dir), "checkpoint", f"step {manifest.step} is saved", rank=0
                 )
             self._trouble = ""
         except OSError as error:
-            self._trouble = f"{self._config.checkpoint}: {error.strerror or error}"
+            self._trouble = f"{self._config.run.checkpoint}: {error.strerror or error}"
         except Exception as error:
             self._trouble = f"{type(error).__name__}: {error}"
 

@@ -1,0 +1,254 @@
+"""Which rank failed first, and how the run ends by it: pure functions of what is known about ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = [
+    "ENDING",
+    "Abort",
+    "Ends",
+    "ErrorFile",
+    "RankDeath",
+    "RankFailure",
+    "failure_beside",
+    "first_failure",
+    "read_error",
+    "shell_code",
+    "signal_name",
+]
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+AbortKind = Literal["standstill", "server", "host", "store", "refused"]
+Kind = Literal["script", "ronde", "diverged", "peer", "exit", "signal"] | AbortKind
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorFile:
+    """What a rank wrote about its own failure (`rank-N.error.json`); an exit's `traceback` is its code.
+
+    Attributes:
+        advice: what a user can do about it, "" where the error says it all.
+        paths: where ranks have diverged, of each that is known: its number, the line of the script, what it
+            does there.
+    """
+
+    rank: int
+    time: float
+    kind: Literal["script", "ronde", "diverged", "peer", "exit"]
+    type: str
+    message: str
+    traceback: str
+    advice: str = ""
+    paths: tuple[tuple[int, str, str], ...] = ()
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> ErrorFile:
+        """The inverse of `dataclasses.asdict`, also after a way through JSON, which has no tuples."""
+        paths = tuple((int(rank), str(where), str(what)) for rank, where, what in fields.get("paths", ()))
+        return cls(**{**fields, "paths": paths})
+
+    def tells_the_same(self, other: ErrorFile) -> bool:
+        """Both are the same error of the script, met by two ranks; or are mended alike, whatever numbers
+        of processes and files are in them."""
+        if self.advice and self.advice == other.advice:
+            return True
+        return (self.kind, self.type, self.message) == (other.kind, other.type, other.message)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RankDeath:
+    """The end of a rank process that was not ended by the launcher.
+
+    `code` is as `subprocess` has it: an exit code, or minus the number of the signal.
+    """
+
+    rank: int
+    time: float
+    code: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Abort:
+    """The launcher ends a run by itself, for this reason.
+
+    Attributes:
+        kind: what is the matter: ranks stand still, a parameter server is lost for good, a host is lost, the
+            store has ended, a host refuses its part.
+        said: sentences for the user.
+        rank: the first rank of the host that it is about; 0 where it is about none.
+    """
+
+    kind: AbortKind
+    time: float
+    said: str
+    rank: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RankFailure:
+    """One rank's failure: its error file, where there is one, or the way its process ended.
+
+    Attributes:
+        host: name of the rank's host, where there are several.
+    """
+
+    rank: int
+    time: float
+    kind: Kind
+    exit_code: int
+    error: ErrorFile | None = None
+    host: str = ""
+
+    @property
+    def summary(self) -> str:
+        """One sentence without a full stop: who, and what."""
+        who = f"rank {self.rank} on {self.host}" if self.host else f"rank {self.rank}"
+        if self.error is not None and self.kind != "exit":
+            # Our own errors are sentences for the user, whatever their class is called.
+            named = "" if self.error.kind == "ronde" else f"{self.error.type}: "
+            what = f"{named}{self.error.message}".splitlines()[0].rstrip(": ")
+            if self.kind == "peer":
+                return f"{who} lost its peers ({what})"
+            return f"{who} failed: {what}"
+        if self.kind == "signal":
+            return f"{who} was killed by {signal_name(self.exit_code - 128)}"
+        return f"{who} exited with code {self.exit_code}"
+
+
+class Ends:
+    """What is known about the ends of a run's ranks, on this node or on all.
+
+    Attributes:
+        deaths: ends of processes, in the order of their news.
+        errors: what ranks have written about their failures.
+        interrupted_by: the signal by which the user has ended the run.
+        killed_by_user: whether the user has done so a second time.
+        abort: why the launcher itself ends the run.
+    """
+
+    def __init__(self, first_rank: int = 0) -> None:
+        self.deaths: list[RankDeath] = []
+        self.errors: dict[int, ErrorFile] = {}
+        self.interrupted_by: int | None = None
+        self.killed_by_user = False
+        self.abort: Abort | None = None
+        self._first_rank = first_rank
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether some rank has ended by a failure, whoever may be to blame."""
+        return bool(self.errors) or self.abort is not None or any(death.code != 0 for death in self.deaths)
+
+    @property
+    def codes(self) -> dict[int, int]:
+        """Of each rank that has ended, as `subprocess` has it."""
+        return {death.rank: death.code for death in self.deaths}
+
+    def failure(self) -> RankFailure | None:
+        """The first failure; None when no rank failed, or only by the signal that has ended the run."""
+        if self.killed_by_user:
+            return None
+        if self.interrupted_by is not None:
+            return failure_beside(ENDING, self.deaths, self.errors)
+        first = first_failure(self.deaths, self.errors)
+        abort = self.abort
+        if abort is not None and (first is None or first.kind == "peer" or abort.time < first.time):
+            return RankFailure(rank=abort.rank, time=abort.time, kind=abort.kind, exit_code=1)
+        return first
+
+    def exit_code(self) -> int:
+        if self.interrupted_by is not None:
+            return self._interrupted_code(self.interrupted_by)
+        failure = self.failure()
+        return failure.exit_code if failure is not None else 0
+
+    @property
+    def ended_by_signal(self) -> int | None:
+        """The signal of a batch system or an administrator that has ended the run; not Ctrl-C."""
+        number = self.interrupted_by
+        asked = number in (signal.SIGTERM, signal.SIGHUP)
+        return number if number is not None and asked and self.exit_code() == 128 + number else None
+
+    def _interrupted_code(self, number: int) -> int:
+        """The first rank's own code; one that the interruption ended has the shell's code for that."""
+        main = next((death for death in self.deaths if death.rank == self._first_rank), None)
+        error = self.errors.get(self._first_rank)
+        unhandled = error is not None and (error.kind == "peer" or error.type == "KeyboardInterrupt")
+        if self.killed_by_user or main is None or unhandled:
+            return 128 + number
+        return shell_code(main.code)
+
+
+def shell_code(code: int) -> int:
+    """An exit code as a shell shows it: 128 + n for a process that signal n ended."""
+    return 128 - code if code < 0 else code
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def read_error(path: Path) -> ErrorFile | None:
+    """The error file at `path`, or None when there is none or it is not complete."""
+    try:
+        return ErrorFile.from_fields(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def first_failure(deaths: Sequence[RankDeath], errors: Mapping[int, ErrorFile]) -> RankFailure | None:
+    """The failure that came first and explains the others, or None when no rank failed.
+
+    A rank that says of itself that it only lost a peer explains nothing. Of the others the
+    earliest counts: the time in an error file, otherwise the time at which the process was gone.
+    """
+    codes = {death.rank: death.code for death in deaths}
+    failures = [
+        RankFailure(
+            rank=error.rank,
+            time=error.time,
+            kind=error.kind,
+            exit_code=_exit_code(error, codes.get(error.rank, 0)),
+            error=error,
+        )
+        for error in errors.values()
+    ]
+    for death in deaths:
+        if death.code != 0 and death.rank not in errors:
+            kind: Kind = "signal" if death.code < 0 else "exit"
+            failures.append(
+                RankFailure(rank=death.rank, time=death.time, kind=kind, exit_code=shell_code(death.code))
+            )
+    return min(failures, key=lambda failure: (failure.kind == "peer", failure.time), default=None)
+
+
+def failure_beside(
+    signals: Collection[int], deaths: Sequence[RankDeath], errors: Mapping[int, ErrorFile]
+) -> RankFailure | None:
+    """The first failure that is more than what one of `signals`, sent to all ranks, brings with it.
+
+    It ends ranks, or they leave as the script has it, and those that still waited for them lose their peers.
+    But where rank 0 is left so, others have gone another way, and what it was to save may be lost.
+    """
+    by_signal = {death.rank for death in deaths if -death.code in signals}
+    own = {rank: error for rank, error in errors.items() if error.type != "KeyboardInterrupt"}
+    first = first_failure([death for death in deaths if death.rank not in by_signal], own)
+    if first is None or first.kind not in ("exit", "peer"):
+        return first
+    main_is_left = 0 in own and own[0].kind == "peer" and not by_signal
+    return first if main_is_left else None
+
+
+def _exit_code(error: ErrorFile, of_process: int) -> int:
+    """The code of a rank that left word; its process may have been ended before it came to its exit."""
+    return int(error.traceback) if error.kind == "exit" else shell_code(of_process) or 1

@@ -1,0 +1,132 @@
+"""A node's files come to the launcher's run directory piece by piece, as they change.
+
+So the launcher has what `ronde top`, `report` and `doctor` read, of all ranks, and has it when a node is
+lost, too. Files of numbers are compared block by block with what was sent before, for a mapped file changes
+without a word; of logs and events the end is sent, and of a very long log only the last part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+__all__ = ["Mirror", "Piece", "is_mirrored"]
+
+_BLOCK = 512
+#: Bytes of a log that are sent while the run goes on, between two looks; and at its end.
+_LIVE_LOG, _LAST_LOG = 16 << 10, 4 << 20
+_LARGEST = 1 << 20
+_NUMBERS = re.compile(r"rank-\d+\.(steps|vitals|summary\.json|crash)")
+_TEXTS = re.compile(r"rank-\d+\.log|server-\d+\.log|events\.jsonl")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """Some bytes of a file.
+
+    Attributes:
+        name: name of the file in the run directory.
+        at: offset of the bytes; None: they are appended.
+    """
+
+    name: str
+    at: int | None
+    data: bytes
+
+    def to_bytes(self) -> bytes:
+        return json.dumps([self.name, self.at]).encode() + b"\n" + self.data
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Piece:
+        head, _, data = content.partition(b"\n")
+        name, at = json.loads(head)
+        return cls(name, at, data)
+
+    def write_into(self, directory: Path) -> None:
+        """Write the bytes where they belong.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if self.at is None else 0)
+        file = os.open(directory / self.name, flags, 0o666)
+        try:
+            if self.at is not None:
+                os.lseek(file, self.at, os.SEEK_SET)
+            os.write(file, self.data)
+        finally:
+            os.close(file)
+
+
+def is_mirrored(name: str) -> bool:
+    """Whether a node may send such a file."""
+    return bool(_NUMBERS.fullmatch(name) or _TEXTS.fullmatch(name))
+
+
+class Mirror:
+    """What has changed in a node's run directory since the last look."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._blocks: dict[str, list[int]] = {}
+        self._sent: dict[str, int] = {}
+
+    def changes(self, *, last: bool = False) -> Iterator[Piece]:
+        """The pieces to be sent.
+
+        Args:
+            last: whether the ranks have ended, and all that is left is to be sent.
+        """
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(self._directory)):
+                with contextlib.suppress(OSError):
+                    if _NUMBERS.fullmatch(name):
+                        yield from self._changed_blocks(name)
+                    elif _TEXTS.fullmatch(name):
+                        yield from self._appended(name, _LAST_LOG if last else _LIVE_LOG, last=last)
+
+    def _changed_blocks(self, name: str) -> Iterator[Piece]:
+        content = (self._directory / name).read_bytes()
+        blocks = [hash(content[at : at + _BLOCK]) for at in range(0, len(content), _BLOCK)]
+        before = self._blocks.get(name, [])
+        for first, end in changed_ranges(before, blocks):
+            for at in range(first * _BLOCK, min(end * _BLOCK, len(content)), _LARGEST):
+                yield Piece(name, at, content[at : min(at + _LARGEST, end * _BLOCK)])
+        self._blocks[name] = blocks
+
+    def _appended(self, name: str, most: int, *, last: bool) -> Iterator[Piece]:
+        path = self._directory / name
+        sent, size = self._sent.get(name, 0), path.stat().st_size
+        if last and size - sent > most:
+            skipped = size - most - sent
+            words = f"\n[ronde: {skipped} bytes of this log are on its own host only, in {path}]\n"
+            yield Piece(name, None, words.encode())
+            sent += skipped
+        with path.open("rb") as stream:
+            stream.seek(sent)
+            data = stream.read(most)
+        # Whole lines, unless one is longer than what is sent at once.
+        end = data.rfind(b"\n") + 1
+        whole = data if last or (not end and len(data) == most) else data[:end]
+        for at in range(0, len(whole), _LARGEST):
+            yield Piece(name, None, whole[at : at + _LARGEST])
+        self._sent[name] = sent + len(whole)
+
+
+def changed_ranges(before: Sequence[int], now: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ranges of places at which `now` differs from `before`, each from its first to behind its last."""
+    begun: int | None = None
+    for place, value in enumerate(now):
+        same = place < len(before) and before[place] == value
+        if same and begun is not None:
+            yield begun, place
+            begun = None
+        elif not same and begun is None:
+            begun = place
+    if begun is not None:
+        yield begun, len(now)

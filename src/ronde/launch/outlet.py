@@ -1,0 +1,36 @@
+"""What surrounds the ranks of a node: where their output goes, and whose terminal rank 0 may have."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from ronde.launch.output_pump import RankOutput
+
+__all__ = ["Outlet"]
+
+
+class Outlet(ABC):
+    """The side of the user, here or at the other end of a pipe.
+
+    Attributes:
+        stdin: stdin of rank 0 as `subprocess` takes it; None: that of this process. Other ranks have nothing.
+        shares_group: whether rank 0 is in this process's group, to which the terminal's keys speak.
+        has_terminal: whether rank 0's stdin is a terminal.
+    """
+
+    stdin: int | None
+    shares_group: bool
+    has_terminal: bool
+
+    @abstractmethod
+    def open(self, rank: int) -> RankOutput:
+        """The channels of a rank, not yet started."""
+
+    @property
+    @abstractmethod
+    def is_held(self) -> bool:
+        """Whether somebody debugs rank 0, or holds the ranks: that they wait is no matter then."""
+
+    @abstractmethod
+    def wipe(self) -> None:
+        """The ranks are stopped by Ctrl-Z: leave the terminal clean."""

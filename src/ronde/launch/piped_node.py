@@ -1,0 +1,179 @@
+"""A node behind the pipe of an agent: what its launcher can have done to it, and what it is sent of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+from ronde.cluster.devices import cuda_devices
+from ronde.errors import LaunchError
+from ronde.launch.failure import Ends
+from ronde.launch.frames import Kind, Sender
+from ronde.launch.linux_process import load_prctl, subreaping
+from ronde.launch.mirror import Mirror
+from ronde.launch.node_runner import NodeRunner
+from ronde.launch.node_spec import NodeSpec
+from ronde.launch.outlet import Outlet
+from ronde.launch.output_pump import RankOutput, fill_standard_descriptors
+from ronde.launch.pipe_events import PipeEvents
+from ronde.launch.signal_inbox import SignalInbox
+from ronde.launch.started import start_node
+from ronde.launch.temporary import temporary_folder
+from ronde.trace.evidence import Evidence
+from ronde.trace.pulse import Pulse
+from ronde.trace.run_directory import RunDirectory
+
+__all__ = ["PipedNode"]
+
+
+class _PipeOutlet(Outlet):
+    """Output that is passed on by the agent."""
+
+    def __init__(self, node: NodeSpec, directory: RunDirectory) -> None:
+        self.stdin, self.shares_group, self.has_terminal = subprocess.DEVNULL, False, False
+        self.is_stopped = False
+        self._labelled, self._directory = node.run.labelled, directory
+
+    def open(self, rank: int) -> RankOutput:
+        return RankOutput.open(
+            self._directory.log(rank),
+            shown=rank == 0 or self._labelled,
+            like_user=False,
+            label=f"[{rank}]" if self._labelled else "",
+        )
+
+    @property
+    def is_held(self) -> bool:
+        return self.is_stopped
+
+    def wipe(self) -> None:
+        """The terminal is the launcher's."""
+
+
+class PipedNode:
+    """The ranks of an agent.
+
+    Attributes:
+        is_lost: whether the launcher is gone; there is nobody to speak to.
+    """
+
+    def __init__(self, node: NodeSpec, sender: Sender) -> None:
+        self.is_lost = False
+        self._node, self._sender = node, sender
+        chosen = Path(node.run_dir) if node.run_dir else None
+        self._directory = RunDirectory.of_host(chosen, node.run_id, node.host, os.environ)
+        self._devices = cuda_devices(os.environ) if node.cuda else ()
+        if node.cuda and len(self._devices) < node.ranks:
+            raise LaunchError(
+                f"{node.ranks} ranks need {node.ranks} CUDA devices, one each, but this host offers "
+                f"{len(self._devices)}; give it fewer slots (HOST:{len(self._devices)})"
+            )
+        self._pulse = Pulse.create(self._directory.pulse)
+        self._outlet = _PipeOutlet(node, self._directory)
+        self._events = PipeEvents(sender)
+        self._mirror = Mirror(self._directory.path)
+        self._sending = threading.Lock()
+        self._open = contextlib.ExitStack()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the ranks are held, as by Ctrl-Z."""
+        return self._outlet.is_stopped
+
+    def start(self) -> None:
+        """Start all.
+
+        Raises:
+            LaunchError: one could not be started; those that were have been ended.
+        """
+        fill_standard_descriptors()
+        with contextlib.ExitStack() as opened:
+            inbox = opened.enter_context(SignalInbox())
+            opened.enter_context(subreaping(load_prctl()))
+            temporary = opened.enter_context(temporary_folder(self._node.run_id))
+            self._started = start_node(
+                self._node, self._directory, os.environ, self._devices, self._outlet, inbox, temporary
+            )
+            self._open = opened.pop_all()
+        self._runner = NodeRunner(
+            self._node,
+            self._directory,
+            self._started,
+            Ends(self._node.first_rank),
+            self._events,
+            self._outlet,
+            inbox,
+        )
+
+    def watch(self) -> dict[str, Any]:
+        """See the ranks through to their end, and say how it was."""
+        with contextlib.suppress(OSError):
+            self._sender.send(Kind.STARTED, {"pids": self._started.pids})
+        with self._open:
+            end = self._runner.watch(given_up=lambda: self.is_lost)
+        evidence = self._runner.afterwards() if end.evidence is None else end.evidence
+        return {
+            "evidence": dataclasses.asdict(evidence),
+            "standings": [dataclasses.asdict(standing) for standing in end.standings],
+            "left": end.left,
+        }
+
+    # What the launcher says; from any thread.
+
+    def signal(self, number: int) -> None:
+        """Give the ranks a signal that the launcher was sent."""
+        if number in (signal.SIGSTOP, signal.SIGCONT):
+            self._outlet.is_stopped = number == signal.SIGSTOP
+            for rank in self._started.ranks:
+                rank.send_to_group(number)
+        else:
+            os.kill(os.getpid(), number)  # the supervisor finds it in its inbox
+
+    def look(self, reason: str) -> Evidence:
+        """What is known of the ranks now."""
+        return self._runner.look(reason)
+
+    def release(self) -> None:
+        """The ranks of all hosts have ended."""
+        self._events.released.set()
+
+    def end(self) -> None:
+        """End the ranks: one on another host has failed."""
+        self.release()
+        self._runner.end()
+
+    def lose(self) -> None:
+        """The launcher is gone."""
+        self.is_lost = True
+        self.signal(signal.SIGCONT)
+        self.end()
+
+    # What it is sent.
+
+    def send_pulse(self) -> None:
+        """Send steps and samples so far, as rank 0 has them.
+
+        Raises:
+            OSError: nobody reads any more.
+        """
+        steps, samples = (self._pulse.steps, self._pulse.samples) if self._pulse is not None else (0, 0)
+        self._sender.send(Kind.BEAT, {"steps": steps, "samples": samples})
+
+    def send_files(self, *, last: bool = False) -> None:
+        """Send what the launcher's run directory should have of this node's since the last call.
+
+        Args:
+            last: whether the ranks have ended.
+
+        Raises:
+            OSError: nobody reads any more.
+        """
+        with self._sending:
+            for piece in self._mirror.changes(last=last):
+                self._sender.send(Kind.PIECE, piece.to_bytes())

@@ -1,0 +1,250 @@
+"""How a run ends, on one node or on many: what nodes tell is judged once, and told to the user once.
+
+Evidence of all nodes is merged in `RUN_DIR/evidence`: `stall.json`, `failure.json`, of a run that ended well
+`end.json`, stacks as texts, and `explanation.json`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from ronde.launch.announce import say
+from ronde.launch.failure import Abort, AbortKind, Ends, RankFailure
+from ronde.launch.failure_report import report
+from ronde.launch.job import Job, Outcome
+from ronde.launch.standstill import told_at_last, told_early
+from ronde.trace.events import write_event
+from ronde.trace.evidence import Evidence, Failure, merged, write_evidence
+from ronde.trace.explanation import Explanation, write_explanation
+from ronde.trace.lockstep_board import Standing
+from ronde.trace.summary import read_summary, summary_lines
+from ronde.trace.vitals import first_not_finite, look_at, vitals_path
+
+__all__ = ["Explain", "NodeOfRun", "RunEnd"]
+
+Explain = Callable[[Evidence], Explanation]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class NodeOfRun:
+    """A node, as its run knows it.
+
+    Attributes:
+        name: its host's, "" for the only one.
+        first_rank, ranks: its ranks among all.
+    """
+
+    name: str
+    first_rank: int
+    ranks: int
+
+    def __contains__(self, rank: int) -> bool:
+        return self.first_rank <= rank < self.first_rank + self.ranks
+
+
+class RunEnd:
+    """What is known about the end of a run.
+
+    Args:
+        ends: ends of all ranks, of which whoever has the news keeps the account.
+        explain: interprets evidence of all nodes; None: it is only kept.
+        in_mid_line: whether the user's stderr stands in the middle of a line.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        ends: Ends,
+        nodes: Sequence[NodeOfRun],
+        explain: Explain | None,
+        in_mid_line: Callable[[], bool],
+    ) -> None:
+        self.ends = ends
+        self._job = job
+        self._nodes = nodes
+        self._ranks = range(job.first_rank, job.first_rank + job.ranks)
+        self._explain = explain
+        self._in_mid_line = in_mid_line
+        self._evidence: dict[int, Evidence] = {}
+        self._standings: list[Standing] = []
+        self._left: dict[int, Sequence[str]] = {}
+        self._stall: Explanation | None = None
+
+    def abort(self, kind: AbortKind, said: str, node: int | None = None) -> None:
+        """The run is ended for this reason, unless it has failed already.
+
+        Args:
+            node: number of the node that it is about.
+        """
+        if self.ends.abort is None:
+            rank = 0 if node is None else self._nodes[node].first_rank
+            self.ends.abort = Abort(kind=kind, time=time.time(), said=said, rank=rank)
+
+    def notice(self, words: str) -> None:
+        """Tell the user of something while the run goes on, beside the script's output."""
+        write_event(self._job.run_directory.path, "notice", words)
+        if self._job.shown:
+            say(words, new_line=self._in_mid_line())
+
+    def stalled(self, parts: Mapping[int, Evidence], *, is_over: bool) -> None:
+        """Ranks wait for one that does not come, which is told; as the reason for an end, where it is over.
+
+        Args:
+            parts: evidence of each node, by its number.
+        """
+        evidence = self._joined(parts, "stall")
+        write_evidence(evidence)
+        self._stall = self._explained(evidence)
+        if is_over:
+            self.abort("standstill", told_at_last(evidence, self._job.run.timeout))
+        else:
+            self.notice(told_early(evidence, self._stall, self._job.run.timeout))
+
+    def asked(self, parts: Mapping[int, Evidence]) -> None:
+        """`ronde doctor` wants to know: write down what each node knows, by its number."""
+        write_evidence(self._joined(parts, "asked"))
+
+    def froze(self, node: int, evidence: Evidence) -> None:
+        """Keep what a node has gathered at the first failure, before any of its ranks was ended."""
+        self._evidence[node] = evidence
+        write_evidence(self._joined(self._evidence, "failure"))
+
+    def ended(
+        self, node: int, evidence: Evidence | None, standings: Sequence[Standing], left: Sequence[str]
+    ) -> None:
+        """All ranks of a node are gone.
+
+        Args:
+            evidence: what is known of them now; None where that is not asked for.
+            standings: places where they stood last.
+            left: processes of the script that were ended after them.
+        """
+        if evidence is not None:
+            self._evidence[node] = evidence
+        self._standings = sorted([*self._standings, *standings], key=lambda standing: standing.rank)
+        self._left[node] = left
+
+    def outcome(self) -> Outcome:
+        """Tell the user what there is to tell, and how it ended."""
+        job, ends = self._job, self.ends
+        failure = self._failure()
+        code, words = ends.exit_code(), ""
+        lines: Sequence[str] = ()
+        if failure is not None:
+            explanation = self._concluded(failure)
+            words = report(
+                failure,
+                ends,
+                job.run_directory,
+                job.ranks,
+                main_shown=job.shown,
+                standings=self._standings,
+                explained=() if explanation is None or explanation.told else explanation.lines(),
+            )
+        elif code == 0 and not job.run.quiet:
+            lines = self._summary()
+        elif ends.ended_by_signal is not None and not job.run.quiet:
+            lines = [self._ended_by(ends.ended_by_signal)]
+        if failure is None and self._evidence:
+            write_evidence(self._joined(self._evidence, "end"))
+        new_line = self._in_mid_line()
+        for text in [*lines, *([words] if words else [])]:
+            if job.shown:
+                say(text, new_line=new_line)
+                new_line = False
+        told = failure.summary if failure is not None else f"exit code {code}"
+        write_event(job.run_directory.path, "end", told, exit_code=code)
+        if code == 0 and job.run_directory.is_default:
+            job.run_directory.remove_server_states()
+        return Outcome(exit_code=code, failure=failure, report=words)
+
+    def _failure(self) -> RankFailure | None:
+        failure = self.ends.failure()
+        if failure is None:
+            return None
+        host = next((node.name for node in self._nodes if failure.rank in node), "")
+        return dataclasses.replace(failure, host=host)
+
+    def _concluded(self, failure: RankFailure) -> Explanation | None:
+        """What all evidence means; None where there is none, or nobody explains."""
+        if not self._evidence:
+            return None
+        said = "" if self.ends.abort is None else self.ends.abort.said
+        evidence = dataclasses.replace(
+            self._joined(self._evidence, "failure"),
+            failure=Failure(rank=failure.rank, kind=failure.kind, exit_code=failure.exit_code),
+            said=said,
+        )
+        write_evidence(evidence)
+        found = self._explained(evidence)
+        # What was seen while ranks still waited says more than how they were ended in the end.
+        waited = failure.kind == "standstill" or (
+            found is not None and found.cause in ("unknown", "peer-lost")
+        )
+        if self._stall is None or not waited:
+            return found
+        write_explanation(self._stall, self._job.run_directory.path)
+        return self._stall
+
+    def _joined(self, parts: Mapping[int, Evidence], reason: str) -> Evidence:
+        """Evidence of several nodes, with their names."""
+        named = [_named(part, self._nodes[node].name) for node, part in sorted(parts.items())]
+        return dataclasses.replace(merged(named, self._job.run_directory.path), reason=reason)
+
+    def _explained(self, evidence: Evidence) -> Explanation | None:
+        if self._explain is None:
+            return None
+        explanation = self._explain(evidence)
+        write_explanation(explanation, self._job.run_directory.path)
+        return explanation
+
+    def _summary(self) -> Sequence[str]:
+        """Read the ranks' summaries; empty for a script without ronde."""
+        directory = self._job.run_directory
+        found = (read_summary(directory.summary(rank)) for rank in self._ranks)
+        lines = summary_lines([summary for summary in found if summary is not None])
+        return [*lines, *self._not_finite(), *_left_running(self._nodes, self._left, self.ends)]
+
+    def _not_finite(self) -> Sequence[str]:
+        """Warn of gradients that were NaN or infinite at the end, and since when."""
+        directory = self._job.run_directory.path
+        seen = {rank: look_at(vitals_path(directory, rank)) for rank in self._ranks}
+        first = first_not_finite(
+            {rank: 0 if each is None else each.not_finite for rank, each in seen.items()}
+        )
+        if first is None:
+            return ()
+        rank, step, everywhere = first
+        where = "on all ranks" if everywhere else f"first on rank {rank}"
+        return (
+            f"gradients are not finite (NaN or infinite) since step {step}, {where}; "
+            f"ronde doctor {directory} tells more",
+        )
+
+    def _ended_by(self, number: int) -> str:
+        """Report the loss by a batch system's signal, unless a rank has."""
+        name = signal.Signals(number).name
+        if self._job.run.checkpoint:
+            return f"the run was ended by {name}"
+        return f"the run was ended by {name}; with --checkpoint DIR it would save first"
+
+
+def _named(evidence: Evidence, name: str) -> Evidence:
+    return dataclasses.replace(
+        evidence, hosts=tuple(dataclasses.replace(host, name=name) for host in evidence.hosts)
+    )
+
+
+def _left_running(nodes: Sequence[NodeOfRun], left: Mapping[int, Sequence[str]], ends: Ends) -> Sequence[str]:
+    """Processes that the script has left, of each node that had some."""
+    if ends.interrupted_by is not None:
+        return ()
+    return [
+        f"ended what the script had left running{f' on {nodes[node].name}' if nodes[node].name else ''}: "
+        f"{', '.join(names)}"
+        for node, names in sorted(left.items())
+        if names
+    ]

@@ -1,0 +1,88 @@
+"""What runs: all that is the same for every rank of a run, in one value with one form in JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["DEFAULT_PLAN", "WORKER", "RunSpec"]
+
+WORKER = (sys.executable, "-m", "ronde.runtime.worker")
+# `str(Plan())`. One rank under it runs as plain Python does, without `ronde.plan`, whose import takes 20 ms.
+DEFAULT_PLAN = "ddp"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """A run, wherever its ranks are: what `ronde run` was told, for launchers, nodes and ranks alike.
+
+    Attributes:
+        script: path of the script, or dotted name of the module when `module` is true.
+        arguments: what the script finds behind its own name in `sys.argv`.
+        plan: the plan as its canonical string.
+        seed: seed of torch, numpy and random.
+        native: whether the script is a distributed script already; ronde keeps out.
+        extensions: `module:function` strings, called with the session before the script starts
+            (the recorder of `ronde verify` and seeded faults are two).
+        threads: threads per rank; None: the cores shared out, unless the environment says otherwise.
+        timeout: seconds for which ranks may wait for one that does not come.
+        labelled: whether all ranks' output is passed on, each line behind `[rank]<stdout>:`.
+        quiet: whether the user wants to read nothing of ronde but errors and that ranks stand still.
+        publish: seconds between versions of the model that are published; 0: none is.
+        trace_steps: the steps `A:B` of which a timeline is written; "": of none.
+        checkpoint: folder of the run's checkpoints; "": it makes none.
+        checkpoint_every: steps between two, or 0, and seconds.
+        checkpoint_keep: number of checkpoints that are kept.
+        resume: whether the run goes on from the newest of them.
+        servers: endpoints of the parameter servers, as ZeroMQ writes them.
+        server_token: 32 hexadecimal digits that each message to them holds.
+        durability, durability_sync: those of servers that the run starts, as in `ServerConfig`.
+        server_state: directory of an earlier run, whose servers' tables are taken over; "" for none.
+        worker: the command of a rank process.
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    plan: str = DEFAULT_PLAN
+    seed: int = 0
+    native: bool = False
+    extensions: tuple[str, ...] = ()
+    threads: int | None = None
+    timeout: float = 1800.0
+    labelled: bool = False
+    quiet: bool = False
+    publish: float = 0.0
+    trace_steps: str = ""
+    checkpoint: str = ""
+    checkpoint_every: tuple[int, float] = (0, 600.0)
+    checkpoint_keep: int = 2
+    resume: bool = False
+    servers: tuple[str, ...] = ()
+    server_token: str = ""
+    durability: str = "log"
+    durability_sync: str = "never"
+    server_state: str = ""
+    worker: tuple[str, ...] = WORKER
+
+    def program(self) -> str:
+        """The file that must be the same on all hosts; "" for a module, or a command without a script."""
+        if self.module:
+            return ""
+        if self.worker == WORKER:
+            return self.script
+        # A command: the script is itself, or behind an interpreter.
+        words = (self.script, *self.arguments)
+        return next((word for word in words if word.endswith(".py") and os.path.isfile(word)), "")
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> RunSpec:
+        """The inverse of `dataclasses.asdict`, also after a way through JSON, which has no tuples."""
+        return cls(**{name: _as_it_was(value) for name, value in fields.items()})
+
+
+def _as_it_was(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,23 @@
+"""How a board names an exchange of a tensor: `all_reduce of float32 [3]`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["ExchangeLabel"]
+
+
+class ExchangeLabel(NamedTuple):
+    """An operation, and type and shape of the tensor that it exchanges."""
+
+    operation: str
+    tensor: str
+
+    def __str__(self) -> str:
+        return f"{self.operation} of {self.tensor}"
+
+    @classmethod
+    def parse(cls, text: str) -> ExchangeLabel | None:
+        """The inverse of `str`; None where the text names no exchange of a tensor."""
+        operation, _, tensor = text.partition(" of ")
+        return cls(operation, tensor) if tensor.endswith("]") and " " not in operation else None

@@ -1,0 +1,82 @@
+"""What a launcher notes about a run when its ranks have been started, for whoever looks from outside."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+__all__ = [
+    "LaunchRecord",
+    "LaunchedNode",
+    "read_launch_record",
+    "write_launch_record",
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchedNode:
+    """A node of a run.
+
+    Attributes:
+        name: its host's, as the user gave it.
+        pids: process of each of its ranks, by rank.
+        wall, monotonic: seconds to be added to times of its clocks to have those of the launcher's host.
+    """
+
+    name: str
+    pids: Mapping[int, int]
+    wall: float = 0.0
+    monotonic: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchRecord:
+    """`launch.json` of a run directory.
+
+    Attributes:
+        host: name of the host of the launcher.
+        launcher: its process.
+        nodes: where ranks were started; none where another launcher has, and each rank shows its process.
+        by_agents: whether nodes are reached by agents, so that only the launcher can look at their ranks.
+        watched: whether a launcher of ours sees the run through, and says how it has ended.
+    """
+
+    run_id: str
+    host: str
+    launcher: int
+    script: str
+    plan: str
+    nodes: Sequence[LaunchedNode]
+    by_agents: bool = False
+    watched: bool = True
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process of each rank on its host."""
+        return {rank: pid for node in self.nodes for rank, pid in node.pids.items()}
+
+
+def write_launch_record(path: Path, record: LaunchRecord) -> None:
+    """Note it; a run directory that takes no more files is no matter here."""
+    unfinished = path.with_suffix(".part")
+    try:
+        unfinished.write_text(json.dumps(dataclasses.asdict(record)) + "\n", encoding="utf-8")
+        os.rename(unfinished, path)
+    except OSError:
+        return
+
+
+def read_launch_record(path: Path) -> LaunchRecord | None:
+    """What was noted there, None where nothing was."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        nodes = [
+            LaunchedNode(**{**node, "pids": {int(rank): pid for rank, pid in node["pids"].items()}})
+            for node in fields["nodes"]
+        ]
+        return LaunchRecord(**{**fields, "nodes": nodes})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

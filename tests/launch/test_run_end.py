@@ -1,0 +1,119 @@
+"""What is told about the end of a run on several hosts, from what its nodes have said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ronde.doctor.explain import explain
+from ronde.launch.failure import Ends, ErrorFile, RankDeath
+from ronde.launch.job import Job
+from ronde.launch.run_end import NodeOfRun, RunEnd
+from ronde.launch.run_spec import RunSpec
+from ronde.trace.events import read_events
+from ronde.trace.evidence import Evidence, Host, Process, RankEvidence, read_evidence
+from ronde.trace.explanation import read_explanation
+from ronde.trace.run_directory import RunDirectory
+
+NODES = (NodeOfRun(name="one", first_rank=0, ranks=2), NodeOfRun(name="two", first_rank=2, ranks=1))
+
+
+@pytest.fixture
+def end(tmp_path: Path) -> RunEnd:
+    job = Job(
+        run=RunSpec(script="x.py", timeout=6.0),
+        ranks=3,
+        run_directory=RunDirectory(path=tmp_path, run_id="1"),
+        environment={},
+        shown=False,
+    )
+    return RunEnd(job, Ends(), NODES, explain, lambda: False)
+
+
+def rank(number: int, **fields: Any) -> RankEvidence:
+    return RankEvidence(**{"rank": number, "process": Process(pid=100 + number, state="S"), **fields})
+
+
+def evidence(*ranks: RankEvidence, reason: str = "failure", **host: Any) -> Evidence:
+    return Evidence(run_directory="/there", reason=reason, time=0.0, ranks=ranks, hosts=(Host(**host),))
+
+
+def error(number: int, kind: Any, *, time: float) -> ErrorFile:
+    return ErrorFile(
+        rank=number, time=time, kind=kind, type="ValueError", message="x", traceback="Traceback ..."
+    )
+
+
+def test_the_first_failure_is_told_with_its_host(end: RunEnd) -> None:
+    end.ends.deaths += [RankDeath(rank=0, time=105.0, code=-9), RankDeath(rank=2, time=100.0, code=3)]
+    outcome = end.outcome()
+    assert outcome.exit_code == 3
+    assert outcome.report.startswith("rank 2 on two exited with code 3; logs of all ranks: ")
+
+
+def test_a_lost_host_is_told_unless_a_rank_failed_before(end: RunEnd) -> None:
+    end.abort("host", "the connection to two is lost", 1)
+    end.ends.errors[0] = error(0, "peer", time=0.0)  # it only lost its peer
+    assert end.outcome().report.startswith("the connection to two is lost\nlogs of all ranks: ")
+    end.ends.errors[1] = error(1, "script", time=0.0)
+    assert end.outcome().report.startswith("rank 1 on one failed: ValueError: x; logs")
+
+
+def test_a_kill_is_explained_by_the_evidence_of_its_own_host(end: RunEnd, tmp_path: Path) -> None:
+    """The other host has counted kills for lack of memory, and is not meant."""
+    end.froze(0, evidence(rank(0), rank(1), oom_kills=3))
+    end.froze(1, evidence(rank(2, step=236, where="train.py:7", what="all_gather")))
+    end.ends.deaths.append(RankDeath(rank=2, time=1.0, code=-9))
+    end.ended(1, evidence(rank(2, code=-9, step=236, where="train.py:7", what="all_gather")), (), ())
+    assert end.outcome().report.splitlines()[:3] == [
+        f"rank 2 on two was killed by SIGKILL; logs of all ranks: {tmp_path}",
+        "cause: rank 2 was killed from outside (SIGKILL)",
+        "  no kill for lack of memory was counted or logged here",
+    ]
+    found = read_explanation(tmp_path)
+    assert found is not None
+    assert (found.cause, found.rank) == ("killed", 2)
+    kept = read_evidence(tmp_path, "failure")
+    assert kept is not None
+    assert [(each.rank, kept.host_of(each).name) for each in kept.ranks] == [
+        (0, "one"),
+        (1, "one"),
+        (2, "two"),
+    ]
+
+
+def test_a_standstill_has_the_places_of_all_hosts_and_the_cause(end: RunEnd, tmp_path: Path) -> None:
+    waits = rank(2, standing="waiting", where="x.py:8", what="all_reduce")
+    runs = [
+        rank(each, standing="running", process=Process(pid=each, state="T"), where="x.py:7", what="step")
+        for each in (0, 1)
+    ]
+    parts = {1: evidence(waits, reason="stall"), 0: evidence(*runs, reason="stall")}
+    end.stalled(parts, is_over=False)
+    told = read_events(tmp_path)[0].text.splitlines()
+    assert told[0].startswith("ranks have waited for 3 s")
+    assert [line.split()[:2] for line in told[1:4]] == [["rank", "0"], ["rank", "1"], ["rank", "2"]]
+    assert told[4].startswith("cause: rank 0 is stopped")
+    end.stalled(parts, is_over=True)
+    outcome = end.outcome()
+    assert outcome.exit_code == 1
+    assert outcome.report.startswith("the run stood still for 6 s and has been ended (--timeout)\n  rank 0")
+
+
+def test_interrupted_by_the_user(end: RunEnd) -> None:
+    end.ends.interrupted_by = 2
+    end.ends.deaths += [RankDeath(rank=2, time=1.0, code=-2), RankDeath(rank=0, time=2.0, code=7)]
+    outcome = end.outcome()
+    assert (outcome.exit_code, outcome.report) == (7, "")  # rank 0 has handled it
+
+
+def test_of_a_run_that_ended_well_evidence_is_kept(end: RunEnd, tmp_path: Path) -> None:
+    for node, ranks in enumerate(((0, 1), (2,))):
+        found = [rank(each, code=0, summary={"data": 0.0}) for each in ranks]
+        end.ended(node, evidence(*found, reason="end"), (), ())
+    assert end.outcome().exit_code == 0
+    kept = read_evidence(tmp_path, "end")
+    assert kept is not None
+    assert [each.rank for each in kept.ranks] == [0, 1, 2]
