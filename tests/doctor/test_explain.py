@@ -205,6 +205,46 @@ def test_the_same_line_with_other_shapes() -> None:
     assert (found.cause, found.rank) == ("shapes-differ", 2)
 
 
+def rings(*places: str, **fields: Any) -> tuple[RankEvidence, ...]:
+    """Ranks of two hosts, the last on the second, that did this under the third number."""
+
+    def entries(last: str) -> tuple[Collective, ...]:
+        told = ("a", "b", last)
+        return tuple(
+            Collective(
+                group="boundary",
+                number=n,
+                what=f"all_gather of float32 [{n}]",
+                where=where,
+                entered=9 - n,
+                left=None,
+            )
+            for n, where in enumerate(told, 1)
+        )
+
+    return tuple(
+        rank(n, collectives=entries(each), host=int(n == len(places) - 1), **fields)
+        for n, each in enumerate(places)
+    )
+
+
+def test_paths_of_several_hosts_are_compared_by_their_rings() -> None:
+    """Ranks compare themselves with those of their host only."""
+    ranks, hosts = rings("t.py:3", "t.py:9", "t.py:3"), (Host(), Host())
+    told = [[n, each.collectives[2].where, each.collectives[2].what] for n, each in enumerate(ranks[:2])]
+    error = {"type": "DivergedError", "message": "they differ", "kind": "diverged", "paths": told}
+    found = explain(
+        failed(ranks[0], dataclasses.replace(ranks[1], error=error), ranks[2], kind="diverged", hosts=hosts)
+    )
+    assert (found.cause, found.rank, found.told) == ("paths-differ", 1, False)
+    lost = explain(failed(*rings("t.py:3", "t.py:9"), kind="peer", hosts=hosts))
+    assert (lost.cause, lost.rank, lost.told) == ("paths-differ", None, False)
+    assert lost.evidence[0] == "rank 0 at t.py:3: all_gather of float32 [3]"
+    assert explain(failed(*rings("t.py:3", "t.py:3"), kind="peer", hosts=hosts)).cause == "peer-lost"
+    killed = (dataclasses.replace(each, code=-9 if each.rank else None) for each in rings("t.py:3", "t.py:9"))
+    assert explain(failed(*killed, hosts=hosts)).cause == "killed"
+
+
 def meeting(number: int, age: float) -> Collective:
     return Collective(group="reducer", number=number, what="x", where="y", entered=age, left=age - 0.01)
 

@@ -33,7 +33,7 @@ def note(folder: Path, *pids: int, **fields: Any) -> None:
             "launcher": 1,
             "script": "train.py",
             "plan": "ddp",
-            "nodes": [LaunchedNode(name="one", pids=dict(enumerate(pids)))],
+            "nodes": [LaunchedNode(name="one", run_id=RUN, pids=dict(enumerate(pids)))],
             **fields,
         }
     )

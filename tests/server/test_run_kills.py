@@ -106,14 +106,17 @@ def test_a_server_without_a_log_is_not_started_again(tmp_path: Path) -> None:
 def test_a_server_that_will_not_start_says_why_once(tmp_path: Path) -> None:
     config = ServerConfig(index=0, servers=1, endpoint="ipc://@none", token="", workers=1)
     said: list[str] = []
-    words = "print('12:00:00 ronde: the log is damaged', flush=True); raise SystemExit(3)"
+    words = (
+        "import json, os; config = json.loads(os.environ['RONDE_SERVER_CONFIG']); "
+        "print('of the log', file=open(config['refusal'], 'w'), end=''); raise SystemExit(3)"
+    )
     directory = RunDirectory.create(tmp_path / "run", os.environ)
     servers = Servers([config], directory, os.environ, (sys.executable, "-c", words))
     servers.start()
     try:
         (pid,) = servers.pids
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert servers.look(said.append) == "server 0 cannot serve: the log is damaged"
+        assert servers.look(said.append) == "server 0 cannot serve: of the log"
     finally:
         servers.end()
         directory.release()

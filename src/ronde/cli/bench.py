@@ -447,6 +447,9 @@ def chaos_(
     evidence: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Copy what was frozen in each run to this folder.")
     ] = None,
+    two_hosts: Annotated[
+        bool, typer.Option("--two-hosts", help="The last rank is on another host, which is this one, too.")
+    ] = False,
     json: _Json = None,
 ) -> None:
     """Put faults into real runs of 2 or 3 ranks, and see whether the explanation names cause and rank.
@@ -464,7 +467,7 @@ def chaos_(
     machine = Machine.here()
     results: list[Found] = []
     for name in names:
-        results.append(run_case(known[name], os.environ, evidence))
+        results.append(run_case(known[name], os.environ, evidence, on_two_hosts=two_hosts))
         _say_fault(results[-1])
     report = ChaosReport(machine=machine, results=tuple(results))
     _tell(report, json=json)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ronde.trace.script_line import ScriptLine
 
-__all__ = ["Frame", "inside", "main_frames", "script_frame"]
+__all__ = ["Frame", "ScriptPlace", "inside", "main_frames", "script_place"]
 
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
 # Of any interpreter: evidence may come from another host.
@@ -37,14 +37,21 @@ def main_frames(stack: str) -> Sequence[Frame]:
     return found
 
 
-def script_frame(frames: Sequence[Frame]) -> str:
-    """The innermost line of the script, "train.py:12, in load"; "" where none is."""
+class ScriptPlace(NamedTuple):
+    """A line of the script, as it is told, and whether nothing is being called from there."""
+
+    where: str
+    is_innermost: bool
+
+
+def script_place(frames: Sequence[Frame]) -> ScriptPlace | None:
+    """The innermost line of the script, "train.py:12, in load"; None where there is none."""
     lines = ScriptLine()
-    for frame in frames:
+    for depth, frame in enumerate(frames):
         name = "" if _LIBRARY.search(frame.file) else lines.name(frame.file)
         if name:
-            return f"{name}:{frame.line}, in {frame.function}"
-    return ""
+            return ScriptPlace(f"{name}:{frame.line}, in {frame.function}", depth == 0)
+    return None
 
 
 def inside(frames: Sequence[Frame], file: str, *functions: str) -> bool:

@@ -160,7 +160,7 @@ class _Controller:
             for link in self._links:
                 part = NodeSpec(
                     run=run,
-                    run_id=f"{self._job.run_directory.run_id}{self._job.attempt:02x}{link.index:04x}",
+                    run_id=self._run_id(link),
                     run_dir="" if self._job.run_directory.is_default else str(self._job.run_directory.path),
                     host=link.index,
                     hosts=len(self._links),
@@ -177,6 +177,10 @@ class _Controller:
                 )
                 self._heard[link.index] = time.monotonic()
                 link.send(Kind.START, part.to_fields())
+
+    def _run_id(self, link: AgentLink) -> str:
+        """The run's on that host: hosts may be one machine."""
+        return f"{self._job.run_directory.run_id}{self._job.attempt:02x}{link.index:04x}"
 
     def _place_servers(self, met: Met) -> tuple[RunSpec, Sequence[Sequence[ServerConfig]]]:
         """The run with its servers, and those that are started on each host: they go around."""
@@ -256,6 +260,7 @@ class _Controller:
             nodes = [
                 LaunchedNode(
                     name=each.name,
+                    run_id=self._run_id(each),
                     pids=self._pids[each.index],
                     wall=-self._clocks[each.index].wall,
                     monotonic=-self._clocks[each.index].monotonic,

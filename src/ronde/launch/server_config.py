@@ -51,6 +51,7 @@ class ServerConfig:
         snapshot_bytes: a snapshot is made after changes of so many bytes, or of as many as the state has.
         keep: how many snapshots are kept, with their logs.
         source: directory of an earlier run, however many servers it had, whose tables are taken over.
+        refusal: file into which it writes why it will not start; "": none.
         started: how often it was started before.
         parent: process with which it ends; 0: none.
     """
@@ -68,6 +69,7 @@ class ServerConfig:
     snapshot_bytes: int = 64 << 20
     keep: int = 2
     source: str = ""
+    refusal: str = ""
     started: int = 0
     parent: int = 0
 

@@ -64,7 +64,11 @@ class Servers:
         self._environment[RUN_ID_KEY] = directory.run_id
         self._environment.setdefault("OMP_NUM_THREADS", "1")  # they share the cores with the ranks
         self._configs = [
-            dataclasses.replace(config, directory=str(directory.server_state(config.index)))
+            dataclasses.replace(
+                config,
+                directory=str(directory.server_state(config.index)),
+                refusal=str(directory.server_refusal(config.index)),
+            )
             for config in configs
         ]
         self._running: list[_Running] = []
@@ -99,7 +103,7 @@ class Servers:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             log = self._directory.server_log(index)
             if code == CANNOT_SERVE:
-                return f"server {index} cannot serve: {_last_words(log)}"
+                return f"server {index} cannot serve: {_refusal(each.config, log)}"
             most = _MOST_RESTARTS_IN_A_ROW if code > 0 else _MOST_KILLS_IN_A_ROW
             if lived < _STABLE_S and each.failures > most:
                 return f"server {index} ended {each.failures} times in a row ({how}); see {log}"
@@ -154,9 +158,9 @@ class Servers:
         return process
 
 
-def _last_words(log: Path) -> str:
-    """The last line that a server wrote, without the time."""
-    with contextlib.suppress(OSError, IndexError):
-        last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-1]
-        return last.partition(" ")[2].removeprefix("ronde: ")
-    return f"see {log}"
+def _refusal(config: ServerConfig, log: Path) -> str:
+    """What the server has written about why it will not start."""
+    try:
+        return Path(config.refusal).read_text(encoding="utf-8")
+    except OSError:
+        return f"see {log}"

@@ -32,7 +32,7 @@ def supervise(
     Args:
         explain: interprets the evidence of a stall or a failure.
     """
-    here = LaunchedNode(name=os.uname().nodename, pids=started.pids)
+    here = LaunchedNode(name=os.uname().nodename, run_id=job.run_directory.run_id, pids=started.pids)
     write_launch_record(job.run_directory.launch, job.launch_record([here]))
     ends = Ends()
     of_run = NodeOfRun(name="", first_rank=0, ranks=job.ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -114,10 +115,14 @@ def _storage(config: ServerConfig, shard: Shard, *, goes_on: bool) -> Storage | 
 def main() -> None:
     """Serve as the environment says."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    config = ServerConfig.take_from(os.environ)
     try:
-        serve(ServerConfig.take_from(os.environ))
+        serve(config)
     except RondeError as error:
         _tell(f"ronde: {error}")
+        if config.refusal:
+            with contextlib.suppress(OSError):
+                Path(config.refusal).write_text(str(error), encoding="utf-8")
         raise SystemExit(CANNOT_SERVE) from None
 
 

@@ -22,11 +22,13 @@ class LaunchedNode:
 
     Attributes:
         name: its host's, as the user gave it.
+        run_id: mark by which processes of its ranks are known.
         pids: process of each of its ranks, by rank.
         wall, monotonic: seconds to be added to times of its clocks to have those of the launcher's host.
     """
 
     name: str
+    run_id: str
     pids: Mapping[int, int]
     wall: float = 0.0
     monotonic: float = 0.0

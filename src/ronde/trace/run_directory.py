@@ -47,12 +47,14 @@ RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun|joined)-[0-9a-f]{6,}")
 NODE_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{12}")
 OWN_FILE = re.compile(
     r"rank-\d+(\.attempt-\d+)?\.(log|error\.json|summary\.json|stack|crash|vitals|steps|spans|position)|\w+\.board"
-    r"|store(\.\d+)?|store\.log|pulse|launch\.json|asked|events\.jsonl|printed-\w+"
+    r"|store(\.\d+)?|store\.log|pulse|launch\.json|asked|server-\d+\.refusal|events\.jsonl|printed-\w+"
 )
 _OF_ALL_ATTEMPTS = re.compile(r"events\.jsonl|printed-\w+")
 _KEPT = re.compile(r"(rank-\d+)\.(log|error\.json|steps)")
 
-OWN_EVIDENCE = re.compile(r"(stall|failure|end|asked|explanation)(\.json|-rank-\d+\.(stack|crash)\.txt)")
+OWN_EVIDENCE = re.compile(
+    r"(attempt-\d+\.)?(stall|failure|end|asked|explanation)(\.json|-rank-\d+\.(stack|crash)\.txt)"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +127,10 @@ class RunDirectory:
     def server_log(self, server: int) -> Path:
         return self.path / f"server-{server}.log"
 
+    def server_refusal(self, server: int) -> Path:
+        """Why a parameter server will not start."""
+        return self.path / f"server-{server}.refusal"
+
     def server_state(self, server: int) -> Path:
         """Where a parameter server keeps its log and snapshots."""
         return self.path / f"server-{server}"
@@ -141,6 +147,9 @@ class RunDirectory:
                 and not _OF_ALL_ATTEMPTS.fullmatch(entry.name)
             ):
                 os.unlink(entry.path)
+        for path in (self.path / "evidence").glob("*"):
+            if OWN_EVIDENCE.fullmatch(path.name) and not path.name.startswith("attempt-"):
+                path.rename(path.with_name(f"attempt-{number}.{path.name}"))
 
     @property
     def is_default(self) -> bool:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -56,10 +57,13 @@ class Found:
     skipped: str = ""
 
 
-def run_case(case: Case, environment: Mapping[str, str], keep: Path | None = None) -> Found:
+def run_case(
+    case: Case, environment: Mapping[str, str], keep: Path | None = None, *, on_two_hosts: bool = False
+) -> Found:
     """Run it in a folder of its own, which goes when all is right.
 
     Args:
+        on_two_hosts: whether the last rank is on another host; both are this one, each with an agent.
         keep: folder to which the evidence of the run is copied.
     """
     expected = " or ".join(case.causes) + ("" if case.rank in (None, -1) else f", rank {case.rank}")
@@ -74,7 +78,7 @@ def run_case(case: Case, environment: Mapping[str, str], keep: Path | None = Non
     if case.outcome == "preflight":
         found = _preflight(case, here, environment, blank)
     else:
-        found = _run(case, here, environment, blank)
+        found = _run(case, here, environment, blank, on_two_hosts=on_two_hosts)
     for group in Path(case.needs).parent.glob(f"{here.name}*") if case.needs else ():
         group.rmdir()  # a control group of the fault's
     if keep is not None:
@@ -91,11 +95,14 @@ def judge(case: Case, explanation: Explanation | None) -> bool:
     return case.rank == -1 or explanation.rank == case.rank
 
 
-def _run(case: Case, here: Path, environment: Mapping[str, str], blank: Found) -> Found:
+def _run(
+    case: Case, here: Path, environment: Mapping[str, str], blank: Found, *, on_two_hosts: bool
+) -> Found:
     script, directory = here / "train.py", here / "run"
     script.write_text(script_of(case))
+    where = _two_hosts(case.ranks) if on_two_hosts else ("--ranks", str(case.ranks))
     command = [
-        *_RONDE, "run", "--ranks", str(case.ranks), "--seed", "1", "--timeout", "40",
+        *_RONDE, "run", *where, "--seed", "1", "--timeout", "40",
         "--run-dir", str(directory),
         *case.options, str(script),
     ]  # fmt: skip
@@ -203,7 +210,13 @@ def _after(here: Path, directory: Path) -> float | None:
 
 def _orphans(directory: Path) -> int:
     launched = read_launch_record(directory / "launch.json")
-    return 0 if launched is None else len(leftovers(launched.run_id))
+    return 0 if launched is None else sum(len(leftovers(node.run_id)) for node in launched.nodes)
+
+
+def _two_hosts(ranks: int) -> Sequence[str]:
+    """Options by which ranks are on two hosts, both of them this one, behind a command in place of ssh."""
+    command = shlex.join(("sh", "-c", 'eval "$1"'))
+    return ("-H", f"127.0.0.1:{ranks - 1},127.0.0.2:1", "--ssh-command", command)
 
 
 def _until(reached: Callable[[], bool], most: float = _MOST_S) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from ronde.doctor.stacks import main_frames, script_frame
+from ronde.doctor.stacks import main_frames, script_place
 from ronde.trace.evidence import Evidence, RankEvidence
 from ronde.trace.explanation import Explanation
 
@@ -202,16 +202,11 @@ def _crash_line(rank: RankEvidence) -> tuple[str, ...]:
     frames = main_frames(rank.crash[rank.crash.find("Current thread") :] if rank.crash else "")
     if not frames:
         return ()
-    inner = frames[0]
-    where = script_frame(frames)
+    inner, place = frames[0], script_place(frames)
     called = f"{inner.file}:{inner.line}, in {inner.function}"
-    if not where or where.startswith(f"{inner.file}:"):
-        return (f"it crashed at {where or called}",)
-    return (
-        (f"it crashed at {where}",)
-        if where.endswith(f"in {inner.function}")
-        else (f"it crashed at {where}, which called {called}",)
-    )
+    if place is None:
+        return (f"it crashed at {called}",)
+    return (f"it crashed at {place.where}" + ("" if place.is_innermost else f", which called {called}"),)
 
 
 def _name(number: int) -> str:

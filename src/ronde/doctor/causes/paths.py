@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ronde.trace.evidence import Evidence
@@ -11,6 +11,8 @@ from ronde.trace.exchange_label import ExchangeLabel
 from ronde.trace.explanation import Explanation
 
 __all__ = ["all_wait", "paths_differ", "shapes_differ"]
+
+_Places = Mapping[int, tuple[str, str]]
 
 
 def shapes_differ(evidence: Evidence) -> Explanation | None:
@@ -30,7 +32,7 @@ def shapes_differ(evidence: Evidence) -> Explanation | None:
         summary=f"ranks exchange tensors of different shapes or types at {lines.pop()}",
         evidence=tuple(f"rank {rank}: {tensor}" for rank, tensor in sorted(tensors.items())),
         fix="make it from the same values on every rank: nothing in it may depend on the rank or its rows",
-        told=True,
+        told=_is_told(evidence),
     )
 
 
@@ -48,7 +50,7 @@ def paths_differ(evidence: Evidence) -> Explanation | None:
         summary=f"{who} another path through the script",
         evidence=tuple(f"rank {rank} at {each}" for rank, each in sorted(told.items())),
         fix="the first branch before these lines depends on the rank, its process, its clock or its own rows",
-        told=True,
+        told=_is_told(evidence),
     )
 
 
@@ -68,13 +70,40 @@ def all_wait(evidence: Evidence) -> Explanation | None:
     )
 
 
-def _diverged(evidence: Evidence) -> Mapping[int, tuple[str, str]]:
-    """Where each rank was and what it did, where ranks have found that they differ."""
-    if evidence.failure is None or evidence.failure.kind != "diverged":
+def _diverged(evidence: Evidence) -> _Places:
+    """Where each rank was and what it did, where ranks differ.
+
+    Ranks of one host find that out, and leave word; those of several hosts are compared here, by their rings.
+    """
+    failure = evidence.failure
+    if failure is not None and failure.kind == "diverged":
+        rank = evidence.rank(failure.rank)
+        error: Mapping[str, Any] = {} if rank is None or rank.error is None else rank.error
+        told = {number: (where, what) for number, where, what in error.get("paths", ())}
+        alike = (each for _, each in _met(evidence) if told and told.items() <= each.items())
+        return next(alike, told)
+    waits = evidence.reason == "stall" if failure is None else failure.kind in ("peer", "standstill")
+    if not waits or len(evidence.hosts) < 2:
         return {}
-    rank = evidence.rank(evidence.failure.rank)
-    error: Mapping[str, Any] = {} if rank is None or rank.error is None else rank.error
-    return {number: (where, what) for number, where, what in error.get("paths", ())}
+    return next((places for _, places in _met(evidence) if len(set(places.values())) > 1), {})
+
+
+def _is_told(evidence: Evidence) -> bool:
+    """Whether the ranks that differ have said all of it: they know those of their host."""
+    failure = evidence.failure
+    return failure is not None and failure.kind == "diverged" and len(evidence.hosts) == 1
+
+
+def _met(evidence: Evidence) -> Sequence[tuple[float, _Places]]:
+    """What ranks did under each number of a group, with its age, the oldest first."""
+    met: dict[tuple[str, int], dict[int, tuple[str, str]]] = {}
+    ages: dict[tuple[str, int], float] = {}
+    for rank in evidence.ranks:
+        for each in rank.collectives:
+            key = (each.group, each.number)
+            met.setdefault(key, {})[rank.rank] = (each.where, each.what)
+            ages[key] = max(each.entered, ages.get(key, 0.0))
+    return sorted(((ages[key], places) for key, places in met.items()), key=lambda each: -each[0])
 
 
 def _odd(told: Mapping[int, str]) -> int | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 
-from ronde.doctor.stacks import Frame, inside, main_frames, script_frame
+from ronde.doctor.stacks import Frame, inside, main_frames, script_place
 from ronde.trace.evidence import Evidence, Process, RankEvidence
 from ronde.trace.explanation import Explanation
 
@@ -327,17 +328,14 @@ def _in(process: Process, place: re.Pattern[str], calls: Sequence[int]) -> bool:
 def _at(rank: RankEvidence) -> tuple[str, ...]:
     """Where it is now by its stack, else where it was last."""
     frames = main_frames(rank.stack)
-    where = script_frame(frames)
-    if not where:
+    place = script_place(frames)
+    if place is None:
         return (*_called(frames), *_seen_at(rank))
+    if place.is_innermost:
+        return (f"it is at {place.where}",)
     inner = frames[0]
-    return (
-        (f"it is at {where}",)
-        if where.endswith(f":{inner.line}, in {inner.function}")
-        else (
-            f"it is at {where}, which called {inner.function} ({inner.file.rpartition('/')[2]}:{inner.line})",
-        )
-    )
+    called = f"{inner.function} ({os.path.basename(inner.file)}:{inner.line})"
+    return (f"it is at {place.where}, which called {called}",)
 
 
 def _called(frames: Sequence[Frame]) -> tuple[str, ...]:
