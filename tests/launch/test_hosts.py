@@ -66,6 +66,7 @@ def test_output_places_and_the_first_failure_with_its_host(experiment: Any) -> N
 
 
 WAITING = """
+print("words of rank", rank, flush=True)
 note(f"rank-{rank}")
 note(f"agent-{rank}", os.getppid())
 wait_for_ever()
@@ -133,14 +134,19 @@ def test_a_signal_ends_all(experiment: Any) -> None:
 
 
 @pytest.mark.soak
-def test_a_killed_agent(experiment: Any) -> None:
+def test_of_a_killed_agent_what_had_come_is_there(experiment: Any) -> None:
     process, ranks, agents = waiting(experiment)
+    log = experiment.run_dir / "rank-2.log"
+    wait_until(lambda: log.exists() and log.read_text().endswith("\n"), "the log to come")
     os.kill(agents[1], signal.SIGKILL)
     done = experiment.finish(process)
     assert done.code == 1
     assert "the connection to two is lost (" in done.err
     assert ", and with it rank 2; see whether that host is up" in done.err
     wait_until(lambda: all(gone(rank) for rank in ranks), "all ranks to end")
+    assert experiment.log(2) == "words of rank 2\n"
+    evidence, _ = examine(experiment.run_dir)
+    assert [each.rank for each in evidence.ranks] == [0, 1]
 
 
 @pytest.mark.soak
@@ -188,14 +194,3 @@ def test_a_closed_pipe_reaches_the_script(experiment: Any) -> None:
     process.stdout.close()
     process.stdout = None
     assert "BrokenPipeError" in experiment.finish(process).err
-
-
-@pytest.mark.soak
-def test_a_script_that_is_not_there(experiment: Any) -> None:
-    command = experiment.command("")
-    experiment.command = lambda *_, **__: [
-        *(sys.executable, str(DRIVER), command[2], "one:2,two:1", "no-such.py")
-    ]
-    done = experiment.run("", COLOUR="red")
-    assert done.code == 1
-    assert "one has no no-such.py; copy the project there, or use a shared file system" in done.err

@@ -128,3 +128,20 @@ def test_hosts_that_are_one_machine_have_directories_of_their_own(tmp_path: Path
     assert again.path == tmp_path / "mine" / "host-1"
     assert not again.error(3).exists()
     again.release()
+
+
+def test_evidence_of_an_earlier_attempt_is_not_taken_for_that_of_the_next(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "run", {})
+    folder = directory.path / "evidence"
+    folder.mkdir()
+    for name in ("failure.json", "failure-rank-1.stack.txt", "notes-of-mine"):
+        (folder / name).write_text("x")
+    directory.begin_attempt(1)
+    assert {path.name for path in folder.iterdir()} == {
+        "attempt-1.failure.json",
+        "attempt-1.failure-rank-1.stack.txt",
+        "notes-of-mine",
+    }
+    directory.release()
+    RunDirectory.create(tmp_path / "run", {}).release()
+    assert [path.name for path in folder.iterdir()] == ["notes-of-mine"]

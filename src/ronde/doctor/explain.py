@@ -30,7 +30,7 @@ RULES: tuple[Rule, ...] = (
     errors.refused,
     errors.not_finite_error,
     errors.script_error,
-    crashes.server_lost,
+    crashes.launcher_gave_up,
     # Waiting.
     stalls.stopped,
     stalls.died,

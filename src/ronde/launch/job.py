@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ronde.launch.run_spec import RunSpec
-from ronde.trace.launch_record import LaunchedNode, LaunchRecord
 from ronde.trace.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from ronde.launch.failure import RankFailure
+    from ronde.trace.launch_record import LaunchedNode, LaunchRecord
 
 __all__ = ["Job", "Outcome"]
 
@@ -49,6 +49,8 @@ class Job:
         self, nodes: Sequence[LaunchedNode], *, by_agents: bool = False, watched: bool = True
     ) -> LaunchRecord:
         """What this process notes about the run when it has started its ranks."""
+        from ronde.trace.launch_record import LaunchRecord  # here, for they are started before
+
         return LaunchRecord(
             run_id=self.run_directory.run_id,
             host=os.uname().nodename,

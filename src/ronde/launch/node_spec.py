@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ronde.launch.rank_config import RankConfig, RankPlace
 from ronde.launch.run_spec import RunSpec
-from ronde.launch.server_config import ServerConfig
 from ronde.trace.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from ronde.launch.server_config import ServerConfig
 
 __all__ = ["NodeSpec"]
 
@@ -53,6 +55,8 @@ class NodeSpec:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> NodeSpec:
+        from ronde.launch.server_config import ServerConfig  # here, for most runs do without
+
         run = RunSpec.from_fields(fields["run"])
         servers = tuple(ServerConfig(**each) for each in fields["servers"])
         return cls(**{**fields, "run": run, "servers": servers})

@@ -13,16 +13,22 @@ __all__ = [
     "crashed",
     "exited",
     "killed",
+    "launcher_gave_up",
     "launcher_lost",
     "memory_of_the_host",
     "peer_lost",
-    "server_lost",
     "signalled",
 ]
 
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 # The least that a host needs free for a rank not to be suspected of having filled it.
 _TIGHT = 512 << 20
+# What a launcher can lose: the cause, and what to do.
+_LOST = {
+    "server": ("server-lost", "its log says why it ended"),
+    "host": ("host-lost", "see whether that host is up, and whether the network reaches it"),
+    "store": ("store-lost", "store.log in the run directory may say why it ended"),
+}
 
 
 def memory_of_the_host(evidence: Evidence) -> Explanation | None:
@@ -138,15 +144,17 @@ def exited(evidence: Evidence) -> Explanation | None:
     )
 
 
-def server_lost(evidence: Evidence) -> Explanation | None:
-    """The launcher has given up on a parameter server."""
-    if evidence.failure is None or evidence.failure.kind != "server":
+def launcher_gave_up(evidence: Evidence) -> Explanation | None:
+    """The launcher itself has ended the run, and has said what it has lost."""
+    failure = evidence.failure
+    if failure is None or failure.kind not in _LOST:
         return None
+    cause, fix = _LOST[failure.kind]
     return Explanation(
-        cause="server-lost",
+        cause=cause,
         rank=None,
         summary=evidence.said.splitlines()[0],
-        fix="its log says why it ended",
+        fix=fix,
         told=True,
     )
 
