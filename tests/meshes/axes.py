@@ -28,8 +28,14 @@ MESHES = {
     "data=2,tensor=2,context=2": 8,
     "data=4,expert=2": 4,
     "data=2,tensor=2,expert=2": 4,
+    "context=2,expert=2": 2,
+    "data=2,context=2,expert=4": 4,
+    "data=2,pipeline=2,expert=2": 4,
+    "data=4,pipeline=2,expert=2": 8,
+    "data=2,tensor=2,pipeline=2,expert=2": 8,
+    "data=2,pipeline=2,context=2,expert=2": 8,
 }
-"""By mesh the number of ranks. `expert` cuts the data degree, so two ranks of it are `data=2` already."""
+"""By mesh the number of ranks. `expert` cuts `data` and `context`, so two ranks of it are `data=2` already."""
 
 VALUES = (
     "zero1",

@@ -23,7 +23,8 @@ def of_session(rank: Rank, plan: str) -> tuple[tuple[str, ...], tuple[str, ...]]
 
 
 @pytest.mark.parametrize(
-    "plan", ["ddp", "zero3", "hybrid", "context=2,zero1", "tensor=2", "pipeline=2", "expert=2"]
+    "plan",
+    ["ddp", "zero3", "hybrid", "context=2,zero1", "tensor=2", "pipeline=2", "expert=2", "expert=2,context=2"],
 )
 def test_a_session_has_the_strategies_of_its_plan(ranks: Callable[..., list[Any]], plan: str) -> None:
     for ordered, named in ranks(2, of_session, plan):

@@ -25,6 +25,8 @@ from ronde.plan.strategies import strategies_of
         ("data=2,tensor=2,zero3", 4, ("tensor",)),
         ("tensor=2,pipeline=2", 4, ("pipeline",)),
         ("expert=2", 2, ("expert",)),
+        ("expert=2,context=2", 2, ("expert", "context")),
+        ("expert=2,pipeline=2,tensor=2", 8, ("pipeline",)),
         ("tensor=2", 1, ()),
     ],
 )

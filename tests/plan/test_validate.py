@@ -85,6 +85,10 @@ AVAILABLE_ON = [
     ("expert=2", 4),
     ("data=4,expert=2", 4),
     ("expert=2,tensor=2,zero3", 4),
+    ("expert=2,context=2", 2),
+    ("expert=4,context=2,zero2", 4),
+    ("tensor=2,pipeline=2,expert=2,micro-batches=2,schedule=1f1b", 8),
+    ("pipeline=2,context=2,expert=2", 4),
     ("expert=2,dgc", 2),
     ("data=2,tensor=2,zero3,offload=all", 4),
     ("tensor=2,pipeline=2,zero3", 8),
@@ -101,7 +105,7 @@ NOT_TOGETHER = [
 ]
 NOT_WITH_EXPERTS = [
     ("expert=2,tensor=2,bytegrad", "compressor=int8", "compressor=none"),
-    ("expert=2,pipeline=2", "pipeline=2", "pipeline=1"),
+    ("expert=2,pipeline=2,bytegrad", "compressor=int8", "compressor=none"),
     ("expert=2,reduction=sum", "reduction=sum", "reduction=mean"),
 ]
 NOT_WITH_CONTEXT = [
@@ -407,6 +411,11 @@ def test_the_nearest_legal_setting_mends_the_contradiction(text: str, settings: 
         ),
         ("expert=3", 4, "expert=3 and data=4 contradict each other; nearest legal: expert=2"),
         ("expert=4,data=2", None, "expert=4 and data=2 contradict each other; nearest legal: expert=2"),
+        (
+            "expert=4,data=1,context=2",
+            None,
+            "expert=4 and data=1,context=2 contradict each other; nearest legal: expert=2",
+        ),
     ],
 )
 def test_degrees_fit_the_ranks(text: str, ranks: int | None, message: str):
@@ -421,6 +430,7 @@ def test_degrees_fit_the_ranks(text: str, ranks: int | None, message: str):
         ("tensor=2,pipeline=2", 8),
         ("context=2,data=2", 4),
         ("expert=2", 4),
+        ("expert=4,context=2", 4),
         ("expert=8,data=4", 1),
         ("tensor=2,data=3", 1),
     ],

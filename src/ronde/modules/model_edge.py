@@ -45,11 +45,7 @@ from ronde.tensor.graph import leaves_behind, now
 from ronde.tensor.tree import Opaque, caches, leaves, map_leaves
 from ronde.trace.step_clock import Part
 
-__all__ = ["ModelEdge", "Spread", "WithLoss"]
-
-Spread = Callable[[torch.nn.Module, Any, Any, Callable[[], Any]], Any]
-"""Given a module, its arguments, and what carries the call out for the whole batch: an output of rows, or
-`NotImplemented`."""
+__all__ = ["ModelEdge", "WithLoss"]
 
 WithLoss = Callable[[torch.nn.Module, Any, Any, Callable[[], Any]], Any]
 """Given a model, its arguments, and what runs it in parts: its output."""
@@ -67,7 +63,6 @@ class ModelEdge:
         sampled: the plan saves memory inside models, so their rows are not observed all at once.
 
     Attributes:
-        spread: carries out calls of modules that ranks compute together, where the script runs; may be set.
         with_loss: carries out calls of models that would run in parts; may be set.
     """
 
@@ -85,7 +80,6 @@ class ModelEdge:
         self._calls, self._context = calls, calls.context
         self._way = way
         self._calling = calling
-        self.spread: Spread | None = None
         self.with_loss: WithLoss | None = None
         self._cuts = cuts
         self._stream = stream
@@ -184,22 +178,7 @@ class ModelEdge:
         except Opaque as opaque:
             with self._explanations.opaque(module, str(opaque)):
                 return _body(plain, module)(*args, **kwargs)
-        if self.spread is None:
-            return self._taken_apart(plain, module, args, kwargs, values)
-        return self._spread_out(plain, module, args, kwargs, values)
-
-    def _spread_out(
-        self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, values: list[Any]
-    ) -> Any:
-        assert self.spread is not None
-        whole = functools.partial(self._taken_apart, plain, module, args, kwargs, values)
-        output = self._attempt(module, functools.partial(self.spread, module, args, kwargs, whole))
-        if output is NotImplemented:
-            return whole()
-        if torch.is_grad_enabled():
-            self._crossing.adopt(module)
-        self._calls.tally.cut(type(uncompiled(module)).__name__)
-        return output
+        return self._taken_apart(plain, module, args, kwargs, values)
 
     def _taken_apart(
         self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, values: list[Any]

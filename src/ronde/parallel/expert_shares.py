@@ -11,7 +11,7 @@ import torch
 from ronde.comm.process_group import Comm
 from ronde.tensor.context import Context
 from ronde.tensor.edges import Gather, Slice
-from ronde.tensor.global_tensor import is_global, materialize
+from ronde.tensor.global_tensor import materialize
 from ronde.tensor.layout import Layout
 
 __all__ = ["Among", "Share", "Shares"]
@@ -63,8 +63,7 @@ class Shares:
 
     def plain(self, value: torch.Tensor) -> torch.Tensor:
         """The whole of a value that may be cut over these ranks."""
-        context = self.context
-        return materialize(value) if context is not None and is_global(value, context) else value
+        return value if self.context is None else materialize(value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

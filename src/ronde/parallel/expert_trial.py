@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
 
+from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.parallel.expert_exchange import Cannot
 from ronde.rowwise.generators import States
+from ronde.rowwise.operation import tensors
 from ronde.rowwise.undo import Held
-from ronde.tensor.context import Context
-from ronde.tensor.global_tensor import GlobalTensor, cut, is_global, localize, materialize
-from ronde.tensor.layout import Layout
-from ronde.tensor.rules.common import enter, is_sharded, rewrap
 from ronde.tensor.tree import leaves, map_leaves
 
 __all__ = ["Given", "alike", "all_equal", "try_call"]
@@ -27,72 +26,89 @@ _OF_HALVES = 0.05
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What a mixture is given on this rank.
+    """What a mixture is given on each of some ranks that have other tokens.
 
     Attributes:
-        call: its arguments, with this rank's rows.
-        like: the first global tensor among them.
-        layout: of rows, with a dimension that counts from the start.
-        size: entries of that dimension on this rank.
+        call: its arguments here.
+        axis: a dimension that counts tokens, or rows of them.
+        places: numbers of the leaves of arguments that have it.
+        sizes: its length, by rank.
     """
 
     call: tuple[Any, Any]
-    like: GlobalTensor
-    layout: Layout
-    size: int
+    axis: int
+    places: frozenset[int]
+    sizes: tuple[int, ...]
+    _comm: Comm
 
     @staticmethod
-    def of(context: Context, call: tuple[Any, Any]) -> Given:
-        like: GlobalTensor = next(each for each in leaves(call) if is_sharded(each, context))
-        layout = like._layout
+    def of(comm: Comm, call: tuple[Any, Any]) -> Given:
+        """Find where the tokens are: what differs between ranks, or comes first. A collective."""
+        shapes = [tuple(each.shape) if isinstance(each, torch.Tensor) else () for each in leaves(call)]
+        ranks = comm.all_gather_object(shapes)
+        first = next(place for place, shape in enumerate(shapes) if shape)
+        lengths = list(zip(*(known[first] for known in ranks), strict=True))
+        axis = next((dim for dim, each in enumerate(lengths) if len(set(each)) > 1), 0)
+        sizes = lengths[axis]
+        places = [
+            place
+            for place in range(len(shapes))
+            if all(known[place][axis : axis + 1] == (size,) for known, size in zip(ranks, sizes, strict=True))
+        ]
+        return Given(call=call, axis=axis, places=frozenset(places), sizes=sizes, _comm=comm)
 
-        def local(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor) or is_global(value, context):
-                return materialize(localize(value))
-            spans = value.dim() > layout.dim and value.shape[layout.dim] == layout.size
-            return cut(context, value, layout) if spans else enter(context, value)
+    @property
+    def size(self) -> int:
+        """The length of `axis` on this rank."""
+        return self.sizes[self._comm.rank]
 
-        return Given(
-            call=map_leaves(local, call), like=like, layout=layout, size=layout.local_size(context.rank)
-        )
+    def whole(self) -> tuple[Any, Any]:
+        """The arguments of all ranks, end to end. A collective."""
 
-    def of_equal_tokens(self, rank: int) -> Given:
-        """As many equal tokens as the whole batch has on rank 0, and one on each other."""
-        size, dim = 1 if rank else self.layout.size, self.layout.dim
-        noise = torch.Generator().manual_seed(0)
+        def gathered(value: torch.Tensor) -> torch.Tensor:
+            rows = value.detach().movedim(self.axis, 0).contiguous()
+            return torch.cat(self._comm.all_gather_uneven(rows, self.sizes)).movedim(0, self.axis)
 
-        def equal(value: Any) -> Any:
-            if not self.is_of_rows(value):
-                return value
-            shape = (*value.shape[:dim], size, *value.shape[dim + 1 :])
-            if value.is_floating_point() and value.dim() > dim + 1:
-                token = torch.randn(shape[-1], generator=noise, dtype=torch.float64)
-                return token.to(value).expand(shape)
-            if not self.size:
-                return value.new_zeros(shape)
-            return value.narrow(dim, 0, 1).expand(shape)
+        return self._changed(gathered)
 
-        return dataclasses.replace(self, call=map_leaves(equal, self.call), size=size)
-
-    def is_of_rows(self, value: Any) -> bool:
-        dim = self.layout.dim
-        return isinstance(value, torch.Tensor) and value.dim() > dim and value.shape[dim] == self.size
-
-    def made_global(self, output: Any) -> Any:
-        """The output for the script.
+    def own(self, output: Any) -> Any:
+        """This rank's rows of what is made of the whole.
 
         Raises:
             Cannot: it is not of rows.
         """
+        before = sum(self.sizes[: self._comm.rank])
 
-        def of_rows(value: Any) -> Any:
+        def rows(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            if not self.is_of_rows(value):
+            if not self.is_of_rows(value, sum(self.sizes)):
                 raise Cannot("what it returns is not of tokens")
-            return rewrap(self.like, value, self.layout)
+            return value.narrow(self.axis, before, self.size)
 
-        return map_leaves(of_rows, output)
+        return map_leaves(rows, output)
+
+    def of_equal_tokens(self) -> tuple[Any, Any]:
+        """As many equal tokens as all ranks have together on rank 0, and one on each other."""
+        size, dim = 1 if self._comm.rank else sum(self.sizes), self.axis
+        noise = torch.Generator().manual_seed(0)
+
+        def equal(value: torch.Tensor) -> torch.Tensor:
+            shape = (*value.shape[:dim], size, *value.shape[dim + 1 :])
+            if value.is_floating_point() and value.dim() > dim + 1:
+                token = torch.randn(shape[-1], generator=noise, dtype=torch.float64)
+                return token.to(value).expand(shape)
+            return value.narrow(dim, 0, 1).expand(shape) if self.size else value.new_zeros(shape)
+
+        return self._changed(equal)
+
+    def is_of_rows(self, value: torch.Tensor, size: int) -> bool:
+        """Whether a value is of so many entries along the axis."""
+        return value.dim() > self.axis and value.shape[self.axis] == size
+
+    def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, Any]:
+        numbers = count()
+        return map_leaves(lambda each: change(each) if next(numbers) in self.places else each, self.call)
 
 
 def try_call(module: torch.nn.Module, call: Callable[[], Any]) -> tuple[Any, str]:
@@ -123,11 +139,10 @@ def try_call(module: torch.nn.Module, call: Callable[[], Any]) -> tuple[Any, str
     return output, "its calls change its buffers" if changes else why
 
 
-def all_equal(given: Given, output: Any) -> bool:
+def all_equal(output: Any, axis: int) -> bool:
     """Whether all rows of an output are one."""
-    dim = given.layout.dim
-    rows = [each for each in leaves(output) if given.is_of_rows(each)]
-    return alike(rows, [each.narrow(dim, 0, 1).expand_as(each) for each in rows])
+    rows = tensors(list(leaves(output)))
+    return alike(rows, [each.narrow(axis, 0, 1).expand_as(each) for each in rows])
 
 
 def alike(found: Any, expected: Any) -> bool:

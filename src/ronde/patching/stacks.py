@@ -42,6 +42,7 @@ MODULE_CALL = Stack(
         "precision",
         "compile",
         "boundary",  # cuts the batch: layers above see the whole one, layers below this rank's rows
+        "mixtures",  # tokens go to the ranks of their experts
         "recompute",
     ),
 )

@@ -24,7 +24,7 @@ class Mesh:
         tensor: cuts of each layer's matrices.
         pipeline: consecutive stages of layers.
         context: cuts of the sequence.
-        expert: groups of experts; cuts the data degree rather than the ranks.
+        expert: groups of experts; cuts the ranks of `data` and `context` rather than adding to them.
         cuts: by patterns of parameter names, which of their dimensions `tensor` cuts; None leaves all to what
             is recognised of a model.
         context_attention: how ranks of a sequence attend to each other's keys: gathered, or one rank's at a

@@ -22,15 +22,11 @@ _WITH_PIPELINE: dict[str, tuple[object, ...]] = {
     **_WITH_ANY,
     "schedule": ("gpipe", "1f1b", "interleaved", "zero-bubble", None),
 }
-_WITH_CONTEXT: dict[str, tuple[object, ...]] = {
-    "expert": (1,),
-    **_WITH_ANY,
-}
 _WITH_EXPERT: dict[str, tuple[object, ...]] = {
-    "pipeline": (1,),
-    **{key: values for key, values in _WITH_ANY.items() if key != "update"},
+    key: values for key, values in _WITH_ANY.items() if key != "update"
 }
-_WITH_EXPERT_AND_TENSOR: dict[str, tuple[object, ...]] = {
+# Ranks that have the same blocks beside other experts would encode each block among other gradients.
+_WITH_EXPERT_AND_BLOCKS: dict[str, tuple[object, ...]] = {
     **_WITH_EXPERT,
     "compressor": ("none",),
 }
@@ -50,10 +46,10 @@ def not_built_together(plan: Values) -> Iterator[str]:
     elif plan.mesh.tensor > 1:
         yield from _among(plan, "tensor", _WITH_ANY)
     if plan.mesh.context > 1:
-        yield from _among(plan, "context", _WITH_CONTEXT)
+        yield from _among(plan, "context", _WITH_ANY)
     if plan.mesh.expert > 1:
-        beside = _WITH_EXPERT if plan.mesh.tensor == 1 else _WITH_EXPERT_AND_TENSOR
-        yield from _among(plan, "expert", beside)
+        alone = plan.mesh.tensor == plan.mesh.pipeline == 1
+        yield from _among(plan, "expert", _WITH_EXPERT if alone else _WITH_EXPERT_AND_BLOCKS)
     if plan.mesh.cuts is not None and plan.mesh.tensor == 1:
         yield (
             f"tensor-cuts says what tensor=N cuts, and tensor=1 cuts nothing; nearest legal: tensor=2,"

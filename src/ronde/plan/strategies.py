@@ -16,7 +16,7 @@ WORK: dict[StrategyName, str] = {
     "zero": "shards of optimizer state, gradients or parameters, as `state` and `offload` say",
     "context": "sequences are cut inside of calls of models",
     "tensor": "matrices are blocks inside of calls of models, with the shards of `state` within blocks",
-    "pipeline": "a rank carries out its stage, with blocks of `tensor` and shards of `state` within it",
+    "pipeline": "a rank carries out its stage, with blocks of `tensor`, experts and shards of `state` within it",
     "expert": "tokens go to the ranks of their experts, with the shards of `state` within these",
 }
 """By strategy its work on a model."""
@@ -25,11 +25,11 @@ WORK: dict[StrategyName, str] = {
 def strategies_of(plan: Plan, ranks: int) -> tuple[StrategyName, ...]:
     """The strategies on so many ranks, the outermost around a model's call first; perhaps none."""
     mesh = plan.for_ranks(ranks).mesh
-    if mesh.expert > 1:
-        return ("expert",)
     sequences: tuple[StrategyName, ...] = ("context",) if mesh.context > 1 else ()
     if mesh.pipeline > 1:
         return ("pipeline", *sequences)
+    if mesh.expert > 1:
+        return ("expert", *sequences)
     if mesh.tensor > 1:
         return ("tensor", *sequences)
     # A rank that trains by itself has its state whole.

@@ -178,7 +178,7 @@ def _offload(plan: Values, world_size: int | None, device: str | None) -> Iterat
 
 
 def _mesh(plan: Values, world_size: int | None) -> Iterator[str]:
-    """The degrees multiply to the number of ranks; experts cut the data degree."""
+    """The degrees multiply to the number of ranks; experts cut those of data and context."""
     if world_size == 1:
         return
     mesh = plan.mesh
@@ -194,9 +194,11 @@ def _mesh(plan: Values, world_size: int | None) -> Iterator[str]:
         elif data * mesh.model_ranks != world_size:
             remedy = f"data={world_size // mesh.model_ranks}, or data=auto"
             yield _contradiction(",".join([plan.item("data"), *cut]), ranks, remedy)
-    if data is not None and data % mesh.expert:
-        nearest = max(degree for degree in range(1, mesh.expert + 1) if data % degree == 0)
-        yield _contradiction(plan.item("expert"), f"data={data}", f"expert={nearest}")
+    rows = None if data is None else data * mesh.context
+    if rows is not None and rows % mesh.expert:
+        nearest = max(degree for degree in range(1, mesh.expert + 1) if rows % degree == 0)
+        beside = f"data={data}" if mesh.context == 1 else f"data={data},{plan.item('context')}"
+        yield _contradiction(plan.item("expert"), beside, f"expert={nearest}")
 
 
 def _nearest_multiple(number: int, divisor: int) -> int:

@@ -114,7 +114,7 @@ def _degrees(graph: CostGraph, devices: int, fixed: Fixed, node: int) -> Iterato
                 if devices % (tensor * pipeline * context):
                     continue
                 data = devices // (tensor * pipeline * context)
-                experts = [each for each in _divisors(graph.experts) if data % each == 0]
+                experts = [each for each in _divisors(graph.experts) if data * context % each == 0]
                 for expert in _only(fixed.expert, experts):
                     yield tensor, pipeline, context, expert
 

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ronde.policies.expert_structure import Mixture
 from ronde.shards.dim_cut import DimCut
-from ronde.shards.spec import ShardSpec, blocks, owned
+from ronde.shards.spec import ShardSpec, blocks_of_stage, owned
 from ronde.sync.gradient_hooks import has_hooks
 
-__all__ = ["can_be_spread", "expert_specs", "matrix_spec"]
+__all__ = ["can_be_spread", "expert_specs"]
 
 
-def expert_specs(mixture: Mixture, ranks: int) -> Iterator[tuple[torch.Tensor, ShardSpec]]:
-    """The spec of each parameter of the experts: equally many experts on each rank, in their order."""
+def expert_specs(
+    mixture: Mixture, ranks: int, stage: int = 0, stages: int = 1
+) -> Iterator[tuple[torch.Tensor, ShardSpec]]:
+    """The spec of each parameter of the experts: equally many experts on each rank, in their order.
+
+    Args:
+        ranks: of each stage; those of a stage follow one another.
+        stage: of so many, that of the mixture.
+    """
     for tensor, expert in mixture.parameters:
         if expert < 0:
-            yield tensor, blocks(DimCut(0, ranks), tensor.shape)
+            cut = DimCut(0, ranks)
+            yield tensor, blocks_of_stage(stage, stages, tensor.shape, ranks=ranks, cut=cut)
         else:
-            yield tensor, owned(expert * ranks // mixture.count, ranks, tensor.numel())
-
-
-def matrix_spec(cut: DimCut, shape: Sequence[int], ranks: int) -> ShardSpec:
-    """The spec of a matrix beside experts: the tensor groups among their ranks have the same blocks."""
-    return ShardSpec(tuple(cut.spans(shape)) * (ranks // cut.ranks), cut)
+            owner = stage * ranks + expert * ranks // mixture.count
+            yield tensor, owned(owner, stages * ranks, tensor.numel())
 
 
 def can_be_spread(mixture: Mixture) -> bool:

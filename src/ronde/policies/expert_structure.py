@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
 
-__all__ = ["Mixture", "mixtures"]
+__all__ = ["Mixture", "mixtures", "modules_of"]
 
 _FUSED_ARGUMENTS = 3
 _ROUTERS = ("gate", "router", "gating", "route", "wg")
@@ -41,6 +41,19 @@ class Mixture:
     def is_fused(self) -> bool:
         return not self.experts
 
+    @property
+    def parts(self) -> list[nn.Module]:
+        """The modules of the experts."""
+        return [part for expert in self.experts or (self.module,) for part in expert.modules()]
+
+    @property
+    def units(self) -> list[list[torch.Tensor]]:
+        """The parameters of each expert, or of all together."""
+        found: dict[int, list[torch.Tensor]] = {}
+        for tensor, expert in self.parameters:
+            found.setdefault(expert, []).append(tensor)
+        return list(found.values())
+
 
 def mixtures(model: nn.Module, ranks: int) -> list[Mixture]:
     """Those of which `ranks` can have equally many experts each."""
@@ -54,6 +67,11 @@ def mixtures(model: nn.Module, ranks: int) -> list[Mixture]:
             found.append(mixture)
             inside |= {id(part) for part in module.modules()}
     return found
+
+
+def modules_of(found: Iterable[Mixture]) -> set[int]:
+    """Ids of the modules in mixtures, and of these."""
+    return {id(part) for each in found for part in each.module.modules()}
 
 
 def _listed(name: str, module: nn.Module) -> Mixture | None:

@@ -17,15 +17,23 @@ from ronde.sync.gradient_hooks import has_hooks
 __all__ = ["pipeline_specs", "sparse_weights", "stage_of", "stages_of"]
 
 
-def stages_of(model: nn.Module, stages: int, known: Partition, ranks: int = 1, chunks: int = 1) -> Stages:
+def stages_of(
+    model: nn.Module,
+    stages: int,
+    known: Partition,
+    ranks: int = 1,
+    chunks: int = 1,
+    closed: Collection[int] = (),
+) -> Stages:
     """Cut a model into stages; a part that was cut with another model stays where it is.
 
     Args:
         known: the specs of parameters that are decided.
         ranks: of each stage.
         chunks: runs of units of each stage.
+        closed: ids of modules that are not divided.
     """
-    return cut_into_stages(model, stages, lambda tensor: stage_of(tensor, known, ranks), chunks)
+    return cut_into_stages(model, stages, lambda tensor: stage_of(tensor, known, ranks), chunks, closed)
 
 
 def stage_of(tensor: torch.Tensor, known: Partition, ranks: int = 1) -> int | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -110,6 +110,7 @@ def cut_into_stages(
     stages: int,
     owner: Callable[[torch.Tensor], int | None] = lambda tensor: None,
     chunks: int = 1,
+    closed: Collection[int] = (),
 ) -> Stages:
     """Cut a model into units, and these into stages.
 
@@ -118,8 +119,9 @@ def cut_into_stages(
             a table is looked up.
         owner: the stage of a parameter that is decided, as of another model of which it is a part; -1 for
             one that every rank has.
+        closed: ids of modules that are not divided.
     """
-    units = _units(model, stages * chunks)
+    units = _units(model, stages * chunks, closed)
     inside = {id(each) for _, module in units for each in module.parameters()}
     outside = tuple(each for each in model.parameters() if id(each) not in inside)
     direct = tuple(each for each in _direct(model, units) if id(each) in inside)
@@ -132,7 +134,7 @@ def cut_into_stages(
         made.append(StageUnit(name, module, cost, min(decided) if decided else stage, chunk))
     tables = tuple(part for part in model.modules() if _is_table(part))
     if chunks > 1 and (tables or len({(unit.stage, unit.chunk) for unit in made}) < stages * chunks):
-        return cut_into_stages(model, stages, owner)
+        return cut_into_stages(model, stages, owner, closed=closed)
     return Stages(tuple(made), (*outside, *direct), tables)
 
 
@@ -162,29 +164,31 @@ def least_maximum(costs: Sequence[float], runs: int) -> list[int]:
     return numbers
 
 
-def _units(model: nn.Module, stages: int) -> list[tuple[str, nn.Module]]:
+def _units(model: nn.Module, stages: int, closed: Collection[int]) -> list[tuple[str, nn.Module]]:
     """The modules that are not divided, by name, each once."""
     seen: set[int] = set()
     opened: set[int] = {id(model)}
     while True:
         seen.clear()
-        units = list(_walk("", model, opened, seen))
+        units = list(_walk("", model, opened, seen, closed))
         heavy = [(name, module) for name, module in units if next(module.parameters(), None) is not None]
-        divisible = [module for _, module in heavy if _children(module)]
+        divisible = [module for _, module in heavy if _children(module) and id(module) not in closed]
         if len(heavy) >= stages or not divisible:
             return units
         opened.add(id(max(divisible, key=_cost)))
 
 
-def _walk(name: str, module: nn.Module, opened: set[int], seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+def _walk(
+    name: str, module: nn.Module, opened: set[int], seen: set[int], closed: Collection[int]
+) -> Iterator[tuple[str, nn.Module]]:
     if id(module) in seen:
         return
     seen.add(id(module))
     if _is_table(module):
         return
-    children = _children(module)
+    children = [] if id(module) in closed else _children(module)
     is_chain = type(module) in _CHAINS and children
-    if is_chain or (children and (id(module) in opened or _is_open(module))):
+    if is_chain or (children and (id(module) in opened or _is_open(module, closed))):
         for key, child in children:
             path = f"{name}.{key}" if name else key
             is_link = is_chain and type(child) not in _CHAINS and id(child) not in opened
@@ -193,7 +197,7 @@ def _walk(name: str, module: nn.Module, opened: set[int], seen: set[int]) -> Ite
                     seen.add(id(child))
                     yield path, child
             else:
-                yield from _walk(path, child, opened, seen)
+                yield from _walk(path, child, opened, seen, closed)
     elif next(module.parameters(), None) is not None:
         yield name, module
 
@@ -202,8 +206,8 @@ def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, child) for name, child in module._modules.items() if child is not None]
 
 
-def _is_open(module: nn.Module) -> bool:
-    return _holds_chain(module) or _holds_table(module)
+def _is_open(module: nn.Module, closed: Collection[int]) -> bool:
+    return _holds_chain(module, closed) or _holds_table(module)
 
 
 def _is_table(module: nn.Module) -> bool:
@@ -214,10 +218,11 @@ def _holds_table(module: nn.Module) -> bool:
     return any(map(_is_table, module.modules()))
 
 
-def _holds_chain(module: nn.Module) -> bool:
+def _holds_chain(module: nn.Module, closed: Collection[int]) -> bool:
     """Whether several blocks with parameters stand behind one another somewhere inside."""
     return any(
         type(part) in _CHAINS
+        and id(part) not in closed
         and sum(next(child.parameters(), None) is not None for child in part.children()) > 1
         for part in module.modules()
     )

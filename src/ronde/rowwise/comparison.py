@@ -116,6 +116,23 @@ class Comparison(TorchDispatchMode):
         self._compare(func, args, kwargs)
         follow(self._marks, func, args, kwargs, result)
 
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """As of `Onlooker`; ranks come here together, or one of them goes another way."""
+        with self._collective(), disable_current_modes():
+            yield
+
+    def as_one(self, name: str, given: Any, run: Callable[[], Any]) -> Any:
+        """As of `Onlooker`."""
+        if self._away:
+            return run()
+        self._step((name, ()))
+        with self.unseen():
+            result = run()
+        with DisableTorchFunction():
+            follow_function(self._marks, list(leaves(given)), list(leaves(result)))
+        return result
+
     def _compare(self, func: Any, args: Any, kwargs: Any) -> None:
         self._undo.keep(written(func, args, kwargs), self._marks)
         if not self._away and (step := step_of(self._marks, func, args, kwargs)) is not None:

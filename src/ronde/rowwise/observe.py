@@ -186,7 +186,7 @@ def _watched(watch: Watch, module: torch.nn.Module, kept: Kept) -> Iterator[None
         around.enter_context(aside(module))
         around.enter_context(functions_tried(watch))
         around.enter_context(_lengths_watched())
-        around.enter_context(Observer(watch))
+        around.enter_context(Observer(watch, kept.note))
         around.enter_context(Functions(watch, kept.note))
         yield
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,11 +20,12 @@ from ronde.rng.draws import is_random
 from ronde.rowwise import draws, repeat, views
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Mixed, Relative, address
-from ronde.rowwise.normalize import keeps_statistics
+from ronde.rowwise.normalize import keeps_statistics, require_all
 from ronde.rowwise.operation import Operation, tensors
-from ronde.rowwise.sequence import follow
+from ronde.rowwise.sequence import follow, follow_function
 from ronde.rowwise.verdict import CATCHES, HOST_READ, MixesRows, meet
 from ronde.rowwise.watch import Away, Watch
+from ronde.tensor.tree import leaves
 
 __all__ = ["Observer"]
 
@@ -32,13 +35,17 @@ _LIKE = {"zeros_like", "ones_like", "full_like", "empty_like"}
 
 
 class Observer(TorchDispatchMode):
-    """Has each operation carried out, and its results marked."""
+    """Has each operation carried out, and its results marked.
+
+    Args:
+        note: is told of each tensor of rows that comes of several operations as one.
+    """
 
     supports_higher_order_operators = True
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, note: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
-        self._watch = watch
+        self._watch, self._note_row = watch, note
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -107,6 +114,48 @@ class Observer(TorchDispatchMode):
             if kinds:
                 repeat.mark_results(watch, op, result, repeat.learn(watch, op))
             follow(watch.marks, func, args, kwargs, result)
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """As of `Onlooker`; ranks come here together, or one of them has ended its call.
+
+        Raises:
+            Elsewhere: with that rank's problem.
+        """
+        require_all(self._watch)
+        with self._watch.looking_away(Away.JOINED), disable_current_modes():
+            yield
+
+    def as_one(self, name: str, given: Any, run: Callable[[], Any]) -> Any:
+        """As of `Onlooker`."""
+        watch, values = self._watch, tensors(list(leaves(given)))
+        if watch.away:
+            return run()
+        if watch.ranks.catches():
+            raise self._mixes(CATCHES)
+        with DisableTorchFunction():
+            marks = [mark for each in values if (mark := watch.rows_of(each)) is not None]
+        labels = [mark for mark in marks if type(mark) is Label]
+        if not labels or len(labels) < len(marks):
+            raise self._mixes(meet(name))
+        watch.sequence.steps.append((name, ()))
+        with self.unseen():
+            result = run()
+        order, axis = labels[0].order, labels[0].axis
+        with watch.looking_away(), DisableTorchFunction():
+            made = tensors(list(leaves(result)))
+            watch.made(made)
+            for each in made:
+                if each.dim() <= axis or each.shape[axis] != len(order):
+                    raise self._mixes(meet(name))
+                watch.label(each, order, axis)
+                self._note_row(each)
+            follow_function(watch.marks, values, made)
+        return result
+
+    def _mixes(self, why: str) -> MixesRows:
+        self._watch.counts.problem = self._watch.counts.problem or why
+        return MixesRows(why)
 
 
 def _check_words(op: Operation) -> None:

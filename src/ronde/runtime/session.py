@@ -190,7 +190,6 @@ class Session:
             cuts=self._cuts_batches(),
             sampled=self.plan.compute.recompute != "none" or self.strategies.cuts_calls,
         )
-        edge.spread = self.strategies.spread
         if self.strategies.with_loss is not None:
             edge.with_loss = self.strategies.with_loss(self.calls, self._attempt)
         return edge

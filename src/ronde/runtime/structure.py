@@ -16,7 +16,7 @@ from ronde.patching.stacks import MODULE_CALL
 from ronde.plan import Plan
 from ronde.plan.cuts import cuts_by_pattern
 from ronde.plan.schedule import chunks_of
-from ronde.policies.expert_structure import Mixture, mixtures
+from ronde.policies.expert_structure import Mixture, mixtures, modules_of
 from ronde.policies.stages import Stages, cut_into_stages
 from ronde.policies.tensor_structure import Placement, placements
 from ronde.runtime.script import as_a_guest, execute
@@ -72,11 +72,11 @@ def model_of_script(script: str, arguments: Sequence[str]) -> torch.nn.Module:
 def lines_of_cuts(model: torch.nn.Module, plan: Plan) -> list[str]:
     """What a plan that cuts models cuts of this one."""
     stages, lines = plan.mesh.pipeline, list[str]()
-    if stages > 1:
-        chunks = chunks_of(plan.compute.schedule)
-        lines += _stages(cut_into_stages(model, stages, chunks=chunks), stages)
     ranks = plan.mesh.expert * plan.mesh.tensor
     spread = mixtures(model, ranks) if plan.mesh.expert > 1 else []
+    if stages > 1:
+        chunks, closed = chunks_of(plan.compute.schedule), modules_of(spread)
+        lines += _stages(cut_into_stages(model, stages, chunks=chunks, closed=closed), stages)
     if plan.mesh.tensor > 1:
         of_experts = {id(tensor) for each in spread for tensor, _ in each.parameters}
         found = placements(model, plan.mesh.tensor, cuts_by_pattern(plan.mesh.cuts))

@@ -118,9 +118,9 @@ def blocks_of_stage(
 
     Args:
         ranks: of each stage; those of a stage follow one another in the group.
-        cut: how a stage's ranks cut the tensor; None where each of them has all of it.
+        cut: how a stage's ranks cut the tensor, perhaps several times; None where each of them has all of it.
     """
-    mine = [(0, math.prod(shape))] * ranks if cut is None else cut.spans(shape)
+    mine = [(0, math.prod(shape))] * ranks if cut is None else [*cut.spans(shape)] * (ranks // cut.ranks)
     others = [None] * ranks
     return ShardSpec((*others * stage, *mine, *others * (stages - 1 - stage)), cut)
 

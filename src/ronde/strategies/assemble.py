@@ -24,6 +24,7 @@ from ronde.tensor.context import Context
 if TYPE_CHECKING:
     from ronde.strategies.blocks import BlockRanks
     from ronde.strategies.context import ContextStrategy
+    from ronde.strategies.mixture_calls import MixtureRanks
 
 __all__ = ["assemble"]
 
@@ -34,9 +35,7 @@ _CUT_MODELS: tuple[Axis, ...] = ("pipeline", "tensor")
 def assemble(parts: Parts) -> Strategies:
     """Make the strategies of a plan. A collective, where groups are met."""
     names = strategies_of(parts.plan, parts.everybody.world_size)
-    if "expert" in names:
-        return _with_experts(parts)
-    if "pipeline" in names or "tensor" in names:
+    if not {"pipeline", "tensor", "expert"}.isdisjoint(names):
         return _with_cut_models(parts, names)
     if "context" in names:
         return _with_sequences(parts, names)
@@ -95,33 +94,36 @@ def _context(parts: Parts) -> ContextStrategy:
 
 
 def _with_cut_models(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
-    """Ranks have other blocks of models: stages, blocks of matrices, or both."""
+    """Ranks have other blocks of models: stages, blocks of matrices, experts, or several of these."""
     context = _context(parts) if "context" in names else None
-    axes: list[Axis] = [axis for axis in _CUT_MODELS if parts.mesh.degree(axis) > 1]
-    by_axis = {axis: parts.meet_along(axis, axis) for axis in axes}
-    group = by_axis[axes[0]] if len(axes) == 1 else parts.meet_along("blocks", *axes)
-    ranks = _block_ranks(parts, axes, group, None if context is None else context.group)
-    if "pipeline" not in by_axis:
+    groups = _Groups(parts, None if context is None else context.group)
+    if "pipeline" in names:
+        return _with_stages(parts, groups, context)
+
+        cuts: Strategy = ExpertStrategy(parts, groups.of_blocks(), groups.of_mixtures())
+    else:
         from ronde.strategies.tensor import TensorStrategy
 
-        tensor = TensorStrategy(parts, ranks)
-        ordered: list[Strategy] = [tensor]
-        way, cuts_calls = _way(parts), False
-        if context is not None:
-            ordered.append(context)
-            way, cuts_calls = _way_along(parts, context)
-        return Strategies(
-            ordered=ordered,
-            state=tensor.state,
-            way=way,
-            cuts_calls=cuts_calls,
-        )
+        cuts = TensorStrategy(parts, groups.of_blocks())
+    if context is None:
+        return Strategies(ordered=[cuts], state=cuts.state, way=_way(parts))
+    way, cuts_calls = _way_along(parts, context)
+    return Strategies(ordered=[cuts, context], state=cuts.state, way=way, cuts_calls=cuts_calls)
+
+
+def _with_stages(parts: Parts, groups: _Groups, context: ContextStrategy | None) -> Strategies:
     from ronde.strategies.pipeline import PipelineStrategy
 
-    sequences = None if context is None else context.sequences
     several = chunks_of(parts.plan.compute.schedule) > 1
-    back = parts.meet_along("gradients", "pipeline") if several else None
-    stages = PipelineStrategy(parts, ranks, by_axis["pipeline"], by_axis.get("tensor"), sequences, back)
+    stages = PipelineStrategy(
+        parts,
+        groups.of_blocks(),
+        groups.along("pipeline"),
+        groups.along("tensor") if parts.mesh.degree("tensor") > 1 else None,
+        None if context is None else context.sequences,
+        parts.meet_along("gradients", "pipeline") if several else None,
+        groups.of_mixtures() if parts.plan.mesh.expert > 1 else None,
+    )
     return Strategies(
         ordered=[stages] if context is None else [stages, context],
         state=stages.state,
@@ -133,57 +135,92 @@ def _with_cut_models(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
     )
 
 
-def _block_ranks(parts: Parts, axes: Sequence[Axis], group: Comm, sequences: Context | None) -> BlockRanks:
-    from ronde.strategies.blocks import BlockRanks
+class _Groups:
+    """Groups of a mesh that cuts models; each is met once. All ranks ask alike.
 
-    mesh = parts.mesh
-    places: list[Place] = []
-    for rank in range(mesh.ranks):
-        row = mesh.members(rank, "data", "context").index(rank)
-        places.append(Place(mesh.members(rank, *axes).index(rank), row, row))
-    return BlockRanks(
-        rows=parts.rows,
-        group=group,
-        everybody=parts.everybody,
-        places=places,
-        row_ranks=mesh.members(parts.rank, "data", "context"),
-        sequences=sequences,
-    )
-
-
-def _with_experts(parts: Parts) -> Strategies:
-    """Experts over as many neighbours along `data` as `expert` says, and their tensor groups.
-
-    Other such groups have replicas of them.
+    Experts are over as many neighbours along `data` and `context` as `expert` says, and over their tensor
+    groups. Other such neighbours have replicas of them.
     """
-    from ronde.strategies.blocks import BlockRanks
-    from ronde.strategies.expert import ExpertStrategy
 
-    mesh, degree = parts.mesh, parts.plan.mesh.expert
+    def __init__(self, parts: Parts, sequences: Context | None) -> None:
+        mesh = parts.mesh
+        self._parts, self._mesh, self._sequences = parts, mesh, sequences
+        self._known: dict[tuple[int, ...], Comm] = {}
+        if sequences is not None:
+            self._known[mesh.members(parts.rank, "context")] = sequences.comm
+        self._experts = parts.plan.mesh.expert
+        self._rows = [
+            mesh.members(rank, "data", "context").index(rank) for rank in range(mesh.ranks)
+        ]
+        self._places = [self._place(rank) for rank in range(mesh.ranks)]
 
-    def place(rank: int) -> tuple[int, int]:
-        """Which group, and where in it; ranks of a tensor group follow one another."""
-        group, row = divmod(mesh.coordinate(rank, "data"), degree)
-        return group, row * mesh.degree("tensor") + mesh.coordinate(rank, "tensor")
+    def _place(self, rank: int) -> Place:
+        """A rank's place: stages follow one another, within them neighbours, within these a tensor group."""
+        replica, neighbour = divmod(self._rows[rank], self._experts)
+        stage, block = (self._mesh.coordinate(rank, axis) for axis in _CUT_MODELS)
+        first = (stage * self._experts + neighbour) * self._mesh.degree("tensor")
+        return Place(first + block, replica, self._rows[rank])
 
-    known = [place(rank) for rank in range(mesh.ranks)]
-    group, block = known[parts.rank]
-    experts = parts.meet("expert", [rank for rank, each in enumerate(known) if each[0] == group])
-    copies = [rank for rank, each in enumerate(known) if each[1] == block]
-    rows = [mesh.coordinate(rank, "data") for rank in range(mesh.ranks)]
-    places = [Place(block, group, row) for (group, block), row in zip(known, rows, strict=True)]
-    tensor, blocks = None, None
-    if mesh.degree("tensor") > 1:
-        tensor = parts.meet_along("tensor", "tensor")
-        blocks = [Place(mesh.coordinate(rank, "tensor"), row, row) for rank, row in enumerate(rows)]
-    ranks = BlockRanks(
-        rows=parts.rows,
-        group=experts,
-        everybody=parts.everybody,
-        places=places,
-        row_ranks=mesh.members(parts.rank, "data"),
-        replica_group=parts.meet("replicas", copies) if len(copies) > 1 else None,
-        copies=blocks,
-    )
-    found = ExpertStrategy(parts, ranks, tensor)
-    return Strategies(ordered=[found], state=found.state, way=_way(parts), spread=found.spread)
+    def along(self, *axes: Axis) -> Comm:
+        """The ranks that differ from this one along these axes only."""
+        return self._of("-".join(axes), self._mesh.members(self._parts.rank, *axes))
+
+    def _of(self, name: str, members: Sequence[int]) -> Comm:
+        key = tuple(members)
+        if key not in self._known:
+            self._known[key] = self._parts.meet(name, key)
+        return self._known[key]
+
+    def _others(self) -> list[int]:
+        """The ranks with other blocks, in the order of these."""
+        mine = self._places[self._parts.rank]
+        return [rank for rank, place in enumerate(self._places) if place.replica == mine.replica]
+
+    def _replicas(self) -> list[int]:
+        """The ranks that have the same experts."""
+        mine = self._places[self._parts.rank]
+        return [rank for rank, place in enumerate(self._places) if place.block == mine.block]
+
+    def of_blocks(self) -> BlockRanks:
+        from ronde.strategies.blocks import BlockRanks
+
+        mesh, parts, experts = self._mesh, self._parts, self._experts
+        replicas = self._replicas()
+        beside = experts > 1 and mesh.degree("tensor") * mesh.degree("pipeline") > 1
+        return BlockRanks(
+            rows=parts.rows,
+            group=self._of("blocks", self._others()),
+            everybody=parts.everybody,
+            places=self._places,
+            row_ranks=mesh.members(parts.rank, "data", "context"),
+            replica_group=self._of("replicas", replicas) if experts > 1 and len(replicas) > 1 else None,
+            copies=[self._copy(rank) for rank in range(mesh.ranks)] if beside else None,
+            sequences=self._sequences,
+        )
+
+    def _copy(self, rank: int) -> Place:
+        """A rank's place for parameters that are no experts': all neighbours have the same of them."""
+        stage, block = (self._mesh.coordinate(rank, axis) for axis in _CUT_MODELS)
+        of_stage = self._experts * self._mesh.degree("tensor")
+        return Place(stage * of_stage + block, self._rows[rank], self._rows[rank])
+
+    def of_mixtures(self) -> MixtureRanks:
+        from ronde.strategies.mixture_calls import MixtureRanks
+
+        mesh = self._mesh
+        stage = set(mesh.members(self._parts.rank, "data", "context", "tensor"))
+        tensor = None
+        if mesh.degree("tensor") > 1:
+            tensor = Context.within_rows(self.along("tensor"), self._sequences)
+        alike = tensor
+        if self._sequences is not None:
+            alike = Context.within_rows(self.along("context", "tensor"))
+        return MixtureRanks(
+            experts=self._of("experts", [rank for rank in self._others() if rank in stage]),
+            together=self._of("stage", sorted(stage)),
+            replicas=len(self._replicas()),
+            tensor=tensor,
+            alike=alike,
+            sequences=self._sequences,
+            in_stages=mesh.degree("pipeline") > 1,
+        )

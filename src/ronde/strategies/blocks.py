@@ -31,9 +31,11 @@ from ronde.strategies.homes import homes
 from ronde.strategies.parts import Parts
 from ronde.strategies.sharded_state import ShardedState
 from ronde.strategies.zero import is_worth_sharding
+from ronde.sync.averaging.protocol import average_gradients
 from ronde.sync.home import Home, OnDevice
 from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.tensor.context import Context, Region
+from ronde.tensor.tensor_table import TensorTable
 
 __all__ = ["BlockRanks", "Cutting", "ModelBlocks", "Reduced"]
 
@@ -128,6 +130,8 @@ class ModelBlocks:
         self._reducer, self._cutting = reducer, cutting
         self._axis = plan.state.on(ranks.rows.world_size)
         self._home, home_of_shards = homes(self._axis)
+        # Leaves that the reducer leaves alone.
+        self._alone: TensorTable[bool] = TensorTable()
         # A group of its own, in which the model's cut values are whole: nothing of the batch is cut there.
         self.comm = Context.within_rows(ranks.group, ranks.sequences)
         partition, find = cutting.partition, self._built_whole(cutting.find)
@@ -169,7 +173,7 @@ class ModelBlocks:
             building=Building(self.comm, self._built.cut_new),
         )
         reducer.instead_of = self._leaf_of
-        reducer.on_averaged = self.gradients.end_backward
+        reducer.on_averaged = self._end_backward
         reducer.beside = self.gradients.beside
         if cutting.reduces is Reduced.ALL:
             reducer.encoded = self._encoded
@@ -299,6 +303,15 @@ class ModelBlocks:
         with self.state.around_backward():
             yield
 
+    def _end_backward(self) -> None:
+        """What the reducer averages is there: average what it does not, over its replicas."""
+        group = self._ranks.replica_group
+        if group is not None:
+            blocks = self.gradients.everywhere(self._ranks.everybody)
+            alone = [block.leaf for block in blocks if not self.is_reduced(block) and block.leaf.numel()]
+            average_gradients(group, alone)
+        self.gradients.end_backward()
+
     def cut_new(self, module: torch.nn.Module) -> None:
         """Cut what is new in a module. A collective."""
         built = [each for each in module.parameters() if self._built.own(each) is not None]
@@ -340,6 +353,8 @@ class ModelBlocks:
         else:
             leaf = part.view(shape).detach()
         block = self.gradients.add_block(parameter, spec, part, leaf)
+        if not self.is_reduced(block):
+            self._alone.set(leaf, True)
         self.gradients.take_part(parameter)
         if self._reducer.averages(leaf):
             self._reducer.adopt(leaf, optimizer)
@@ -391,6 +406,8 @@ class ModelBlocks:
         return gradient if rows.world_size == 1 else rows.all_reduce(gradient).div_(rows.world_size)
 
     def _leaf_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        if parameter in self._alone:
+            return parameter
         block = self.gradients.block(parameter)
         return None if block is None else block.leaf
 

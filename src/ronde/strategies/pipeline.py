@@ -23,12 +23,15 @@ from ronde.patching.patches import Patches
 from ronde.plan.compute import Schedule
 from ronde.plan.cuts import cuts_by_pattern
 from ronde.plan.schedule import chunks_of
+from ronde.policies.expert import expert_specs
+from ronde.policies.expert_structure import Mixture, modules_of
 from ronde.policies.pipeline import pipeline_specs, sparse_weights, stage_of, stages_of
 from ronde.policies.stages import Stages
 from ronde.policies.tensor_structure import placements
 from ronde.shards.dim_cut import DimCut
 from ronde.shards.partition import Partition, by_kind
-from ronde.strategies.blocks import BlockRanks, Cutting, ModelBlocks
+from ronde.strategies.blocks import BlockRanks, Cutting, ModelBlocks, Reduced
+from ronde.strategies.mixture_calls import MixtureCalls, MixtureRanks
 from ronde.strategies.parts import Parts
 from ronde.strategies.strategy import Strategy
 from ronde.strategies.uncut_models import UncutModels
@@ -44,9 +47,10 @@ class PipelineStrategy(Strategy):
     Args:
         ranks: `group` has all other blocks, of this stage and of others.
         pipeline: the pipeline group, of the ranks that have the same blocks of other stages.
-        tensor: the ranks that have other blocks of the same stage; None where a stage is one rank's.
+        tensor: the ranks that have other blocks of the same matrices; None where these are whole.
         sequences: cuts sequences inside of calls; None where they are whole.
         back: the ranks of the pipeline group, for gradients, where a rank has several chunks.
+        of_mixtures: the ranks of a stage's mixtures; None where experts are not spread.
 
     Attributes:
         pipeline: carries a model's call out.
@@ -62,19 +66,28 @@ class PipelineStrategy(Strategy):
         tensor: Comm | None = None,
         sequences: Sequences | None = None,
         back: Comm | None = None,
+        of_mixtures: MixtureRanks | None = None,
     ) -> None:
         plan = parts.plan
         self._plan, self._script, self._note = plan, parts.context, parts.note
         self._recompute, self._reducer = parts.recompute, parts.reducer
         self._partition = Partition()
-        self._of_stage = 1 if tensor is None else tensor.world_size
+        self._of_stage = ranks.group.world_size // pipeline.world_size
         self._override = cuts_by_pattern(plan.mesh.cuts)
         self._uncut = UncutModels(plan.item("tensor"))
         item = plan.item("pipeline")
         # A stage uses whole parameters when no other does.
-        cutting = Cutting(partition=self._partition, find=self._find, item=item, cuts_whole=False)
+        cutting = Cutting(
+            partition=self._partition,
+            find=self._find,
+            item=item,
+            reduces=Reduced.ALL if of_mixtures is None else Reduced.COPIES,
+            cuts_whole=False,
+        )
         found = self._blocks = ModelBlocks(parts, ranks, cutting)
         self.state = found.state
+        self._mixtures = None if of_mixtures is None else MixtureCalls(parts, of_mixtures, found)
+        self._tensor = tensor
         self._stand_ins: StandIns | None = None
         if tensor is not None:
             within = Context.within_rows(tensor, ranks.sequences)
@@ -91,33 +104,60 @@ class PipelineStrategy(Strategy):
         for weight in sparse:
             self._reducer.adopt_sparse(weight)
         cuts: dict[int, DimCut] = {}
-        if self._stand_ins is not None:
-            found = placements(model, self._of_stage, self._override)
+        if self._tensor is not None:
+            found = placements(model, self._tensor.world_size, self._override)
             self._uncut.tell(model, found)
             cuts = {id(each.parameter): each.cut for each in found if each.cut is not None}
         stages = self._cut_into_stages(model)
         count, known = self._stages.world_size, self._partition
+        experts = list(self._spread_experts(model, stages))
         whole = {id(weight) for weight in sparse}
         for tensor, spec in pipeline_specs(stages, count, known, self._of_stage, cuts, whole):
             known.decide(tensor, spec)
         # Stages by turns: what is spread evenly until then does not come to one rank first.
         owned = [[each for each in unit.parameters if self._is_owned(each)] for unit in stages.by_turns]
-        return [members for unit in owned for members in by_kind(unit)]
+        return [*(members for unit in owned for members in by_kind(unit)), *experts]
+
+    def _spread_experts(self, model: torch.nn.Module, stages: Stages) -> Iterator[list[torch.Tensor]]:
+        """Decide on the experts of the mixtures that one stage has; those of an expert are a unit."""
+        for mixture in self._mixtures_of(model):
+            stage = stages.stage_of(mixture.parameters[0][0])
+            if self._mixtures is None or stage is None:
+                continue
+            self._mixtures.take(mixture)
+            for tensor, spec in expert_specs(mixture, self._of_stage, stage, self._stages.world_size):
+                self._partition.decide(tensor, spec)
+            yield from mixture.units
+
+    def _mixtures_of(self, model: torch.nn.Module) -> list[Mixture]:
+        return [] if self._mixtures is None else self._mixtures.found_in(model)
 
     def _is_owned(self, tensor: torch.Tensor) -> bool:
-        return stage_of(tensor, self._partition, self._of_stage) != -1
+        """Whether one stage has a parameter, which is of no expert that one rank of it has."""
+        alone = self._mixtures is not None and self._mixtures.has(tensor)
+        return not alone and stage_of(tensor, self._partition, self._of_stage) != -1
 
     def install(self, patches: Patches) -> None:
         self._blocks.install(patches)
+        if self._mixtures is not None:
+            self._mixtures.install(patches)
         refuse_lone_gradients(patches, self._blocks.has, self._plan.item("pipeline"))
 
     @contextmanager
     def around_call(self, module: torch.nn.Module) -> Iterator[None]:
         blocks = self._blocks
         blocks.cut_new(module)
-        whole = self._script.region is Region.REPLICATED or blocks.computes_whole
-        with blocks.whole_call(module) if whole else blocks.cut_call(module):
+        apart = self._is_of_mixture(module)
+        whole = apart or self._script.region is Region.REPLICATED or blocks.computes_whole
+        with (
+            nullcontext() if self._mixtures is None or not apart else self._mixtures.left_out(),
+            blocks.whole_call(module) if whole else blocks.cut_call(module),
+        ):
             yield
+
+    def _is_of_mixture(self, module: torch.nn.Module) -> bool:
+        """Whether a module is called that no stage has for itself: a model in parts calls a mixture."""
+        return self._mixtures is not None and self._mixtures.is_part(module)
 
     @contextmanager
     def around_backward(self) -> Iterator[None]:
@@ -156,6 +196,7 @@ class PipelineStrategy(Strategy):
 
     def notes(self) -> list[str]:
         asked, notes = self._plan.item("schedule"), self._uncut.notes()
+        notes += [] if self._mixtures is None else self._mixtures.notes()
         for model in [step.model for step in self._steps if step.took_effect]:
             if self.stages(model).chunks < chunks_of(self._schedule):
                 notes.append(
@@ -180,10 +221,13 @@ class PipelineStrategy(Strategy):
         return found
 
     def _cut_into_stages(self, model: torch.nn.Module) -> Stages:
+        if self._is_of_mixture(model):
+            return Stages((), ())
         # Without a step of ronde's each micro-batch would go around the ranks before the next begins.
         by_turns = any(step.model is model for step in self._steps)
         chunks = chunks_of(self._schedule) if by_turns else 1
-        stages = stages_of(model, self._stages.world_size, self._partition, self._of_stage, chunks)
+        closed = modules_of(self._mixtures_of(model))
+        stages = stages_of(model, self._stages.world_size, self._partition, self._of_stage, chunks, closed)
         self._known[model] = stages
         return stages
 
@@ -193,6 +237,8 @@ class PipelineStrategy(Strategy):
         return None if block is None else gradients.demand(block, gradient=parameter.requires_grad)
 
     def stand_in(self, parameter: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor | None:
+        if self._mixtures is not None and self._mixtures.has(parameter):
+            return self._mixtures.stand_in(parameter, leaf)
         block = self._blocks.gradients.block(parameter)
         if self._stand_ins is None or block is None or block.spec.cut is None or not leaf.numel():
             return leaf if leaf.shape == parameter.shape else None

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 
 from ronde.modules.calls import Calls
-from ronde.modules.model_edge import Spread, WithLoss
+from ronde.modules.model_edge import WithLoss
 from ronde.modules.sharded_call import Way
 from ronde.patching.patches import Patches
 from ronde.strategies.rows import RowStrategy
@@ -38,7 +38,6 @@ class Strategies:
         way: carries out a model's call on this rank's rows.
         cuts_calls: the way has parts of models or of samples on ranks, whatever rows these have.
         rows: the one of these that spreads rows of embeddings; None without.
-        spread: carries out calls of modules that ranks compute together, within a model that runs in parts.
         schedule: of steps in one call.
         with_loss: given the script's calls, carries out those of models that compute their loss; None where
             these run in parts.
@@ -50,7 +49,6 @@ class Strategies:
     way: Way
     cuts_calls: bool = False
     rows: RowStrategy | None = None
-    spread: Spread | None = None
     schedule: Schedule = by_script
     with_loss: Callable[[Calls, Any], WithLoss] | None = None
     sends_gradients: bool = False
