@@ -239,8 +239,10 @@ class Pipeline:
         token = torch.zeros((), device=device, requires_grad=True)
         start = CallStart(token, {}, LookUps(), self._sequences)
         routes = [self._route(call, given) for given in pieces]
-        for piece, (route, given) in enumerate(zip(routes, pieces, strict=True)):
-            if not route.learnt:
+        # Ranks of a stage may meet in a micro-batch, so all learn those that one does not know.
+        unknown = call.context.comm.votes([not route.learnt for route in routes])
+        for piece, (route, given, learns) in enumerate(zip(routes, pieces, unknown, strict=True)):
+            if learns:
                 run = PieceOfCall(self._both, stages, route, start, device, self._held, self._under_way)
                 with self._drawing(call, whole, piece, last=False):
                     run.carry_out(call, given)

@@ -99,6 +99,8 @@ def _with_cut_models(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
     groups = _Groups(parts, None if context is None else context.group)
     if "pipeline" in names:
         return _with_stages(parts, groups, context)
+    if "expert" in names:
+        from ronde.strategies.expert import ExpertStrategy
 
         cuts: Strategy = ExpertStrategy(parts, groups.of_blocks(), groups.of_mixtures())
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import torch
@@ -45,10 +45,11 @@ class ExpertStrategy(Strategy):
         cutting = Cutting(partition=self._partition, find=self._find, item=item, reduces=reduces)
         self._blocks = ModelBlocks(parts, ranks, cutting)
         self.state = self._blocks.state
-        self._mixtures = MixtureCalls(parts, of_mixtures, self._blocks)
         self._matrices = None
         if self._tensor is not None:
             self._matrices = TensorCalls(parts.context, self._tensor, self._blocks)
+        inside = _nothing if self._matrices is None else self._matrices.inside
+        self._mixtures = MixtureCalls(parts, of_mixtures, self._blocks, inside)
 
     def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
         """Decide on the parameters of a model's experts; those of an expert are a unit."""
@@ -91,3 +92,8 @@ class ExpertStrategy(Strategy):
 
     def notes(self) -> list[str]:
         return self._mixtures.notes()
+
+
+def _nothing(module: torch.nn.Module) -> AbstractContextManager[None]:
+    """Beside experts, modules hold whole parameters."""
+    return nullcontext()

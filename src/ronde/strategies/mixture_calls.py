@@ -77,11 +77,19 @@ class MixtureCalls:
 
     Args:
         blocks: has the experts of this rank.
+        inside: around a mixture's call, has its other modules hold what this rank has of their parameters.
     """
 
-    def __init__(self, parts: Parts, ranks: MixtureRanks, blocks: ModelBlocks) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        ranks: MixtureRanks,
+        blocks: ModelBlocks,
+        inside: Callable[[torch.nn.Module], AbstractContextManager[None]],
+    ) -> None:
         self._script, self._recompute = parts.context, parts.recompute
-        self._ranks, self._blocks, self._everybody = ranks, blocks, parts.everybody
+        self._ranks, self._blocks, self._inside = ranks, blocks, inside
+        self._everybody = parts.everybody
         self._plan = parts.plan
         self._item = parts.plan.item("expert")
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Mixture] = weakref.WeakKeyDictionary()
@@ -362,9 +370,11 @@ class MixtureCalls:
         if not self._ranks.in_stages:
             self._blocks.parameters.rest(keep_last=False)
         if mixture.is_fused:
-            return call_fused(mixture, among, self._leaf, args, kwargs)
+            with self._inside(mixture.module):
+                return call_fused(mixture, among, self._leaf, args, kwargs)
         outputs = self._outputs[mixture.module]
-        with self._blocks.parameters.watched(_refuse_use), self._by_calls(False):
+        watched = self._blocks.parameters.watched(_refuse_use)
+        with self._inside(mixture.module), watched, self._by_calls(False):
             return call_listed(mixture, among, self._leaf, outputs, args, kwargs, self._run)
 
     def _by_calls(self, yes: bool) -> AbstractContextManager[None]:

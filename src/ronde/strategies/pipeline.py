@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn, final
 
 import torch
 
 from ronde.comm.process_group import Comm
 from ronde.modules.calls import Calls
+from ronde.parallel.holding import holding
 from ronde.parallel.loss_inside import LossInside
 from ronde.parallel.pipeline import Pipeline
 from ronde.parallel.pipeline_gradients import refuse_lone_gradients
@@ -86,7 +87,9 @@ class PipelineStrategy(Strategy):
         )
         found = self._blocks = ModelBlocks(parts, ranks, cutting)
         self.state = found.state
-        self._mixtures = None if of_mixtures is None else MixtureCalls(parts, of_mixtures, found)
+        self._mixtures = None
+        if of_mixtures is not None:
+            self._mixtures = MixtureCalls(parts, of_mixtures, found, self._inside)
         self._tensor = tensor
         self._stand_ins: StandIns | None = None
         if tensor is not None:
@@ -243,6 +246,15 @@ class PipelineStrategy(Strategy):
         if self._stand_ins is None or block is None or block.spec.cut is None or not leaf.numel():
             return leaf if leaf.shape == parameter.shape else None
         return self._stand_ins.over(block, leaf)
+
+    def _inside(self, module: torch.nn.Module) -> AbstractContextManager[None]:
+        """Inside, a mixture's modules hold this stage's parameters, but its experts'."""
+        return holding(module, self._of_mixture)
+
+    def _of_mixture(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        leaf = self.leaf(parameter)
+        is_experts = self._mixtures is not None and self._mixtures.has(parameter)
+        return None if leaf is None or is_experts else self.stand_in(parameter, leaf)
 
     def run(self, unit: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self._recompute is None:
