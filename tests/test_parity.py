@@ -396,6 +396,8 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
         said = (*(each for each in said if "GPT2" not in each), *SAID_IN_STAGES)
     if "tensor=2" in plan and script in NOTHING_CUT:
         said += (f"tensor=2 cuts nothing of {NOTHING_CUT[script]}",)
+    if "expert=2" in plan and script == "experts":  # a mixture is one operation there
+        said = ()
     if "expert=2" in plan and script != "experts":
         nothing = (
             "does not spread the experts of MoE" if script == "mixture" else "spreads nothing of Sequential"

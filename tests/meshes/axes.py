@@ -35,7 +35,7 @@ MESHES = {
     "data=2,tensor=2,pipeline=2,expert=2": 8,
     "data=2,pipeline=2,context=2,expert=2": 8,
 }
-"""By mesh the number of ranks. `expert` cuts `data` and `context`, so two ranks of it are `data=2` already."""
+"""By mesh the number of ranks; `expert` cuts `data` and `context`, and adds none."""
 
 VALUES = (
     "zero1",

@@ -37,6 +37,8 @@ SAMPLE = {
     ("expert=2", "sparse=sharded", "mixtral"),
     ("data=2,tensor=2,expert=2", "zero3", "mixtral"),
     ("data=2,tensor=2", "update=local,every=4", "llama"),
+    ("context=2,expert=2", "zero3", "mixtral"),
+    ("data=2,pipeline=2,expert=2", "micro-batches=2,schedule=1f1b", "mixtral"),
 }
 
 

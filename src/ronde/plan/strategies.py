@@ -16,7 +16,7 @@ WORK: dict[StrategyName, str] = {
     "zero": "shards of optimizer state, gradients or parameters, as `state` and `offload` say",
     "context": "sequences are cut inside of calls of models",
     "tensor": "matrices are blocks inside of calls of models, with the shards of `state` within blocks",
-    "pipeline": "a rank carries out its stage, with blocks of `tensor`, experts and shards of `state` within it",
+    "pipeline": "a rank carries out its stage, with blocks, experts and shards of `state` within it",
     "expert": "tokens go to the ranks of their experts, with the shards of `state` within these",
 }
 """By strategy its work on a model."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, final, runtime_checkable
 
-from ronde.patching.torch_internals import current_dispatch_modes
+from ronde.patching.torch_internals import current_dispatch_modes, disable_current_modes
 
 __all__ = ["Onlooker", "onlooker"]
 
@@ -15,7 +15,7 @@ __all__ = ["Onlooker", "onlooker"]
 class Onlooker(Protocol):
     """Looks at each operation of a call, in which all ranks go the same way."""
 
-    def unseen(self) -> AbstractContextManager[None]:
+    def unseen(self) -> AbstractContextManager[object]:
         """Inside, operations are none of the call's; all ranks come there together."""
         ...
 
@@ -32,8 +32,8 @@ class Onlooker(Protocol):
 class _Nobody:
     """Nobody looks on."""
 
-    def unseen(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def unseen(self) -> AbstractContextManager[object]:
+        return disable_current_modes()
 
     def as_one(self, name: str, given: Any, run: Callable[[], Any]) -> Any:
         return run()

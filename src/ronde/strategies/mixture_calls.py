@@ -255,9 +255,7 @@ class MixtureCalls:
         with torch.no_grad():
             return map_leaves(whole, call)
 
-    def _of_all_ranks(
-        self, mixture: Mixture, plain: Callable[..., Any], given: Given
-    ) -> tuple[Any, str]:
+    def _of_all_ranks(self, mixture: Mixture, plain: Callable[..., Any], given: Given) -> tuple[Any, str]:
         """This rank's rows of what one device makes of all tokens; and why it cannot be so cut, or ""."""
         args, kwargs = given.whole()
         with self._script.enter(Region.REPLICATED):
@@ -290,7 +288,9 @@ class MixtureCalls:
             return self._of_all_ranks(mixture, plain, Given.of(self._script.comm, call))[0]
         try:
             like = self._like(call)
-            return self._carried_out(mixture, call, cut=False) if like is None else self._cut(mixture, call, like)
+            if like is None:
+                return self._carried_out(mixture, call, cut=False)
+            return self._cut(mixture, call, like)
         except Cannot as cannot:
             raise self._not_any_more(mixture, str(cannot)) from None
 
@@ -319,7 +319,8 @@ class MixtureCalls:
 
         own = map_leaves(local, call)
         if mixture.module.training not in self._cut_tried.setdefault(mixture.module, set()):
-            self._try_cut(mixture, call, own, like)
+            with onlooker().unseen():
+                self._try_cut(mixture, call, own, like)
             self._cut_tried[mixture.module].add(mixture.module.training)
         size = layout.local_size(sequences.rank)
         with self._entered(mixture, sequences):
@@ -354,7 +355,7 @@ class MixtureCalls:
 
     @contextmanager
     def _entered(self, mixture: Mixture, sequences: Context) -> Iterator[None]:
-        """Inside, parameters beside the experts are used for this rank's tokens: their gradients are summed."""
+        """Inside, parameters beside experts are used for this rank's tokens; their gradients are summed."""
         experts = {id(each) for part in mixture.parts for each in part._parameters.values()}
         with holding(mixture.module, lambda each: None if id(each) in experts else enter(sequences, each)):
             yield

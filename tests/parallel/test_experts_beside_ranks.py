@@ -1,0 +1,98 @@
+"""Experts beside sequences and stages: each rank has its own tokens, and mixtures of its own stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from parallel.cut_models import Ranks, compare
+from parallel.test_experts_ranks import Fused, Listed, train
+from ronde.testing.run_ranks import Rank
+
+
+class Summed(Listed):
+    """What it makes of a token depends on all of its sequence."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + x.mean(1, keepdim=True))
+
+
+class Attending(nn.Module):
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 8)
+        # Without a bias: a key's has no gradient but rounding, which Adam makes a step of.
+        self.qkv = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(3))
+        self.mixture, self.head = kind(), nn.Linear(8, 12)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        q, k, v = (each(x).unsqueeze(1) for each in self.qkv)
+        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(1)
+        return self.head(x + self.mixture(x))
+
+
+class Plain(nn.Module):
+    """Attends nowhere, so sequences are whole."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.embed, self.first, self.second = nn.Embedding(12, 8), kind(), kind()
+        self.head = nn.Linear(8, 12)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        x = x + self.first(x)
+        return self.head(x + self.second(x))
+
+
+def trained(model: type[nn.Module], kind: type[nn.Module], rows: int = 6) -> list[torch.Tensor]:
+    def loss_of(net: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(net(ids).flatten(0, 1), ids.flatten())
+
+    return train(lambda: model(kind), loss_of, rows)
+
+
+@pytest.mark.parametrize("model", [Attending, Plain])
+@pytest.mark.parametrize("kind", [Listed, Fused])
+def test_experts_are_spread_over_ranks_of_a_sequence(
+    two: Ranks, model: type[nn.Module], kind: type[nn.Module]
+) -> None:
+    compare(two, "context=2,expert=2", trained, model, kind)
+
+
+@pytest.mark.parametrize(
+    ("plan", "kind"),
+    [
+        ("pipeline=2,expert=2", Fused),
+        pytest.param("pipeline=2,expert=2", Listed, marks=pytest.mark.soak),
+        pytest.param("pipeline=2,context=2,expert=2,zero2", Fused, marks=pytest.mark.soak),
+        pytest.param("data=2,context=2,expert=4,zero3", Fused, marks=pytest.mark.soak),
+    ],
+)
+@pytest.mark.parametrize("model", [Attending, pytest.param(Plain, marks=pytest.mark.soak)])
+def test_experts_are_spread_within_stages(
+    four: Ranks, plan: str, kind: type[nn.Module], model: type[nn.Module]
+) -> None:
+    compare(four, plan, trained, model, kind)
+
+
+def refused(rank: Rank, plan: str) -> str:
+    with rank.session(plan):
+        try:
+            trained(Attending, Summed)
+        except Exception as error:
+            return str(error)
+    return ""
+
+
+def test_a_mixture_that_looks_at_its_sequence_is_refused(two: Ranks) -> None:
+    said: Any = two(refused, "context=2,expert=2")
+    assert set(said) == {
+        "context=2 cuts sequences over ranks, and what Summed makes of a token depends on others of its "
+        "sequence; take a plan without context"
+    }
