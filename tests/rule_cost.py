@@ -31,6 +31,7 @@ def added(rank: Rank, rounds: int = _ROUNDS, calls: int = _CALLS) -> dict[str, S
 
     from ronde.parallel.sequence_rules import sequence_rules
     from ronde.parallel.tensor_rules import tensor_rules
+    from ronde.parallel.tokens import Tokens
     from ronde.tensor import rules
     from ronde.tensor.global_tensor import wrap
     from ronde.tensor.layout import Layout
@@ -64,12 +65,12 @@ def added(rank: Rank, rounds: int = _ROUNDS, calls: int = _CALLS) -> dict[str, S
         cases: list[tuple[str, torch.Tensor, int, dict[Any, Any], dict[str, Callable[..., object]]]] = [
             ("rows", own, 0, rules.table(), {**anywhere, "sum of a row": lambda x: x.sum(-1)}),
             ("tokens", own, 1, sequence_rules("gather"), {**anywhere, "linear": linear, "layer norm": norm}),
-            ("blocks", own, 2, tensor_rules(), {**anywhere, "split": lambda x: x.split(4, dim=1)}),
+            ("blocks", own, 2, tensor_rules(Tokens("off")), {**anywhere, "split": lambda x: x.split(4, dim=1)}),
             (
                 "heads",
                 heads,
                 1,
-                tensor_rules(),
+                tensor_rules(Tokens("off")),
                 {"attention": lambda x: F.scaled_dot_product_attention(x, x, x)},
             ),
         ]

@@ -26,7 +26,7 @@ def test_ddp_is_shown_whole(capsys: pytest.CaptureFixture[str]):
         "plan           ddp",
         "preset         ddp",
         "mesh           data=4  tensor=1  pipeline=1  context=1  expert=1  tensor-cuts not set"
-        "  context-attention=auto",
+        "  context-attention=auto  sequence-parallel=auto",
         "state          state=replicated  sparse=replicated  servers not set  offload=none",
         "communication  algorithm=auto  compressor=none  compressed=gradient  error-feedback=false"
         "  density not set  threshold not set  low-rank not set  reduction=mean  predivide not set "

@@ -17,6 +17,7 @@ from ronde.trace import run_directory
 
 KEYS = (
     "data, tensor, pipeline, context, expert, tensor-cuts, context-attention, "
+    "sequence-parallel, "
     "state, sparse, servers, offload, "
     "algorithm, compressor, compressed, error-feedback, density, threshold, low-rank, reduction, predivide, "
     "bucket-mb, update, every, adaptive, peers, warm-up, staleness, optimizer-on, precision, "

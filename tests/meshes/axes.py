@@ -53,6 +53,7 @@ VALUES = (
     "micro-batches=4,schedule=interleaved",
     "micro-batches=4,schedule=zero-bubble",
     "context-attention=ring",
+    "sequence-parallel=on",
     "compile=true",
     "sparse=sharded",
     "fp16-allreduce",

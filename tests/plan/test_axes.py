@@ -18,6 +18,7 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
     "mesh": {
         **dict.fromkeys(("data", "tensor", "pipeline", "context", "expert", "tensor-cuts"), ()),
         "context-attention": ("auto", "gather", "ring"),
+        "sequence-parallel": ("auto", "on", "off"),
     },
     "state": {
         "state": ("replicated", "zero1", "zero2", "zero3", "central", "server"),

@@ -31,10 +31,10 @@ def install(patches: Patches, context: Context) -> None:
     plain: Any = torch.utils.checkpoint.checkpoint
 
     def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("use_reentrant") is False and any(map(_has_class, args)):
+            function, args = _with_classes(function, args)
         if context.region is not Region.SCRIPT:
             function = _resuming(context, function)
-        elif kwargs.get("use_reentrant") is False and any(map(_has_class, args)):
-            function, args = _with_classes(function, args)
         return plain(function, *args, **kwargs)
 
     patches.set(torch.utils.checkpoint, "checkpoint", checkpoint)

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from ronde.parallel.ring_attention import Ring, attend
-from ronde.parallel.tensor_rules import dropped, scores, token_rules
+from ronde.parallel.tensor_rules import scores
+from ronde.parallel.token_rules import added, by_token, dropped, looked_up, normalized, token_rules
 from ronde.plan.mesh import ContextAttention
 from ronde.tensor import rules
 from ronde.tensor.context import Context
-from ronde.tensor.edges import gather_data
+from ronde.tensor.edges import Share
 from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, gathered, is_global, localize, of_context
 from ronde.tensor.layout import Layout, joined
 from ronde.tensor.rules import elementwise, shapes
@@ -38,24 +38,6 @@ from ronde.tensor.rules.shapes import split_key
 from ronde.tensor.shard import innermost, order_in_memory
 
 __all__ = ["is_mask", "sequence_rules"]
-
-_Function: Any = torch.autograd.Function
-
-
-class _Gathered(_Function):
-    """Rows of all ranks, of which each uses what it likes: gradients are summed, and each gets its own."""
-
-    @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
-        ctx.context, ctx.layout = context, layout
-        return gather_data(context, local, layout)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        total = ctx.context.comm.all_reduce(gradient.clone(memory_format=torch.contiguous_format))
-        return ctx.layout.take(total, ctx.context.rank), None, None
-
 
 def sequence_rules(way: ContextAttention) -> dict[Any, Rule]:
     """Every rule, keyed by the function that `__torch_function__` is told.
@@ -76,22 +58,6 @@ def sequence_rules(way: ContextAttention) -> dict[Any, Rule]:
     table.update(dict.fromkeys(functions(["addmm"]), added))
     table[F.scaled_dot_product_attention] = functools.partial(attention, way)
     return table
-
-
-def by_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`x [..., in]` times a whole matrix."""
-    x, others = args[0] if args else None, [*args[1:], *kwargs.values()]
-    if (
-        not is_sharded(x, context)
-        or x._layout.dim == x.dim() - 1
-        or any(is_global(each, context) for each in others)
-    ):
-        return NotImplemented
-    if func is not F.linear and (len(others) != 1 or others[0].dim() != 2):
-        return NotImplemented
-    rest = [_entered(context, each) for each in args[1:]]
-    named = {name: _entered(context, each) for name, each in kwargs.items()}
-    return rewrap(x, func(x._local, *rest, **named), x._layout)
 
 
 def beside_masks(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -169,44 +135,6 @@ def summed_over_letters(context: Context, func: Callable[..., Any], args: Any, k
         return NotImplemented
     made = func(equation, x._local, whole)
     return rewrap(x, made, x._layout.at(result.index(cut_letter)))
-
-
-def normalized(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`x`, over its last axes, of which the sequence is none."""
-    x = args[0] if args else None
-    shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else None)
-    if not is_sharded(x, context) or shape is None or x._layout.dim >= x.dim() - len(shape):
-        return NotImplemented
-    rest = [_entered(context, each) for each in args[1:]]
-    named = {name: _entered(context, each) for name, each in kwargs.items()}
-    return rewrap(x, func(x._local, *rest, **named), x._layout)
-
-
-def looked_up(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Rows of a whole table, for tokens."""
-    names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-    given = dict(zip(names, args, strict=False)) | kwargs
-    ids, weight = given.pop("input"), given.pop("weight")
-    # By frequency: that of the whole batch. A norm is written to the table, by each rank its own.
-    if given.get("max_norm") is not None or given.get("scale_grad_by_freq") or given.get("sparse"):
-        return NotImplemented
-    if not is_sharded(ids, context) or is_global(weight, context):
-        return NotImplemented
-    return rewrap(ids, func(ids._local, enter(context, weight), **given), ids._layout)
-
-
-def added(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`bias [out]`, `x [n, in]`, `weight [in, out]`, as Hugging Face's `Conv1D` has it."""
-    if len(args) != 3 or kwargs:
-        return NotImplemented
-    bias, x, weight = args
-    if not is_sharded(x, context) or x._layout.dim != 0 or bias.dim() != 1 or is_global(weight, context):
-        return NotImplemented
-    return rewrap(x, func(enter(context, bias), x._local, enter(context, weight)), x._layout)
-
-
-def _entered(context: Context, value: Any) -> Any:
-    return enter(context, value) if isinstance(value, torch.Tensor) else value
 
 
 def attention(
@@ -374,4 +302,4 @@ def _whole(context: Context, operand: Any, dim: int | None = None) -> torch.Tens
     layout, dim = operand._layout, operand.dim() - 2 if dim is None else dim
     if (layout.dim, layout.outer, layout.inner) != (dim, 1, 1):
         return None
-    return innermost(lambda rows: _Gathered.apply(rows, context, layout), localize(operand), layout.dim)
+    return innermost(lambda rows: Share.apply(rows, context, layout), localize(operand), layout.dim)

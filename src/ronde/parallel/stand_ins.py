@@ -14,10 +14,13 @@ import torch
 from torch import nn
 
 from ronde.errors import UsageError
+from ronde.parallel.tensor_rules import tensor_rules
+from ronde.parallel.tokens import Tokens
+from ronde.plan.mesh import SequenceParallel
 from ronde.shards.block_gradients import Block, BlockGradients
 from ronde.tensor.context import Context
 from ronde.tensor.edges import Gather
-from ronde.tensor.global_tensor import GlobalTensor, Rule, gathered, is_global, wrap
+from ronde.tensor.global_tensor import GlobalTensor, gathered, is_global, wrap
 from ronde.tensor.rules.common import rewrap
 from ronde.tensor.tree import map_leaves
 
@@ -29,7 +32,7 @@ class StandIns:
 
     Args:
         context: of the tensor group.
-        rules: what can be done with blocks.
+        way: in which tokens are cut between products of blocks.
         gradients: knows the blocks.
         own: this rank's elements of a parameter, flat, as they are now; None for one that is whole.
     """
@@ -37,12 +40,13 @@ class StandIns:
     def __init__(
         self,
         context: Context,
-        rules: dict[Any, Rule],
+        way: SequenceParallel,
         gradients: BlockGradients,
         own: Callable[[torch.Tensor], torch.Tensor | None],
     ) -> None:
         self._context = context
-        self._rules = rules
+        self._tokens = Tokens(way)
+        self._rules = tensor_rules(self._tokens)
         self._gradients = gradients
         self._own = own
 
@@ -64,7 +68,7 @@ class StandIns:
                         part._parameters[name] = stand_in  # pyright: ignore[reportArgumentType]
             yield
         finally:
-            self._context.entered = None
+            self._tokens.forget()
             for members, name, parameter, _ in swapped:
                 if isinstance(members.get(name), GlobalTensor):
                     members[name] = parameter
@@ -110,7 +114,7 @@ class StandIns:
 
     def whole(self, output: Any) -> Any:
         """Gather the leaves of what leaves a stage over the ranks of the group."""
-        self._context.entered = None
+        self._tokens.forget()
         return map_leaves(self._whole, output)
 
     def _whole(self, value: Any) -> Any:

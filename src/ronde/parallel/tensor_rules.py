@@ -7,114 +7,117 @@ model that does something else between two matrices is right, and slower.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
-import types
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from ronde.parallel.token_rules import added, by_token, dropped, normalized, token_rules
+from ronde.parallel.tokens import Tokens
 from ronde.parallel.vocabulary import cross_entropy, embedding
 from ronde.patching.torch_internals import safe_softmax
-from ronde.tensor.context import Context, Entered
-from ronde.tensor.edges import SumRanks
-from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, gathered, is_global
+from ronde.tensor.context import Context
+from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, gathered, is_global, localize
 from ronde.tensor.layout import Layout
 from ronde.tensor.rules import elementwise, reductions, rowwise, shapes
-from ronde.tensor.rules.common import enter, functions, is_sharded, local_operand, rewrap
-from ronde.tensor.shard import order_in_memory
+from ronde.tensor.rules.common import functions, is_sharded, local_operand, rewrap
 
-__all__ = ["dropped", "scores", "tensor_rules", "token_rules"]
-
-T = torch.Tensor
+__all__ = ["scores", "tensor_rules"]
 
 
-def tensor_rules() -> dict[Any, Rule]:
-    """Every rule, keyed by the function that `__torch_function__` is told."""
+def tensor_rules(tokens: Tokens) -> dict[Any, Rule]:
+    """Every rule, keyed by the function that `__torch_function__` is told.
+
+    Args:
+        tokens: decides which values have these cut, between products of cut matrices.
+    """
     table: dict[Any, Rule] = {}
     for rules in (elementwise, reductions, rowwise, shapes):
         table.update(rules.rules())
     table.update(token_rules())
     named: list[tuple[str, Rule]] = [
-        ("addmm", addmm),
-        ("matmul", matmul),
-        ("__matmul__", matmul),
-        ("bmm", matmul),
+        ("addmm", functools.partial(addmm, tokens)),
+        ("matmul", functools.partial(matmul, tokens)),
+        ("__matmul__", functools.partial(matmul, tokens)),
+        ("bmm", functools.partial(matmul, tokens)),
         ("baddbmm", baddbmm),
     ]
     for name, rule in named:
         table.update(dict.fromkeys(functions([name]), rule))
-    table[F.linear] = linear
-    table[F.embedding] = embedding
+    table[F.linear] = functools.partial(linear, tokens)
+    table[F.embedding] = functools.partial(embedding, tokens)
+    table[F.layer_norm] = normalized
+    table[F.rms_norm] = normalized
     table[F.cross_entropy] = cross_entropy
     table[F.scaled_dot_product_attention] = attention
     return table
 
 
-def token_rules() -> dict[Any, Rule]:
-    """What moves or draws entries, along whatever axis a tensor is cut."""
-    table: dict[Any, Rule] = {F.dropout: dropout, F.multi_head_attention_forward: by_its_own_body}
-    named: list[tuple[str, Rule]] = [
-        ("split", split),
-        ("chunk", chunk),
-        ("unbind", unbind),
-        ("unflatten", unflatten),
-        ("expand", expand),
-        ("cat", join),
-        ("concat", join),
-    ]
-    for name, rule in named:
-        table.update(dict.fromkeys(functions([name]), rule))
-    return table
-
-
-def linear(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+def linear(
+    tokens: Tokens, context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+) -> Any:
     """`x [..., in]`, `weight [out, in]`, `bias [out]`."""
     given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
     x, weight, bias = given["input"], given["weight"], given.get("bias")
     if not is_sharded(weight, context) or weight.dim() != 2:
-        return NotImplemented
+        return by_token(context, func, (x, weight, bias), {}) if _is_small(weight, x) else NotImplemented
     if weight._layout.dim == 0:
-        return _column(context, x, weight, bias, F.linear)
-    return _row(context, x, weight, bias, F.linear)
+        return _column(tokens, context, x, weight, bias, F.linear)
+    return _row(tokens, context, x, weight, bias, F.linear)
 
 
-def addmm(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+def _is_small(weight: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether it takes fewer bytes to sum a whole matrix's gradient over ranks than to gather `x`."""
+    return 2 * weight.numel() <= x.numel()
+
+
+def addmm(
+    tokens: Tokens, context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+) -> Any:
     """`bias [out]`, `x [n, in]`, `weight [in, out]`, as Hugging Face's `Conv1D` has it."""
     if len(args) != 3 or kwargs:
         return NotImplemented
     bias, x, weight = args
-    if not is_sharded(weight, context) or bias.dim() != 1:
+    if not is_sharded(weight, context):
+        return added(context, func, args, kwargs) if _is_small(weight, x) else NotImplemented
+    if bias.dim() != 1:
         return NotImplemented
     if weight._layout.dim == 1:
-        return _column(context, x, weight, bias, lambda own, matrix, shift: torch.addmm(shift, own, matrix))
-    return _row(context, x, weight, bias, torch.mm)
+        return _column(tokens, context, x, weight, bias, _added, flattened=True)
+    return _row(tokens, context, x, weight, bias, torch.mm)
+
+
+def _added(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.addmm(bias, x, weight)
 
 
 def _column(
-    context: Context, x: Any, weight: GlobalTensor, bias: Any, product: Callable[..., torch.Tensor]
+    tokens: Tokens,
+    context: Context,
+    x: Any,
+    weight: GlobalTensor,
+    bias: Any,
+    product: Callable[..., torch.Tensor],
+    *,
+    flattened: bool = False,
 ) -> GlobalTensor:
     """Each rank has some columns of the result."""
     layout = weight._layout.at(-1)
-    shift = () if bias is None else (local_operand(context, bias, layout),)
-    return rewrap(weight, product(_entered(context, gathered(x)), weight._local, *shift), layout)
-
-
-def _entered(context: Context, x: torch.Tensor) -> torch.Tensor:
-    """Enter `x`; layers that follow one another with the same `x` share one sum of its gradient."""
-    last = context.entered
-    if last is not None and last.given() is x and last.version == x._version and torch.is_grad_enabled():
-        return last.made
-    made = enter(context, x)
-    context.entered = None if made is x else Entered(weakref.ref(x), x._version, made)
-    return made
+    shift = None if bias is None else local_operand(context, bias, layout)
+    made = tokens.columns(context, x, weight, shift, product, flattened=flattened)
+    return rewrap(weight, made, layout)
 
 
 def _row(
-    context: Context, x: Any, weight: GlobalTensor, bias: Any, product: Callable[..., torch.Tensor]
+    tokens: Tokens,
+    context: Context,
+    x: Any,
+    weight: GlobalTensor,
+    bias: Any,
+    product: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
     """Each rank has a summand of the result."""
     wanted = weight._layout.at(x.dim() - 1)
@@ -122,11 +125,12 @@ def _row(
         own = x._local
     else:
         own = cut(context, gathered(x), wanted)
-    total: Any = SumRanks.apply(product(own, weight._local), context)
-    return total if bias is None else total + gathered(bias)
+    return tokens.total(context, product(own, weight._local), weight, gathered(bias))
 
 
-def matmul(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+def matmul(
+    tokens: Tokens, context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+) -> Any:
     """Products of matrices, each by itself on some rank; or of a matrix that is cut along the inner axis."""
     if len(args) != 2 or kwargs:
         return NotImplemented
@@ -136,11 +140,13 @@ def matmul(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[s
     layout = _of_matrices(context, [left, right])
     if layout is not None:
         return _by_matrices(context, torch.matmul, (left, right), layout)
-    if not is_sharded(right, context) or right.dim() != 2:
+    if right.dim() != 2:
         return NotImplemented
+    if not is_sharded(right, context):
+        return by_token(context, func, args, kwargs) if _is_small(right, left) else NotImplemented
     if right._layout.dim == 1:
-        return _column(context, left, right, None, torch.matmul)
-    return _row(context, left, right, None, torch.matmul)
+        return _column(tokens, context, left, right, None, torch.matmul)
+    return _row(tokens, context, left, right, None, torch.matmul)
 
 
 def baddbmm(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -179,7 +185,7 @@ def _by_matrices(
 
 
 def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`scaled_dot_product_attention`, each head by itself: operands `[..., heads, n, width]`."""
+    """`scaled_dot_product_attention`, each head, or row, by itself: operands `[..., heads, n, width]`."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     given = dict(zip(names, args, strict=False)) | kwargs
     query, key, value = (given[name] for name in names[:3])
@@ -189,13 +195,18 @@ def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
         for each in (query, key, value)
         if is_sharded(each, context)
     ]
-    if not cuts or any(layout.dim != -3 or layout.outer != 1 for layout in cuts):
+    if not cuts:
         return NotImplemented
-    # Of grouped queries each group of heads has its own number.
-    if any(each.shape[-3] % cuts[0].rows for each in (query, key, value)):
+    if all(layout.dim == -3 and layout.outer == 1 for layout in cuts):
+        # Of grouped queries each group of heads has its own number.
+        if any(each.shape[-3] % cuts[0].rows for each in (query, key, value)):
+            return NotImplemented
+        own = [_heads(context, each) for each in (query, key, value)]
+        whole = Layout(-3, cuts[0].rows, cuts[0].world_size, 1, query.shape[-3] // cuts[0].rows)
+    elif len(cuts) == 3 and cuts[0].dim < -3 and all(layout == cuts[0] for layout in cuts):
+        own, whole = [localize(each) for each in (query, key, value)], cuts[0]
+    else:
         return NotImplemented
-    heads = [_heads(context, each) for each in (query, key, value)]
-    whole = Layout(-3, cuts[0].rows, cuts[0].world_size, 1, query.shape[-3] // cuts[0].rows)
     if mask is not None:
         if not _spans(mask, whole):
             return NotImplemented
@@ -205,14 +216,13 @@ def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     causal = bool(given.get("is_causal"))
     like = next(each for each in (query, key, value) if is_sharded(each, context))
     if not dropout_p:
-        own: tuple[Any, ...] = (*heads, mask, 0.0, causal)
-        result = F.scaled_dot_product_attention(*own, **options)
+        result = F.scaled_dot_product_attention(*own, mask, 0.0, causal, **options)
         return rewrap(like, result, whole)
     if query.device.type != "cpu" or options.get("enable_gqa"):
         return NotImplemented
-    weights = scores(heads[0], heads[1], mask, causal, options.get("scale"))
-    kept = dropped(like, weights, whole.at(weights.dim() - 3), dropout_p)
-    return rewrap(like, kept @ heads[2], whole)
+    weights = scores(own[0], own[1], mask, causal, options.get("scale"))
+    kept = dropped(like, weights, whole.at(weights.dim() + whole.dim), dropout_p)
+    return rewrap(like, kept @ own[2], whole)
 
 
 def _heads(context: Context, value: Any) -> torch.Tensor:
@@ -241,123 +251,3 @@ def scores(
     elif mask is not None:
         found = found + mask
     return safe_softmax(found, -1)
-
-
-def dropout(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """What one device draws for the whole, of which each rank keeps its own."""
-    given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
-    value, p = given["input"], float(given.get("p", 0.5))
-    if not is_sharded(value, context) or given.get("inplace") or value.device.type != "cpu" or not 0 <= p < 1:
-        return NotImplemented
-    assert value._local is not None
-    if not given.get("training", True) or not p:
-        return value
-    return rewrap(value, dropped(value, value._local, value._layout, p), value._layout)
-
-
-def dropped(like: GlobalTensor, own: torch.Tensor, layout: Layout, p: float) -> torch.Tensor:
-    """Dropout of this rank's part, by its part of the numbers for the whole, drawn as that lies in memory."""
-    order = order_in_memory(own)
-    shape = layout.global_shape(own.shape)
-    noise = torch.empty([shape[dim] for dim in order], dtype=own.dtype, device=own.device)
-    noise = noise.permute([order.index(dim) for dim in range(own.dim())]).bernoulli_(1 - p)
-    return own * layout.take(noise, like._context.rank).div(1 - p)
-
-
-def split(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Along the axis that is cut, matrices behind one another come apart; along others anything does."""
-    given = dict(zip(("value", "sizes", "dim"), args, strict=False)) | kwargs
-    value, dim = given.get("value"), given.get("dim", 0)
-    sizes = next(
-        (given[name] for name in ("sizes", "split_size", "split_size_or_sections") if name in given), None
-    )
-    if not is_sharded(value, context) or not isinstance(dim, int) or sizes is None:
-        return NotImplemented
-    assert value._local is not None
-    layout, place = value._layout, dim % value.dim()
-    if place != layout.dim:
-        return rewrap(value, torch.split(value._local, sizes, place), layout)
-    if isinstance(sizes, int):
-        sizes = [sizes] * (layout.size // sizes) if layout.size % sizes == 0 else []
-    unit = layout.size // layout.outer
-    if sum(sizes) != layout.size or any(size % unit or not size for size in sizes):
-        return NotImplemented
-    pieces = torch.split(
-        value._local, [size // unit * layout.local_size(0) // layout.outer for size in sizes], place
-    )
-    return tuple(
-        rewrap(value, piece, dataclasses.replace(layout, outer=size // unit))
-        for piece, size in zip(pieces, sizes, strict=True)
-    )
-
-
-def chunk(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    given = dict(zip(("input", "chunks", "dim"), args, strict=False)) | kwargs
-    value, count, dim = given.get("input"), given.get("chunks"), given.get("dim", 0)
-    if not is_sharded(value, context) or not isinstance(count, int) or value.shape[dim] % count:
-        return NotImplemented
-    return split(context, torch.split, (value, value.shape[dim] // count, dim), {})
-
-
-def unbind(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    given = dict(zip(("input", "dim"), args, strict=False)) | kwargs
-    value, dim = given.get("input"), given.get("dim", 0)
-    if not is_sharded(value, context):
-        return NotImplemented
-    layout, place = value._layout, dim % value.dim()
-    if place == layout.dim:
-        return NotImplemented
-    assert value._local is not None
-    return rewrap(value, value._local.unbind(place), layout.at(layout.dim - (place < layout.dim)))
-
-
-def unflatten(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    given = dict(zip(("input", "dim", "sizes"), args, strict=False)) | kwargs
-    value, dim, sizes = given.get("input"), given.get("dim"), given.get("sizes")
-    if not is_sharded(value, context) or not isinstance(dim, int) or sizes is None or len(args) > 3:
-        return NotImplemented
-    place, shape = dim % value.dim(), list(value.shape)
-    known = math.prod(size for size in sizes if size != -1)
-    whole = [shape[place] // known if size == -1 else size for size in sizes]
-    return shapes.reshape(context, T.reshape, (value, [*shape[:place], *whole, *shape[place + 1 :]]), {})
-
-
-def expand(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    value, *sizes = args
-    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
-        sizes = list(sizes[0])
-    if not is_sharded(value, context) or kwargs or not all(isinstance(size, int) for size in sizes):
-        return NotImplemented
-    layout = value._layout.at(value._layout.dim - value.dim())
-    if sizes[layout.dim] not in (-1, layout.size):
-        return NotImplemented
-    sizes[layout.dim] = -1
-    assert value._local is not None
-    return rewrap(value, value._local.expand(*sizes), layout)
-
-
-def join(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """As of rows; what is empty, as a cache of keys before its first, adds nothing."""
-    given = dict(zip(("tensors", "dim"), args, strict=False)) | kwargs
-    tensors = given.pop("tensors", None)
-    if not isinstance(tensors, (tuple, list)) or set(given) - {"dim"}:
-        return NotImplemented
-    some = [each for each in tensors if is_sharded(each, context) or tuple(each.shape) != (0,)]
-    return rowwise.join(context, func, (some, given.get("dim", 0)), {})
-
-
-def by_its_own_body(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """A function that torch has composed of others in Python: each of them is asked by itself."""
-    return _body(func)(*args, **kwargs)
-
-
-def _body(func: Any) -> Callable[..., Any]:
-    """The function without its question whether somebody else carries it out."""
-    plain: Any = types.FunctionType(
-        func.__code__,
-        {**func.__globals__, "has_torch_function": lambda _: False},
-        func.__name__,
-        func.__defaults__,
-    )
-    plain.__kwdefaults__ = func.__kwdefaults__
-    return plain

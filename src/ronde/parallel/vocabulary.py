@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ronde.parallel.tokens import Tokens
 from ronde.patching.torch_internals import disable_current_modes
 from ronde.tensor.context import Context
 from ronde.tensor.edges import SumRanks
@@ -21,7 +22,9 @@ from ronde.tensor.rules.common import is_sharded, rewrap
 __all__ = ["cross_entropy", "embedding"]
 
 
-def embedding(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+def embedding(
+    tokens: Tokens, context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+) -> Any:
     """`ids [...]` and `weight [rows, width]`, cut along either.
 
     Raises:
@@ -35,6 +38,8 @@ def embedding(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
         return NotImplemented
     own = weight._local
     assert own is not None
+    if weight._layout.outer != 1:
+        return NotImplemented
     if weight._layout.dim == 1:
         return rewrap(weight, F.embedding(ids, own, padding), weight._layout.at(-1))
     rows, start = weight.shape[0], context.rank * own.shape[0]
@@ -44,7 +49,7 @@ def embedding(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     padding = None if padding is None else padding % rows - start
     mine = padding if padding is not None and 0 <= padding < own.shape[0] else None
     found = F.embedding(torch.where(here, ids - start, 0), own, mine)
-    return SumRanks.apply(torch.where(here.unsqueeze(-1), found, 0), context)
+    return tokens.looked_up(context, torch.where(here.unsqueeze(-1), found, 0), weight)
 
 
 def cross_entropy(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from ronde.plan.cuts import Cuts
 from ronde.plan.key import Integer, Spelled, check_fields, choice
 
-__all__ = ["ContextAttention", "Mesh"]
+__all__ = ["ContextAttention", "Mesh", "SequenceParallel"]
 
 ContextAttention = Literal["auto", "gather", "ring"]
+SequenceParallel = Literal["auto", "on", "off"]
 _DEGREE = Integer(at_least=1)
 
 
@@ -29,6 +30,8 @@ class Mesh:
             is recognised of a model.
         context_attention: how ranks of a sequence attend to each other's keys: gathered, or one rank's at a
             time; `auto` takes what needs less memory.
+        sequence_parallel: whether ranks of a tensor group have some tokens each between cut matrices; `auto`
+            where values are large.
     """
 
     data: Annotated[int | None, Spelled("data", Integer(at_least=1, open_word="auto"))] = None
@@ -38,6 +41,9 @@ class Mesh:
     expert: Annotated[int, Spelled("expert", _DEGREE)] = 1
     cuts: Annotated[str | None, Spelled("tensor-cuts", Cuts())] = None
     context_attention: Annotated[ContextAttention, Spelled("context-attention", choice(ContextAttention))] = (
+        "auto"
+    )
+    sequence_parallel: Annotated[SequenceParallel, Spelled("sequence-parallel", choice(SequenceParallel))] = (
         "auto"
     )
 

@@ -95,6 +95,9 @@ def _refinements(plan: Values) -> Iterator[str]:
     if plan.mesh.context_attention != "auto" and plan.mesh.context == 1:
         item = plan.item("context-attention")
         yield _contradiction(item, "context=1", f"context=2,{item}")
+    if plan.mesh.sequence_parallel != "auto" and plan.mesh.tensor == 1:
+        item = plan.item("sequence-parallel")
+        yield _contradiction(item, "tensor=1", f"tensor=2,{item}")
     if plan.compute.compile and plan.compute.recompute != "none":
         remedy = f"compile=false,{plan.item('recompute')}"
         yield _contradiction("compile=true", plan.item("recompute"), remedy)

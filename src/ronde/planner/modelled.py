@@ -31,6 +31,7 @@ PRICED: Mapping[str, str] = {
 NOT_MODELLED: Mapping[str, str] = {
     "tensor-cuts": "half of each large matrix is assumed to be cut by columns, half by rows",
     "context-attention": "keys are assumed to be gathered; a ring sends as many bytes, in pieces",
+    "sequence-parallel": "activations between cut matrices are assumed to be whole, and summed",
     "density": "a thousandth is assumed",
     "threshold": "how many elements are above it depends on the gradients; two bits travel for each",
     "low-rank": "two columns are assumed",

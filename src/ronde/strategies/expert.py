@@ -45,9 +45,9 @@ class ExpertStrategy(Strategy):
         cutting = Cutting(partition=self._partition, find=self._find, item=item, reduces=reduces)
         self._blocks = ModelBlocks(parts, ranks, cutting)
         self.state = self._blocks.state
-        self._matrices = None
+        self._matrices, way = None, parts.plan.mesh.sequence_parallel
         if self._tensor is not None:
-            self._matrices = TensorCalls(parts.context, self._tensor, self._blocks)
+            self._matrices = TensorCalls(parts.context, self._tensor, self._blocks, way)
         inside = _nothing if self._matrices is None else self._matrices.inside
         self._mixtures = MixtureCalls(parts, of_mixtures, self._blocks, inside)
 

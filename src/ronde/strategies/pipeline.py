@@ -19,7 +19,6 @@ from ronde.parallel.pipeline_piece import UsedElsewhere
 from ronde.parallel.sequences import Sequences
 from ronde.parallel.stand_ins import StandIns
 from ronde.parallel.step_by_turns import StepByTurns
-from ronde.parallel.tensor_rules import tensor_rules
 from ronde.patching.patches import Patches
 from ronde.plan.compute import Schedule
 from ronde.plan.cuts import cuts_by_pattern
@@ -94,7 +93,10 @@ class PipelineStrategy(Strategy):
         self._stand_ins: StandIns | None = None
         if tensor is not None:
             within = Context.within_rows(tensor, ranks.sequences)
-            self._stand_ins = StandIns(within, tensor_rules(), found.gradients, found.parameters.latest)
+            way = plan.mesh.sequence_parallel
+            # Units hand on whole values, so that a residual would be cut and gathered in each of them.
+            way = "off" if way == "auto" else way
+            self._stand_ins = StandIns(within, way, found.gradients, found.parameters.latest)
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Stages] = weakref.WeakKeyDictionary()
         self._schedule: Schedule = plan.compute.schedule or "gpipe"
         self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self, self._schedule, sequences, back)

@@ -43,7 +43,7 @@ class TensorStrategy(Strategy):
         cutting = Cutting(partition=self._partition, find=self._find, item=item)
         found = self._blocks = ModelBlocks(parts, ranks, cutting)
         self.state = found.state
-        self.calls = TensorCalls(parts.context, found.comm, found)
+        self.calls = TensorCalls(parts.context, found.comm, found, plan.mesh.sequence_parallel)
 
     def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
         """Decide on the parameters of a model; each that is cut is a unit of its own."""

@@ -11,8 +11,8 @@ import torch
 
 from ronde.parallel.block_autograd import reach_blocks
 from ronde.parallel.stand_ins import StandIns
-from ronde.parallel.tensor_rules import tensor_rules
 from ronde.patching.patches import Patches
+from ronde.plan.mesh import SequenceParallel
 from ronde.strategies.blocks import ModelBlocks
 from ronde.tensor.context import Context
 
@@ -26,16 +26,17 @@ class TensorCalls:
     Args:
         script: the context of the script.
         group: that of the tensor group.
+        way: in which tokens are cut between products of blocks.
 
     Attributes:
         stand_ins: puts blocks into modules.
     """
 
-    def __init__(self, script: Context, group: Context, blocks: ModelBlocks) -> None:
+    def __init__(self, script: Context, group: Context, blocks: ModelBlocks, way: SequenceParallel) -> None:
         self._script, self._blocks = script, blocks
         # Models that have been called with a graph.
         self._called: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self.stand_ins = StandIns(group, tensor_rules(), blocks.gradients, blocks.parameters.latest)
+        self.stand_ins = StandIns(group, way, blocks.gradients, blocks.parameters.latest)
 
     def install(self, patches: Patches) -> None:
         reach_blocks(patches, self._script, self.stand_ins, self._in_backward)

@@ -19,7 +19,7 @@ from ronde.patching.torch_internals import current_graph_task_id, forward_ad_lev
 from ronde.tensor.layout import Layout
 from ronde.trace.step_clock import StepClock
 
-__all__ = ["Context", "Entered", "Region", "Standing", "carries_tangents", "in_transform"]
+__all__ = ["Context", "Region", "Standing", "carries_tangents", "in_transform"]
 
 
 class Region(enum.Enum):
@@ -57,21 +57,6 @@ class Standing:
     resuming: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Entered:
-    """A replicated value as it is used on shards.
-
-    Attributes:
-        given: the value, unless it is gone.
-        version: of the value then.
-        made: what is used.
-    """
-
-    given: weakref.ref[torch.Tensor]
-    version: int
-    made: torch.Tensor
-
-
 class Context:
     """The ranks among which tensors are cut, and this rank's standing; one per session.
 
@@ -93,7 +78,6 @@ class Context:
         attempting: such a thing is under way, and the script would catch what it raises.
         averages_leaves: gradients of leaves that enter shards whole become their mean over ranks by `adopt`.
         cuts_rows: what is cut is a batch, along its rows; else values inside of models.
-        entered: the last value that entered shards of a layer, perhaps used by the next layer too.
         outer: of values whose shards this context's values may be; None where there is no such context.
     """
 
@@ -117,7 +101,6 @@ class Context:
         self.together: Callable[[Callable[[], Any]], Any] | None = None
         self.attempt: Callable[..., Any] = _do
         self.attempting = False
-        self.entered: Entered | None = None
         self.outer: Context | None = None
         self._thread = threading.get_ident()
         self._reader: Callable[[], threading.Thread | None] = lambda: None

@@ -15,6 +15,10 @@ the true ones: there `Context.weight` is 1 in the place of W, and Leave is the s
     Leave         mean over ranks                  identity averaged (Enter)
     SumRanks      shard's sum -> whole sum         times W
     SyncSum       all-reduce among shards          all-reduce among shards
+    Scatter       summands -> this rank's rows     all-gather (Share)
+    Share         rows -> whole value on shards    reduce-scatter (Scatter)
+
+Scatter is Slice after SumRanks, and Share is Enter after Gather, with half of their bytes: the factors cancel.
 """
 
 from __future__ import annotations
@@ -30,7 +34,10 @@ from ronde.tensor.context import Context
 from ronde.tensor.deferred import DeferredScalar, defer, resolve
 from ronde.tensor.layout import Layout, memory_order
 
-__all__ = ["Enter", "Gather", "Leave", "Slice", "SumRanks", "SyncSum", "gather_data", "sum_ranks_deferred"]
+__all__ = [
+    "Enter", "Gather", "Leave", "Scatter", "Share", "Slice", "SumRanks", "SyncSum", "gather_data",
+    "sum_ranks_deferred",
+]  # fmt: skip
 
 
 def gather_data(context: Context, local: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -212,3 +219,42 @@ class SyncSum(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return SyncSum.apply(grads[0], ctx.context), None
+
+
+class Scatter(Function):
+    """Summands on all ranks become this rank's rows of their sum."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
+        ctx.context, ctx.layout = context, layout
+        return _scatter_data(context, value, layout)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return Share.apply(grads[0], ctx.context, ctx.layout), None, None
+
+
+class Share(Function):
+    """Shards become the whole value, of which each rank makes something else."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
+        ctx.context, ctx.layout = context, layout
+        return gather_data(context, local, layout)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return Scatter.apply(grads[0], ctx.context, ctx.layout), None, None
+
+
+def _scatter_data(context: Context, value: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """This rank's rows of the sum over ranks, without a graph; they lie in memory as the summands do."""
+    _check_thread(context)
+    order = memory_order(value)
+    dense, cut = value.detach().permute(order), layout.at(order.index(layout.dim))
+    pieces = [cut.take(dense, rank) for rank in range(context.world_size)]
+    own = pieces[context.rank].new_empty(pieces[context.rank].shape)
+    if not isinstance(value, FakeTensor):
+        flat = [[piece.reshape(-1)] for piece in pieces]
+        context.comm.reduce_scatter_async(own.view(-1), flat).wait()
+    return own.permute([order.index(dim) for dim in range(value.dim())])

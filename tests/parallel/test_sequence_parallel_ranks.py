@@ -1,0 +1,160 @@
+"""Between cut products ranks of a tensor group have some tokens each: one device's numbers, fewer bytes kept."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+import torch.utils.checkpoint
+
+from parallel import cut_models
+from parallel.cut_models import D, Ranks
+from ronde.testing.run_ranks import Rank
+from ronde.tensor.global_tensor import GlobalTensor
+
+ROWS, TOKENS, WIDTH, WORDS = 6, 8, 16, 24
+ON = "tensor=2,sequence-parallel=on"
+
+
+class Conv1D(nn.Module):
+    """Hugging Face's: a matrix `[in, out]`, on tokens that are flattened."""
+
+    def __init__(self, out: int, given: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(given, out) * 0.2), nn.Parameter(torch.zeros(out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+        return made.view(*x.size()[:-1], self.weight.shape[1])
+
+
+class ByHand(nn.Module):
+    """RMSNorm as models write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kind, x = x.dtype, x.to(torch.float64)
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).to(kind)
+
+
+class Block(nn.Module):
+    def __init__(self, norm: Callable[[], nn.Module], *, flat: bool, dropout: float, again: bool) -> None:
+        super().__init__()
+        self.again = again
+        self.ln_1, self.ln_2 = norm(), norm()
+        linear = (lambda given, out: Conv1D(out, given)) if flat else nn.Linear
+        self.c_attn, self.c_proj = linear(WIDTH, 3 * WIDTH), linear(WIDTH, WIDTH)
+        self.c_fc, self.c_out = linear(WIDTH, 4 * WIDTH), linear(4 * WIDTH, WIDTH)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False) if self.again else self.body(x)
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            each.view(*x.shape[:2], 4, -1).transpose(1, 2) for each in self.c_attn(self.ln_1(x)).split(WIDTH, 2)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.drop(self.c_proj(y.transpose(1, 2).reshape(*x.shape[:2], WIDTH)))
+        return x + self.drop(self.c_out(F.gelu(self.c_fc(self.ln_2(x)))))
+
+
+class Language(nn.Module):
+    def __init__(
+        self,
+        norm: Callable[[], nn.Module] = lambda: nn.LayerNorm(WIDTH),
+        *,
+        flat: bool = False,
+        dropout: float = 0.0,
+        again: bool = False,
+        layers: int = 2,
+        words: int = WORDS,
+    ) -> None:
+        super().__init__()
+        self.wte, self.wpe, self.drop = nn.Embedding(words, WIDTH), nn.Embedding(TOKENS, WIDTH), nn.Dropout(dropout)
+        self.h = nn.ModuleList(Block(norm, flat=flat, dropout=dropout, again=again) for _ in range(layers))
+        self.ln_f, self.lm_head = norm(), nn.Linear(WIDTH, words, bias=False)
+        self.lm_head.weight = self.wte.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.wte(ids) + self.wpe(torch.arange(ids.shape[1])))
+        for block in self.h:
+            x = block(x)
+        return self.lm_head(self.ln_f(x))
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "plain": Language,
+    "dropout": functools.partial(Language, dropout=0.2),
+    "flat": functools.partial(Language, flat=True),
+    "by hand": functools.partial(Language, ByHand),
+    "again": functools.partial(Language, again=True, dropout=0.2),
+    "odd words": functools.partial(Language, flat=True, words=WORDS + 1),
+    "few rows": Language,
+}
+
+
+def train(name: str) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    model, draw = MODELS[name]().to(D), torch.Generator().manual_seed(2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    rows = 3 if name == "few rows" else ROWS
+    told: list[torch.Tensor] = []
+
+    def loss_of(rows: int) -> torch.Tensor:
+        ids = torch.randint(0, WORDS, (rows, TOKENS), generator=draw)
+        return F.cross_entropy(model(ids).flatten(0, 1), ids.roll(-1, 1).flatten())
+
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = loss_of(rows + step % 2 * rows)
+        loss.backward()
+        told += [nn.utils.clip_grad_norm_(model.parameters(), 0.5).clone(), loss.detach().clone()]
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        told.append(loss_of(rows).clone())
+    return told + [value.clone() for value in model.state_dict().values()]
+
+
+def on_ranks(rank: Rank, plan: str, work: Callable[..., Any], *args: Any) -> Any:
+    with rank.session(plan):
+        return work(*args)
+
+
+def compare(ranks: Ranks, plan: str, name: str) -> None:
+    expected = train(name)
+    for found in ranks(on_ranks, plan, train, name):
+        for got, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=() if each in ("flat", "again") else pytest.mark.soak) for each in MODELS])
+def test_a_model_has_the_numbers_of_one_device(two: Ranks, name: str):
+    compare(two, ON, name)
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=() if each == "decoder" else pytest.mark.soak) for each in cut_models.MODELS])
+def test_models_that_do_other_things_too_have_them(two: Ranks, name: str):
+    cut_models.compare(two, ON, cut_models.train, name)
+
+
+NESTED = [
+    "data=2,tensor=2,zero3", "tensor=2,context=2", "tensor=2,pipeline=2,micro-batches=2", "tensor=4",
+    "data=2,tensor=2,recompute=full", "data=2,tensor=2,recompute=selective",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["dropout", "by hand", "flat"])
+@pytest.mark.parametrize("plan", [pytest.param(each, marks=() if "context" in each else pytest.mark.soak) for each in NESTED])
+def test_other_axes_beside_it_change_nothing(four: Ranks, plan: str, name: str):
+    compare(four, f"{plan},sequence-parallel=on", name)
