@@ -65,7 +65,13 @@ def added(rank: Rank, rounds: int = _ROUNDS, calls: int = _CALLS) -> dict[str, S
         cases: list[tuple[str, torch.Tensor, int, dict[Any, Any], dict[str, Callable[..., object]]]] = [
             ("rows", own, 0, rules.table(), {**anywhere, "sum of a row": lambda x: x.sum(-1)}),
             ("tokens", own, 1, sequence_rules("gather"), {**anywhere, "linear": linear, "layer norm": norm}),
-            ("blocks", own, 2, tensor_rules(Tokens("off")), {**anywhere, "split": lambda x: x.split(4, dim=1)}),
+            (
+                "blocks",
+                own,
+                2,
+                tensor_rules(Tokens("off")),
+                {**anywhere, "split": lambda x: x.split(4, dim=1)},
+            ),
             (
                 "heads",
                 heads,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -53,19 +53,24 @@ class Block(nn.Module):
         self.ln_1, self.ln_2 = norm(), norm()
         linear = (lambda given, out: Conv1D(out, given)) if flat else nn.Linear
         self.c_attn, self.c_proj = linear(WIDTH, 3 * WIDTH), linear(WIDTH, WIDTH)
-        self.c_fc, self.c_out = linear(WIDTH, 4 * WIDTH), linear(4 * WIDTH, WIDTH)
+        self.fc1, self.fc2 = linear(WIDTH, 4 * WIDTH), linear(4 * WIDTH, WIDTH)
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False) if self.again else self.body(x)
+        return (
+            torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False)
+            if self.again
+            else self.body(x)
+        )
 
     def body(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (
-            each.view(*x.shape[:2], 4, -1).transpose(1, 2) for each in self.c_attn(self.ln_1(x)).split(WIDTH, 2)
+            each.view(*x.shape[:2], 4, -1).transpose(1, 2)
+            for each in self.c_attn(self.ln_1(x)).split(WIDTH, 2)
         )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.drop(self.c_proj(y.transpose(1, 2).reshape(*x.shape[:2], WIDTH)))
-        return x + self.drop(self.c_out(F.gelu(self.c_fc(self.ln_2(x)))))
+        return x + self.drop(self.fc2(F.gelu(self.fc1(self.ln_2(x)))))
 
 
 class Language(nn.Module):
@@ -80,7 +85,11 @@ class Language(nn.Module):
         words: int = WORDS,
     ) -> None:
         super().__init__()
-        self.wte, self.wpe, self.drop = nn.Embedding(words, WIDTH), nn.Embedding(TOKENS, WIDTH), nn.Dropout(dropout)
+        self.wte, self.wpe, self.drop = (
+            nn.Embedding(words, WIDTH),
+            nn.Embedding(TOKENS, WIDTH),
+            nn.Dropout(dropout),
+        )
         self.h = nn.ModuleList(Block(norm, flat=flat, dropout=dropout, again=again) for _ in range(layers))
         self.ln_f, self.lm_head = norm(), nn.Linear(WIDTH, words, bias=False)
         self.lm_head.weight = self.wte.weight
@@ -138,12 +147,18 @@ def compare(ranks: Ranks, plan: str, name: str) -> None:
             torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", [pytest.param(each, marks=() if each in ("flat", "again") else pytest.mark.soak) for each in MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=() if each in ("flat", "again") else pytest.mark.soak) for each in MODELS],
+)
 def test_a_model_has_the_numbers_of_one_device(two: Ranks, name: str):
     compare(two, ON, name)
 
 
-@pytest.mark.parametrize("name", [pytest.param(each, marks=() if each == "decoder" else pytest.mark.soak) for each in cut_models.MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=() if each == "decoder" else pytest.mark.soak) for each in cut_models.MODELS],
+)
 def test_models_that_do_other_things_too_have_them(two: Ranks, name: str):
     cut_models.compare(two, ON, cut_models.train, name)
 
@@ -155,6 +170,64 @@ NESTED = [
 
 
 @pytest.mark.parametrize("name", ["dropout", "by hand", "flat"])
-@pytest.mark.parametrize("plan", [pytest.param(each, marks=() if "context" in each else pytest.mark.soak) for each in NESTED])
+@pytest.mark.parametrize(
+    "plan", [pytest.param(each, marks=() if "context" in each else pytest.mark.soak) for each in NESTED]
+)
 def test_other_axes_beside_it_change_nothing(four: Ranks, plan: str, name: str):
     compare(four, f"{plan},sequence-parallel=on", name)
+
+
+def kept(model: nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """A loss, and the bytes that are kept for its backward, without parameters."""
+    found: dict[int, int] = {}
+
+    def saved(value: torch.Tensor) -> torch.Tensor:
+        own = value._local if isinstance(value, GlobalTensor) else value
+        assert own is not None
+        if own.grad_fn is not None or not own.requires_grad:
+            found[own.untyped_storage().data_ptr()] = own.untyped_storage().nbytes()
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(saved, lambda value: value):
+        loss = model(ids).sum()
+    return loss, sum(found.values())
+
+
+def made(layers: int) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(1)
+    ids = torch.arange(4 * ROWS * TOKENS).view(-1, TOKENS) % WORDS
+    return Language(layers=layers).to(D), ids
+
+
+def moved(rank: Rank, way: str, layers: int) -> tuple[float, int]:
+    """Bytes that a rank sends in a step, as rings do, and that it keeps for backward."""
+    with rank.session(f"tensor={rank.world_size},sequence-parallel={way}") as session:
+        model, ids = made(layers)
+        model(ids).sum().backward()
+        strategy: Any = session.strategies.ordered[0]
+        comm, sent, others = strategy.calls.stand_ins.comm, list[float](), rank.world_size - 1
+        share = others / rank.world_size
+        factors = {"all_reduce": 2 * share, "all_gather": others, "reduce_scatter": share, "wait": 0}
+        comm.listener = lambda name, begun, ended, nbytes: sent.append(factors[name] * nbytes)
+        loss, held = kept(model, ids)
+        loss.backward()
+        comm.listener = None
+        return sum(sent), held
+
+
+def test_tokens_move_and_are_kept_as_the_formula_has_it(two: Ranks):
+    unit = made(1)[1].numel() * WIDTH * 8
+
+    def by_layer(measured: Callable[[int], Sequence[float]]) -> list[float]:
+        """In units of a value of all tokens, what a layer adds."""
+        few, many = measured(3), measured(5)
+        return [(more - less) / 2 / unit for less, more in zip(few, many, strict=True)]
+
+    (alone,) = by_layer(lambda layers: (kept(*made(layers))[1],))
+    whole, cut = (by_layer(lambda layers, way=way: two(moved, way, layers)[0]) for way in ("off", "on"))
+    # Two gathers and two scatters each way, and a gather for each of two weights' gradients.
+    assert 10 / 2 <= cut[0] <= 1.05 * 10 / 2
+    assert whole[0] == pytest.approx(8 / 2, rel=0.01)
+    # Of a residual and a norm's result, twice, the other rank's tokens.
+    assert whole[1] - cut[1] >= 0.99 * 4 / 2
+    assert cut[1] <= 1.01 * alone / 2

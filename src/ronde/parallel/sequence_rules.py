@@ -39,6 +39,7 @@ from ronde.tensor.shard import innermost, order_in_memory
 
 __all__ = ["is_mask", "sequence_rules"]
 
+
 def sequence_rules(way: ContextAttention) -> dict[Any, Rule]:
     """Every rule, keyed by the function that `__torch_function__` is told.
 

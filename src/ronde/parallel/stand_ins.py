@@ -35,6 +35,9 @@ class StandIns:
         way: in which tokens are cut between products of blocks.
         gradients: knows the blocks.
         own: this rank's elements of a parameter, flat, as they are now; None for one that is whole.
+
+    Attributes:
+        comm: of the tensor group.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class StandIns:
         gradients: BlockGradients,
         own: Callable[[torch.Tensor], torch.Tensor | None],
     ) -> None:
-        self._context = context
+        self._context, self.comm = context, context.comm
         self._tokens = Tokens(way)
         self._rules = tensor_rules(self._tokens)
         self._gradients = gradients

@@ -61,7 +61,7 @@ class Tokens:
     """Decides which values have their tokens cut; one for the models of a tensor group.
 
     Args:
-        way: of the plan; `auto` cuts values of a mebibyte and more.
+        way: of the plan; `auto` cuts values of a mebibyte and more, where that sends no more.
     """
 
     def __init__(self, way: SequenceParallel) -> None:
@@ -142,7 +142,8 @@ class Tokens:
         known, shape = self._cut, summand.shape[:-1]
         if known is None or self._way == "off" or known.size != math.prod(shape):
             return None
-        if self._way == "auto" and summand.nbytes < _LITTLE:
+        scatters = context.comm.on_cuda or context.comm.shares_host  # Gloo would sum all on every rank
+        if self._way == "auto" and (summand.nbytes < _LITTLE or not scatters):
             return None
         return reshaped_layout([known.size], known, shape)
 
