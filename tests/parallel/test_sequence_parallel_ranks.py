@@ -1,22 +1,21 @@
-"""Between cut products ranks of a tensor group have some tokens each: one device's numbers, fewer bytes kept."""
+"""Between cut products ranks of a tensor group have some tokens each, and the numbers of one device."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 import torch.utils.checkpoint
+from torch import nn
 
 from parallel import cut_models
 from parallel.cut_models import D, Ranks
-from ronde.testing.run_ranks import Rank
 from ronde.tensor.global_tensor import GlobalTensor
+from ronde.testing.run_ranks import Rank
 
 ROWS, TOKENS, WIDTH, WORDS = 6, 8, 16, 24
 ON = "tensor=2,sequence-parallel=on"

@@ -216,7 +216,8 @@ def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     causal = bool(given.get("is_causal"))
     like = next(each for each in (query, key, value) if is_sharded(each, context))
     if not dropout_p:
-        result = F.scaled_dot_product_attention(*own, mask, 0.0, causal, **options)
+        operands: tuple[Any, ...] = (*own, mask, 0.0, causal)
+        result = F.scaled_dot_product_attention(*operands, **options)
         return rewrap(like, result, whole)
     if query.device.type != "cpu" or options.get("enable_gqa"):
         return NotImplemented

@@ -102,9 +102,9 @@ class Tokens:
         return _Columns.apply(used.whole, used.rows, _narrow(matrix), _narrow(bias), used.again)
 
     def _used(self, context: Context, x: Any) -> _Used:
-        """The whole `x`; layers that follow one another with the same one share it, and its gradient's sum."""
+        """The whole `x`; layers that follow one another with the same one share it, and its gradient."""
         cut = is_sharded(x, context) and x._layout.dim < x.dim() - 1
-        given = x._local if cut else gathered(x)
+        given: Any = x._local if cut else gathered(x)
         if self._last is not None and self._last.stands(given):
             return self._last
         if cut:
@@ -125,7 +125,7 @@ class Tokens:
             like: has the rules of the result.
             bias: whole, [out].
         """
-        self._last, layout = None, self._layout_of(summand)
+        self._last, layout = None, self._layout_of(context, summand)
         if layout is None:
             whole: Any = SumRanks.apply(summand, context)
             return whole if bias is None else whole + bias
@@ -137,7 +137,7 @@ class Tokens:
         self._cut = self._tokens_of(context, found)
         return self.total(context, found, like)
 
-    def _layout_of(self, summand: torch.Tensor) -> Layout | None:
+    def _layout_of(self, context: Context, summand: torch.Tensor) -> Layout | None:
         """The tokens of a sum that ranks take: those of what the columns before it were given."""
         known, shape = self._cut, summand.shape[:-1]
         if known is None or self._way == "off" or known.size != math.prod(shape):

@@ -18,7 +18,7 @@ the true ones: there `Context.weight` is 1 in the place of W, and Leave is the s
     Scatter       summands -> this rank's rows     all-gather (Share)
     Share         rows -> whole value on shards    reduce-scatter (Scatter)
 
-Scatter is Slice after SumRanks, and Share is Enter after Gather, with half of their bytes: the factors cancel.
+Scatter is Slice after SumRanks, and Share Enter after Gather, with half of their bytes: factors cancel.
 """
 
 from __future__ import annotations
