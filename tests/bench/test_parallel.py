@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from bench.samples import MACHINE
@@ -46,6 +48,8 @@ def test_meshes_are_all_ways_to_make_up_the_ranks() -> None:
 def test_the_ideal_has_a_share_and_a_bubble() -> None:
     assert PIPELINE.ideal == 5 / 8
     assert PIPELINE.bubble == 1 / 5
+    assert dataclasses.replace(PIPELINE, schedule="interleaved").bubble == 1 / 9
+    assert dataclasses.replace(PIPELINE, schedule="zero-bubble").ideal == pytest.approx(13 / 24)
 
 
 def test_the_table_compares_round_by_round() -> None:

@@ -165,14 +165,14 @@ _IN_WORDS = {
 }
 
 
-def bubble(stages: int, micro_batches: int, schedule: Schedule = "gpipe") -> str:
+def bubble(stages: int, micro_batches: int, schedule: Schedule = "gpipe") -> Fraction:
     """The share of its time in which a stage waits: (p - 1) turns, beside v m or 3 m others.
 
-    >>> [bubble(4, 8, each) for each in ("gpipe", "1f1b", "interleaved", "zero-bubble")]
+    >>> [str(bubble(4, 8, each)) for each in ("gpipe", "1f1b", "interleaved", "zero-bubble")]
     ['3/11', '3/11', '3/19', '1/9']
     """
     busy = micro_batches * (3 if schedule == "zero-bubble" else chunks_of(schedule))
-    return str(Fraction(stages - 1, stages - 1 + busy))
+    return Fraction(stages - 1, stages - 1 + busy)
 
 
 def _begins(

@@ -166,6 +166,7 @@ def measure(
                 step_seconds=tuple(seconds[name]),
                 stages=1 if mesh is None else mesh.pipeline,
                 micro_batches=1 if compute is None else compute.micro_batches,
+                schedule=(None if compute is None else compute.schedule) or "gpipe",
                 ranks=_figures(workload, arguments, name, ranks, environment) if ours else (),
             )
         )
@@ -203,7 +204,7 @@ def _is_cut_twice(plan: str) -> bool:
 
 def _by_steps(plan: str) -> bool:
     """Whether the plan's schedule is one that owns forward and backward."""
-    return expand(plan).compute.schedule == "1f1b"
+    return expand(plan).compute.schedule not in (None, "gpipe")
 
 
 def _figures_of(directory: RunDirectory, rank: int, timeline: tuple[Span, ...]) -> RankFigures:

@@ -9,6 +9,8 @@ from ronde.bench.columns import columns
 from ronde.bench.json_report import written
 from ronde.bench.machine import Machine
 from ronde.bench.spread import Spread
+from ronde.plan.compute import Schedule
+from ronde.plan.schedule import bubble
 
 __all__ = [
     "BY_HAND",
@@ -71,7 +73,7 @@ class MeshRun:
     Attributes:
         name: its plan, `ONE_PROCESS`, or one by hand: `BY_HAND`, `TWICE_BY_HAND`, `CONTEXT_BY_HAND`.
         ways: into how many parts its mesh cuts the work.
-        stages, micro_batches: of its pipeline; 1 without one.
+        stages, micro_batches, schedule: of its pipeline; one stage without one.
         step_seconds: the mean step of each round.
         ranks: none for what is not ronde's.
     """
@@ -81,17 +83,18 @@ class MeshRun:
     step_seconds: tuple[float, ...]
     stages: int = 1
     micro_batches: int = 1
+    schedule: Schedule = "gpipe"
     ranks: tuple[RankFigures, ...] = ()
 
     @property
     def ideal(self) -> float:
-        """Of one process's step: an equal share, and the bubble of GPipe's schedule."""
-        return (self.micro_batches + self.stages - 1) / self.micro_batches / self.ways
+        """Of one process's step: an equal share, and the bubble of its schedule."""
+        return 1 / (1 - self.bubble) / self.ways
 
     @property
     def bubble(self) -> float:
-        """The share of a step for which a stage has nothing to do in GPipe's schedule."""
-        return (self.stages - 1) / (self.micro_batches + self.stages - 1)
+        """The share of a step for which a stage has nothing to do in its schedule."""
+        return float(bubble(self.stages, self.micro_batches, self.schedule))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
