@@ -78,7 +78,6 @@ class BlockGradients(GradientShards):
         on_new: is given each new block, whose gradient differs from those of other rows.
         mean: the mean over the ranks that have the same block, in place. A collective among these.
         give: takes what a backward adds to a leaf's gradient; False where that has to wait for its end.
-        come: has blocks of whole gradients that were reduced in a backward's midst.
         scattered: where gradients of blocks are cut once more; None where a rank has all of its block's.
     """
 
@@ -90,7 +89,6 @@ class BlockGradients(GradientShards):
         on_new: Callable[[Block], object],
         mean: Callable[[torch.Tensor], torch.Tensor],
         give: Callable[[Block, torch.Tensor], bool],
-        come: ReducedGradients,
         scattered: Scattered | None = None,
     ) -> None:
         super().__init__()
@@ -102,7 +100,6 @@ class BlockGradients(GradientShards):
         self._on_new = on_new
         self._mean = mean
         self._give = give
-        self._come = come
         self._whole_before: set[int] = set()
         self._count = 0
 
@@ -221,7 +218,6 @@ class BlockGradients(GradientShards):
             self._scattered.gradients.tell(census)
 
     def drop(self, tensor: torch.Tensor) -> None:
-        self._come.drop(tensor)  # a backward that raised has left it there
         block = self._blocks.get(tensor)
         if block is not None:
             give_gradient(block.leaf, None)
@@ -258,8 +254,7 @@ class BlockGradients(GradientShards):
     def beside(self) -> list[torch.Tensor]:
         """What a backward has computed that comes to blocks when it has ended."""
         tensors = [tensor for block in self.blocks if (tensor := block.parameter.tensor) is not None]
-        whole = [whole for tensor in tensors if (whole := gradient_of(tensor)) is not None]
-        return whole + self._come.parts(tensors)
+        return [whole for tensor in tensors if (whole := gradient_of(tensor)) is not None]
 
     def begin_backward(self) -> None:
         """Remember which gradients are whole."""
@@ -271,7 +266,6 @@ class BlockGradients(GradientShards):
         # First: what was whole before is made so again, for which ranks have to agree on what there is.
         self._agree_on_gradients([block for block in blocks if None in block.spec.spans])
         for block in blocks:
-            self._take_come(block)
             whole = block.parameter.gradient
             if whole is not None:
                 self._merge(block, whole, stays_whole=block.number in self._whole_before)
@@ -341,14 +335,6 @@ class BlockGradients(GradientShards):
             return
         give_gradient(tensor, None)
         self._add(block, self._block_of(block, whole))
-
-    def _take_come(self, block: Block) -> None:
-        """Add this rank's block of a gradient that was reduced in the backward's midst."""
-        tensor = block.parameter.tensor
-        part = None if tensor is None else self._come.part(tensor)
-        if tensor is not None and part is not None:
-            self._come.drop(tensor)
-            self._add(block, part.view(block.leaf.shape))
 
     @torch.no_grad()
     def _add(self, block: Block, own: torch.Tensor) -> None:

@@ -142,10 +142,7 @@ class ModelBlocks:
         self._of_rows = divided(runs, ranks.rows.world_size)
         self._nested = zero_within(partition, self._of_rows, ranks.places, runs, ranks.copies)
         scattered = self._scattered(home_of_shards)
-        self._come = ReducedGradients(ranks.rows, self._blocks_of_rows, OnDevice())
-        self.gradients = BlockGradients(
-            ranks.group, self._adopt, self._mean, self._give, self._come, scattered
-        )
+        self.gradients = BlockGradients(ranks.group, self._adopt, self._mean, self._give, scattered)
         # Whether blocks are cut once more: there is nothing to divide where one rank has a block.
         divides = ranks.copies is not None or len(ranks.replicas) == ranks.rows.world_size > 1
         self._nests = self._axis.cuts_parameters and divides
@@ -250,17 +247,6 @@ class ModelBlocks:
         One by one: the ranks of a stage may have other gradients together than those of the next.
         """
         return [spec for each in tensors for spec in self._of_rows.assign([each])]
-
-    def _blocks_of_rows(self, tensors: Sequence[torch.Tensor]) -> list[ShardSpec | None]:
-        """The elements that each rank has of parameters in blocks that follow one another in memory."""
-        specs = [self._cutting.partition.spec(each) for each in tensors]
-        blocks = [self._ranks.places[rank].block for rank in self._ranks.row_ranks]
-        return [None if each is None else ShardSpec(tuple(each[block] for block in blocks)) for each in specs]
-
-    def lend(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Cut whole gradients of parameters in the midst of the next backward. Ranks come alike."""
-        trained = [each for each in parameters if each.requires_grad and self.has(each)]
-        self._reducer.lend(trained, self._come)
 
     def _encoded(self) -> Collection[int]:
         """Return ids of the leaves whose gradients may be encoded.

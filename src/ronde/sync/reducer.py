@@ -28,7 +28,7 @@ from ronde.sync.bucket import Bucket, assign_buckets, average
 from ronde.sync.bucket_memory import GradientMemory
 from ronde.sync.cut_bucket import CutBucket
 from ronde.sync.gradient_hooks import GradientHooks
-from ronde.sync.gradient_shards import ReduceTarget, ScatteredGradients
+from ronde.sync.gradient_shards import ScatteredGradients
 from ronde.sync.leaf import Leaf, give_gradient, gradient_of
 from ronde.sync.narrow_sums import Casts, NarrowSums
 from ronde.sync.reduced_gradients import ReducedGradients
@@ -115,10 +115,6 @@ class Reducer:
         # In this backward, or the next, a bucket may leave before the last part of a gradient.
         self._in_parts = False
         self._graph = False
-        # What is reduced in the next backward only, or in this one, in the order in which it is expected.
-        self._lent: dict[int, torch.Tensor] = {}
-        self._lent_to: ReduceTarget | None = None
-        self._guests = _Group()
         self.hooks = GradientHooks()
         self.memory = GradientMemory()
         self.on_finish: Callable[[], object] | None = None
@@ -288,8 +284,7 @@ class Reducer:
         self._depth = 1
         self._graph = graph
         self._scale(1 / divided)
-        handles = self._receive()
-        for group in self._reduced:
+        for group in self._groups:
             for bucket in group.buckets:
                 bucket.begin(graph=graph)
         self.hooks.waiting = True
@@ -301,7 +296,7 @@ class Reducer:
         except BaseException:
             self.hooks.forget()
             # What was sent may still be on its way into these buffers: the next backward has others.
-            for group in self._reduced:
+            for group in self._groups:
                 group.outdated = group.outdated or any(bucket.launched for bucket in group.buckets)
             raise
         finally:
@@ -310,60 +305,16 @@ class Reducer:
             if narrow is not None:
                 narrow.unwatch()
             self._scale(divided)
-            for group in self._reduced:
+            for group in self._groups:
                 group.next = 0
                 group.under_way.clear()
                 for bucket in group.buckets:
                     bucket.reset()
-            self._dismiss(handles)
         if narrow is not None:
             narrow.lose(self._leaves)
         if self.on_averaged is not None:
             self.on_averaged()
         self.hooks.run(self._comm)
-
-    def lend(self, tensors: Sequence[torch.Tensor], target: ReduceTarget) -> None:
-        """Reduce gradients of tensors that are not adopted in the next backward too. Ranks come alike.
-
-        These leave first, in one order on all ranks, and others when backward ends.
-
-        Args:
-            tensors: in the opposite of the order in which backward is expected to reach them.
-            target: takes the shards; the same in each call before a backward.
-        """
-        self._in_parts, self._lent_to = True, target
-        self._lent = {id(tensor): tensor for tensor in tensors[::-1]} | self._lent
-
-    def _receive(self) -> list[Any]:
-        """Make buckets of what was lent; handles of hooks on it."""
-        lent, self._lent = list(self._lent.values()), {}
-        if not lent or self._lent_to is None:
-            return []
-        leaves = [Leaf(tensor) for tensor in lent]
-        guests, target = self._guests, self._lent_to
-        guests.leaves, guests.arrival = leaves, None
-        self._known |= {id(tensor): (leaf, guests) for tensor, leaf in zip(lent, leaves, strict=True)}
-
-        def made(cut: list[list[Leaf]]) -> list[Bucket]:
-            return [CutBucket(members, self._comm, target, self.memory) for members in cut]
-
-        guests.rebuild(leaves, made, _FIRST_BUCKET_BYTES)
-        with DisableTorchFunction():
-            return [self._register(tensor, self._accumulated) for tensor in lent]
-
-    def _dismiss(self, handles: Sequence[Any]) -> None:
-        """Reduce what was lent no longer."""
-        if not handles:
-            return
-        for handle in handles:
-            handle.remove()
-        self._known = {key: known for key, known in self._known.items() if known[1] is not self._guests}
-        self._guests = _Group()
-
-    @property
-    def _reduced(self) -> list[_Group]:
-        """Groups of this backward, those that leave first in front."""
-        return [self._guests, *self._groups] if self._guests.buckets else self._groups
 
     def expect_parts(self) -> None:
         """The next backward may be given parts of gradients; called on all ranks."""
@@ -387,7 +338,7 @@ class Reducer:
 
     def settle(self) -> None:
         """Average partial gradients after a backward raised on all ranks. A collective."""
-        groups = [group for group in self._reduced if group.leaves and group.buckets]
+        groups = [group for group in self._groups if group.leaves and group.buckets]
         for group in groups:
             for bucket in group.buckets[group.next :]:
                 bucket.launch()
@@ -506,8 +457,7 @@ class Reducer:
         if self._first is not None:
             self._first(tensor)
             self._first = None
-        waits = self._guests.buckets and group is not self._guests
-        while not waits and group.next < len(group.buckets) and group.buckets[group.next].early:
+        while group.next < len(group.buckets) and group.buckets[group.next].early:
             self._launch_next(group)
         if before is not None:
             self._clock.enter(before)
@@ -560,7 +510,7 @@ class Reducer:
 
     def _active_groups(self) -> list[_Group]:
         """Groups of which some rank computed a gradient in this backward."""
-        groups = [group for group in self._reduced if group.leaves and group.buckets]
+        groups = [group for group in self._groups if group.leaves and group.buckets]
         if len(groups) <= 1:
             return groups
         votes = self._comm.votes([any(bucket.touched for bucket in group.buckets) for group in groups])
