@@ -121,7 +121,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def train(make: Callable[[], nn.Module], length: int) -> list[torch.Tensor]:
+def train(make: Callable[[], nn.Module], length: int, batch: int = 4) -> list[torch.Tensor]:
     torch.manual_seed(1)
     model = make().to(D)
     draw = torch.Generator().manual_seed(2)
@@ -135,19 +135,19 @@ def train(make: Callable[[], nn.Module], length: int) -> list[torch.Tensor]:
         return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
 
     for step in range(10):
-        loss = loss_of(4, length - step % 2)
+        loss = loss_of(batch, length - step % 2)
         optimizer.zero_grad()
         loss.backward()
         told += [nn.utils.clip_grad_norm_(model.parameters(), 0.5).clone(), loss.detach().clone()]
         optimizer.step()
     model.eval()
     with torch.no_grad():
-        told.append(loss_of(4, length).clone())
+        told.append(loss_of(batch, length).clone())
     return told + [value.clone() for value in model.state_dict().values()]
 
 
-def named(name: str, length: int = 7) -> list[torch.Tensor]:
-    return train(MODELS[name], length)
+def named(name: str, length: int = 7, batch: int = 4) -> list[torch.Tensor]:
+    return train(MODELS[name], length, batch)
 
 
 def on_ranks(rank: Rank, plan: str, work: Callable[..., Any], *args: Any) -> tuple[Any, bool]:
@@ -168,6 +168,23 @@ def compare(ranks: Ranks, plan: str, work: Callable[..., Any], *args: Any) -> No
 @pytest.mark.parametrize("name", ["dropout", "encoder", "by hand", "by letters"])
 def test_sequences_are_cut_to_the_numbers_of_one_device(two: Ranks, name: str):
     compare(two, "context=2", named, name)
+
+
+def test_a_batch_of_one_sequence_is_cut(two: Ranks):
+    compare(two, "context=2", named, "dropout", 9, 1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("plan", ["context=2", "context=2,context-attention=ring"])
+def test_a_batch_of_one_sequence_of_all_models(two: Ranks, name: str, plan: str):
+    compare(two, plan, named, name, 9, 1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("plan", ["tensor=2,context=2", "pipeline=2,context=2", "context=4"])
+def test_one_sequence_on_four_ranks(four: Ranks, plan: str):
+    compare(four, plan, named, "dropout", 9, 1)
 
 
 RING = "context-attention=ring"

@@ -196,7 +196,8 @@ def is_computed_whole(calls: Calls, batch: Batch) -> bool:
     In memory one row may lie otherwise than as one of several, and draws run through memory: of a body that
     is carried out in parts nobody would know.
     """
-    return calls.fewest(batch.rows) * batch.inner == 1
+    cuts_rows = calls.context.world_size * calls.pieces > 1
+    return cuts_rows and calls.fewest(batch.rows) * batch.inner == 1
 
 
 def _is_torchs(module: torch.nn.Module) -> bool:

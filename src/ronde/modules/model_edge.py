@@ -60,6 +60,7 @@ class ModelEdge:
         way: how a call on this rank's rows is carried out.
         calling: what is to stand around every call of a model as one piece.
         cuts: batches are cut; else every rank computes all rows of its model.
+        one_row: of one row, too, something is cut: its sequence.
         sampled: the plan saves memory inside models, so their rows are not observed all at once.
 
     Attributes:
@@ -75,8 +76,10 @@ class ModelEdge:
         calling: Callable[[torch.nn.Module], AbstractContextManager[object]] = nullcontext,
         *,
         cuts: bool = True,
+        one_row: bool = False,
         sampled: bool = False,
     ) -> None:
+        self._fewest_rows = 1 if one_row else 2
         self._calls, self._context = calls, calls.context
         self._way = way
         self._calling = calling
@@ -194,8 +197,7 @@ class ModelEdge:
         if not self._cuts:
             return self._uncut(plain, module, (args, kwargs), found[0].rows)
         listed = None if module in self._adopted else listed_samples(args, kwargs)
-        # Of one row nothing can be tried, and on one rank too there is nothing to cut.
-        least = max(self._context.world_size, 2)
+        least = max(self._context.world_size, self._fewest_rows)
         large = [batch for batch in found if batch.rows >= least and not (batch.searched and listed)]
         self._count += 1
         if self._calls.on_call is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ronde.errors import RondeError
@@ -244,7 +245,7 @@ def _together(context: Context, together: Callable[[Callable[[], Any]], Any]) ->
 
 
 def few_rows(given: Any, axes: Sequence[int | None], rows: int, inner: int) -> Any:
-    """The first rows of what is cut among arguments, in memory of their own.
+    """The first rows of what is cut among arguments, in memory of their own; a single row is repeated.
 
     Args:
         given: with plain tensors.
@@ -256,7 +257,10 @@ def few_rows(given: Any, axes: Sequence[int | None], rows: int, inner: int) -> A
         axis = next(remaining)
         if axis is None:
             return value
-        taken = value.detach().narrow(axis, 0, rows * inner).clone()
+        whole = value.detach()
+        if whole.shape[axis] == inner < rows * inner:
+            whole = torch.cat([whole] * rows, axis)
+        taken = whole.narrow(axis, 0, rows * inner).clone()
         return taken.requires_grad_(value.requires_grad)
 
     return map_leaves(few, given)

@@ -188,6 +188,7 @@ class Session:
             self.strategies.way,
             self.strategies.around_call,
             cuts=self._cuts_batches(),
+            one_row=self._mesh.degree("context") > 1,
             sampled=self.plan.compute.recompute != "none" or self.strategies.cuts_calls,
         )
         if self.strategies.with_loss is not None:
