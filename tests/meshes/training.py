@@ -66,6 +66,7 @@ class How:
         skips: this step updates nothing, as float16 has it by itself.
         deferred: the model is built inside `ronde.deferred()`.
         backward: stands in the place of `loss.backward()`.
+        tokens: of each row.
     """
 
     model: str
@@ -76,6 +77,7 @@ class How:
     with_table: bool = False
     spike: bool = False
     skips: bool = False
+    tokens: int = _TOKENS
     deferred: bool = False
     backward: Callable[[nn.Module, OfRows, int], None] | None = None
 
@@ -91,6 +93,7 @@ class How:
             layers=4 if "interleaved" in value else 2,
             with_table=value.startswith("sparse"),
             spike=value == "precision=fp16",
+            tokens=_TOKENS - value.startswith("sequence-parallel"),  # which cuts what ranks divide
         )
 
 
@@ -123,7 +126,7 @@ def train(how: How, on_model: Callable[[nn.Module], object] = lambda model: None
     train_step = ronde.Step(net, optimizer, loss_of)
     draw = torch.Generator().manual_seed(2)
     for number in range(_STEPS):
-        ids = torch.randint(0, VOCABULARY, (_ROWS, _TOKENS + 1), generator=draw)
+        ids = torch.randint(0, VOCABULARY, (_ROWS, how.tokens + 1), generator=draw)
         given, wanted = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
         spiked = how.spike and number == _SPIKE
         factor = _FACTOR if spiked else 1.0
