@@ -12,6 +12,7 @@ from torch import nn
 
 from parallel.cut_models import D, Ranks
 from parallel.test_step_ranks import ALL_FORWARD, BY_TURNS, IGNORED, Block, saying
+from ronde.sync.parameter_name import parameter_name
 from ronde.testing.run_ranks import Rank
 
 
@@ -123,6 +124,20 @@ def test_micro_batches_go_back_as_they_come(two: Ranks):
 def test_a_loss_that_does_not_come_apart_has_the_same_numbers(two: Ranks, name: str):
     (said, _), _ = compare(two, "pipeline=2,micro-batches=4,schedule=1f1b", name)
     assert BY_TURNS * 3 not in said
+
+
+def names(rank: Rank) -> list[str]:
+    with rank.session("pipeline=2,micro-batches=4"):
+        model = Language().to(D)
+        for _ in range(2):
+            ids = torch.randint(0, 20, (8, 6))
+            model(ids, labels=ids)[1].backward()
+        return [parameter_name(each) for each in model.parameters()]
+
+
+def test_parameters_keep_their_names(two: Ranks):
+    expected = [name for name, _ in Language().named_parameters()]
+    assert two(names) == [expected, expected]
 
 
 @pytest.mark.soak

@@ -95,8 +95,11 @@ class LayersBeforeLoss(nn.Module):
     """A model up to the output of its last layer.
 
     Attributes:
+        is_the_scripts: False: it is no module of the script's, by which parameters could be named.
         runs_in_parts: its rows depend on one another, or on their number.
     """
+
+    is_the_scripts = False
 
     def __init__(self, model: nn.Module, last: nn.Module, calls: Calls) -> None:
         super().__init__()

@@ -7,7 +7,13 @@ import gc
 import torch
 from torch import nn
 
-__all__ = ["parameter_name"]
+__all__ = ["living_modules", "parameter_name"]
+
+
+def living_modules() -> list[nn.Module]:
+    """All modules of the process, but for those that ronde has put around the script's."""
+    found = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    return [each for each in found if getattr(type(each), "is_the_scripts", True)]
 
 
 def parameter_name(tensor: torch.Tensor) -> str:
@@ -15,10 +21,9 @@ def parameter_name(tensor: torch.Tensor) -> str:
 
     It looks at every object of the process: for errors only.
     """
-    models = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
     names = (
         f"{prefix}.{name}" if prefix else name
-        for model in models
+        for model in living_modules()
         for prefix, part in model.named_modules()
         for name, parameter in part._parameters.items()
         if parameter is tensor

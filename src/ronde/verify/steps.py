@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import pickle
 import random
@@ -13,6 +12,7 @@ import numpy
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ronde.sync.parameter_name import living_modules
 from ronde.verify.early_end import end_early
 from ronde.verify.reads import to_array
 from ronde.verify.record import Writer
@@ -87,7 +87,7 @@ class StepRecorder:
         """Find parameters' names through the modules alive; the longest is that of the outermost module."""
         self._names.clear()
         owners: dict[int, str] = {}
-        modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+        modules = living_modules()
         children = {id(child) for module in modules for child in module._modules.values()}
         roots: list[torch.nn.Module] = [each for each in modules if id(each) not in children]
         for root in roots:
