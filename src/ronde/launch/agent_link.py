@@ -95,10 +95,12 @@ class AgentLink:
 
     def listen(self) -> None:
         """Begin to take what comes."""
-        for target in (self._take_frames, self._take_complaints):
-            thread = threading.Thread(target=target, name=f"ronde agent {self.name}", daemon=True)
+        name = f"ronde agent {self.name}"
+        complaints = threading.Thread(target=self._take_complaints, name=name, daemon=True)
+        frames = threading.Thread(target=self._take_frames, args=(complaints,), name=name, daemon=True)
+        self._threads += [complaints, frames]
+        for thread in self._threads:
             thread.start()
-            self._threads.append(thread)
 
     @property
     def pid(self) -> int:
@@ -134,7 +136,8 @@ class AgentLink:
             if stream is not None and not any(thread.is_alive() for thread in self._threads):
                 stream.close()
 
-    def _take_frames(self) -> None:
+    def _take_frames(self, complaints: threading.Thread) -> None:
+        """Pass frames on; the news that the agent is gone comes behind its complaints."""
         assert self._process.stdout is not None
         source = self._process.stdout.fileno()
         try:
@@ -147,8 +150,7 @@ class AgentLink:
         except FrameError as error:
             self.said.append(f"{error} came in place of an agent's words")
         self._process.wait()
-        if len(self._threads) > 1:
-            self._threads[1].join(_PATIENCE_S)
+        complaints.join(_PATIENCE_S)
         self._tell(None, b"")
 
     def _take_complaints(self) -> None:
