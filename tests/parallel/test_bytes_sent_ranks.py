@@ -125,7 +125,9 @@ class Mesh:
         matrices = 12 * WIDTH * WIDTH / self.tensor
         tied = VOCABULARY * WIDTH / self.tensor
         # A tied embedding lies on every stage.
-        return LAYERS / self.pipeline * matrices + tied + POSITIONS * WIDTH + 16 * WIDTH * LAYERS / self.pipeline
+        return (
+            LAYERS / self.pipeline * matrices + tied + POSITIONS * WIDTH + 16 * WIDTH * LAYERS / self.pipeline
+        )
 
 
 def test_a_step_sends_what_the_formulas_say(two: Ranks):
