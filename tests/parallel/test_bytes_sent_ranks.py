@@ -135,7 +135,7 @@ def test_a_step_sends_what_the_formulas_say(two: Ranks):
         _compare(two, mesh)
 
 
-# Not among them, for they send more (docs/meshes.md): data beside context, whose gradients are summed in turn,
+# Not among them, for they send more (docs/meshes.md): data and context, whose gradients are summed in turn,
 # and pipeline beside context, which gathers the logits.
 @pytest.mark.soak
 @pytest.mark.parametrize(
