@@ -240,7 +240,9 @@ class Pipeline:
         start = CallStart(token, {}, LookUps(), self._sequences)
         routes = [self._route(call, given) for given in pieces]
         # Ranks of a stage may meet in a micro-batch, so all learn those that one does not know.
-        unknown = call.context.comm.votes([not route.learnt for route in routes])
+        first = {id(route): piece for piece, route in reversed(list(enumerate(routes)))}
+        new = [not route.learnt and first[id(route)] == piece for piece, route in enumerate(routes)]
+        unknown = call.context.comm.votes(new)
         for piece, (route, given, learns) in enumerate(zip(routes, pieces, unknown, strict=True)):
             if learns:
                 run = PieceOfCall(self._both, stages, route, start, device, self._held, self._under_way)
