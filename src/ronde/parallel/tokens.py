@@ -61,7 +61,7 @@ class Tokens:
     """Decides which values have their tokens cut; one for the models of a tensor group.
 
     Args:
-        way: of the plan; `auto` cuts values of a mebibyte and more, where that sends no more.
+        way: of the plan; `auto` cuts values of a mebibyte and more on CUDA devices.
     """
 
     def __init__(self, way: SequenceParallel) -> None:
@@ -142,8 +142,8 @@ class Tokens:
         known, shape = self._cut, summand.shape[:-1]
         if known is None or self._way == "off" or known.size != math.prod(shape):
             return None
-        scatters = context.comm.on_cuda or context.comm.shares_host  # Gloo would sum all on every rank
-        if self._way == "auto" and (summand.nbytes < _LITTLE or not scatters):
+        # A CPU loses more time by the gather in backward than it gains by norms; Gloo sums all on every rank.
+        if self._way == "auto" and (summand.nbytes < _LITTLE or not context.comm.on_cuda):
             return None
         return reshaped_layout([known.size], known, shape)
 

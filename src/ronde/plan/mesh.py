@@ -31,7 +31,7 @@ class Mesh:
         context_attention: how ranks of a sequence attend to each other's keys: gathered, or one rank's at a
             time; `auto` takes what needs less memory.
         sequence_parallel: whether ranks of a tensor group have some tokens each between cut matrices; `auto`
-            where values are large.
+            where values are large, on CUDA devices.
     """
 
     data: Annotated[int | None, Spelled("data", Integer(at_least=1, open_word="auto"))] = None
