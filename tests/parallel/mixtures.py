@@ -212,7 +212,11 @@ class Choosing(Mixture):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = x.reshape(-1, WIDTH)
-        weights, rows = self.gate(tokens).softmax(-1).t().topk(len(tokens) * CHOSEN // EXPERTS, -1)
+        weights = self.gate(tokens).softmax(-1).t()
+        # Equal tokens, of which rounding would choose, come in their order.
+        ahead = weights.detach() + 1e-6 * torch.arange(len(tokens))
+        rows = ahead.topk(len(tokens) * CHOSEN // EXPERTS, -1).indices
+        weights = weights.gather(-1, rows)
         out = torch.zeros_like(tokens)
         for number, expert in enumerate(self.experts):
             out = out.index_add(0, rows[number], expert(tokens[rows[number]]) * weights[number, :, None])
