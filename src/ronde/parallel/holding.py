@@ -1,15 +1,17 @@
-"""Modules hold what stands for their parameters for a while."""
+"""Modules hold other parameters, or have other forwards, for a while."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["holding"]
+__all__ = ["forwards", "holding"]
+
+_MISSING: Any = object()
 
 
 @contextmanager
@@ -31,3 +33,19 @@ def holding(module: nn.Module, stand_in: Callable[[torch.Tensor], torch.Tensor |
     finally:
         for members, name, before in swapped:
             members[name] = before
+
+
+@contextmanager
+def forwards(replaced: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Inside, modules have other forwards."""
+    before = [(module.__dict__, module.__dict__.get("forward", _MISSING)) for module in replaced]
+    try:
+        for module, forward in replaced.items():
+            module.__dict__["forward"] = forward
+        yield
+    finally:
+        for members, forward in before:
+            if forward is _MISSING:
+                members.pop("forward", None)
+            else:
+                members["forward"] = forward

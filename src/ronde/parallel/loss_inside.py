@@ -12,8 +12,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn, final
 
 import torch
@@ -21,6 +21,8 @@ from torch import nn
 
 from ronde.errors import UsageError
 from ronde.modules.calls import Calls
+from ronde.parallel.holding import forwards
+from ronde.parallel.pieces import form_of
 from ronde.parallel.step_by_turns import StepByTurns, WentBack
 from ronde.patching.torch_internals import FakeTensor, FakeTensorMode
 from ronde.tensor.context import Region
@@ -118,7 +120,7 @@ class LayersBeforeLoss(nn.Module):
             raise _Ends(forward(*args, **kwargs))
 
         try:
-            with _forwards({last: ends}):
+            with forwards({last: ends}):
                 self.model.forward(*args, **kwargs)
         except _Ends as ended:
             return ended.output
@@ -225,7 +227,7 @@ class _Split:
             ValueError: it makes something of the output of another layer.
         """
         returned = self._stand_ins(output)
-        with self._calls.context.enter(Region.REPLICATED), self._quiet(), _forwards(returned):
+        with self._calls.context.enter(Region.REPLICATED), self._quiet(), forwards(returned):
             result = self._record.model.forward(*args, **kwargs)
         if any(isinstance(leaf, FakeTensor) for leaf in leaves(result)):
             raise ValueError("the model returns what it makes of another layer's output than the last one's")
@@ -333,31 +335,4 @@ def _described(output: Any) -> Any:
 
 def _form(model: nn.Module, args: Any, kwargs: Any) -> Any:
     """Calls of one form have the same layers."""
-    shapes = tuple(
-        (leaf.shape, leaf.dtype, leaf.requires_grad)
-        if isinstance(leaf, torch.Tensor)
-        else leaf
-        if isinstance(leaf, (bool, int, float, str, type(None)))
-        else type(leaf)
-        for leaf in leaves((args, kwargs))
-    )
-    return shapes, tuple(kwargs), model.training
-
-
-_MISSING: Any = object()
-
-
-@contextmanager
-def _forwards(forwards: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Inside, modules have other forwards."""
-    before = [(module.__dict__, module.__dict__.get("forward", _MISSING)) for module in forwards]
-    try:
-        for module, forward in forwards.items():
-            module.__dict__["forward"] = forward
-        yield
-    finally:
-        for members, forward in before:
-            if forward is _MISSING:
-                members.pop("forward", None)
-            else:
-                members["forward"] = forward
+    return form_of(list(leaves((args, kwargs)))), tuple(kwargs), model.training

@@ -15,7 +15,7 @@ from ronde.tensor.shard import laid, order_in_memory
 from ronde.tensor.tensor_class import alike, as_plain
 from ronde.tensor.tree import leaves, map_leaves
 
-__all__ = ["RunOn", "given_to", "in_pieces", "joined", "rows_of", "run_on"]
+__all__ = ["RunOn", "form_of", "given_to", "in_pieces", "joined", "rows_of", "run_on"]
 
 RunOn = Callable[[ShardedCall, Sequence[Any]], Any]
 """Carries a call out with these leaves for its arguments."""
@@ -88,3 +88,15 @@ def _whole(call: ShardedCall, axis: OutputAxis, parts: tuple[Any, ...], cut: Lay
         whole = layout.assemble([laid(part, order).permute(order) for part in parts])
         whole = whole.permute([order.index(dim) for dim in range(whole.dim())])
     return alike(whole, parts[-1])
+
+
+def form_of(given: Sequence[Any]) -> tuple[Any, ...]:
+    """What calls have in common that differ in the elements of tensors alone."""
+    return tuple(
+        (leaf.shape, leaf.dtype, leaf.requires_grad)
+        if isinstance(leaf, torch.Tensor)
+        else leaf
+        if isinstance(leaf, (bool, int, float, str, type(None)))
+        else type(leaf)
+        for leaf in given
+    )

@@ -25,7 +25,7 @@ from ronde.modules.sharded_call import ShardedCall, at_once
 from ronde.parallel.absent import Shape, packed
 from ronde.parallel.call_start import CallStart, LookUps
 from ronde.parallel.micro_losses import Gradients
-from ronde.parallel.pieces import given_to, in_pieces, joined, rows_of
+from ronde.parallel.pieces import form_of, given_to, in_pieces, joined, rows_of
 from ronde.parallel.pipeline_backward import BackwardTurns, Forwarded
 from ronde.parallel.pipeline_chunks import ChunkTurn
 from ronde.parallel.pipeline_edges import Join, Tie
@@ -381,13 +381,5 @@ def _wait(messages: list[Any]) -> None:
 
 def _key(call: ShardedCall, given: Sequence[Any]) -> Any:
     """Calls of one key go the same way."""
-    shapes = tuple(
-        (leaf.shape, leaf.dtype, leaf.requires_grad)
-        if isinstance(leaf, torch.Tensor)
-        else leaf
-        if isinstance(leaf, (bool, int, float, str, type(None)))
-        else type(leaf)
-        for leaf in given
-    )
     trained = tuple(parameter.requires_grad for parameter in call.module.parameters())
-    return id(call.verdict), torch.is_grad_enabled(), shapes, hash(trained)
+    return id(call.verdict), torch.is_grad_enabled(), form_of(given), hash(trained)

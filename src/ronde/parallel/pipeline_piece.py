@@ -17,7 +17,7 @@ from ronde.errors import UsageError
 from ronde.modules.sharded_call import ShardedCall
 from ronde.parallel.absent import Absence, Shape, is_absent, packed
 from ronde.parallel.call_start import CallStart
-from ronde.parallel.holding import holding
+from ronde.parallel.holding import forwards, holding
 from ronde.parallel.pieces import run_on
 from ronde.parallel.pipeline_chunks import ChunkTurn, TurnEnds
 from ronde.parallel.pipeline_edges import Received, Sent, Tie
@@ -162,21 +162,10 @@ class PieceOfCall:
     @contextmanager
     def _swapped(self, module: nn.Module) -> Iterator[None]:
         """Inside, units come here when they are called, and modules have what is tied."""
-        before: list[tuple[dict[str, Any], Any]] = []
-        try:
-            callers = [(unit.module, self._caller(unit, unit.module.forward)) for unit in self._stages.units]
-            callers += [(table, self._table_caller(table, table.forward)) for table in self._stages.tables]
-            for each, caller in callers:
-                before.append((each.__dict__, each.__dict__.get("forward", _MISSING)))
-                each.__dict__["forward"] = caller
-            with holding(module, lambda each: self._tied.get(id(each))):
-                yield
-        finally:
-            for members, forward in before:
-                if forward is _MISSING:
-                    del members["forward"]
-                else:
-                    members["forward"] = forward
+        callers = {unit.module: self._caller(unit, unit.module.forward) for unit in self._stages.units}
+        callers |= {table: self._table_caller(table, table.forward) for table in self._stages.tables}
+        with forwards(callers), holding(module, lambda each: self._tied.get(id(each))):
+            yield
 
     def _caller(self, unit: StageUnit, forward: Callable[..., Any]) -> Callable[..., Any]:
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -403,9 +392,6 @@ class PieceOfCall:
             }
             return UsedElsewhere(known[problem.parameter])
         return UnitFailed(unpack_exception(problem.error))
-
-
-_MISSING: Any = object()
 
 
 def _name_of(parameter: torch.Tensor, stages: Stages, user: StageUnit) -> str:
