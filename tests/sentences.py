@@ -24,6 +24,7 @@ ELSEWHERE = (
     "bench/chaos/",  # scripts with faults in them, and the names of these
     "doctor/causes/",  # explanations, which say what to do: docs/doctor.md
     "doctor/checks/",
+    "doctor/host_links.py",
     "doctor/explain.py",
     "doctor/preflight.py",
     "bench/table.py",  # what `ronde bench` prints

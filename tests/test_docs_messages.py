@@ -103,7 +103,7 @@ UNSAID = {
     "Runs of each contender, in alternating order.": "a help text",
     "import sys from ronde.launch.linux_process import bind_to_parent, load_prctl "
     "bind_to_parent(load_prctl(), int(sys.argv[1])) from ronde.cli import main main(sys.argv[2:])": "code",
-    "import sys; sys.path[:1] = []; from ronde.launch.agent import main; main()": "code",
+    "import sys; sys.path[:1] = []; from ronde.{} import main; main()": "code",
     "import sys; sys.path[:1] = []; from ronde.runtime.store import main; main()": "code",
     "import sys; sys.path[:1] = []; from ronde.compat.elastic.host_launcher import main; main()": "code",
     "cd ... 2>/dev/null || exit ...; test -x ... || exit ...; exec env ... ... -c ...": "a shell line",

@@ -80,6 +80,46 @@ def test_a_limit_is_set_on_both_ends_of_the_cable(network: Network):
         host.limit("fast")
 
 
+# Waits for a datagram, and says whether one has come.
+HEARS = """
+import socket
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+link.bind(("", 5001))
+link.settimeout(0.3)
+print("up", flush=True)
+try:
+    print(link.recv(9).decode())
+except TimeoutError:
+    print("nothing")
+"""
+SENDS = """
+import socket, sys
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"word", (sys.argv[1], 5001))
+"""
+
+
+def hears(listener: hosts.Host, sender: hosts.Host) -> bool:
+    waiting = listener.popen([sys.executable, "-c", HEARS], stdout=subprocess.PIPE)
+    assert waiting.stdout is not None
+    assert waiting.stdout.readline() == "up\n"
+    sender.popen([sys.executable, "-c", SENDS, listener.address]).wait(10)
+    return "word" in waiting.communicate(timeout=10)[0]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("harm", ["mute", "forget", "deafen"])
+def test_a_link_is_cut_in_one_direction(network: Network, harm: str) -> None:
+    first, second = network.hosts
+    assert hears(first, second)  # so both know where the other is
+    assert hears(second, first)
+    if harm == "forget":
+        second.forget(first)
+    else:
+        getattr(second, harm)()
+    assert hears(first, second) == (harm == "deafen")
+    assert hears(second, first) == (harm != "deafen")
+
+
 @pytest.mark.root
 def test_nothing_outlives_a_test_that_is_killed(network: Network):
     done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=60)

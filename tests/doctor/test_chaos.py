@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,30 +13,51 @@ import pytest
 
 from ronde.bench.chaos.case import Case, script_of
 from ronde.bench.chaos.faults import CASES
+from ronde.bench.chaos.faults_of_hosts import CASES_OF_HOSTS
+from ronde.bench.chaos.place import MakePlace, Place, Stubs, ThisHost
 from ronde.bench.chaos.report import ChaosReport, table
 from ronde.bench.chaos.running import Found, judge, run_case
 from ronde.bench.kinds import read_report
 from ronde.bench.machine import Machine
 from ronde.errors import UsageError
 from ronde.testing import forked
+from ronde.testing.hosts import HostsUnavailable
+from ronde.testing.two_hosts import two_hosts
 from ronde.trace.evidence import read_evidence
 from ronde.trace.explanation import Explanation, read_explanation
 
 NAMED = {case.name: case for case in CASES}
 DAILY = ("kill -9", "sleep", "extra collective on one rank")
+# Ways in which ranks die, and one in which they part; a stall is in tests/launch/test_hosts.py.
+DAILY_ON_TWO_HOSTS = (
+    "kill -9",
+    "SIGTERM from outside",
+    "module missing",
+    "os._exit(3)",
+    "segfault",
+    "uneven data",
+)
+STUBS = Stubs()
 
 
-@pytest.mark.parametrize("name", DAILY)
-def test_a_fault_is_explained(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        *(pytest.param(name, ThisHost(), id=name) for name in DAILY),
+        *(pytest.param(name, STUBS, id=f"{name}, two hosts") for name in DAILY_ON_TWO_HOSTS),
+    ],
+)
+def test_a_fault_is_explained(name: str, place: Place, tmp_path: Path) -> None:
     case = NAMED[name]
     (tmp_path / "train.py").write_text(script_of(case))
     timeout = "4" if case.outcome == "stalls" else "60"
-    words = ["run", "--ranks", str(case.ranks), "--seed", "1", "--timeout", timeout, "--run-dir", "run"]
+    words = ["run", *place.options(case.ranks), "--seed", "1", "--timeout", timeout, "--run-dir", "run"]
     environment = {**os.environ, "CHAOS_HERE": str(tmp_path)}
     done = forked.run([*words, "train.py"], directory=tmp_path, environment=environment)
     assert done.returncode not in (0, None), done.stderr
     found = read_explanation(tmp_path / "run")
-    assert judge(case, found), (found, done.stderr)
+    host = place.host_of(case.rank, case.ranks) if case.rank is not None else ""
+    assert judge(case, found, host), (found, done.stderr)
     assert found is not None
     if not found.told:
         assert f"cause: {found.summary}" in done.stderr
@@ -53,7 +75,21 @@ def test_a_fault_is_explained(name: str, tmp_path: Path) -> None:
 def test_every_fault_is_explained(case: Case, on_two_hosts: bool) -> None:
     if on_two_hosts and case.outcome == "preflight":
         pytest.skip("found before a run, on one host")
-    found = run_case(case, os.environ, on_two_hosts=on_two_hosts)
+    check_explained(case, (lambda case, here: contextlib.nullcontext(STUBS)) if on_two_hosts else None)
+
+
+@pytest.mark.soak
+@pytest.mark.root
+@pytest.mark.parametrize("case", CASES_OF_HOSTS, ids=lambda case: case.name)
+def test_every_fault_of_hosts_is_explained(case: Case) -> None:
+    try:
+        check_explained(case, two_hosts)
+    except HostsUnavailable as why:
+        pytest.skip(str(why))
+
+
+def check_explained(case: Case, at: MakePlace | None) -> None:
+    found = run_case(case, os.environ, at=at)
     if found.skipped:
         pytest.skip(found.skipped)
     assert found.right, found
@@ -62,12 +98,15 @@ def test_every_fault_is_explained(case: Case, on_two_hosts: bool) -> None:
 
 
 def test_there_are_enough_faults_and_each_has_a_name_of_its_own() -> None:
-    assert len(NAMED) == len(CASES) >= 30
-    assert not [name for name in NAMED if "," in name]  # which --cases has between them
+    named = {case.name for case in (*CASES, *CASES_OF_HOSTS)}
+    assert len(named) == len(CASES) + len(CASES_OF_HOSTS)
+    assert len(CASES) >= 30
+    assert len(CASES_OF_HOSTS) >= 10
+    assert not [name for name in named if "," in name]  # which --cases has between them
 
 
 def test_a_script_is_python(tmp_path: Path) -> None:
-    for case in CASES:
+    for case in (*CASES, *CASES_OF_HOSTS):
         compile(script_of(case), case.name, "exec")
 
 
@@ -77,6 +116,8 @@ def test_a_case_is_judged_by_cause_and_rank() -> None:
     assert not judge(case, Explanation(cause="died", rank=0, summary=""))
     assert not judge(case, Explanation(cause="sleeps", rank=1, summary=""))
     assert not judge(case, None)
+    assert judge(case, Explanation(cause="died", rank=1, summary="", host="two"), "two")
+    assert not judge(case, Explanation(cause="died", rank=1, summary="", host="one"), "two")
 
 
 def report(*results: Found) -> ChaosReport:
@@ -118,4 +159,5 @@ def test_a_folder_that_is_no_run_directory_is_refused(tmp_path: Path) -> None:
 
 def test_the_docs_list_every_fault() -> None:
     told = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
-    assert [case.name for case in CASES if f"| {case.name} |" not in told] == []
+    cases = (*CASES, *CASES_OF_HOSTS)
+    assert [case.name for case in cases if f"| {case.name} |" not in told] == []

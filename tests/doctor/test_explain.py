@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from ronde.doctor.explain import explain
-from ronde.trace.evidence import Collective, Evidence, Failure, Host, Process, RankEvidence
+from ronde.trace.evidence import (
+    Collective,
+    Connection,
+    Evidence,
+    Failure,
+    Host,
+    Process,
+    RankEvidence,
+    SilentHost,
+)
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 SOURCE = Path(__file__).parents[2] / "src" / "ronde" / "doctor"
@@ -209,6 +218,72 @@ def test_the_same_line_with_other_shapes() -> None:
 def test_what_the_launcher_has_lost(kind: str, cause: str) -> None:
     found = explain(failed(rank(0), kind=kind, said="the connection to two is lost (x)\nmore"))
     assert (found.cause, found.summary) == (cause, "the connection to two is lost (x)")
+
+
+ONE, TWO = Host(name="one", address="10.0.0.1"), Host(name="two", address="10.0.0.2")
+SILENT = SilentHost(name="two", address="10.0.0.2", ranks=(1,), seconds=11.2)
+
+
+def to(peer: str, host: Host, queued: int = 0, repeated: int = 0, sent: float = 0.0) -> Host:
+    """A host whose ranks send to another."""
+    connection = Connection(peer=peer, queued=queued, repeated=repeated)
+    return dataclasses.replace(host, connections=(connection,), sent=sent)
+
+
+def test_a_host_of_which_nothing_comes() -> None:
+    cut = to("10.0.0.2", ONE, queued=2700, repeated=5)
+    found = explain(evidence(rank(0), hosts=(cut,), silent=(SILENT,)))
+    assert (found.cause, found.rank, found.host) == ("host-silent", 1, "two")
+    assert found.summary == "nothing has come from two (rank 1) for 11 s"
+    assert found.evidence == (
+        "rank 0 on one: 2700 bytes for two (10.0.0.2) are not acknowledged, sent 6 times",
+    )
+    assert "10.0.0.2" in found.fix
+    lost = failed(rank(0), kind="host", hosts=(cut,), silent=(SILENT,), said="the connection is lost")
+    assert explain(lost).cause == "host-silent"
+    # A host that answers as slowly as hosts may.
+    late = dataclasses.replace(SILENT, seconds=1.1)
+    assert explain(evidence(rank(0), hosts=(ONE,), silent=(late,))).cause != "host-silent"
+
+
+def test_a_host_whose_connection_was_closed() -> None:
+    closed = dataclasses.replace(SILENT, seconds=0.4)
+    found = explain(failed(rank(0), kind="host", hosts=(ONE,), silent=(closed,), said="closed (x)\nmore"))
+    assert (found.cause, found.rank, found.host, found.summary) == ("host-lost", 1, "two", "closed (x)")
+
+
+def on_two(first: Host, second: Host, **fields: Any) -> Evidence:
+    return evidence(rank(0), rank(1, host=1), hosts=(first, second), **fields)
+
+
+def test_a_link_on_which_nothing_arrives() -> None:
+    """Both hosts speak to the launcher."""
+    cut = on_two(to("10.0.0.2", ONE, queued=64, repeated=4), to("10.0.0.1", TWO, queued=64, repeated=1))
+    found = explain(cut)
+    assert (found.cause, found.rank, found.host) == ("link-cut", 1, "two")
+    assert found.summary == "the link between one and two is cut, in one direction at least"
+    assert len(found.evidence) == 1
+    # What is lost now and then on a busy link, a peer that does not read, another program's connection.
+    assert explain(on_two(to("10.0.0.2", ONE, queued=64, repeated=2), TWO)).cause == "unknown"
+    assert explain(on_two(to("10.0.0.2", ONE, repeated=9), TWO)).cause == "unknown"
+    assert explain(on_two(to("10.9.9.9", ONE, queued=64, repeated=9), TWO)).cause == "unknown"
+
+
+def test_a_link_on_which_little_arrives() -> None:
+    found = explain(on_two(to("10.0.0.2", ONE, queued=1 << 20, sent=120e3), TWO))
+    assert (found.cause, found.rank, found.host) == ("slow-link", 0, "one")
+    assert found.summary == "the link from one to two is slow: 1.0 Mbit/s"
+    assert explain(on_two(to("10.0.0.2", ONE, queued=1 << 20, sent=1e9), TWO)).cause == "unknown"
+    stopped = rank(1, host=1, process=process(state="T"))
+    by_rank = evidence(rank(0), stopped, hosts=(to("10.0.0.2", ONE, queued=1 << 20, sent=9.0), TWO))
+    assert explain(by_rank).cause == "stopped"
+
+
+def test_the_host_of_a_rank_is_told() -> None:
+    found = explain(on_two(ONE, TWO, reason="failure", failure=Failure(rank=1, kind="exit", exit_code=3)))
+    assert (found.rank, found.host) == (1, "two")
+    assert "  rank 1 is on two" in found.lines()
+    assert explain(late(process=process(state="T"))).host == ""
 
 
 def rings(*places: str, **fields: Any) -> tuple[RankEvidence, ...]:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ronde.launch.host_checks import address_of_all, differences, host_environment, mesh_steps
+from ronde.launch.host_checks import (
+    address_of_all,
+    differences,
+    host_environment,
+    mesh_steps,
+    names_of_loopback,
+)
 
 ALIKE = {
     "python": "3.11.7",
@@ -13,13 +19,16 @@ ALIKE = {
     "script": "ab",
     "devices": [],
     "machine": "m",
+    "disk": 1 << 40,
 }
 
 
 def problems(changes: dict[str, Any], **of_both: Any) -> list[str]:
     first = {**ALIKE, **of_both}
     second = {**first, "machine": "n", **changes}
-    return differences([("a", 2, first), ("b", 2, second)], "train.py", "/bin/python")
+    troubles = differences([("a", 2, first), ("b", 2, second)], "train.py", "/bin/python")
+    assert {each.host for each in troubles} <= {"b"}
+    return [str(each) for each in troubles]
 
 
 def test_alike() -> None:
@@ -39,10 +48,29 @@ def test_each_difference_has_its_line() -> None:
     assert "b has no train.py; copy the project there" in problems({"script": ""})[0]
 
 
+def test_a_full_disk() -> None:
+    assert problems({"disk": 3 << 20}) == [
+        "b has 3 MiB free on the disk of its run directory; free some there, or take another disk: "
+        "--run-dir DIR"
+    ]
+    assert problems({"disk": -1}) == []
+
+
+def test_a_name_that_means_this_host() -> None:
+    known = {"one": ("10.0.0.1",), "two": ("127.0.0.1",), "me@three": ("::1", "127.0.1.1"), "four": ()}
+
+    def found(*names: str) -> list[str]:
+        table = {name.rpartition("@")[2]: each for name, each in known.items()}
+        return [each.host for each in names_of_loopback(names, lambda name: table.get(name, ()))]
+
+    assert found("one", "two", "me@three", "four", "127.0.0.1", "localhost") == ["two", "me@three"]
+    assert found("two") == []  # alone, it may well be meant
+
+
 def test_devices() -> None:
     assert problems({"devices": []}, devices=["0", "1"])[0].startswith("b offers no CUDA device, a does;")
     assert problems({"devices": ["0"]}, devices=["0", "1"]) == [
-        "2 ranks on b need a CUDA device each, it offers 1: b:1"
+        "2 ranks on b need a CUDA device each, it offers 1; give it fewer: b:1"
     ]
     assert problems({"machine": "m"}, devices=["0", "1"])[0].startswith("a and b are one machine")
 

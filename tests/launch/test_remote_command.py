@@ -68,7 +68,9 @@ def test_nothing_in_the_directory_stands_for_a_module(tmp_path: Path) -> None:
 def test_why_a_host_takes_no_part(code: int, said: str, words: str) -> None:
     import re
 
-    line = why_it_failed("a", code, [said], Way(port=22), python="/bin/python", directory="/here")
+    trouble = why_it_failed("a", code, [said], Way(port=22), python="/bin/python", directory="/here")
+    line = str(trouble)
+    assert (trouble.host, trouble.check) == ("a", "reached")
     assert re.search(words, line), line
     assert "\n" not in line
     assert shlex.quote("a") in line

@@ -61,6 +61,24 @@ def test_a_lost_host_is_told_unless_a_rank_failed_before(end: RunEnd) -> None:
     assert end.outcome().report.startswith("rank 1 on one failed: ValueError: x; logs")
 
 
+def test_a_silent_host_is_named_in_the_stall_that_it_brings(end: RunEnd, tmp_path: Path) -> None:
+    end.place(["10.0.0.1", "10.0.0.2"])
+    end.hear_nothing_of({0: 0.5, 1: 11.0})
+    waiting = evidence(rank(0, standing="waiting"), rank(1, standing="waiting"), reason="stall")
+    end.stalled({0: waiting}, is_over=False)
+    found = read_explanation(tmp_path)
+    assert found is not None
+    assert (found.cause, found.rank, found.host) == ("host-silent", 2, "two")
+    kept = read_evidence(tmp_path, "stall")
+    assert kept is not None
+    assert [(each.name, each.address) for each in kept.hosts] == [("one", "10.0.0.1")]
+    assert [(each.name, each.ranks, each.address) for each in kept.silent] == [("two", (2,), "10.0.0.2")]
+    # It is given up: the end is explained by what was seen.
+    end.froze(0, waiting)
+    end.abort("host", "the connection to two is lost", 1)
+    assert "cause: nothing has come from two (rank 2) for 11 s" in end.outcome().report
+
+
 def test_a_kill_is_explained_by_the_evidence_of_its_own_host(end: RunEnd, tmp_path: Path) -> None:
     """The other host has counted kills for lack of memory, and is not meant."""
     end.froze(0, evidence(rank(0), rank(1), oom_kills=3))

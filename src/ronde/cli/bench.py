@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -16,6 +17,8 @@ from ronde.bench import first_call as first_calls
 from ronde.bench import horovod as horovods
 from ronde.bench.chaos import report as chaos_report
 from ronde.bench.chaos.faults import CASES
+from ronde.bench.chaos.faults_of_hosts import CASES_OF_HOSTS
+from ronde.bench.chaos.place import MakePlace, Stubs
 from ronde.bench.chaos.report import ChaosReport
 from ronde.bench.chaos.running import Found, run_case
 from ronde.bench.choice import DEVICES, check_known
@@ -448,7 +451,12 @@ def chaos_(
         Path | None, typer.Option(metavar="DIR", help="Copy what was frozen in each run to this folder.")
     ] = None,
     two_hosts: Annotated[
-        bool, typer.Option("--two-hosts", help="The last rank is on another host, which is this one, too.")
+        bool,
+        typer.Option(
+            "--two-hosts",
+            help="The last rank is on another host, of its own network where that can be made; faults that "
+            "only several hosts have are among them then.",
+        ),
     ] = False,
     json: _Json = None,
 ) -> None:
@@ -459,15 +467,16 @@ def chaos_(
     """
     check_linux()
     _check_writable(json=json)
-    known = {each.name: each for each in CASES}
+    known = {each.name: each for each in (*CASES, *(CASES_OF_HOSTS if two_hosts else ()))}
     names = _names(cases) if cases else list(known)
     check_known(names, known, what="fault")
     if evidence is not None and not evidence.is_dir():
         raise UsageError(f"--evidence {evidence} is no folder; make it first")
     machine = Machine.here()
+    place = _two_hosts() if two_hosts else None
     results: list[Found] = []
     for name in names:
-        results.append(run_case(known[name], os.environ, evidence, on_two_hosts=two_hosts))
+        results.append(run_case(known[name], os.environ, evidence, at=place))
         _say_fault(results[-1])
     report = ChaosReport(machine=machine, results=tuple(results))
     _tell(report, json=json)
@@ -555,6 +564,19 @@ def _say_figures(figures: Figures) -> None:
 
 def _say_serving(situation: str, p99: float) -> None:
     print(f"ronde: {situation}: p99 {p99:.2f} ms", file=sys.stderr, flush=True)
+
+
+def _two_hosts() -> MakePlace:
+    """Hosts of their own network where they can be made, else stubs, which is said."""
+    from ronde.testing.hosts import HostsUnavailable, Network
+    from ronde.testing.two_hosts import two_hosts
+
+    try:
+        with Network(1):
+            return two_hosts
+    except HostsUnavailable as why:
+        print(f"ronde: both hosts are this one, without links between them: {why}", file=sys.stderr)
+        return lambda case, here: contextlib.nullcontext(Stubs())
 
 
 def _say_fault(found: Found) -> None:

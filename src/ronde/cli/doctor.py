@@ -5,25 +5,55 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ronde.cluster.linux import check_linux
+from ronde.errors import UsageError
+
+if TYPE_CHECKING:
+    from ronde.doctor.finding import Finding
 
 __all__ = ["doctor"]
 
 
-def doctor(
+def doctor(  # noqa: PLR0913 - one parameter per option
     run_dir: Annotated[
         Path | None, typer.Argument(metavar="RUN_DIR", help="Of a run that goes on, or has ended.")
     ] = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="How many ranks are to run here.", show_default="one per device")
     ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts",
+            "-H",
+            metavar="HOST:N,...|N",
+            help="Hosts and their ranks: all are asked, and the links between them measured. A number: how "
+            "many are to take part; this one alone is looked at.",
+        ),
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The same hosts in a file, as ronde run takes it.")
+    ] = None,
+    script: Annotated[
+        str, typer.Option(metavar="FILE", help="The script, which must be the same on all hosts.")
+    ] = "",
+    ssh_port: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=65535, help="Of the hosts' ssh servers.")
+    ] = None,
+    ssh_command: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="In place of ssh: it is called with a host and a shell line."),
+    ] = None,
+    local_addr: Annotated[
+        str | None, typer.Option(metavar="IP", help="By which the hosts reach this one; else they are asked.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="That each rank is to compute with.")] = None,
-    hosts: Annotated[int, typer.Option(min=1, help="How many hosts are to take part.")] = 1,
     json_: Annotated[bool, typer.Option("--json", help="Print everything that was found as JSON.")] = False,
 ) -> None:
     """Say what is wrong: with this host before a run, or with a run, during it and after.
@@ -33,7 +63,14 @@ def doctor(
     check_linux()
     if run_dir is not None:
         raise typer.Exit(_run(run_dir, as_json=json_))
-    raise typer.Exit(_host(ranks, threads, hosts, as_json=json_))
+    number = hosts if hosts is not None and hosts.isdecimal() else None
+    named = None if number else hosts
+    if named is None and hostfile is None:
+        _check_hosts_are_named(script, ssh_port, ssh_command, local_addr)
+        findings = _here(ranks, threads, int(number or 1))
+    else:
+        findings = _everywhere(named, hostfile, ranks, threads, script, ssh_port, ssh_command, local_addr)
+    raise typer.Exit(_told(findings, as_json=json_))
 
 
 def _run(run_dir: Path, *, as_json: bool) -> int:
@@ -48,10 +85,47 @@ def _run(run_dir: Path, *, as_json: bool) -> int:
     return int(found.cause not in ("running", "ended"))
 
 
-def _host(ranks: int | None, threads: int | None, hosts: int, *, as_json: bool) -> int:
-    from ronde.doctor.preflight import examine, lines
+def _here(ranks: int | None, threads: int | None, hosts: int) -> Sequence[Finding]:
+    from ronde.doctor.preflight import examine
 
-    findings = examine(os.environ, ranks=ranks, threads=threads, hosts=hosts)
+    return examine(os.environ, ranks=ranks, threads=threads, hosts=max(1, hosts))
+
+
+def _everywhere(
+    named: str | None,
+    hostfile: Path | None,
+    ranks: int | None,
+    threads: int | None,
+    script: str,
+    port: int | None,
+    command: str | None,
+    address: str | None,
+) -> Sequence[Finding]:
+    """What agents of the hosts have found."""
+    from ronde.cli.hosts_options import hosts_of
+    from ronde.cluster.host_list import parse_hosts, ranks_of_hosts, read_hostfile
+    from ronde.doctor.hosts import examine_hosts
+    from ronde.launch.where import Where
+
+    if named is not None and hostfile is not None:
+        raise UsageError("-H and --hostfile both name the hosts; leave one of them out")
+    slots = parse_hosts(named) if named is not None else read_hostfile(hostfile or Path())
+    hosts = hosts_of(Where(), ranks_of_hosts(slots, ranks), port, command, (), address)
+    assert hosts is not None
+    return examine_hosts(hosts, os.environ, script=script, threads=threads)
+
+
+def _check_hosts_are_named(*given: object) -> None:
+    if any(given):
+        raise UsageError(
+            "--script, --ssh-port, --ssh-command and --local-addr are about other hosts, and none is named; "
+            "add -H host1:2,host2:2"
+        )
+
+
+def _told(findings: Sequence[Finding], *, as_json: bool) -> int:
+    from ronde.doctor.preflight import lines
+
     if as_json:
         print(json.dumps([dataclasses.asdict(each) for each in findings], indent=1))
     else:

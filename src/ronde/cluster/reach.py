@@ -10,7 +10,16 @@ import struct
 import threading
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Greeter", "candidates", "dial", "free_ports", "is_this_host", "listen_everywhere"]
+__all__ = [
+    "Greeter",
+    "addresses_of",
+    "candidates",
+    "dial",
+    "ephemeral_ports",
+    "free_ports",
+    "is_this_host",
+    "listen_everywhere",
+]
 
 from ronde.cluster.own_address import source_towards
 
@@ -29,6 +38,15 @@ def is_this_host(name: str) -> bool:
     except OSError:
         return False
     return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def addresses_of(name: str) -> tuple[str, ...]:
+    """Addresses that a host's name (a user before it aside) has here; () where it has none."""
+    try:
+        found = socket.getaddrinfo(name.rpartition("@")[2], None, type=socket.SOCK_STREAM)
+    except OSError:
+        return ()
+    return tuple(dict.fromkeys(str(each[4][0]) for each in found))
 
 
 def candidates(others: Iterable[str]) -> tuple[str, ...]:
@@ -100,6 +118,15 @@ def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
         return [listener.getsockname()[1] for listener in listeners]
+
+
+def ephemeral_ports() -> str:
+    """The range of ports that the system hands out by itself, as "32768-60999"."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range") as stream:
+            return "-".join(stream.read().split())
+    except OSError:
+        return "32768-60999"
 
 
 def _addresses_of_cards() -> Iterable[str]:

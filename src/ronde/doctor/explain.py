@@ -6,9 +6,10 @@ what makes it slow. A rule that cannot tell says nothing: "unknown" is an answer
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
-from ronde.doctor.causes import crashes, errors, paths, slowness, stalls
+from ronde.doctor.causes import crashes, errors, network, paths, slowness, stalls
 from ronde.trace.evidence import Evidence
 from ronde.trace.explanation import Explanation
 
@@ -19,6 +20,9 @@ Rule = Callable[[Evidence], Explanation | None]
 RULES: tuple[Rule, ...] = (
     # Ends.
     crashes.launcher_lost,
+    network.host_lost,
+    network.host_silent,
+    network.link_cut,
     paths.shapes_differ,
     paths.paths_differ,
     crashes.memory_of_the_host,
@@ -46,6 +50,7 @@ RULES: tuple[Rule, ...] = (
     stalls.waits_for_others,
     stalls.waits_for_data,
     stalls.computes,
+    network.slow_link,
     paths.all_wait,
     crashes.peer_lost,
     # Slow, or wrong, and going on.
@@ -63,7 +68,7 @@ def explain(evidence: Evidence) -> Explanation:
     for rule in RULES:
         found = rule(evidence)
         if found is not None:
-            return found
+            return _placed(found, evidence)
     seen = ", ".join(
         f"rank {each.rank} {each.standing or each.process.state or 'gone'}" for each in evidence.ranks
     )
@@ -75,3 +80,11 @@ def explain(evidence: Evidence) -> Explanation:
         fix=f"look at the ranks' logs in {evidence.run_directory}",
         told=True,
     )
+
+
+def _placed(found: Explanation, evidence: Evidence) -> Explanation:
+    """The same with the host of the rank that it names, unless it names a host itself."""
+    rank = None if found.rank is None else evidence.rank(found.rank)
+    if rank is None or found.host:
+        return found
+    return dataclasses.replace(found, host=evidence.host_of(rank).name)

@@ -12,15 +12,17 @@ Level = Literal["good", "note", "wrong"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """A sentence about this host.
+    """A sentence about a host.
 
     Attributes:
         check: the name of the check, as `docs/doctor.md` lists it.
         level: good; a note, which may be slow or is not known; or wrong, with which runs fail.
         fix: what to do, "" where that is nothing.
+        host: name of the host among several; "" for this one.
     """
 
     check: str
     level: Level
     summary: str
     fix: str = ""
+    host: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
@@ -63,10 +64,15 @@ def examine(
 
 
 def lines(findings: Sequence[Finding]) -> Sequence[str]:
-    """As a user reads them: what is wrong has its fix below."""
+    """As a user reads them: what is wrong has its fix below; of several hosts what is good is counted."""
     told: list[str] = []
+    good = Counter(each.host for each in findings if each.host and each.level == "good")
+    told += (f"{_MARKS['good']} {host}: {count} checks" for host, count in good.items())
     for each in findings:
-        told.append(f"{_MARKS[each.level]} {each.check}: {each.summary}")
+        if each.host and each.level == "good":
+            continue
+        where = f"{each.host}: " if each.host else ""
+        told.append(f"{_MARKS[each.level]} {where}{each.check}: {each.summary}")
         if each.fix and each.level != "good":
             told.append(f"      to mend it: {each.fix}")
     wrong = sum(each.level == "wrong" for each in findings)

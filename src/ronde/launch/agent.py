@@ -12,12 +12,14 @@ import hashlib
 import importlib
 import os
 import platform
+import shutil
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ronde.cluster.cores import available_cores
@@ -28,8 +30,12 @@ from ronde.errors import RondeError
 from ronde.launch.frames import MAGIC, FrameError, Kind, Sender, frames, unpack
 from ronde.launch.node_spec import NodeSpec
 from ronde.launch.piped_node import PipedNode
+from ronde.trace.run_directory import default_root
 
-__all__ = ["main"]
+__all__ = ["Answers", "main"]
+
+#: How more questions before a run are answered: the kind of the answer, and what makes it.
+Answers = Mapping[Kind, tuple[Kind, Callable[[dict[str, Any]], dict[str, Any]]]]
 
 #: Seconds between two signs of life, in both directions.
 BEAT_S = 1.0
@@ -37,8 +43,12 @@ BEAT_S = 1.0
 SILENCE_S = 60.0
 
 
-def main() -> None:
-    """Serve one launcher, and leave with it."""
+def main(more: Answers = MappingProxyType({})) -> None:
+    """Serve one launcher, and leave with it.
+
+    Args:
+        more: questions that are answered besides those of a launcher.
+    """
     incoming, outgoing = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -48,27 +58,27 @@ def main() -> None:
     sender = Sender(outgoing)
     with contextlib.suppress(OSError, FrameError):
         os.write(outgoing, MAGIC)
-        part = _meet(frames(incoming), sender)
+        part = _meet(frames(incoming), sender, more)
         if part is not None:
             # Ranks must not find Ctrl-C ignored, nor the pipes to the launcher.
             signal.signal(signal.SIGINT, signal.default_int_handler)
             _run(part, incoming, sender)
 
 
-def _meet(incoming: Iterator[tuple[Kind, bytes]], sender: Sender) -> NodeSpec | None:
+def _meet(incoming: Iterator[tuple[Kind, bytes]], sender: Sender, more: Answers) -> NodeSpec | None:
     """Say what this host is, until the launcher starts its part; None when it does not."""
     with contextlib.ExitStack() as greeting:  # there must be no thread when ranks are started
-        return _answer(incoming, sender, greeting)
+        return _answer(incoming, sender, more, greeting)
 
 
 def _answer(
-    incoming: Iterator[tuple[Kind, bytes]], sender: Sender, greeting: contextlib.ExitStack
+    incoming: Iterator[tuple[Kind, bytes]], sender: Sender, more: Answers, greeting: contextlib.ExitStack
 ) -> NodeSpec | None:
     for kind, content in incoming:
         if kind is Kind.HELLO:
             hello = unpack(content)
             os.environ.update(hello["environment"])
-            sender.send(Kind.READY, about_this_host(hello["script"], hello["cwd"]))
+            sender.send(Kind.READY, about_this_host(**hello["about"]))
         elif kind is Kind.DIAL:
             wanted = unpack(content)
             reached = dial(wanted["addresses"], wanted["port"], wanted["word"])
@@ -82,17 +92,21 @@ def _answer(
             sender.send(Kind.MESHED, {"failed": [name for name, found in others.items() if not found]})
         elif kind is Kind.START:
             return NodeSpec.from_fields(unpack(content))
+        elif kind in more:
+            wanted, answer = more[kind]
+            sender.send(wanted, answer(unpack(content)))
         else:
             return None
     return None
 
 
-def about_this_host(script: str, cwd: str) -> dict[str, Any]:
+def about_this_host(script: str, cwd: str, run_dir: str = "") -> dict[str, Any]:
     """What must be alike on all hosts, and what the launcher decides by.
 
     Args:
         script: its path; "" for a module.
         cwd: the launcher's working directory.
+        run_dir: the directory of this host's part of the run; "": where runs are kept.
     """
     found = ""
     if script:
@@ -108,11 +122,20 @@ def about_this_host(script: str, cwd: str) -> dict[str, Any]:
         "script": found,
         "devices": list(cuda_devices(os.environ)) if torch_has_cuda() else [],
         "cores": available_cores(),
+        "disk": _free(Path(run_dir) if run_dir else default_root(os.environ)),
         "name": socket.gethostname(),
         "machine": f"{machine.read_text().strip() if machine.exists() else socket.gethostname()} {space}",
         "time": time.time(),
         "monotonic": time.monotonic(),
     }
+
+
+def _free(path: Path) -> int:
+    """Free bytes where a folder is, or will be; -1 where that is not known."""
+    with contextlib.suppress(OSError):
+        there = next(each for each in (path, *path.parents) if each.exists())
+        return shutil.disk_usage(there).free
+    return -1
 
 
 def _run(part: NodeSpec, incoming: int, sender: Sender) -> None:

@@ -23,12 +23,13 @@ from ronde.errors import UsageError
 from ronde.launch.agent import BEAT_S
 from ronde.launch.agent_link import AgentLink, News
 from ronde.launch.bytes_out import write_all
+from ronde.launch.clock import Clock
 from ronde.launch.failure import ENDING, Ends, ErrorFile, RankDeath, shell_code
 from ronde.launch.frames import Kind, unpack
 from ronde.launch.hosts import Hosts
 from ronde.launch.job import Job, Outcome
 from ronde.launch.look_at_nodes import LookAtNodes
-from ronde.launch.meeting import Clock, Meeting, Met
+from ronde.launch.meeting import Meeting, Met
 from ronde.launch.mirror import Piece, is_mirrored
 from ronde.launch.node_spec import NodeSpec
 from ronde.launch.output_pump import fill_standard_descriptors
@@ -43,7 +44,7 @@ from ronde.launch.store_process import start_store
 from ronde.plan import Plan
 from ronde.trace.events import append_events, events_path
 from ronde.trace.evidence import Evidence
-from ronde.trace.launch_record import LaunchedNode, write_launch_record
+from ronde.trace.launch_record import write_launch_record
 from ronde.trace.lockstep_board import Standing
 from ronde.trace.pulse import Pulse
 
@@ -153,6 +154,10 @@ class _Controller:
         )
         met = meeting.meet(self._inbox)
         self._clocks = met.clocks
+        self.end.place(met.own)
+        for link, clock in zip(self._links, met.clocks, strict=True):
+            if trouble := clock.trouble(link.name):
+                self.end.notice(str(trouble))
         with met.listener:
             log = self._job.run_directory.store_log
             self._store = start_store(met.listener, log, linger=0, command=self._hosts.store)
@@ -205,7 +210,8 @@ class _Controller:
                     self._handle(signal.SIGTERM, started=True)
                 while not self._news.empty():
                     link, kind, content = self._news.get()
-                    self._heard[link.index] = time.monotonic()
+                    if kind is not None:
+                        self._heard[link.index] = time.monotonic()
                     self._take(link, kind, content)
                 self._keep_time()
                 self._end_if_failed()
@@ -228,7 +234,7 @@ class _Controller:
         elif kind is Kind.STALL:
             self._take_stall(link, unpack(content))
         elif kind is Kind.EVIDENCE:
-            self._take_evidence(link, Evidence.from_fields(unpack(content)))
+            self._take_evidence(link, Evidence.from_fields(self._by_our_clock(link, unpack(content))))
         elif kind is Kind.LOST:
             self.end.abort("server", content.decode())
         elif kind is Kind.NOTICE:
@@ -258,13 +264,7 @@ class _Controller:
         self._pids[link.index] = {int(rank): pid for rank, pid in pids.items()}
         if len(self._pids) == len(self._links):
             nodes = [
-                LaunchedNode(
-                    name=each.name,
-                    run_id=self._run_id(each),
-                    pids=self._pids[each.index],
-                    wall=-self._clocks[each.index].wall,
-                    monotonic=-self._clocks[each.index].monotonic,
-                )
+                self._clocks[each.index].node(each.name, self._run_id(each), self._pids[each.index])
                 for each in self._links
             ]
             record = self._job.launch_record(nodes, by_agents=True)
@@ -283,12 +283,13 @@ class _Controller:
             self.end.abort("refused", fields["refused"], link.index)
         else:
             standings = [Standing.from_fields(each) for each in fields["standings"]]
-            evidence = Evidence.from_fields(fields["evidence"])
+            evidence = Evidence.from_fields(self._by_our_clock(link, fields["evidence"]))
             self.end.ended(link.index, evidence, standings, fields["left"])
 
     def _lose(self, link: AgentLink, said: Sequence[str], code: int) -> None:
         """An agent is gone without a last word."""
         link.over = True
+        self._note_silences()
         why = next((line.strip() for line in reversed(said) if line.strip()), f"exit code {shell_code(code)}")
         ranks = ", ".join(str(link.first_rank + place) for place in range(link.ranks))
         self.end.abort(
@@ -310,7 +311,7 @@ class _Controller:
         self._ask(
             "stall",
             lambda parts: self.end.stalled(parts, is_over=is_over),
-            {link.index: Evidence.from_fields(fields["evidence"])},
+            {link.index: Evidence.from_fields(self._by_our_clock(link, fields["evidence"]))},
         )
 
     def _take_evidence(self, link: AgentLink, evidence: Evidence) -> None:
@@ -337,12 +338,17 @@ class _Controller:
         look = self._look
         if look is not None and look.is_complete({link.index for link in self._links if not link.over}):
             self._look = None
+            self._note_silences()
             look.conclude()
         question = self._job.run_directory.question
         if self._look is None and question.exists():
             with contextlib.suppress(OSError):
                 question.unlink()
             self._ask("asked", self.end.asked, {})
+
+    def _note_silences(self) -> None:
+        now = time.monotonic()
+        self.end.hear_nothing_of({index: now - heard for index, heard in self._heard.items()})
 
     # The end.
 

@@ -4,6 +4,7 @@
     agent -> launcher   READY, DIALED, MESHED, STARTED, then OUT, ERR, BEAT, PIECE, NOTICE, DEATH, ERROR,
                         STALL, LOST, EVIDENCE, at last LAST
 
+`ronde doctor` says EXAMINE and MEASURE in place of MESH and START.
 The end of the launcher's pipe ends the ranks.
 
 A frame is its kind (one byte), its length (four, big-endian), its content. Before its first one an agent
@@ -44,6 +45,10 @@ class Kind(bytes, enum.Enum):
     DIALED = b"D"  # [JSON: which of them answered]
     MESH = b"m"  # [JSON: the other hosts' addresses and ports]
     MESHED = b"M"  # [JSON: which of them did not answer]
+    EXAMINE = b"a"  # [JSON: the run that is to come] what is wrong with you? Of `ronde doctor`
+    EXAMINED = b"A"  # [JSON: findings, port at which others measure the way here]
+    MEASURE = b"t"  # [JSON: address and port of another host] how long is the way there, and how wide?
+    MEASURED = b"T"  # [JSON: seconds, bytes per second in both directions]
     START = b"s"  # [JSON: the host's part of the run]
     SIGNAL = b"g"  # [number] pass it on to the ranks
     LOOK = b"k"  # [reason] say where your ranks are

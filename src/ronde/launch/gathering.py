@@ -19,6 +19,7 @@ from typing import Any
 
 from ronde.cluster.cores import available_cores
 from ronde.cluster.host_memory import kernel_lines, oom_kills
+from ronde.launch import connections
 from ronde.launch.process_facts import catches, cpu_seconds, descendants, process
 from ronde.launch.rank_config import STACK_SIGNAL
 from ronde.trace.evidence import Collective, Evidence, Host, Process, RankEvidence
@@ -75,6 +76,7 @@ class Gathering:
         children = {rank: started[pid] for rank, pid in alive.items()}
         looked = [*alive.values(), *(pid for each in children.values() for pid in each)]
         before, began = {pid: cpu_seconds(pid) for pid in looked}, time.monotonic()
+        sockets = connections.look(alive.values())
         length = 0.0 if not alive else SHORT_LOOK_S if reason == "failure" else LOOK_S
         stacks = ask_for_stacks(self._directory, alive, until=began + length)
         time.sleep(max(0.0, began + length - time.monotonic()))
@@ -110,7 +112,7 @@ class Gathering:
             reason=reason,
             time=time.time(),
             ranks=tuple(ranks),
-            hosts=(self._host(now),),
+            hosts=(self._connected(sockets, connections.look(alive.values()), passed),),
         )
 
     def completed(self, evidence: Evidence, codes: Mapping[int, int]) -> Evidence:
@@ -127,7 +129,17 @@ class Gathering:
                     log=_tail(self._directory.log(rank.rank)),
                 )
             )
-        return dataclasses.replace(evidence, ranks=tuple(ranks), hosts=(self._host(time.monotonic()),))
+        was = evidence.hosts[0]
+        host = dataclasses.replace(self._host(time.monotonic()), connections=was.connections, sent=was.sent)
+        return dataclasses.replace(evidence, ranks=tuple(ranks), hosts=(host,))
+
+    def _connected(self, before: connections.Look, after: connections.Look, passed: float) -> Host:
+        """The host now, with what its ranks have sent to others between two looks."""
+        return dataclasses.replace(
+            self._host(time.monotonic()),
+            connections=tuple(connections.compared(before, after)),
+            sent=round(max(0, after.sent - before.sent) / passed),
+        )
 
     def _rank(
         self,

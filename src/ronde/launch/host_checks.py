@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ipaddress
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["address_of_all", "differences", "host_environment", "mesh_steps"]
+from ronde.cluster.reach import ephemeral_ports
+from ronde.launch.trouble import Trouble
+
+__all__ = [
+    "address_of_all",
+    "differences",
+    "host_environment",
+    "mesh_steps",
+    "names_of_loopback",
+    "unconnected",
+]
+
+# What a node's ranks need at least of the disk on which its run directory is, in bytes.
+_LEAST_DISK = 16 << 20
 
 # What ranks go by whoever starts them. Devices are each host's own affair, unless there are to be none.
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "RONDE_LOG")
@@ -49,8 +64,8 @@ def differences(
     script: str,
     python: str,
     reference: Mapping[str, Any] | None = None,
-) -> list[str]:
-    """What keeps the hosts from running one script together, a line each with what to do; [] for nothing.
+) -> list[Trouble]:
+    """What keeps the hosts from running one script together; [] for nothing.
 
     Args:
         hosts: of each its name, its ranks, and what its agent says (`agent.about_this_host`).
@@ -59,49 +74,102 @@ def differences(
         reference: what this host says of itself; None: hosts are to be like the first of them.
     """
     first, _, told = hosts[0] if reference is None else ("this host", 0, reference)
-    problems: list[str] = []
+    troubles: list[Trouble] = []
     for name, _, found in hosts:
         for what in ("python", "ronde", "torch"):
             if found[what] != told[what]:
-                mend = (
+                fix = (
                     "install the same environment on both"
                     if what == "python"
                     else f"on {name}: {python} -m pip install {what}=={told[what]}"
                 )
-                problems.append(
-                    f"{name} has {what} {found[what] or '(none)'}, {first} has {told[what]}; {mend}"
-                )
+                words = f"{name} has {what} {found[what] or '(none)'}, {first} has {told[what]}"
+                troubles.append(Trouble(host=name, check="versions", what=words, fix=fix))
         if script and not found["script"]:
-            problems.append(f"{name} has no {script}; copy the project there, or use a shared file system")
+            fix = "copy the project there, or use a shared file system"
+            troubles.append(Trouble(host=name, check="script", what=f"{name} has no {script}", fix=fix))
         elif found["script"] != told["script"]:
-            problems.append(f"{name} has another {script} than {first}; copy the project there again")
-    return problems + _device_problems(hosts)
+            words = f"{name} has another {script} than {first}"
+            fix = "copy the project there again"
+            troubles.append(Trouble(host=name, check="script", what=words, fix=fix))
+        if 0 <= found["disk"] < _LEAST_DISK:
+            words = f"{name} has {found['disk'] >> 20} MiB free on the disk of its run directory"
+            fix = "free some there, or take another disk: --run-dir DIR"
+            troubles.append(Trouble(host=name, check="disk", what=words, fix=fix))
+    return troubles + _device_troubles(hosts)
 
 
-def _device_problems(hosts: Sequence[tuple[str, int, Mapping[str, Any]]]) -> list[str]:
+def names_of_loopback(names: Sequence[str], addresses_of: Callable[[str], Sequence[str]]) -> list[Trouble]:
+    """Names of several hosts that mean this one here, though it is called otherwise.
+
+    Args:
+        addresses_of: looks a name up.
+    """
+    if len(names) < 2:
+        return []
+    troubles: list[Trouble] = []
+    for name in names:
+        host = name.rpartition("@")[2]
+        if host in ("localhost", socket.gethostname()) or _is_address(host):
+            continue
+        found = addresses_of(host)
+        if found and all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in found):
+            troubles.append(
+                Trouble(
+                    host=name,
+                    check="host-name",
+                    what=f"{name} means {found[0]} here, which is this host itself",
+                    fix=f"give {host} its own address in /etc/hosts, or write the address in its place",
+                )
+            )
+    return troubles
+
+
+def unconnected(name: str, others: Sequence[str]) -> Trouble:
+    """A host that does not reach others, which its ranks would have to."""
+    return Trouble(
+        host=name,
+        check="connections",
+        what=f"{name} cannot connect to {', '.join(others)} (TCP, any port), and its ranks would have to",
+        fix=f"open the firewall's ports {ephemeral_ports()} between the hosts",
+    )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _device_troubles(hosts: Sequence[tuple[str, int, Mapping[str, Any]]]) -> list[Trouble]:
     with_devices = [name for name, _, found in hosts if found["devices"]]
     if not with_devices:
         return []
-    problems: list[str] = []
+    troubles: list[Trouble] = []
     machines: dict[str, str] = {}
+
+    def add(host: str, what: str, fix: str) -> None:
+        troubles.append(Trouble(host=host, check="devices", what=what, fix=fix))
+
     for name, ranks, found in hosts:
         offered = len(found["devices"])
         if not offered:
-            problems.append(
-                f"{name} offers no CUDA device, {with_devices[0]} does; leave {name} out, or run on the CPU "
-                'with CUDA_VISIBLE_DEVICES=""'
+            add(
+                name,
+                f"{name} offers no CUDA device, {with_devices[0]} does",
+                f'leave {name} out, or run on the CPU with CUDA_VISIBLE_DEVICES=""',
             )
         elif ranks > offered:
-            problems.append(
-                f"{ranks} ranks on {name} need a CUDA device each, it offers {offered}: {name}:{offered}"
-            )
+            words = f"{ranks} ranks on {name} need a CUDA device each, it offers {offered}"
+            add(name, words, f"give it fewer: {name}:{offered}")
         if found["machine"] in machines:
-            problems.append(
-                f"{machines[found['machine']]} and {name} are one machine, whose devices two hosts cannot "
-                "have; name it once, with all its slots"
-            )
+            other = machines[found["machine"]]
+            words = f"{other} and {name} are one machine, whose devices two hosts cannot have"
+            add(name, words, "name it once, with all its slots")
         machines[found["machine"]] = name
-    return problems
+    return troubles
 
 
 def address_of_all(

@@ -7,34 +7,34 @@ import os
 import queue
 import socket
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ronde.cluster.reach import Greeter, candidates, is_this_host, listen_everywhere
+from ronde.cluster.reach import Greeter, addresses_of, candidates, ephemeral_ports, listen_everywhere
 from ronde.errors import LaunchError, UsageError
 from ronde.launch.agent_link import AgentLink, News
-from ronde.launch.frames import Kind, unpack
-from ronde.launch.host_checks import address_of_all, differences, host_environment, mesh_steps
+from ronde.launch.agents import Agents
+from ronde.launch.clock import Clock
+from ronde.launch.frames import Kind
+from ronde.launch.host_checks import (
+    address_of_all,
+    differences,
+    host_environment,
+    mesh_steps,
+    names_of_loopback,
+    unconnected,
+)
 from ronde.launch.hosts import Hosts
 from ronde.launch.job import Job
-from ronde.launch.remote_command import agent_line, why_it_failed
 from ronde.launch.signal_inbox import SignalInbox
+from ronde.launch.trouble import Trouble
 from ronde.plan import Plan, read_plan
 
-__all__ = ["Clock", "Meeting", "Met"]
+__all__ = ["Meeting", "Met"]
 
 # How long an agent may take to come up (ssh, and Python from a slow file system), and to try addresses.
 _READY_S = 60.0
 _DIALED_S = 30.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Clock:
-    """How far the clocks of a host are before those of this one, in seconds."""
-
-    wall: float
-    monotonic: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,8 @@ class Meeting:
         news: queue.SimpleQueue[News],
         wait: Callable[[float], None],
     ) -> None:
-        self._job, self._hosts, self._links, self._news, self._wait = job, hosts, links, news, wait
+        self._job, self._hosts, self._links = job, hosts, links
+        self._agents = Agents(hosts, links, news, wait)
 
     def meet(self, inbox: SignalInbox) -> Met:
         """Reach every host, and see that they can run this together.
@@ -94,17 +95,16 @@ class Meeting:
             raise UsageError(
                 f"--env {names} is not set here; set it, or give its value: --env {missing[0]}=VALUE"
             )
-        here = [not self._hosts.always and is_this_host(link.name) for link in self._links]
-        line = agent_line(sys.executable, os.getcwd(), self._for_python())
-        for link, is_here in zip(self._links, here, strict=True):
-            words = ["sh", "-c", line] if is_here else self._hosts.way.words(link.name, line, link.ranks)
-            link.start(words, inbox.previous_mask)
-        for link in self._links:
-            link.listen()
+        _refuse(names_of_loopback([link.name for link in self._links], addresses_of))
+        self._agents.start(inbox, self._job.environment, "launch.agent")
         script = self._job.run.program()
+        directory = self._job.run_directory
+        asked: dict[int, tuple[Kind, Mapping[str, Any]]] = {}
         for link in self._links:
-            link.send(Kind.HELLO, {"environment": given, "script": script, "cwd": os.getcwd()})
-        found = self._answers(Kind.READY, _READY_S)
+            place = "" if directory.is_default else str(directory.path / f"host-{link.index}")
+            about = {"script": script, "cwd": os.getcwd(), "run_dir": place}
+            asked[link.index] = (Kind.HELLO, {"environment": given, "about": about})
+        found = self._answers(asked, Kind.READY, _READY_S)
         _refuse(
             differences(
                 [(link.name, link.ranks, each) for link, each in zip(self._links, found, strict=True)],
@@ -115,20 +115,12 @@ class Meeting:
         )
         cuda = bool(found[0]["devices"])
         read_plan(self._job.run.plan, ranks=self._job.ranks, device="cuda" if cuda else "cpu")
-        clocks = [Clock(each["time"] - each["wall"], each["monotonic"] - each["received"]) for each in found]
-        others = [link.name for link, is_here in zip(self._links, here, strict=True) if not is_here]
-        return self._find_addresses(others, clocks, cuda=cuda)
+        return self._find_addresses([Clock.of_answer(each) for each in found], cuda=cuda)
 
-    def _for_python(self) -> dict[str, str]:
-        """What the agent's interpreter must have when it starts."""
-        value = self._job.environment.get("PYTHONPATH", "")
-        paths = [os.path.abspath(path) for path in value.split(os.pathsep) if path]
-        return {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
-
-    def _find_addresses(self, others: list[str], clocks: Sequence[Clock], *, cuda: bool) -> Met:
+    def _find_addresses(self, clocks: Sequence[Clock], *, cuda: bool) -> Met:
         """Ask the hosts by which address they reach the store, and which is their own on the way there."""
         chosen = self._hosts.local_address
-        tried = (chosen,) if chosen else candidates(others)
+        tried = (chosen,) if chosen else candidates(self._agents.elsewhere)
         by_name = tried if chosen else tried[:-1]
         listener = listen_everywhere()
         try:
@@ -142,9 +134,9 @@ class Meeting:
             }
             greeter = Greeter(listener, word)
             try:
-                for link in self._links:
-                    link.send(Kind.DIAL, wanted)
-                found = self._answers(Kind.DIALED, _DIALED_S)
+                found = self._answers(
+                    {link.index: (Kind.DIAL, wanted) for link in self._links}, Kind.DIALED, _DIALED_S
+                )
             finally:
                 greeter.stop()
             reached = [(link.name, each["reached"]) for link, each in zip(self._links, found, strict=True)]
@@ -158,7 +150,7 @@ class Meeting:
                 raise LaunchError(
                     f"{', '.join(failed)} cannot connect to this host, where ranks meet, at "
                     f"{', '.join(by_name)} (TCP, any port); {mend}, or open the firewall's ports "
-                    f"{_ephemeral()} between the hosts"
+                    f"{ephemeral_ports()} between the hosts"
                 )
             own = [each["reached"][address] for each in found]
             self._try_mesh(word, own, [each["mesh"] for each in found])
@@ -177,64 +169,35 @@ class Meeting:
     def _try_mesh(self, word: str, own: Sequence[str], ports: Sequence[int]) -> None:
         """Let every host connect to others, as its ranks will: a firewall may stand between two of them."""
         count = len(self._links)
+        asked: dict[int, tuple[Kind, Mapping[str, Any]]] = {}
         for link in self._links:
             peers = [self._links[(link.index + step) % count] for step in mesh_steps(count)]
-            hosts = [(peer.name, own[peer.index], ports[peer.index]) for peer in peers]
-            link.send(Kind.MESH, {"word": word, "hosts": hosts})
-        found = self._answers(Kind.MESHED, _DIALED_S)
+            others = [(peer.name, own[peer.index], ports[peer.index]) for peer in peers]
+            asked[link.index] = (Kind.MESH, {"word": word, "hosts": others})
+        found = self._answers(asked, Kind.MESHED, _DIALED_S)
         _refuse(
             [
-                f"{link.name} cannot connect to {', '.join(each['failed'])} (TCP, any port), and its ranks "
-                f"would have to; open the firewall's ports {_ephemeral()} between the hosts"
+                unconnected(link.name, each["failed"])
                 for link, each in zip(self._links, found, strict=True)
                 if each["failed"]
             ]
         )
 
-    def _answers(self, wanted: Kind, within: float) -> Sequence[dict[str, Any]]:
-        """One answer of every agent, in their order, with the time of this host's clocks.
+    def _answers(
+        self, asked: Mapping[int, tuple[Kind, Mapping[str, Any]]], wanted: Kind, within: float
+    ) -> Sequence[dict[str, Any]]:
+        """One answer of every agent, in their order.
 
         Raises:
             LaunchError: some have none.
         """
-        answers: dict[int, dict[str, Any]] = {}
-        problems: list[str] = []
-        waited_for = {link.index for link in self._links}
-        until = time.monotonic() + within
-        while waited_for and time.monotonic() < until:
-            while not self._news.empty():
-                link, kind, content = self._news.get()
-                waited_for.discard(link.index)
-                if kind is wanted:
-                    clocks = {"wall": time.time(), "received": time.monotonic()}
-                    answers[link.index] = {**unpack(content), **clocks}
-                else:
-                    problems.append(self._why_it_failed(link))
-            self._wait(0.2 if self._news.empty() else 0.0)
-        problems += [
-            f"{self._links[index].name} has not answered for {within:g} s; see whether it is overloaded: "
-            f"{self._hosts.way.try_by_hand(self._links[index].name)}"
-            for index in sorted(waited_for)
-        ]
-        _refuse(problems)
+        answers, troubles = self._agents.ask(asked, wanted, within)
+        _refuse(troubles)
         return [answers[link.index] for link in self._links]
 
-    def _why_it_failed(self, link: AgentLink) -> str:
-        return why_it_failed(
-            link.name, link.code, link.said, self._hosts.way, python=sys.executable, directory=os.getcwd()
-        )
 
-
-def _refuse(problems: list[str]) -> None:
-    if len(problems) == 1:
-        raise LaunchError(problems[0])
-    if problems:
-        raise LaunchError("the hosts cannot run this together:\n  " + "\n  ".join(problems))
-
-
-def _ephemeral() -> str:
-    try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range") as stream:
-            return "-".join(stream.read().split())
-    except OSError:
-        return "32768-60999"
+def _refuse(troubles: Sequence[Trouble]) -> None:
+    if len(troubles) == 1:
+        raise LaunchError(str(troubles[0]))
+    if troubles:
+        raise LaunchError("the hosts cannot run this together:\n  " + "\n  ".join(map(str, troubles)))

@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from ronde.launch.trouble import Trouble
+
 __all__ = ["Way", "agent_line", "why_it_failed"]
 
 NO_DIRECTORY, NO_INTERPRETER = 71, 72
@@ -20,7 +22,7 @@ _SSH_OPTIONS = (
     "-oServerAliveCountMax=4",
 )
 # Nothing of the directory in which it happens to start may stand for a module.
-_AGENT = "import sys; sys.path[:1] = []; from ronde.launch.agent import main; main()"
+_AGENT = "import sys; sys.path[:1] = []; from ronde.{} import main; main()"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,53 +63,73 @@ class Way:
         return f"{shlex.join(self.command)}{port} {host} true"
 
 
-def agent_line(python: str, directory: str, environment: Mapping[str, str]) -> str:
-    """The shell line that enters the directory and becomes an agent, or ends with a code that says why."""
+def agent_line(
+    python: str, directory: str, environment: Mapping[str, str], module: str = "launch.agent"
+) -> str:
+    """The shell line that enters the directory and becomes an agent, or ends with a code that says why.
+
+    Args:
+        module: of ronde, whose `main` is the agent.
+    """
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
     quoted = shlex.quote(python)
     return (
         f"cd {shlex.quote(directory)} 2>/dev/null || exit {NO_DIRECTORY}; "
         f"test -x {quoted} || exit {NO_INTERPRETER}; "
-        f"exec env {settings} {quoted} -c {shlex.quote(_AGENT)}"
+        f"exec env {settings} {quoted} -c {shlex.quote(_AGENT.format(module))}"
     )
 
 
-def why_it_failed(host: str, code: int, said: Sequence[str], way: Way, *, python: str, directory: str) -> str:
-    """Why no agent came up on `host`, and what to do: one line.
+def why_it_failed(
+    host: str, code: int, said: Sequence[str], way: Way, *, python: str, directory: str
+) -> Trouble:
+    """Why no agent came up on `host`, and what to do.
 
     Args:
         code: with which the command ended.
         said: the last lines of its stderr.
     """
+    what, fix = _told(host, code, said, way, python, directory)
+    return Trouble(host=host, check="reached", what=what, fix=fix)
+
+
+def _told(
+    host: str, code: int, said: Sequence[str], way: Way, python: str, directory: str
+) -> tuple[str, str]:
     words = "\n".join(said)
     port = f" -p {way.port}" if way.port is not None else ""
     if code == NO_DIRECTORY:
         return (
-            f"{host} has no directory {directory}; start in one that is on every host (a shared file system, "
-            "or a copy)"
+            f"{host} has no directory {directory}",
+            "start in one that is on every host (a shared file system, or a copy)",
         )
     if code == NO_INTERPRETER:
-        return f"{host} has no {python}; install the same environment there, at the same path"
+        return f"{host} has no {python}", "install the same environment there, at the same path"
     if "No module named 'ronde'" in words:
-        return f"{host} has no ronde for {python}; install it there: {python} -m pip install ronde"
+        return f"{host} has no ronde for {python}", f"install it there: {python} -m pip install ronde"
     if way.kind == "srun":
-        return f"srun started no agent on {host}: {_last(said, code)}; try: srun --nodelist={host} true"
+        last = f"srun started no agent on {host}: {_last(said, code)}"
+        return last, f"try: srun --nodelist={host} true"
     if way.kind == "ray":
-        return f"Ray started no agent on {host}: {_last(said, code)}; try: ray status"
+        return f"Ray started no agent on {host}: {_last(said, code)}", "try: ray status"
     if "Permission denied" in words:
-        return f"{host} asks for a password; give it your key: ssh-copy-id{port} {host}"
+        return f"{host} asks for a password", f"give it your key: ssh-copy-id{port} {host}"
     if "Host key verification failed" in words:
-        return f"{host} is not known yet; look at its key once, by hand: ssh{port} {host}"
+        return f"{host} is not known yet", f"look at its key once, by hand: ssh{port} {host}"
     if "Could not resolve" in words:
-        return f"{host} is no host that this one knows; write its address, or add it to /etc/hosts"
+        return f"{host} is no host that this one knows", "write its address, or add it to /etc/hosts"
     if "Connection refused" in words:
-        return f"{host} runs no ssh server on this port; start it there, or give the right port by --ssh-port"
+        return (
+            f"{host} runs no ssh server on this port",
+            "start it there, or give the right port by --ssh-port",
+        )
+    by_hand = way.try_by_hand(host)
     if code == _SSH_FAILED:
         return (
-            f"{host} is not reached by ssh: {_last(said, code)}; see whether it is up; try: "
-            f"{way.try_by_hand(host)}"
+            f"{host} is not reached by ssh: {_last(said, code)}",
+            f"see whether it is up; try: {by_hand}",
         )
-    return f"no agent came up on {host}: {_last(said, code)}; try: {way.try_by_hand(host)}"
+    return f"no agent came up on {host}: {_last(said, code)}", f"try: {by_hand}"
 
 
 def _last(said: Sequence[str], code: int) -> str:

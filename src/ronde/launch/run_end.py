@@ -17,7 +17,7 @@ from ronde.launch.failure_report import report
 from ronde.launch.job import Job, Outcome
 from ronde.launch.standstill import told_at_last, told_early
 from ronde.trace.events import write_event
-from ronde.trace.evidence import Evidence, Failure, merged, write_evidence
+from ronde.trace.evidence import Evidence, Failure, SilentHost, merged, write_evidence
 from ronde.trace.explanation import Explanation, write_explanation
 from ronde.trace.lockstep_board import Standing
 from ronde.trace.summary import read_summary, summary_lines
@@ -35,14 +35,21 @@ class NodeOfRun:
     Attributes:
         name: its host's, "" for the only one.
         first_rank, ranks: its ranks among all.
+        address: by which others reach it; "" for the only one.
     """
 
     name: str
     first_rank: int
     ranks: int
+    address: str = ""
 
     def __contains__(self, rank: int) -> bool:
         return self.first_rank <= rank < self.first_rank + self.ranks
+
+    def silent(self, seconds: float) -> SilentHost:
+        """It, as evidence to which it has given nothing for so long."""
+        ranks = tuple(range(self.first_rank, self.first_rank + self.ranks))
+        return SilentHost(name=self.name, address=self.address, ranks=ranks, seconds=round(seconds, 1))
 
 
 class RunEnd:
@@ -64,7 +71,7 @@ class RunEnd:
     ) -> None:
         self.ends = ends
         self._job = job
-        self._nodes = nodes
+        self._nodes = list(nodes)
         self._ranks = range(job.first_rank, job.first_rank + job.ranks)
         self._explain = explain
         self._in_mid_line = in_mid_line
@@ -72,6 +79,18 @@ class RunEnd:
         self._standings: list[Standing] = []
         self._left: dict[int, Sequence[str]] = {}
         self._stall: Explanation | None = None
+        self._silences: Mapping[int, float] = {}
+
+    def place(self, addresses: Sequence[str]) -> None:
+        """Note by which address others reach each node."""
+        self._nodes = [
+            dataclasses.replace(node, address=address)
+            for node, address in zip(self._nodes, addresses, strict=True)
+        ]
+
+    def hear_nothing_of(self, silences: Mapping[int, float]) -> None:
+        """Note for how many seconds nothing has come of nodes, by their numbers; those of others are over."""
+        self._silences = silences
 
     def abort(self, kind: AbortKind, said: str, node: int | None = None) -> None:
         """The run is ended for this reason, unless it has failed already.
@@ -190,9 +209,14 @@ class RunEnd:
         return self._stall
 
     def _joined(self, parts: Mapping[int, Evidence], reason: str) -> Evidence:
-        """Evidence of several nodes, with their names."""
-        named = [_named(part, self._nodes[node].name) for node, part in sorted(parts.items())]
-        return dataclasses.replace(merged(named, self._job.run_directory.path), reason=reason)
+        """Evidence of several nodes, with their names, and the nodes of which there is none."""
+        named = [_named(part, self._nodes[node]) for node, part in sorted(parts.items())]
+        silent = tuple(
+            self._nodes[node].silent(seconds)
+            for node, seconds in sorted(self._silences.items())
+            if node not in parts
+        )
+        return dataclasses.replace(merged(named, self._job.run_directory.path), reason=reason, silent=silent)
 
     def _explained(self, evidence: Evidence) -> Explanation | None:
         if self._explain is None:
@@ -232,10 +256,9 @@ class RunEnd:
         return f"the run was ended by {name}; with --checkpoint DIR it would save first"
 
 
-def _named(evidence: Evidence, name: str) -> Evidence:
-    return dataclasses.replace(
-        evidence, hosts=tuple(dataclasses.replace(host, name=name) for host in evidence.hosts)
-    )
+def _named(evidence: Evidence, node: NodeOfRun) -> Evidence:
+    hosts = (dataclasses.replace(host, name=node.name, address=node.address) for host in evidence.hosts)
+    return dataclasses.replace(evidence, hosts=tuple(hosts))
 
 
 def _left_running(nodes: Sequence[NodeOfRun], left: Mapping[int, Sequence[str]], ends: Ends) -> Sequence[str]:

@@ -107,6 +107,9 @@ def places(evidence: Evidence) -> str:
         else:
             place = place_in(rank.stack) or _last_seen(rank)
         lines.append(f"  rank {rank.rank} {place}\n")
+    for host in evidence.silent:
+        ranks = ", ".join(map(str, host.ranks))
+        lines.append(f"  rank {ranks}: nothing has come from {host.name} for {host.seconds:.0f} s\n")
     return "".join(lines)
 
 

@@ -238,6 +238,12 @@ def _lead_a_host() -> None:
     main()
 
 
+def _examine_a_host() -> None:
+    from ronde.doctor.host_agent import main
+
+    main()
+
+
 def _hold_the_store() -> None:
     from ronde.runtime.store import main
 
@@ -283,6 +289,7 @@ _PROGRAMS = {
     "ronde.runtime.worker": _work,
     "ronde.server.process": _serve,
     "ronde.launch.agent": _lead_a_host,
+    "ronde.doctor.host_agent": _examine_a_host,
     "ronde.runtime.store": _hold_the_store,
 }
 

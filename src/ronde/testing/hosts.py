@@ -96,15 +96,32 @@ class Host:
             finally:
                 os.close(handle)
 
-    def limit(self, rate: str) -> None:
-        """Let no more than `rate` (as `tc` writes it: "1gbit") leave or reach this host."""
+    def limit(self, rate: str, *, burst: str = "256kb") -> None:
+        """Let no more than `rate` (as `tc` writes it: "1gbit") leave or reach this host, after a burst."""
         for place, device in ((self._place, "eth0"), (self._switch, self.port)):
-            # A burst of many packets: those of a virtual link are up to 64 KB long.
-            place.run(f"tc qdisc replace dev {device} root tbf rate {rate} burst 256kb latency 100ms")
+            # A burst of many packets: those of a virtual link are up to 64 KB long, where they are not cut.
+            place.run(f"tc qdisc replace dev {device} root tbf rate {rate} burst {burst} latency 100ms")
 
     def cut(self) -> None:
         """Pull the cable: nothing arrives any more, and nobody is told."""
         self._switch.run(f"ip link set {self.port} down")
+
+    def mute(self) -> None:
+        """Let nothing that it sends arrive, though it hears others."""
+        self._place.run("tc qdisc replace dev eth0 root blackhole")
+
+    def deafen(self) -> None:
+        """Let nothing reach it, though others hear it."""
+        self._switch.run(f"tc qdisc replace dev {self.port} root blackhole")
+
+    def forget(self, other: Host) -> None:
+        """Let nothing that it sends reach that other host; all else goes on."""
+        self._place.run(f"ip route add blackhole {other.address}/32")
+
+    def turn_off(self) -> None:
+        """Take its power away: all its processes are gone at once, and nobody is told."""
+        self.cut()
+        self._place.close()
 
     def mend(self) -> None:
         """Put the cable back."""
@@ -117,13 +134,14 @@ class Network:
     Args:
         hosts: how many.
         rate: bandwidth of each host's link in each direction, as `tc` writes it; None: as fast as it goes.
+        names: host names, "host-1" and so on if none are given.
 
     Raises:
         HostsUnavailable: where they cannot be made (not Linux, not root, no `ip`, namespaces forbidden, ...).
     """
 
-    def __init__(self, hosts: int, *, rate: str | None = None) -> None:
-        self._count = hosts
+    def __init__(self, hosts: int, *, rate: str | None = None, names: Sequence[str] = ()) -> None:
+        self._host_names = names or [f"host-{number}" for number in range(1, hosts + 1)]
         self._rate = rate
         self._places: list[_Place] = []
         self.hosts: tuple[Host, ...] = ()
@@ -151,8 +169,8 @@ class Network:
     def _make(self) -> None:
         switch = self._place("switch", "ip link add br0 type bridge && ip link set br0 up")
         hosts: list[Host] = []
-        for number in range(1, self._count + 1):
-            name, address = f"host-{number}", f"{_LINK}.{number}"
+        for number, name in enumerate(self._host_names, 1):
+            address = f"{_LINK}.{number}"
             place = self._place(name, "ip link set lo up", names=self._names(number))
             switch.run(f"ip link add {name} type veth peer name eth0 netns {place.number}")
             switch.run(f"ip link set {name} master br0 up")
@@ -166,9 +184,10 @@ class Network:
 
     def _names(self, own: int) -> str:
         """What a host's /etc/hosts says: as on Debian, its own name is no address that others could use."""
-        lines = ["127.0.0.1 localhost", f"127.0.1.1 host-{own}"]
-        others = (number for number in range(1, self._count + 1) if number != own)
-        return "\n".join([*lines, *(f"{_LINK}.{number} host-{number}" for number in others)])
+        lines = ["127.0.0.1 localhost"]
+        for number, name in enumerate(self._host_names, 1):
+            lines.append(f"{'127.0.1.1' if number == own else f'{_LINK}.{number}'} {name}")
+        return "\n".join(lines)
 
     def _place(self, name: str, then: str, names: str = "") -> _Place:
         place = _Place(name, then, names)

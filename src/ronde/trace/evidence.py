@@ -15,11 +15,13 @@ from typing import Any
 
 __all__ = [
     "Collective",
+    "Connection",
     "Evidence",
     "Failure",
     "Host",
     "Process",
     "RankEvidence",
+    "SilentHost",
     "evidence_path",
     "merged",
     "read_evidence",
@@ -110,23 +112,59 @@ class RankEvidence:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Connection:
+    """TCP connections of a host's ranks to one other address, as Linux shows them.
+
+    Attributes:
+        peer: address of the other host.
+        queued: bytes that are not acknowledged, the least of two looks.
+        repeated: how often the same bytes have been sent again in vain, the most of all connections.
+    """
+
+    peer: str
+    queued: int = 0
+    repeated: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SilentHost:
+    """A host that has not said what it knows.
+
+    Attributes:
+        ranks: numbers of its ranks.
+        seconds: since its last sign of life.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    seconds: float
+    address: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
     """A host of the run: bytes, and counts since the run began.
 
     Attributes:
         name: its name, as the user gave it; "" for the launcher's own.
+        address: by which others reach it; "" for the only one.
         oom_kills: processes that the kernel has killed in the run's control group because memory ran out.
         kernel: lines of the kernel's log about the run's processes, or about memory and devices.
         disk, shared: free bytes where the run directory is, and in /dev/shm; -1 where that is not known.
+        connections: of its ranks to other hosts.
+        sent: bytes per second that its network cards have sent between two looks.
     """
 
     name: str = ""
+    address: str = ""
     cores: int = 0
     memory: int = -1
     oom_kills: int = 0
     kernel: tuple[str, ...] = ()
     disk: int = -1
     shared: int = -1
+    connections: tuple[Connection, ...] = ()
+    sent: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +185,7 @@ class Evidence:
         time: seconds since 1970.
         said: why the launcher ends the run, where it says so itself.
         launcher_gone: it has ended without a word, and before its ranks.
+        silent: hosts of the run that are not among `hosts`.
     """
 
     run_directory: str
@@ -157,6 +196,7 @@ class Evidence:
     failure: Failure | None = None
     said: str = ""
     launcher_gone: bool = False
+    silent: tuple[SilentHost, ...] = ()
 
     def rank(self, number: int) -> RankEvidence | None:
         return next((each for each in self.ranks if each.rank == number), None)
@@ -179,12 +219,21 @@ class Evidence:
         failure = fields.pop("failure", None)
         ranks = tuple(_rank(each) for each in fields.pop("ranks"))
         hosts = fields.pop("hosts", None) or [fields.pop("host", {})]
+        silent = fields.pop("silent", ())
         return cls(
             **fields,
             ranks=ranks,
-            hosts=tuple(Host(**{**host, "kernel": tuple(host.get("kernel", ()))}) for host in hosts),
+            hosts=tuple(_host(each) for each in hosts),
             failure=None if failure is None else Failure(**failure),
+            silent=tuple(SilentHost(**{**each, "ranks": tuple(each["ranks"])}) for each in silent),
         )
+
+
+def _host(told: Mapping[str, Any]) -> Host:
+    fields = dict(told)
+    fields["kernel"] = tuple(fields.get("kernel", ()))
+    fields["connections"] = tuple(Connection(**each) for each in fields.get("connections", ()))
+    return Host(**fields)
 
 
 def _rank(told: Mapping[str, Any]) -> RankEvidence:

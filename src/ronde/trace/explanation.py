@@ -24,6 +24,7 @@ class Explanation:
         evidence: what it rests on, a line each.
         fix: what to do.
         told: the report of a failure says as much by itself.
+        host: name of the host that it is about, where there are several; "" for none.
     """
 
     cause: str
@@ -32,11 +33,14 @@ class Explanation:
     evidence: tuple[str, ...] = ()
     fix: str = ""
     told: bool = False
+    host: str = ""
 
     def lines(self) -> Sequence[str]:
         """As a user reads it."""
         fix = [f"to mend it: {self.fix}"] if self.fix else []
-        return [f"cause: {self.summary}", *(f"  {line}" for line in self.evidence), *fix]
+        placed = self.host and self.rank is not None and self.host not in self.summary
+        where = [f"  rank {self.rank} is on {self.host}"] if placed else []
+        return [f"cause: {self.summary}", *(f"  {line}" for line in self.evidence), *where, *fix]
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"

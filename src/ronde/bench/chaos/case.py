@@ -6,9 +6,10 @@ import dataclasses
 import textwrap
 from typing import Literal
 
-__all__ = ["Case", "Outcome", "script_of"]
+__all__ = ["Case", "Harm", "Outcome", "script_of"]
 
-Outcome = Literal["fails", "stalls", "ends", "preflight"]
+Outcome = Literal["fails", "stalls", "ends", "preflight", "refused"]
+Harm = Literal["", "cut", "off", "mute", "deafen", "forget", "slow", "store", "launcher"]
 
 _SCRIPT = '''\
 import ctypes, os, sys, time
@@ -55,11 +56,17 @@ class Case:
         causes: of which the explanation must have one.
         rank: that it must name; None where none is to be named, -1 where any may be.
         outcome: the run fails by itself; it stalls, and is ended when that was explained; it ends well, and
-            `ronde doctor` is asked; or `preflight`: `ronde doctor` is asked before a run.
+            `ronde doctor` is asked; `preflight`: `ronde doctor` is asked before a run; `refused`: it is, and
+            the run then does not begin.
         options: of `ronde run`.
         environment: variables of the run.
-        needs: a file that must be writable for it, "" for none.
+        needs: a file that must be writable for it, or a program; "" for none.
         before: a line of the shell that is run in a mount namespace of its own before; needs root.
+        host: that the explanation must name, of a fault that only several hosts have; "": that of its rank.
+        harm: what is done to the last host, or a link, when the fault is marked.
+        there, launcher_there: lines of the shell, run before on the last host, and on the launcher's.
+        clock: seconds by which the last host's clock is ahead.
+        hosts: of the ranks, in place of the first two.
     """
 
     name: str
@@ -74,6 +81,12 @@ class Case:
     environment: tuple[tuple[str, str], ...] = ()
     before: str = ""
     needs: str = ""
+    host: str = ""
+    harm: Harm = ""
+    there: str = ""
+    launcher_there: str = ""
+    clock: float = 0.0
+    hosts: tuple[str, ...] = ()
 
 
 def script_of(case: Case) -> str:

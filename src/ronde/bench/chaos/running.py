@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ronde.bench.chaos.case import Case, script_of
+from ronde.bench.chaos.place import MakePlace, Place, ThisHost
 from ronde.launch.sweep import leftovers
 from ronde.trace.explanation import Explanation, read_explanation
 from ronde.trace.launch_record import read_launch_record
@@ -26,6 +27,8 @@ from ronde.trace.launch_record import read_launch_record
 __all__ = ["Found", "judge", "run_case"]
 
 _MOST_S = 60.0
+# An agent without a sign of its launcher ends after a minute.
+_ORPHANS_S = 75.0
 _LOOK_S = 0.05
 _RONDE = (sys.executable, "-m", "ronde")
 
@@ -35,8 +38,8 @@ class Found:
     """What came of a case.
 
     Attributes:
-        cause, rank, summary: of the explanation.
-        right: both are what they should be.
+        cause, rank, host, summary: of the explanation.
+        right: cause and rank are what they should be, on several hosts the host, too.
         after: seconds from the fault to the explanation, None where there is no such moment.
         hung: the run did not end by itself, or when it was told to.
         orphans: processes that it left.
@@ -48,6 +51,7 @@ class Found:
     expected: str
     cause: str = ""
     rank: int | None = None
+    host: str = ""
     summary: str = ""
     right: bool = False
     after: float | None = None
@@ -58,28 +62,37 @@ class Found:
 
 
 def run_case(
-    case: Case, environment: Mapping[str, str], keep: Path | None = None, *, on_two_hosts: bool = False
+    case: Case, environment: Mapping[str, str], keep: Path | None = None, *, at: MakePlace | None = None
 ) -> Found:
     """Run it in a folder of its own, which goes when all is right.
 
     Args:
-        on_two_hosts: whether the last rank is on another host; both are this one, each with an agent.
+        at: makes the place where its ranks are; None: this host.
         keep: folder to which the evidence of the run is copied.
     """
     expected = " or ".join(case.causes) + ("" if case.rank in (None, -1) else f", rank {case.rank}")
     blank = Found(name=case.name, outcome=case.outcome, expected=expected)
     if case.before and os.geteuid() != 0 and "mount" in case.before:
         return dataclasses.replace(blank, skipped="needs root, to mount")
-    if case.needs and not os.access(case.needs, os.W_OK):
+    if case.needs.startswith("/") and not os.access(case.needs, os.W_OK):
         return dataclasses.replace(blank, skipped=f"{case.needs} cannot be written")
+    if case.needs and not case.needs.startswith("/") and shutil.which(case.needs) is None:
+        return dataclasses.replace(blank, skipped=f"{case.needs} is missing")
     here = Path(tempfile.mkdtemp(prefix="ronde-chaos-"))
     variables = {name: value.format(here=here) for name, value in case.environment}
     environment = {**environment, "CHAOS_HERE": str(here), **variables}
-    if case.outcome == "preflight":
-        found = _preflight(case, here, environment, blank)
-    else:
-        found = _run(case, here, environment, blank, on_two_hosts=on_two_hosts)
-    for group in Path(case.needs).parent.glob(f"{here.name}*") if case.needs else ():
+    (here / "train.py").write_text(script_of(case))
+    made = contextlib.nullcontext(ThisHost()) if at is None or _is_of_this_host(case) else at(case, here)
+    with made as place:
+        if case.host and not place.has_links:
+            found = dataclasses.replace(blank, skipped="needs hosts with links between them")
+        elif case.outcome == "preflight":
+            found = _preflight(case, here, environment, blank, place)
+        elif case.outcome == "refused":
+            found = _refused(case, here, environment, blank, place)
+        else:
+            found = _run(case, here, environment, blank, place)
+    for group in Path(case.needs).parent.glob(f"{here.name}*") if case.needs.startswith("/") else ():
         group.rmdir()  # a control group of the fault's
     if keep is not None:
         _keep(case, here / "run" / "evidence", keep)
@@ -88,58 +101,63 @@ def run_case(
     return found
 
 
-def judge(case: Case, explanation: Explanation | None) -> bool:
-    """Whether it names the cause and the rank."""
+def judge(case: Case, explanation: Explanation | None, host: str = "") -> bool:
+    """Whether it names the cause, the rank and its host ("": which is not asked for)."""
     if explanation is None or explanation.cause not in case.causes:
+        return False
+    if host and explanation.host != host:
         return False
     return case.rank == -1 or explanation.rank == case.rank
 
 
-def _run(
-    case: Case, here: Path, environment: Mapping[str, str], blank: Found, *, on_two_hosts: bool
-) -> Found:
-    script, directory = here / "train.py", here / "run"
-    script.write_text(script_of(case))
-    where = _two_hosts(case.ranks) if on_two_hosts else ("--ranks", str(case.ranks))
-    command = [
-        *_RONDE, "run", *where, "--seed", "1", "--timeout", "40",
-        "--run-dir", str(directory),
-        *case.options, str(script),
-    ]  # fmt: skip
+def _is_of_this_host(case: Case) -> bool:
+    return case.outcome == "preflight" and not case.host
+
+
+def _expected_host(case: Case, place: Place) -> str:
+    """The host that an explanation must name, "" for none."""
+    if case.host:
+        return case.host if case.host != "-" else ""
+    return "" if case.rank is None or case.rank < 0 else place.host_of(case.rank, case.ranks)
+
+
+def _run(case: Case, here: Path, environment: Mapping[str, str], blank: Found, place: Place) -> Found:
+    directory = here / "run"
+    command = _command(case, here, place)
     begun = time.monotonic()
     with (here / "output").open("wb") as output:
-        run = subprocess.Popen(
-            command,
-            cwd=here,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+        run = place.start(command, here, environment, output)
         told = lambda: read_explanation(directory) is not None  # noqa: E731
         ended = lambda: run.poll() is not None  # noqa: E731
+        if case.harm and _until(lambda: ended() or (here / "fault").exists()):
+            place.harm(case.harm, place.launcher(run))
         came = _until(lambda: ended() or (case.outcome == "stalls" and told()))
         after = _after(here, directory)
         explanation = read_explanation(directory)
         if not ended():
-            run.send_signal(signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(place.launcher(run), signal.SIGTERM)
             _until(ended, 15.0)
         hung = not came or not ended()
         if not ended():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(place.launcher(run), signal.SIGKILL)
             os.killpg(run.pid, signal.SIGKILL)
         run.wait()
+    # What a host that is cut off runs ends when it misses its launcher.
+    _until(lambda: not _orphans(directory), _ORPHANS_S if case.harm else 2.0)
     orphans = _orphans(directory)
     if case.outcome == "ends":
-        explanation, after = _asked(directory, here, environment), None
+        explanation, after = _asked(directory, here, environment, place), None
     elif explanation is None:
         explanation = read_explanation(directory)
     return dataclasses.replace(
         blank,
         cause=explanation.cause if explanation else "",
         rank=explanation.rank if explanation else None,
+        host=explanation.host if explanation else "",
         summary=explanation.summary if explanation else "",
-        right=judge(case, explanation),
+        right=judge(case, explanation, _expected_host(case, place)),
         after=after,
         seconds=round(time.monotonic() - begun, 1),
         hung=hung,
@@ -147,38 +165,70 @@ def _run(
     )
 
 
-def _preflight(case: Case, here: Path, environment: Mapping[str, str], blank: Found) -> Found:
-    words = " ".join(_RONDE) + f" doctor --ranks {case.ranks} {' '.join(case.options)} --json"
-    command: Sequence[str] = ["sh", "-c", f"{case.before or ':'}; {words}"]
-    if "mount" in case.before:
-        command = ["unshare", "--mount", "--propagation", "private", *command]
+def _command(case: Case, here: Path, place: Place) -> Sequence[str]:
+    return [
+        *_RONDE, "run", *place.options(case.ranks), "--seed", "1", "--timeout", "40",
+        "--run-dir", str(here / "run"),
+        *case.options, str(here / "train.py"),
+    ]  # fmt: skip
+
+
+def _refused(case: Case, here: Path, environment: Mapping[str, str], blank: Found, place: Place) -> Found:
+    """What `ronde doctor` says before the run, which has to say the same and to end."""
+    found = _preflight(case, here, environment, blank, place)
     begun = time.monotonic()
-    done = subprocess.run(
-        command, cwd=here, env=dict(environment), capture_output=True, text=True, timeout=_MOST_S
-    )
+    run = place.start(_command(case, here, place), here, environment, subprocess.PIPE)
     try:
-        findings: list[dict[str, Any]] = json.loads(done.stdout)
+        _, said = run.communicate(timeout=_MOST_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.communicate()
+        return dataclasses.replace(found, right=False, hung=True)
+    says_so = found.summary in said.decode("utf-8", "replace")
+    return dataclasses.replace(
+        found,
+        right=found.right and run.returncode == 1 and says_so,
+        seconds=round(found.seconds + time.monotonic() - begun, 1),
+    )
+
+
+def _preflight(case: Case, here: Path, environment: Mapping[str, str], blank: Found, place: Place) -> Found:
+    words = [*_RONDE, "doctor", *place.options(case.ranks), *case.options, "--json"]
+    host = _expected_host(case, place)
+    if host:
+        words += ["--script", str(here / "train.py")]
+    if case.before:
+        words = ["sh", "-c", f"{case.before}; {shlex.join(words)}"]
+    if "mount" in case.before:
+        words = ["unshare", "--mount", "--propagation", "private", *words]
+    begun = time.monotonic()
+    done = place.start(words, here, environment, subprocess.PIPE)
+    out, said = done.communicate(timeout=_MOST_S)
+    try:
+        findings: list[dict[str, Any]] = json.loads(out)
     except ValueError:
         findings = []
     wrong = [each for each in findings if each["level"] == "wrong"]
-    found = next((each for each in wrong if each["check"] in case.causes), None)
+    found = next(
+        (each for each in wrong if each["check"] in case.causes and host in ("", each["host"])), None
+    )
     return dataclasses.replace(
         blank,
         cause=found["check"] if found else "",
-        summary=found["summary"] if found else done.stderr.strip()[-200:],
+        rank=case.rank if found and host else None,
+        host=found["host"] if found else "",
+        summary=found["summary"] if found else said.decode("utf-8", "replace").strip()[-200:],
         right=found is not None and done.returncode == 1,
         seconds=round(time.monotonic() - begun, 1),
     )
 
 
-def _asked(directory: Path, here: Path, environment: Mapping[str, str]) -> Explanation | None:
+def _asked(directory: Path, here: Path, environment: Mapping[str, str], place: Place) -> Explanation | None:
     """What `ronde doctor` says of it."""
-    command = [*_RONDE, "doctor", str(directory), "--json"]
-    done = subprocess.run(
-        command, cwd=here, env=dict(environment), capture_output=True, text=True, timeout=_MOST_S
-    )
+    done = place.start([*_RONDE, "doctor", str(directory), "--json"], here, environment, subprocess.PIPE)
+    out, _ = done.communicate(timeout=_MOST_S)
     try:
-        answer = json.loads(done.stdout)
+        answer = json.loads(out)
         fields = answer["explanation"]
     except (ValueError, KeyError):
         return None
@@ -211,12 +261,6 @@ def _after(here: Path, directory: Path) -> float | None:
 def _orphans(directory: Path) -> int:
     launched = read_launch_record(directory / "launch.json")
     return 0 if launched is None else sum(len(leftovers(node.run_id)) for node in launched.nodes)
-
-
-def _two_hosts(ranks: int) -> Sequence[str]:
-    """Options by which ranks are on two hosts, both of them this one, behind a command in place of ssh."""
-    command = shlex.join(("sh", "-c", 'eval "$1"'))
-    return ("-H", f"127.0.0.1:{ranks - 1},127.0.0.2:1", "--ssh-command", command)
 
 
 def _until(reached: Callable[[], bool], most: float = _MOST_S) -> bool:

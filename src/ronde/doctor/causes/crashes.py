@@ -26,7 +26,6 @@ _TIGHT = 512 << 20
 # What a launcher can lose: the cause, and what to do.
 _LOST = {
     "server": ("server-lost", "its log says why it ended"),
-    "host": ("host-lost", "see whether that host is up, and whether the network reaches it"),
     "store": ("store-lost", "store.log in the run directory may say why it ended"),
 }
 

@@ -1,0 +1,143 @@
+"""What stands between hosts: one that has fallen silent, a link that carries nothing, or little."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ronde.trace.evidence import Connection, Evidence, Host, SilentHost
+from ronde.trace.explanation import Explanation
+
+__all__ = ["host_lost", "host_silent", "link_cut", "slow_link"]
+
+# An agent gives a sign of life each second.
+_SILENT_S = 3.0
+# The kernel doubles its patience each time, from 0.2 s on: so many are 3 s. A busy link loses no such row.
+_IN_VAIN = 4
+# What waits to be sent by a rank that the network holds up, and the rate of a link that is called slow.
+_QUEUED = 16 << 10
+_SLOW = 100e6 / 8
+# Failures by which ranks, or their launcher, have lost others.
+_LOST = ("peer", "standstill", "host")
+
+
+class _Way(NamedTuple):
+    """Connections of a host's ranks to another host."""
+
+    start: Host
+    ranks: Sequence[int]
+    end: str
+    connection: Connection
+
+
+def host_lost(evidence: Evidence) -> Explanation | None:
+    """The launcher has ended the run, because the way to a host has been closed."""
+    failure = evidence.failure
+    if failure is None or failure.kind != "host":
+        return None
+    host = next((each for each in evidence.silent if failure.rank in each.ranks), None)
+    if host is not None and host.seconds >= _SILENT_S:
+        return None  # which says more
+    return Explanation(
+        cause="host-lost",
+        rank=failure.rank,
+        host="" if host is None else host.name,
+        summary=evidence.said.splitlines()[0],
+        fix="see whether that host is up, and who ends processes there",
+        told=True,
+    )
+
+
+def host_silent(evidence: Evidence) -> Explanation | None:
+    """Nothing comes from a host any more, not even from the agent on it."""
+    if evidence.failure is not None and evidence.failure.kind not in _LOST:
+        return None
+    silent = [each for each in evidence.silent if each.seconds >= _SILENT_S]
+    if not silent:
+        return None
+    host = max(silent, key=lambda each: each.seconds)
+    return Explanation(
+        cause="host-silent",
+        rank=host.ranks[0],
+        host=host.name,
+        summary=f"nothing has come from {host.name} ({_ranks(host.ranks)}) for {host.seconds:.0f} s",
+        evidence=tuple(_in_vain(way) for way in _dead(evidence) if way.end == host.name),
+        fix=f"see whether it is up, and whether the network lets both directions through: ping "
+        f"{host.address or host.name}",
+    )
+
+
+def link_cut(evidence: Evidence) -> Explanation | None:
+    """Both hosts speak to the launcher, and what one sends to the other is not acknowledged."""
+    if evidence.failure is not None and evidence.failure.kind not in _LOST:
+        return None
+    dead = list(_dead(evidence))
+    if not dead:
+        return None
+    start, end = dead[0].start.name, dead[0].end
+    far = next((way for way in dead if way.start.name == end), None)
+    ranks = far.ranks if far is not None else _ranks_on(evidence, end)
+    return Explanation(
+        cause="link-cut",
+        rank=ranks[0] if ranks else None,
+        host=end,
+        summary=f"the link between {start} and {end} is cut, in one direction at least",
+        evidence=tuple(map(_in_vain, dead)),
+        fix=f"see cable, route and firewall on both hosts: ping {dead[0].connection.peer} from {start}, and "
+        f"back; ronde doctor -H {start},{end} tries all of it",
+    )
+
+
+def slow_link(evidence: Evidence) -> Explanation | None:
+    """Ranks wait, and what they send leaves the host slowly."""
+    if evidence.failure is not None and evidence.failure.kind != "standstill":
+        return None
+    held = [way for way in _ways(evidence) if way.connection.queued >= _QUEUED and 0 < way.start.sent < _SLOW]
+    if not held or not any(rank.standing == "waiting" for rank in evidence.ranks):
+        return None
+    way = max(held, key=lambda each: each.connection.queued)
+    return Explanation(
+        cause="slow-link",
+        rank=way.ranks[0],
+        host=way.start.name,
+        summary=f"the link from {way.start.name} to {way.end} is slow: {way.start.sent * 8e-6:.1f} Mbit/s",
+        evidence=tuple(
+            f"{_ranks(each.ranks)} on {each.start.name}: {each.connection.queued >> 10} KiB wait to be sent "
+            f"to {each.end}"
+            for each in held
+        ),
+        fix=f"see the card's speed (ethtool), and who else uses the link; ronde doctor -H {way.start.name},"
+        f"{way.end} measures it; --plan compressor=bf16 sends less",
+    )
+
+
+def _dead(evidence: Evidence) -> Iterator[_Way]:
+    return (way for way in _ways(evidence) if way.connection.queued and way.connection.repeated >= _IN_VAIN)
+
+
+def _ways(evidence: Evidence) -> Iterator[_Way]:
+    """All connections between hosts of the run."""
+    names = {host.address: host.name for host in (*evidence.hosts, *evidence.silent) if host.address}
+    for place, host in enumerate(evidence.hosts):
+        ranks = [rank.rank for rank in evidence.ranks if rank.host == place]
+        for connection in host.connections:
+            if ranks and connection.peer in names:
+                yield _Way(host, ranks, names[connection.peer], connection)
+
+
+def _ranks_on(evidence: Evidence, name: str) -> Sequence[int]:
+    silent: SilentHost | None = next((each for each in evidence.silent if each.name == name), None)
+    if silent is not None:
+        return silent.ranks
+    return [rank.rank for rank in evidence.ranks if evidence.host_of(rank).name == name]
+
+
+def _in_vain(way: _Way) -> str:
+    return (
+        f"{_ranks(way.ranks)} on {way.start.name}: {way.connection.queued} bytes for {way.end} "
+        f"({way.connection.peer}) are not acknowledged, sent {way.connection.repeated + 1} times"
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

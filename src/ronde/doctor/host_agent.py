@@ -1,0 +1,39 @@
+"""The agent that `ronde doctor -H` starts on each host: a launcher's, which answers the doctor besides."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from ronde.cluster.link_speed import Reflector, measure
+from ronde.cluster.reach import listen_everywhere
+from ronde.doctor.preflight import examine
+from ronde.launch import agent
+from ronde.launch.frames import Kind
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Serve one doctor, and leave with it."""
+    agent.main({Kind.EXAMINE: (Kind.EXAMINED, _examine), Kind.MEASURE: (Kind.MEASURED, _measure)})
+
+
+def _examine(asked: dict[str, Any]) -> dict[str, Any]:
+    """What is wrong with this host; and from now on others may measure the way here."""
+    listener = listen_everywhere()
+    Reflector(listener, asked["word"])
+    # As for a run on one host: others learn its address from the agent, whatever its name means here.
+    findings = examine(os.environ, ranks=asked["ranks"], threads=asked["threads"])
+    return {
+        "findings": [dataclasses.asdict(each) for each in findings],
+        "port": listener.getsockname()[1],
+    }
+
+
+def _measure(asked: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return measure(asked["address"], asked["port"], asked["word"])._asdict()
+    except OSError as error:
+        return {"failed": error.strerror or str(error) or type(error).__name__}

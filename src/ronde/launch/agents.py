@@ -1,0 +1,118 @@
+"""Agents of all hosts before a run: they are started, and each is asked the same."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ronde.cluster.reach import is_this_host
+from ronde.launch.agent_link import AgentLink, News
+from ronde.launch.frames import Kind, unpack
+from ronde.launch.hosts import Hosts
+from ronde.launch.remote_command import agent_line, why_it_failed
+from ronde.launch.signal_inbox import SignalInbox
+from ronde.launch.trouble import Trouble
+
+__all__ = ["Agents"]
+
+
+class Agents:
+    """What leads to the agents, and what they answer.
+
+    Args:
+        links: one for each host.
+        news: what they say.
+        wait: waits so many seconds at most, for news or a signal, which may end the wait by an exception.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        links: Sequence[AgentLink],
+        news: queue.SimpleQueue[News],
+        wait: Callable[[float], None],
+    ) -> None:
+        self._hosts, self._links, self._news, self._wait = hosts, links, news, wait
+        here = [not hosts.always and is_this_host(link.name) for link in links]
+        self._gone: set[int] = set()
+        self._here = {link.index for link, is_here in zip(links, here, strict=True) if is_here}
+
+    @property
+    def elsewhere(self) -> Sequence[str]:
+        """Names of hosts other than this one."""
+        return [link.name for link in self._links if link.index not in self._here]
+
+    def start(self, inbox: SignalInbox, environment: Mapping[str, str], module: str) -> None:
+        """Start an agent on each host; before any thread.
+
+        Args:
+            environment: variables of this process.
+            module: of ronde, whose `main` is the agent.
+
+        Raises:
+            LaunchError: the command that leads to hosts cannot be started.
+        """
+        line = agent_line(sys.executable, os.getcwd(), _for_python(environment), module)
+        for link in self._links:
+            words = (
+                ["sh", "-c", line]
+                if link.index in self._here
+                else self._hosts.way.words(link.name, line, link.ranks)
+            )
+            link.start(words, inbox.previous_mask)
+        for link in self._links:
+            link.listen()
+
+    def ask(
+        self, asked: Mapping[int, tuple[Kind, Mapping[str, Any]]], wanted: Kind, within: float
+    ) -> tuple[dict[int, dict[str, Any]], list[Trouble]]:
+        """Ask agents, and wait for the answer of each.
+
+        Args:
+            asked: what, of each by its number; one that is gone is not asked.
+
+        Returns:
+            the answers that have come, with the time of this host's clocks, and why others have not.
+        """
+        links = {link.index: link for link in self._links}
+        waited_for = asked.keys() - self._gone
+        for index in waited_for:
+            kind, fields = asked[index]
+            links[index].send(kind, dict(fields))
+        answers: dict[int, dict[str, Any]] = {}
+        troubles: list[Trouble] = []
+        until = time.monotonic() + within
+        while waited_for and time.monotonic() < until:
+            while not self._news.empty():
+                link, kind, content = self._news.get()
+                waited_for.discard(link.index)
+                if kind is wanted:
+                    clocks = {"wall": time.time(), "received": time.monotonic()}
+                    answers[link.index] = {**unpack(content), **clocks}
+                else:
+                    self._gone.add(link.index)
+                    troubles.append(self._why_it_failed(link))
+            self._wait(0.2 if self._news.empty() else 0.0)
+        for index in sorted(waited_for):
+            name = links[index].name
+            by_hand = self._hosts.way.try_by_hand(name)
+            what = f"{name} has not answered for {within:g} s"
+            fix = f"see whether it is overloaded: {by_hand}"
+            troubles.append(Trouble(host=name, check="reached", what=what, fix=fix))
+        return answers, troubles
+
+    def _why_it_failed(self, link: AgentLink) -> Trouble:
+        return why_it_failed(
+            link.name, link.code, link.said, self._hosts.way, python=sys.executable, directory=os.getcwd()
+        )
+
+
+def _for_python(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the agent's interpreter must have when it starts."""
+    value = environment.get("PYTHONPATH", "")
+    paths = [os.path.abspath(path) for path in value.split(os.pathsep) if path]
+    return {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
