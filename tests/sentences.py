@@ -12,11 +12,11 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterator
-from pathlib import Path
+
+from sources import SOURCE, trees
 
 __all__ = ["Sentence", "matching", "normal", "sentences"]
 
-SOURCE = Path(__file__).parents[1] / "src" / "ronde"
 # Rooms whose words are no sentences to act upon, and where they are told.
 ELSEWHERE = (
     "testing/",  # for those who write tests
@@ -96,11 +96,11 @@ def matching(said: str, among: list[Sentence]) -> list[Sentence]:
 def sentences(fewest_words: int = _FEWEST_WORDS) -> list[Sentence]:
     """All sentences of the source with so many words, and whatever is raised or noted as it stands."""
     found: dict[str, Sentence] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path, tree in trees().items():
         name = path.relative_to(SOURCE).as_posix()
         if name.startswith(ELSEWHERE):
             continue
-        for line, text, said in _Finder().find(ast.parse(path.read_text())):
+        for line, text, said in _Finder().find(tree):
             if _words(text) >= (1 if said else fewest_words):
                 found.setdefault(normal(text), Sentence(f"{name}:{line}", text))
     return list(found.values())

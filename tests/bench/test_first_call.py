@@ -43,6 +43,7 @@ def test_something_else_is_no_report() -> None:
         read_report('{"kind": "first-call"}')
 
 
+@pytest.mark.soak
 def test_a_workload_is_run_on_ranks() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     heard: list[FirstCall] = []

@@ -120,7 +120,10 @@ def test_micro_batches_go_back_as_they_come(two: Ranks):
     assert notes == []
 
 
-@pytest.mark.parametrize("name", ["contrastive", "mixes rows", "uses two"])
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(each, marks=pytest.mark.soak) for each in ("contrastive", "uses two")), "mixes rows"],
+)
 def test_a_loss_that_does_not_come_apart_has_the_same_numbers(two: Ranks, name: str):
     (said, _), _ = compare(two, "pipeline=2,micro-batches=4,schedule=1f1b", name)
     assert BY_TURNS * 3 not in said

@@ -162,8 +162,8 @@ WHOLE = LARGEST + BLOCKS * BLOCK
 @pytest.mark.parametrize(
     ("plan", "copied", "name", "deferred"),
     [
-        ("zero3", False, "drawn", False),
-        ("zero3", False, "loaded", True),
+        pytest.param("zero3", False, "drawn", False, marks=pytest.mark.soak),
+        pytest.param("zero3", False, "loaded", True, marks=pytest.mark.soak),
         ("zero3", True, "drawn", True),
         ("central", False, "loaded", False),
         pytest.param("zero3", True, "loaded", False, marks=pytest.mark.soak),
@@ -176,9 +176,12 @@ def test_what_to_empty_makes_is_cut(ranks: Ranks, plan: str, copied: bool, name:
         assert most <= 2 * LARGEST
 
 
+_MORE_ASSIGNED = (("zero3", True), ("central", False))
+
+
 @pytest.mark.parametrize(
     ("plan", "copied"),
-    [("zero3", False), ("zero3", True), pytest.param("central", False, marks=pytest.mark.soak)],
+    [("zero3", False), *(pytest.param(*each, marks=pytest.mark.soak) for each in _MORE_ASSIGNED)],
 )
 def test_what_is_assigned_is_cut_when_the_model_is_done(ranks: Ranks, plan: str, copied: bool) -> None:
     for right, most, _ in ranks(2, compared, plan, "assigned", True, copied):
@@ -243,7 +246,7 @@ def _made_on_meta(rank: Rank, plan: str) -> list[str]:
     return [each.device.type for each in made]
 
 
-@pytest.mark.parametrize("plan", ["ddp", "zero3", "central"])
+@pytest.mark.parametrize("plan", ["ddp", "zero3", pytest.param("central", marks=pytest.mark.soak)])
 def test_tensors_are_made_on_the_device_of_a_context(ranks: Ranks, plan: str) -> None:
     """`from_pretrained` asks by such a one whether it builds on `meta`."""
     assert ranks(2, _made_on_meta, plan) == [["meta"] * 4] * 2

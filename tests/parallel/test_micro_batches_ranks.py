@@ -221,7 +221,13 @@ def _expected() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("plan", ["micro-batches=2", "zero3,micro-batches=3,recompute=full"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param("micro-batches=2", marks=pytest.mark.soak),
+        "zero3,micro-batches=3,recompute=full",
+    ],
+)
 def test_pieces_give_the_single_device_answer(ranks: Ranks, plan: str) -> None:
     expected = _expected()
     for found in ranks(2, _on_ranks, plan):

@@ -41,7 +41,7 @@ HUGGING_FACE: dict[str, dict[str, Any]] = {
     "SwitchTransformers": _SWITCH,
 }
 
-SAMPLE = {("Masks", 3), ("Tight", 2), ("Calling", 2)}
+SAMPLE = {("Masks", 2)}
 
 
 def _of_hugging_face(kind: str) -> list[torch.Tensor]:

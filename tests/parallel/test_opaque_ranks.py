@@ -160,7 +160,7 @@ def differing_later(rank: Rank, copied: bool) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("copied", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_what_was_laid_elsewhere_follows_updates(ranks: Ranks, copied: bool) -> None:
     assert ranks(2, differing_later, copied) == [[]] * 2
 

@@ -69,9 +69,8 @@ def test_scripts_use_what_leaves_a_model_as_they_like(two: Ranks, plan: str) -> 
     _compare(two, plan)
 
 
-@pytest.mark.parametrize(
-    "plan", [ON_FOUR[0], *(pytest.param(each, marks=pytest.mark.soak) for each in ON_FOUR[1:])]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("plan", ON_FOUR)
 def test_scripts_use_what_leaves_a_model_as_they_like_on_four_ranks(four: Ranks, plan: str) -> None:
     _compare(four, plan)
 

@@ -93,7 +93,9 @@ def of_recurrent(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
 
 
-@pytest.mark.parametrize("plan", ["pipeline=2", "pipeline=2,micro-batches=3"])
+@pytest.mark.parametrize(
+    "plan", [pytest.param("pipeline=2", marks=pytest.mark.soak), "pipeline=2,micro-batches=3"]
+)
 def test_code_between_stages_is_carried_out_where_its_values_are(two: Ranks, plan: str):
     compare(two, plan, trained, Skips, of_skips)
 
@@ -102,7 +104,7 @@ def test_a_recurrent_layer_is_a_stage(two: Ranks):
     compare(two, "pipeline=2,micro-batches=2", trained, Recurrent, of_recurrent)
 
 
-@pytest.mark.parametrize("name", ["decoder", "dropout by hand", "odd"])
+@pytest.mark.parametrize("name", [pytest.param("decoder", marks=pytest.mark.soak), "dropout by hand", "odd"])
 def test_a_model_in_stages_trains_as_on_one_device(two: Ranks, name: str):
     compare(two, "pipeline=2,micro-batches=3", train, name)
 

@@ -355,7 +355,7 @@ def everything(rank: Rank, plan: str, *, copied: bool = False, every: int = 1) -
 
 
 def some(rank: Rank) -> list[str]:
-    return everything(rank, "zero3", every=4)
+    return everything(rank, "zero3", every=8)
 
 
 def test_what_scripts_do(ranks: Ranks) -> None:

@@ -130,7 +130,11 @@ def every_optimizer(rank: Rank, dtype: torch.dtype) -> list[str]:
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(torch.float32, marks=pytest.mark.soak), torch.float64, torch.bfloat16],
+    ids=str,
+)
 def test_parameters_and_state_are_the_single_device_ones(
     ranks: Ranks, world_size: int, dtype: torch.dtype
 ) -> None:

@@ -374,6 +374,13 @@ def situation(rank: Rank, name: str, mapped: bool, plan: str = "hybrid") -> tupl
         return [each.clone() for each in found], list(session.notes)
 
 
+# Of each kind of use one: of the optimizer, the call, the gradient, the rows, the files.
+EVERY_DAY = {
+    *{"sparse_adam", "momentum", "weighted", "accumulated", "gradient_is_read", "written"},
+    *{"saved_and_loaded", "few_rows", "mixing", "renormed"},
+}
+
+
 # torch says so once of its own Adagrad.
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize(
@@ -381,7 +388,9 @@ def situation(rank: Rank, name: str, mapped: bool, plan: str = "hybrid") -> tupl
     [pytest.param(True, marks=pytest.mark.soak, id="once on the host"), pytest.param(False, id="apart")],
 )
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", list(SITUATIONS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in EVERY_DAY else pytest.mark.soak) for each in SITUATIONS]
+)
 def test_ranks_have_what_one_device_has(ranks: Ranks, world_size: int, name: str, mapped: bool) -> None:
     expected = SITUATIONS[name]()
     for found, _ in ranks(world_size, situation, name, mapped):

@@ -45,7 +45,7 @@ NESTED = [
 ]
 
 
-@pytest.mark.parametrize("name", ["language", "decoder"])
+@pytest.mark.parametrize("name", [pytest.param("language", marks=pytest.mark.soak), "decoder"])
 @pytest.mark.parametrize("plan", NESTED)
 def test_blocks_are_cut_once_more_over_their_replicas(four: Ranks, name: str, plan: str):
     compare(four, plan, train, name)

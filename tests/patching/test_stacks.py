@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from pathlib import Path
 
-import ronde
 from ronde.patching import stacks
 from ronde.patching.stacks import STACKS
+from sources import trees
 
-SOURCES = sorted(Path(ronde.__file__).parent.rglob("*.py"))
 NAMES = {stack: name for name, stack in vars(stacks).items() if stack in STACKS}
 
 
@@ -18,8 +16,8 @@ def calls(method: str) -> list[ast.Call]:
     """Calls of this method of `patches`, in all files."""
     return [
         node
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for tree in trees().values()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method
     ]
 

@@ -27,6 +27,7 @@ def aucs(output: Path, *words: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.soak
 def test_the_model_is_better_than_popularity_and_no_better_than_the_teacher(tmp_path: Path) -> None:
     found = aucs(tmp_path, "--data", "clicks", "--model", "dlrm", *SHORT)
     assert 0.5 < found["popularity"] < found["dlrm"] < found["the"]

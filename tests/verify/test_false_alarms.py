@@ -53,12 +53,12 @@ def cases() -> Iterator[object]:
         for seed in SEEDS:
             # Every script meets every cap.
             cap = list(CAPS)[(number + seed) % len(CAPS)]
-            quick = script == DIGITS and arguments[1] == "digits" and seed == 0
             name = "-".join((script.stem, *arguments[1:], str(seed), cap))
-            marks = () if quick else pytest.mark.soak
-            yield pytest.param(script, arguments, seed, cap, id=name, marks=marks)
+            yield pytest.param(script, arguments, seed, cap, id=name)
 
 
+# Every day tests/test_public.py asks the same of public scripts.
+@pytest.mark.soak
 @pytest.mark.parametrize(("script", "arguments", "seed", "capped"), list(cases()), indirect=["capped"])
 def test_a_right_run_holds(script: Path, arguments: tuple[str, ...], seed: int, capped: WarmHost) -> None:
     if "fashion-mnist" in arguments and not FASHION_MNIST.is_dir():
