@@ -75,9 +75,10 @@ test-torches: $(READY) ## tests of what stands on torch's private names, with th
 	@for torch in $(TORCHES); do \
 	  echo "torch $$torch"; $(MAKE) --no-print-directory test TORCH=$$torch ARGS="-q $(TORCH_TESTS) $(ARGS)"; done
 
-lint: $(READY) ## format check, lint, types, import contract
+lint: $(READY) ## format check, lint of code and prose, types, import contract
 	$(PYTHON) -m ruff format --check --quiet
 	$(PYTHON) -m ruff check --quiet
+	$(PYTHON) lint/prose.py
 	$(PYTHON) -m basedpyright --warnings --pythonpath "$$(command -v $(PYTHON))"
 	$(IMPORT_LINTER)
 
