@@ -67,6 +67,12 @@ UNSAID = {
     "..., global batch ..., on ..., load ... before": ("a line above the table of `ronde bench sync`"),
     "... ranks (no power of two)": "a part of another sentence, which is explained",
     "... averages no parameters among ranks": "an assertion about our own code",
+    "... is not a file of a checkpoint": "an assertion about our own code",
+    "... is not a file of a version": "an assertion about our own code",
+    "that of the launcher's host; clocks of hosts were compared at the start and at the end": (
+        "in the file of a timeline"
+    ),
+    "largest error between two hosts": "in the file of a timeline",
     "POST /v1/lookup HTTP/1.1 Host: localhost Content-Length: ...": "a request of `ronde bench serving`",
     "serves version \\d+ at http://127\\.0\\.0\\.1:(\\d+)": "a pattern",
     "answers the binary protocol at (tcp://127\\.0\\.0\\.1:\\d+)": "a pattern",

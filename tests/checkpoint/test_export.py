@@ -13,11 +13,11 @@ from ronde.checkpoint import layouts
 from ronde.checkpoint.export import export_models, find_checkpoint
 from ronde.checkpoint.held import Held
 from ronde.checkpoint.layouts import write_weights
-from ronde.checkpoint.manifest import Manifest
 from ronde.checkpoint.state import HostCopies, Unchanged, take
 from ronde.checkpoint.store import Store
 from ronde.cli import entry, export
 from ronde.errors import UsageError
+from ronde.trace.checkpoint_manifest import Manifest
 
 
 class Tied(torch.nn.Module):

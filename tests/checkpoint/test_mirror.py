@@ -10,10 +10,10 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ronde.checkpoint.journal import Journal
-from ronde.checkpoint.manifest import Manifest
 from ronde.checkpoint.mirror import Mirror, is_url
 from ronde.checkpoint.store import Store, newest
 from ronde.errors import UsageError
+from ronde.trace.checkpoint_manifest import Manifest
 
 URL = "memory://bucket/run"
 

@@ -15,13 +15,13 @@ import torch
 from ronde.checkpoint.cadence import Cadence
 from ronde.checkpoint.held import Held
 from ronde.checkpoint.journal import Journal, read_entries
-from ronde.checkpoint.manifest import checkpoints_in
 from ronde.checkpoint.schedule import Schedule
 from ronde.checkpoint.state import mean_over_ranks
 from ronde.checkpoint.store import read_checkpoint
 from ronde.comm.process_group import Comm
 from ronde.runtime.checkpointing.agreed_cuts import AgreedCuts
 from ronde.testing import forked
+from ronde.trace.checkpoint_manifest import checkpoints_in
 
 SCRIPT = """
     import os, signal, sys, time, torch, ronde

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ronde.checkpoint.manifest import Manifest
 from ronde.checkpoint.same_script import changes_since, script_digest
+from ronde.trace.checkpoint_manifest import Manifest
 
 MANIFEST = Manifest(
     step=4, entries=0, journal_bytes=0, boundary="call", seed=1, plan="ddp", ranks=2, script="a.py",

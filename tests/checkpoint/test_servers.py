@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 
 from ronde.checkpoint.cadence import Cadence
-from ronde.checkpoint.manifest import checkpoints_in
 from ronde.checkpoint.schedule import Schedule
 from ronde.checkpoint.store import read_checkpoint
 from ronde.comm.process_group import Comm
 from ronde.runtime.checkpointing.announced_cuts import AnnouncedCuts
 from ronde.testing import forked
+from ronde.trace.checkpoint_manifest import checkpoints_in
 
 HEAD = """
     import os, sys, time, torch, ronde

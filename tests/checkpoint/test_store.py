@@ -12,9 +12,9 @@ import torch
 
 from ronde.checkpoint.cadence import Cadence, read_cadence
 from ronde.checkpoint.journal import Journal
-from ronde.checkpoint.manifest import Manifest, latest_manifest
 from ronde.checkpoint.store import NoCheckpoint, Store, newest
 from ronde.errors import UsageError
+from ronde.trace.checkpoint_manifest import Manifest, latest_manifest
 
 
 def write(store: Store, journal: Journal, step: int) -> None:

@@ -9,6 +9,7 @@ from ronde.launch.host_checks import (
     differences,
     host_environment,
     mesh_steps,
+    missing_states,
     names_of_loopback,
 )
 
@@ -104,3 +105,12 @@ def test_all_of_few_hosts_and_some_of_many_are_tried() -> None:
     assert mesh_steps(3) == [1, 2]
     assert mesh_steps(64) == [1, 2, 4, 8, 16, 32]
     assert len(mesh_steps(10000)) == 10
+
+
+def test_hosts_that_do_not_see_all_tables_of_an_earlier_run_are_told() -> None:
+    assert missing_states("", [], [("one", []), ("two", [])]) == []
+    assert missing_states("/old", [], [("one", [1, 0]), ("two", [0, 1])]) == []
+    assert len(missing_states("/old", [0], [("one", []), ("two", [0])])) == 1
+    found = missing_states("/old", [0, 1], [("one", [0, 1, 2]), ("two", [1])])
+    assert [trouble.host for trouble in found] == ["two"]
+    assert found[0].what == "two sees the tables of 1 of 3 servers in --server-state /old"

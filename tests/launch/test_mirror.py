@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,17 @@ def test_of_a_very_long_log_the_last_part_comes(
     found = (there / "rank-0.log").read_bytes()
     assert found.endswith(b"\nthe end...")
     assert b"30 bytes of this log are on its own host only" in found
+
+
+def test_spans_come_as_they_grow(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = folders
+    monkeypatch.setattr(mirror, "_LARGEST", 50)
+    pieces = Mirror(here)
+    for size in (0, 130, 130, 300):
+        (here / "rank-2.spans").write_bytes(bytes(range(200)) * 2)
+        os.truncate(here / "rank-2.spans", size)
+        bring(pieces, there)
+    assert (there / "rank-2.spans").read_bytes() == (here / "rank-2.spans").read_bytes()
 
 
 def test_events_come_with_the_launchers_time(folders: tuple[Path, Path]) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+from apart import command_apart
 from ronde.doctor.run import examine
 from ronde.report.run import read_run
-
-from .hosts_driver import STUB
+from ronde.trace.checkpoint_manifest import checkpoints_in
 
 SCRIPT = """
 import os, signal
@@ -38,7 +38,8 @@ def test_a_killed_rank_is_known_to_all_tools(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "ronde", "run", "-H", "127.0.0.1:1,127.0.0.2:1"),
-            *("--ssh-command", shlex.join(STUB), "--run-dir", str(run_dir), "--seed", "1", "train.py"),
+            *("--ssh-command", command_apart([run_dir, tmp_path / "saved"]), "--run-dir", str(run_dir)),
+            *("--seed", "1", "--trace", "t.json", "--checkpoint", "saved", "--every", "6", "train.py"),
         ],
         cwd=tmp_path,
         env=dict(os.environ),
@@ -58,4 +59,18 @@ def test_a_killed_rank_is_known_to_all_tools(tmp_path: Path) -> None:
         (1, 20, "gone"),
     ]
     assert run.start["script"] == "train.py"
-    assert [event.kind for event in run.events if event.kind != "death"] == ["start", "end"]
+    kinds = [event.kind for event in run.events if event.kind not in ("death", "notice", "checkpoint")]
+    assert kinds == ["start", "end"]
+    assert [step for step, _ in checkpoints_in(tmp_path / "saved")] == [18, 12]
+    timeline = json.loads((tmp_path / "t.json").read_text())
+    error = 1e3 * float(timeline["otherData"]["largest error between two hosts"].split()[0])
+    events = [event for event in timeline["traceEvents"] if event.get("cat") == "step"]
+    begun, ended = (
+        [[event["ts"] + event["dur"] * after for event in events if event["pid"] == rank] for rank in (0, 1)]
+        for after in (0, 1)
+    )
+    # By one clock no rank ends a step before the other has begun it, for they wait for each other in it.
+    for rank in (0, 1):
+        assert len(begun[rank]) >= 19
+        for end, begin in zip(ended[rank], begun[1 - rank], strict=False):
+            assert end > begin - error

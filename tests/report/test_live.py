@@ -13,6 +13,9 @@ from ronde.cli import main
 from ronde.report import live
 from ronde.report.live import watch
 from ronde.trace.events import write_event
+from ronde.trace.launch_record import LaunchedNode, LaunchRecord, write_launch_record
+from ronde.trace.run_directory import RunDirectory
+from ronde.trace.waiting import write_waiting
 
 
 def drawn(folder: Path, width: int = 100, **options: bool) -> str:
@@ -33,6 +36,21 @@ def test_a_frame_has_a_line_for_each_rank(tmp_path: Path) -> None:
     assert lines[3].split() == ["1", "300", "ended", "█" * 16, "10%", "0%", "301", "MiB", "75%", "1", "ms"]
     assert "loss" in text
     assert "at step 300" in text
+
+
+def test_for_what_a_rank_elsewhere_waits_is_shown(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "run", {})  # a launcher holds it
+    folder = made_run(directory.path, ended=False)
+    nodes = [LaunchedNode(name=name, run_id=name, pids={rank: 7}) for rank, name in enumerate(("one", "two"))]
+    record = LaunchRecord(
+        run_id="x", host="one", launcher=1, script="a.py", plan="ddp", nodes=nodes, by_agents=True
+    )
+    write_launch_record(directory.launch, record)
+    write_waiting(folder, {1: "all_reduce"})
+    _, _, first, second, *_ = drawn(folder, 140).splitlines()
+    assert "waits" not in first
+    assert "waits: all_reduce" in second
+    directory.release()
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])

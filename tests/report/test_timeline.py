@@ -11,6 +11,7 @@ import pytest
 from nesting import check_nesting
 from ronde.cli import main
 from ronde.report.timeline import nested, trace_events, write_timeline
+from ronde.trace.launch_record import LaunchedNode, LaunchRecord, write_launch_record
 from ronde.trace.spans import Span, SpanFile, read_spans, spans_path
 
 
@@ -20,15 +21,34 @@ def test_a_span_that_reaches_out_is_cut() -> None:
     assert found == [step, Span("forward", 0, 95, 1), Span("wait", 90, 95, 1)]
 
 
-def test_ranks_are_on_one_clock() -> None:
-    spans = {0: [Span("step", 1000, 3000, 1)], 1: [Span("step", 51_000, 54_000, 1), Span("other", 0, 9, 1)]}
-    events = list(trace_events(spans, {0: 0, 1: -50_000}))
-    steps = [event for event in events if event["ph"] == "X"]
-    assert [(event["pid"], event["ts"], event["dur"]) for event in steps] == [(0, 51.0, 2.0), (1, 51.0, 3.0)]
+def test_ranks_of_hosts_are_on_one_clock_and_its_error_is_told(tmp_path: Path) -> None:
+    """The second host's clock is 2 s ahead, and goes on to be 1 ms more so in each second."""
+    for rank, begin in ((0, 10_000_000_000), (1, 12_001_001_001)):
+        file = SpanFile(spans_path(tmp_path, rank))
+        file.add("step", begin, begin + 5000, 1)
+        file.close()
+    nodes = [
+        LaunchedNode(name="one", run_id="a", pids={0: 1}, error=1e-5),
+        LaunchedNode(
+            name="two", run_id="b", pids={1: 2}, monotonic=-2.0, compared=11.0, drift=-1e-3, error=2e-5
+        ),
+    ]
+    record = LaunchRecord(run_id="x", host="one", launcher=1, script="a.py", plan="ddp", nodes=nodes)
+    write_launch_record(tmp_path / "launch.json", record)
+    made = write_timeline(tmp_path, tmp_path / "t.json")
+    assert (made.spans, made.hosts) == (2, 2)
+    assert made.error == pytest.approx(3e-5)
+    written = json.loads((tmp_path / "t.json").read_text())
+    begins = [event["ts"] for event in written["traceEvents"] if event["ph"] == "X"]
+    assert begins[1] - begins[0] == pytest.approx(0, abs=0.2)
+    names = [event["args"]["name"] for event in written["traceEvents"] if event["name"] == "process_name"]
+    assert names == ["rank 0 on one", "rank 1 on two"]
+    assert written["otherData"]["largest error between two hosts"] == "0.030 ms"
+    assert written["otherData"]["error of two"] == "0.020 ms"
 
 
 def test_collectives_have_their_bytes_and_a_track_of_their_own() -> None:
-    events = list(trace_events({0: [Span("all_reduce", 5, 9, 2, 64)]}, {0: 0}))
+    events = list(trace_events({0: [Span("all_reduce", 5, 9, 2, 64)]}, {}))
     begin, end = (event for event in events if event["ph"] in "be")
     assert begin["args"] == {"bytes": 64, "step": 2}
     assert (begin["id"], begin["tid"]) == (end["id"], end["tid"])
@@ -42,7 +62,7 @@ def test_the_file_is_one_document_and_parts_are_gone(tmp_path: Path, name: str) 
         file.add("forward", 10, 20, 1)
         file.add("step", 5, 30, 1)
         file.close()
-    assert write_timeline(tmp_path, 3, tmp_path / name) == 4  # the third rank has left none
+    assert write_timeline(tmp_path, tmp_path / name) == (4, 0, 0)
     data = (tmp_path / name).read_bytes()
     events = json.loads(gzip.decompress(data) if name.endswith(".gz") else data)["traceEvents"]
     check_nesting(events)

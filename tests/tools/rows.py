@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from ronde.checkpoint.manifest import latest_manifest
 from ronde.server.serving.manifest import path_of
 from ronde.server.serving.published import Published
+from ronde.trace.checkpoint_manifest import latest_manifest
 from tools.plans import RANKS
 from tools.scripts import LAST_STEP
 from tools.trial import Died, Ran, Trial, copied, ranks_of

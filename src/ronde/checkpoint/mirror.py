@@ -9,12 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ronde.checkpoint.manifest import Manifest, is_checkpoint
 from ronde.errors import UsageError
+from ronde.trace.checkpoint_manifest import MANIFEST, Manifest, is_checkpoint
 
 __all__ = ["Mirror", "is_url"]
-
-_MANIFEST = "manifest.json"
 
 
 def is_url(place: str) -> bool:
@@ -51,7 +49,7 @@ class Mirror:
         """Of the newest checkpoint that is whole; None where there is none."""
         for name in self._names():
             try:
-                return Manifest.of_text(self._fs.cat_file(f"{self._root}/{name}/{_MANIFEST}").decode())
+                return Manifest.of_text(self._fs.cat_file(f"{self._root}/{name}/{MANIFEST}").decode())
             except (OSError, ValueError):
                 continue
         return None
@@ -64,10 +62,10 @@ class Mirror:
         """
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            whole = [name for name in self._names() if self._fs.exists(f"{self._root}/{name}/{_MANIFEST}")]
+            whole = [name for name in self._names() if self._fs.exists(f"{self._root}/{name}/{MANIFEST}")]
             for name in whole[:2]:
                 (folder / name).mkdir(exist_ok=True)
-                for file in ("state.pt", _MANIFEST):
+                for file in ("state.pt", MANIFEST):
                     self._fs.get_file(f"{self._root}/{name}/{file}", str(folder / name / file))
             if whole:
                 self._fs.get_file(f"{self._root}/journal", str(folder / "journal"))
@@ -84,7 +82,7 @@ class Mirror:
         self._fs.makedirs(place, exist_ok=True)
         self._fs.put_file(str(folder / name / "state.pt"), f"{place}/state.pt")
         self._fs.put_file(str(folder / "journal"), f"{self._root}/journal")
-        self._fs.put_file(str(folder / name / _MANIFEST), f"{place}/{_MANIFEST}")
+        self._fs.put_file(str(folder / name / MANIFEST), f"{place}/{MANIFEST}")
         self._fs.invalidate_cache()
         for old in self._names()[keep:]:
             self._fs.rm(f"{self._root}/{old}", recursive=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from ronde.checkpoint.manifest import Manifest
+from ronde.trace.checkpoint_manifest import Manifest
 
 __all__ = ["changes_since", "script_digest"]
 

@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 import torch
 
 from ronde.checkpoint.journal import Entry, JournalError, begins_journal, read_entries
-from ronde.checkpoint.manifest import Manifest, checkpoints_in
 from ronde.checkpoint.mirror import Mirror
 from ronde.checkpoint.state import State
 from ronde.errors import UsageError
+from ronde.trace.checkpoint_manifest import MANIFEST, Manifest, checkpoints_in
 
 __all__ = ["NoCheckpoint", "Store", "newest", "newest_whole", "read_checkpoint", "read_journal"]
 
@@ -93,7 +93,7 @@ class Store:
             whole = dataclasses.replace(
                 manifest, journal_bytes=self._journal_bytes, digest=hashing.digest.hexdigest()
             )
-            with open(beside / "manifest.json", "w") as text:
+            with open(beside / MANIFEST, "w") as text:
                 json.dump(dataclasses.asdict(whole), text, indent=1)
                 text.flush()
                 os.fsync(text.fileno())

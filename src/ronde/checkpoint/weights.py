@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from ronde.checkpoint.manifest import checkpoints_in
 from ronde.checkpoint.state import State
 from ronde.checkpoint.store import Store, read_checkpoint, read_journal
 from ronde.errors import UsageError
+from ronde.trace.checkpoint_manifest import checkpoints_in
 
 __all__ = ["copy_with_weights", "read_weights"]
 

@@ -267,7 +267,7 @@ def run(  # noqa: PLR0913 - one parameter per option
             durability_sync=sync,
             server_state=_server_state(server_state, directory),
             publish=_publish(publish, native=native),
-            trace_steps=_traced(trace, trace_steps, native=native, place=place, far=remote is not None),
+            trace_steps=_traced(trace, trace_steps, native=native, place=place),
             checkpoint=_checkpoint_place(checkpoint),
             checkpoint_every=read_cadence(CHECKPOINT_EVERY if every is None else every),
             checkpoint_keep=CHECKPOINTS_KEPT if keep is None else keep,
@@ -437,9 +437,7 @@ def _publish(seconds: float, *, native: bool) -> float:
     return seconds
 
 
-def _traced(
-    file: Path | None, steps: str | None, *, native: bool, place: ClusterEnvironment | None, far: bool
-) -> str:
+def _traced(file: Path | None, steps: str | None, *, native: bool, place: ClusterEnvironment | None) -> str:
     """Of which steps ranks write a timeline; "" for none."""
     if file is None:
         if steps is not None:
@@ -449,8 +447,6 @@ def _traced(
         raise UsageError("--trace needs a script that ronde distributes; leave out --native")
     if place is not None:
         raise UsageError("--trace needs ranks that ronde has started, not torchrun; start them by --ranks N")
-    if far:
-        raise UsageError("--trace needs all ranks on this host; leave out -H, or leave out --trace")
     from ronde.trace.recorder import StepRange
 
     try:
@@ -468,12 +464,14 @@ def _write_timeline(job: Job, file: Path) -> None:
     from ronde.report.timeline import write_timeline
 
     try:
-        count = write_timeline(job.run_directory.path, job.ranks, file)
+        made = write_timeline(job.run_directory.path, file)
     except OSError as error:
         say(f"the timeline was not written to {file}: {error.strerror}; its parts are in the run directory")
         return
     if not job.run.quiet:
-        say(f"a timeline of {count} spans is in {file}; open it in ui.perfetto.dev or chrome://tracing")
+        say(f"a timeline of {made.spans} spans is in {file}; open it in ui.perfetto.dev or chrome://tracing")
+        if made.hosts > 1:
+            say(f"clocks of its {made.hosts} hosts agree to {made.error * 1e3:.2f} ms")
 
 
 def _checkpoint_place(given: str | None) -> str:
@@ -496,8 +494,8 @@ def _saved(place: str | None, *, resume: bool, native: bool, plan: str) -> int |
             f"--checkpoint saves cut models that are in step, and under {parsed.item('update')} each replica "
             f"trains by itself; leave out {parsed.item(parsed.mesh.cuts_models)}, or take update=sync"
         )
-    from ronde.checkpoint.manifest import checkpoints_in, latest_manifest
     from ronde.checkpoint.mirror import Mirror, is_url
+    from ronde.trace.checkpoint_manifest import checkpoints_in, latest_manifest
 
     found = Mirror(place).latest() if is_url(place) else latest_manifest(Path(place))
     if found is None:

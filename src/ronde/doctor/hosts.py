@@ -23,7 +23,7 @@ from ronde.doctor.finding import Finding
 from ronde.doctor.host_links import Pair, judge, rounds
 from ronde.launch.agent_link import AgentLink, News
 from ronde.launch.agents import Agents
-from ronde.launch.clock import Clock
+from ronde.launch.clock import HostClock
 from ronde.launch.failure import ENDING
 from ronde.launch.frames import Kind
 from ronde.launch.host_checks import address_of_all, differences, host_environment, names_of_loopback
@@ -81,8 +81,9 @@ class _Exam:
         told = [(link.name, link.ranks, ready[link.index]) for link in self._links if link.index in ready]
         if told:
             self._troubles += differences(told, script, sys.executable, self._hosts.reference)
-        clocks = {index: Clock.of_answer(answer) for index, answer in ready.items()}
-        self._troubles += filter(None, (each.trouble(self._names[at]) for at, each in clocks.items()))
+        self._ask_all(Kind.CLOCK, HostClock.question(), Kind.CLOCK, _READY_S)
+        clocks = {link.name: link.clock for link in self._links if link.clock.is_known}
+        self._troubles += filter(None, (each.first.trouble(name) for name, each in clocks.items()))
         asked = {
             link.index: {"ranks": link.ranks, "threads": threads, "word": self._word}
             for link in self._links
@@ -182,6 +183,10 @@ def _findings(troubles: Sequence[Trouble]) -> Sequence[Finding]:
     ]
 
 
+def _nothing(*_: object) -> None:
+    """Ignore output and files: no rank is started."""
+
+
 def _wait(inbox: SignalInbox, seconds: float) -> None:
     message = inbox.wait(seconds)
     if message is not None and message.si_signo in ENDING:
@@ -193,7 +198,7 @@ def _links(hosts: Hosts) -> Iterator[tuple[Sequence[AgentLink], queue.SimpleQueu
     """What leads to the agents, and ends with them."""
     news: queue.SimpleQueue[News] = queue.SimpleQueue()
     links = [
-        AgentLink(index, name, 0, ranks, news=news, show=lambda _, __: None)
+        AgentLink(index, name, 0, ranks, news=news, show=_nothing, save=_nothing)
         for index, (name, ranks) in enumerate(hosts.shares)
     ]
     try:

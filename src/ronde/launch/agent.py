@@ -7,9 +7,11 @@ is the end of the run here, so nothing is left on a host whose connection broke.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hashlib
 import importlib
+import itertools
 import os
 import platform
 import shutil
@@ -27,10 +29,14 @@ from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.cluster.reach import Greeter, dial, free_ports, listen_everywhere
 from ronde.cluster.torch_install import torch_version
 from ronde.errors import RondeError
+from ronde.launch.carried_checkpoints import sees_mark, take_brought
+from ronde.launch.clock import read_clocks
 from ronde.launch.frames import MAGIC, FrameError, Kind, Sender, frames, unpack
+from ronde.launch.mirror import Piece
 from ronde.launch.node_spec import NodeSpec
 from ronde.launch.piped_node import PipedNode
-from ronde.trace.run_directory import default_root
+from ronde.trace.run_directory import RunDirectory, default_root
+from ronde.trace.server_states import server_states
 
 __all__ = ["Answers", "main"]
 
@@ -78,7 +84,11 @@ def _answer(
         if kind is Kind.HELLO:
             hello = unpack(content)
             os.environ.update(hello["environment"])
-            sender.send(Kind.READY, about_this_host(**hello["about"]))
+            sender.send(Kind.READY, {**about_this_host(**hello["about"]), **_seen(**hello.get("sees", {}))})
+        elif kind is Kind.CLOCK:
+            sender.send(Kind.CLOCK, read_clocks(unpack(content)))
+        elif kind is Kind.BRING:
+            sender.send(Kind.BROUGHT, {"problem": _take_brought(unpack(content), incoming)})
         elif kind is Kind.DIAL:
             wanted = unpack(content)
             reached = dial(wanted["addresses"], wanted["port"], wanted["word"])
@@ -98,6 +108,33 @@ def _answer(
         else:
             return None
     return None
+
+
+def _seen(mark: str = "", server_state: str = "") -> dict[str, Any]:
+    """Look for the launcher's folders on this host.
+
+    Args:
+        mark: a file in that of checkpoints, "" without.
+        server_state: directory of an earlier run with servers, "" without.
+    """
+    states = list(server_states(Path(server_state))) if server_state else []
+    return {"sees_checkpoints": sees_mark(mark), "server_states": states}
+
+
+def _take_brought(place: dict[str, Any], incoming: Iterator[tuple[Kind, bytes]]) -> str:
+    """Take checkpoints into the run directory of this host; returns a complaint or ""."""
+    chosen = Path(place["run_dir"]) if place["run_dir"] else None
+    pieces = (
+        Piece.from_bytes(content)
+        for _, content in itertools.takewhile(lambda frame: frame[0] is Kind.SAVED, incoming)
+    )
+    try:
+        directory = RunDirectory.of_host(chosen, place["run_id"], place["host"], os.environ)
+        directory.release()  # it is opened again for the ranks
+        return take_brought(directory.path, pieces)
+    except RondeError as error:
+        collections.deque(pieces, maxlen=0)
+        return str(error)
 
 
 def about_this_host(script: str, cwd: str, run_dir: str = "") -> dict[str, Any]:
@@ -125,8 +162,6 @@ def about_this_host(script: str, cwd: str, run_dir: str = "") -> dict[str, Any]:
         "disk": _free(Path(run_dir) if run_dir else default_root(os.environ)),
         "name": socket.gethostname(),
         "machine": f"{machine.read_text().strip() if machine.exists() else socket.gethostname()} {space}",
-        "time": time.time(),
-        "monotonic": time.monotonic(),
     }
 
 
@@ -153,7 +188,8 @@ def _run(part: NodeSpec, incoming: int, sender: Sender) -> None:
         target=_listen, args=(incoming, sender, ranks, unread), name="ronde listen", daemon=True
     )
     heart = threading.Thread(target=_beat, args=(sender, ranks), name="ronde beat", daemon=True)
-    for thread in (*relays, listener, heart):
+    carrier = threading.Thread(target=_carry, args=(ranks, unread), name="ronde large files", daemon=True)
+    for thread in (*relays, listener, heart, *([carrier] if part.makes_large_files else [])):
         thread.start()
     last = ranks.watch()
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -165,7 +201,9 @@ def _run(part: NodeSpec, incoming: int, sender: Sender) -> None:
     if not ranks.is_lost:
         with contextlib.suppress(OSError):
             ranks.send_files(last=True)
+            ranks.send_large_files(unread)
             sender.send(Kind.LAST, last)
+            ranks.remove_sent(unread)
     os._exit(0)  # a thread may hang in a connection that is dead
 
 
@@ -202,7 +240,9 @@ def _listen(incoming: int, sender: Sender, ranks: PipedNode, unread: set[bytes])
     with contextlib.suppress(FrameError, OSError):
         for kind, content in frames(incoming):
             heard[0] = time.monotonic()
-            if kind is Kind.SIGNAL:
+            if kind is Kind.CLOCK:
+                sender.send(Kind.CLOCK, read_clocks(unpack(content)))
+            elif kind is Kind.SIGNAL:
                 ranks.signal(int(content))
             elif kind is Kind.END:
                 ranks.end()
@@ -232,6 +272,14 @@ def _beat(sender: Sender, ranks: PipedNode) -> None:
         except OSError:
             ranks.lose()
             return
+
+
+def _carry(ranks: PipedNode, unread: set[bytes]) -> None:
+    """Send large files as rank 0 makes them; heartbeats do not wait."""
+    with contextlib.suppress(OSError):
+        while True:
+            time.sleep(BEAT_S)
+            ranks.send_large_files(unread)
 
 
 if __name__ == "__main__":

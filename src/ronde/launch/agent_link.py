@@ -10,10 +10,11 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ronde.errors import LaunchError
-from ronde.launch.frames import FrameError, Kind, Sender, frames, skip_to_magic
+from ronde.launch.clock import HostClock
+from ronde.launch.frames import FrameError, Kind, Sender, frames, skip_to_magic, unpack
 from ronde.launch.linux_process import bind_to_parent, load_prctl
 from ronde.launch.signal_inbox import SignalInbox
 
@@ -34,11 +35,13 @@ class AgentLink:
         name: the host's.
         ranks: how many it has, from `first_rank` on.
         show: writes rank 0's output to the user's stdout (1) or stderr (2).
+        save: takes a piece of a checkpoint; in the thread that reads, so none pile up here.
 
     Attributes:
         has_started: the command has been started.
         ended: its ranks have.
         over: its last word has come, or it is gone.
+        clock: differences of its clocks from this host's.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class AgentLink:
         *,
         news: queue.SimpleQueue[News],
         show: Callable[[int, bytes], None],
+        save: Callable[[AgentLink, bytes], None],
     ) -> None:
         self.index = index
         self.name = name
@@ -60,7 +64,8 @@ class AgentLink:
         self.over = False
         self.said: collections.deque[str] = collections.deque(maxlen=_LINES)
         self._news = news
-        self._show = show
+        self._show, self._save = show, save
+        self.clock = HostClock()
         self._threads: list[threading.Thread] = []
 
     def start(self, words: Sequence[str], mask: set[signal.Signals]) -> None:
@@ -116,6 +121,22 @@ class AgentLink:
         with contextlib.suppress(OSError, ValueError):
             self._sender.send(kind, content)
 
+    def ask_clock(self) -> None:
+        """Ask the agent for its clocks; the last answer that is needed is news."""
+        self.send(Kind.CLOCK, self.clock.question())
+
+    def send_many(self, sent: Iterable[tuple[Kind, bytes]]) -> None:
+        """Send many frames from a thread, and no others meanwhile.
+
+        They take a descriptor of their own, which `close` leaves open.
+        """
+        assert self._process.stdin is not None
+        descriptor = os.dup(self._process.stdin.fileno())
+        with contextlib.suppress(OSError):
+            for kind, content in sent:
+                Sender(descriptor).send(kind, content)
+        os.close(descriptor)
+
     def close(self) -> None:
         """Let go: the agent ends its ranks, if it has any left."""
         assert self._process.stdin is not None
@@ -145,13 +166,25 @@ class AgentLink:
                 for kind, content in frames(source):
                     if kind in (Kind.OUT, Kind.ERR):
                         self._pass_on(kind, content)
+                    elif kind is Kind.CLOCK:
+                        self._take_clock(content)
+                    elif kind is Kind.SAVED:
+                        self._save(self, content)
                     else:
-                        self._tell(kind, content)
+                        self.tell(kind, content)
         except FrameError as error:
             self.said.append(f"{error} came in place of an agent's words")
         self._process.wait()
         complaints.join(_PATIENCE_S)
-        self._tell(None, b"")
+        self.tell(None, b"")
+
+    def _take_clock(self, content: bytes) -> None:
+        was_known = self.clock.is_known
+        self.clock.take(unpack(content))
+        if not self.clock.is_known:
+            self.ask_clock()
+        elif not was_known:
+            self.tell(Kind.CLOCK, b"{}")
 
     def _take_complaints(self) -> None:
         assert self._process.stderr is not None
@@ -164,6 +197,6 @@ class AgentLink:
         except OSError:
             self.send(Kind.CLOSED, kind.value)
 
-    def _tell(self, kind: Kind | None, content: bytes) -> None:
+    def tell(self, kind: Kind | None, content: bytes) -> None:
         self._news.put((self, kind, content))
         SignalInbox.wake()

@@ -6,7 +6,7 @@ import os
 import queue
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ronde.cluster.reach import is_this_host
@@ -76,13 +76,20 @@ class Agents:
             asked: what, of each by its number; one that is gone is not asked.
 
         Returns:
-            the answers that have come, with the time of this host's clocks, and why others have not.
+            the answers that have come, and why others have not.
         """
         links = {link.index: link for link in self._links}
-        waited_for = asked.keys() - self._gone
-        for index in waited_for:
+        for index in asked.keys() - self._gone:
             kind, fields = asked[index]
             links[index].send(kind, dict(fields))
+        return self.answers(asked.keys(), wanted, within)
+
+    def answers(
+        self, indices: Collection[int], wanted: Kind, within: float
+    ) -> tuple[dict[int, dict[str, Any]], list[Trouble]]:
+        """Wait for answers of agents that have been asked; returns as `ask`."""
+        links = {link.index: link for link in self._links}
+        waited_for = set(indices) - self._gone
         answers: dict[int, dict[str, Any]] = {}
         troubles: list[Trouble] = []
         until = time.monotonic() + within
@@ -91,8 +98,7 @@ class Agents:
                 link, kind, content = self._news.get()
                 waited_for.discard(link.index)
                 if kind is wanted:
-                    clocks = {"wall": time.time(), "received": time.monotonic()}
-                    answers[link.index] = {**unpack(content), **clocks}
+                    answers[link.index] = unpack(content)
                 else:
                     self._gone.add(link.index)
                     troubles.append(self._why_it_failed(link))

@@ -1,15 +1,25 @@
-"""The clocks of a host beside those of the launcher's."""
+"""Clocks of a host, compared with the launcher's by questions and answers.
+
+The answer was given some time between the question and its arrival here (Cristian, 1989): the middle of the
+two is taken, and half of the time between them is the error. Of several answers the one that came fastest
+counts.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, final
 
 from ronde.launch.trouble import Trouble
 from ronde.trace.launch_record import LaunchedNode
 
-__all__ = ["Clock"]
+__all__ = ["Clock", "HostClock", "launched_node", "read_clocks"]
+
+_FIRST, _LATEST = 8, 16
+
 
 # People compare logs by the second.
 _MUCH_S = 2.0
@@ -17,19 +27,18 @@ _MUCH_S = 2.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Clock:
-    """How far the clocks of a host are before those of this one, in seconds."""
+    """Lead of a host's clocks over the launcher's.
+
+    Attributes:
+        wall, monotonic: seconds.
+        at: time of the comparison, by the host's monotonic clock.
+        error: seconds by which the difference may be wrong.
+    """
 
     wall: float
     monotonic: float
-
-    @classmethod
-    def of_answer(cls, answer: Mapping[str, Any]) -> Clock:
-        """Compare the times in a host's description of itself with those at which it came."""
-        return cls(answer["time"] - answer["wall"], answer["monotonic"] - answer["received"])
-
-    def node(self, name: str, run_id: str, pids: Mapping[int, int]) -> LaunchedNode:
-        """A node with these clocks, for the record of a run."""
-        return LaunchedNode(name=name, run_id=run_id, pids=pids, wall=-self.wall, monotonic=-self.monotonic)
+    at: float
+    error: float
 
     def trouble(self, host: str) -> Trouble | None:
         """A complaint about the time of day there; None where it is as here."""
@@ -43,3 +52,63 @@ class Clock:
             "script writes there differ",
             fix="let chrony or systemd-timesyncd correct both (ronde corrects the times in what it writes)",
         )
+
+
+def read_clocks(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer a question: the question itself, and the clocks of this host."""
+    return {**question, "time": time.time(), "monotonic": time.monotonic()}
+
+
+@final
+class HostClock:
+    """Answers of one host, the first ones and the latest ones."""
+
+    def __init__(self) -> None:
+        self._first: list[Clock] = []
+        self._latest: collections.deque[Clock] = collections.deque(maxlen=_LATEST)
+
+    @staticmethod
+    def question() -> dict[str, Any]:
+        """Return a question for now."""
+        return {"asked": time.monotonic()}
+
+    def take(self, answer: Mapping[str, Any]) -> None:
+        """An answer has come, now."""
+        wall, now = time.time(), time.monotonic()
+        half = (now - answer["asked"]) / 2
+        at = answer["monotonic"]
+        clock = Clock(wall=answer["time"] - (wall - half), monotonic=at - (now - half), at=at, error=half)
+        if not self.is_known:
+            self._first.append(clock)
+        self._latest.append(clock)
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether enough answers have come for the first comparison."""
+        return len(self._first) == _FIRST
+
+    @property
+    def first(self) -> Clock:
+        """The best of the first answers."""
+        return min(self._first, key=lambda clock: clock.error)
+
+    @property
+    def latest(self) -> Clock:
+        """The best of the latest answers."""
+        return min(self._latest, key=lambda clock: clock.error)
+
+
+def launched_node(name: str, run_id: str, pids: Mapping[int, int], clock: HostClock) -> LaunchedNode:
+    """Make the record of a host and its clocks."""
+    first, latest = clock.first, clock.latest
+    between = latest.at - first.at
+    return LaunchedNode(
+        name=name,
+        run_id=run_id,
+        pids=pids,
+        wall=-first.wall,
+        monotonic=-first.monotonic,
+        compared=first.at,
+        drift=-(latest.monotonic - first.monotonic) / between if between > 0 else 0.0,
+        error=max(first.error, latest.error),
+    )

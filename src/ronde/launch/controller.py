@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ronde.errors import UsageError
 from ronde.launch.agent import BEAT_S
 from ronde.launch.agent_link import AgentLink, News
+from ronde.launch.arriving_files import ArrivingFiles
 from ronde.launch.bytes_out import write_all
-from ronde.launch.clock import Clock
+from ronde.launch.carried_versions import newest_version
 from ronde.launch.failure import ENDING, Ends, ErrorFile, RankDeath, shell_code
 from ronde.launch.frames import Kind, unpack
 from ronde.launch.hosts import Hosts
@@ -32,6 +32,7 @@ from ronde.launch.look_at_nodes import LookAtNodes
 from ronde.launch.meeting import Meeting, Met
 from ronde.launch.mirror import Piece, is_mirrored
 from ronde.launch.node_spec import NodeSpec
+from ronde.launch.nodes_on_record import NodesOnRecord
 from ronde.launch.output_pump import fill_standard_descriptors
 from ronde.launch.progress_line import shown_progress
 from ronde.launch.run_end import Explain, NodeOfRun, RunEnd
@@ -44,7 +45,6 @@ from ronde.launch.store_process import start_store
 from ronde.plan import Plan
 from ronde.trace.events import append_events, events_path
 from ronde.trace.evidence import Evidence
-from ronde.trace.launch_record import write_launch_record
 from ronde.trace.lockstep_board import Standing
 from ronde.trace.pulse import Pulse
 
@@ -75,13 +75,9 @@ def launch_on_hosts(
         is_to_end: when it is set the ranks are asked to end, as by SIGTERM.
 
     Raises:
-        UsageError: what is asked for is not for several hosts.
+        UsageError: a variable is not set, or a folder cannot be written.
         LaunchError: a host cannot take part, a line for each with what to do; no rank was started.
     """
-    if job.run.server_state:
-        raise UsageError(
-            "--server-state takes tables over on one host only; leave out -H, or begin with the checkpoint"
-        )
     fill_standard_descriptors()
     with SignalInbox() as inbox:
         run = _Controller(job, hosts, inbox, explain, is_to_end or threading.Event())
@@ -115,9 +111,9 @@ class _Controller:
         self._screen = Screen.of_user(job.environment) if job.shown and not job.run.quiet else None
         self._in_mid_line = False
         self._pulse = Pulse.create(job.run_directory.pulse)
+        self._arriving = ArrivingFiles(job)
         self._links = self._make_links()
-        self._clocks: Sequence[Clock] = ()
-        self._pids: dict[int, Mapping[int, int]] = {}
+        self._nodes = NodesOnRecord(job, self._links)
         self._heard: dict[int, float] = {}
         self._store: subprocess.Popen[bytes] | None = None
         self._interruptions = 0
@@ -135,7 +131,10 @@ class _Controller:
         links: list[AgentLink] = []
         first = self._job.first_rank
         for index, (name, ranks) in enumerate(self._hosts.shares):
-            links.append(AgentLink(index, name, first, ranks, news=self._news, show=self._show))
+            link = AgentLink(
+                index, name, first, ranks, news=self._news, show=self._show, save=self._arriving.take
+            )
+            links.append(link)
             first += ranks
         return links
 
@@ -153,11 +152,12 @@ class _Controller:
             lambda seconds: self._hear_signals(seconds, started=False),
         )
         met = meeting.meet(self._inbox)
-        self._clocks = met.clocks
         self.end.place(met.own)
-        for link, clock in zip(self._links, met.clocks, strict=True):
-            if trouble := clock.trouble(link.name):
+        for link in self._links:
+            if trouble := link.clock.first.trouble(link.name):
                 self.end.notice(str(trouble))
+        if met.far:
+            self.end.notice(self._arriving.notice([self._links[index].name for index in met.far]))
         with met.listener:
             log = self._job.run_directory.store_log
             self._store = start_store(met.listener, log, linger=0, command=self._hosts.store)
@@ -165,8 +165,8 @@ class _Controller:
             for link in self._links:
                 part = NodeSpec(
                     run=run,
-                    run_id=self._run_id(link),
-                    run_dir="" if self._job.run_directory.is_default else str(self._job.run_directory.path),
+                    run_id=self._job.node_run_id(link.index),
+                    run_dir=self._job.chosen_directory,
                     host=link.index,
                     hosts=len(self._links),
                     first_rank=link.first_rank,
@@ -179,17 +179,16 @@ class _Controller:
                     cuda=met.cuda,
                     one_stream=os.path.samestat(os.fstat(1), os.fstat(2)),
                     servers=tuple(servers[link.index]),
+                    is_far=link.index in met.far,
                 )
                 self._heard[link.index] = time.monotonic()
                 link.send(Kind.START, part.to_fields())
 
-    def _run_id(self, link: AgentLink) -> str:
-        """The run's on that host: hosts may be one machine."""
-        return f"{self._job.run_directory.run_id}{self._job.attempt:02x}{link.index:04x}"
-
     def _place_servers(self, met: Met) -> tuple[RunSpec, Sequence[Sequence[ServerConfig]]]:
         """The run with its servers, and those that are started on each host: they go around."""
         run, hosts = self._job.run, len(self._links)
+        if run.publish:
+            run = dataclasses.replace(run, published=newest_version(self._job.run_directory.path))
         count = 0 if run.servers else Plan.parse(run.plan).state.server_count
         if not count:
             return run, [() for _ in self._links]
@@ -215,18 +214,20 @@ class _Controller:
                     self._take(link, kind, content)
                 self._keep_time()
                 self._end_if_failed()
+        self._nodes.write_nodes()
 
     # News.
 
     def _take(self, link: AgentLink, kind: Kind | None, content: bytes) -> None:
         if kind is Kind.BEAT:
+            fields = unpack(content)
+            self._nodes.waits(link, fields["waiting"])
             if link.index == 0 and self._pulse is not None:
-                fields = unpack(content)
                 self._pulse.beat(fields["steps"], fields["samples"])
         elif kind is Kind.PIECE:
             self._take_piece(link, Piece.from_bytes(content))
         elif kind is Kind.STARTED:
-            self._take_start(link, unpack(content)["pids"])
+            self._nodes.started(link, unpack(content)["pids"])
         elif kind is Kind.DEATH:
             self._ends.deaths.append(RankDeath(**self._by_our_clock(link, unpack(content))))
         elif kind is Kind.ERROR:
@@ -248,27 +249,16 @@ class _Controller:
             self._lose(link, link.said, link.code)
 
     def _by_our_clock(self, link: AgentLink, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {**fields, "time": fields["time"] - self._clocks[link.index].wall}
+        return {**fields, "time": fields["time"] - link.clock.first.wall}
 
     def _take_piece(self, link: AgentLink, piece: Piece) -> None:
         """Part of a file of a host's run directory, for ours."""
         directory = self._job.run_directory.path
         if piece.name == events_path(directory).name:
-            append_events(directory, piece.data, later=-self._clocks[link.index].wall)
+            append_events(directory, piece.data, later=-link.clock.first.wall)
         elif is_mirrored(piece.name):
             with contextlib.suppress(OSError):
                 piece.write_into(directory)
-
-    def _take_start(self, link: AgentLink, pids: Mapping[str, int]) -> None:
-        """A host's ranks have been started; who they are is on record with those of the last one."""
-        self._pids[link.index] = {int(rank): pid for rank, pid in pids.items()}
-        if len(self._pids) == len(self._links):
-            nodes = [
-                self._clocks[each.index].node(each.name, self._run_id(each), self._pids[each.index])
-                for each in self._links
-            ]
-            record = self._job.launch_record(nodes, by_agents=True)
-            write_launch_record(self._job.run_directory.launch, record)
 
     def _take_error(self, error: ErrorFile) -> None:
         self._ends.errors[error.rank] = error
@@ -372,15 +362,19 @@ class _Controller:
         now = time.monotonic()
         if now >= self._next_beat:
             self._next_beat = now + BEAT_S
-            self._send_all(Kind.BEAT)
+            for link in self._links:
+                if not link.over:
+                    link.ask_clock()
+            self._nodes.write_waiting()
         for link in self._links:
             if not link.over and now - self._heard[link.index] > _SILENCE_S:
                 self._lose(link, [f"no sign of it for {_SILENCE_S:g} s"], 0)
-        if self._failed_at is not None and now - self._failed_at > _ENDED_S:
+        ending_for = 0.0 if self._failed_at is None else now - max(self._failed_at, self._arriving.latest)
+        if ending_for > _ENDED_S:
             for link in self._links:
                 if not link.over:
                     link.close()
-                    link.over = now - self._failed_at > _ENDED_S + 3
+                    link.over = ending_for > _ENDED_S + 3
         if self._store is not None and self._store.poll() is not None and self._failed_at is None:
             self.end.abort(
                 "store",

@@ -1,8 +1,9 @@
 """What a launcher and its agents say to each other, over the pipes of ssh: frames of a kind and bytes.
 
-    launcher -> agent   HELLO, DIAL, MESH, START, then SIGNAL, LOOK, END, CLOSED, BEAT
-    agent -> launcher   READY, DIALED, MESHED, STARTED, then OUT, ERR, BEAT, PIECE, NOTICE, DEATH, ERROR,
-                        STALL, LOST, EVIDENCE, at last LAST
+    launcher -> agent   HELLO, CLOCK, BRING, SAVED, BROUGHT, DIAL, MESH, START, then SIGNAL, LOOK, END,
+                        CLOSED, CLOCK
+    agent -> launcher   READY, CLOCK, BROUGHT, DIALED, MESHED, STARTED, then OUT, ERR, BEAT, CLOCK, PIECE,
+                        SAVED, NOTICE, DEATH, ERROR, STALL, LOST, EVIDENCE, at last LAST
 
 `ronde doctor` says EXAMINE and MEASURE in place of MESH and START.
 The end of the launcher's pipe ends the ranks.
@@ -41,6 +42,9 @@ class Kind(bytes, enum.Enum):
 
     HELLO = b"h"  # [JSON: what the run is, see `agent`]
     READY = b"r"  # [JSON: what the host is]
+    BRING = b"B"  # [JSON: a run directory] checkpoints to go on from come for it
+    SAVED = b"p"  # [see `mirror`] of a file of a checkpoint, or of a published version
+    BROUGHT = b"u"  # [nothing] these were all; from an agent [JSON: what is wrong with them there]
     DIAL = b"d"  # [JSON: addresses to try]
     DIALED = b"D"  # [JSON: which of them answered]
     MESH = b"m"  # [JSON: the other hosts' addresses and ports]
@@ -54,7 +58,8 @@ class Kind(bytes, enum.Enum):
     LOOK = b"k"  # [reason] say where your ranks are
     END = b"e"  # [nothing] a rank elsewhere has failed: end yours
     CLOSED = b"c"  # [kind] nobody reads what comes by frames of this kind
-    BEAT = b"b"  # [JSON: steps, samples; from a launcher nothing] I am still there
+    BEAT = b"b"  # [JSON: steps, samples, for what ranks wait] I am still there
+    CLOCK = b"C"  # [JSON: when it was asked; from an agent also its clocks] what time is it there
     STARTED = b"S"  # [JSON: processes of ranks]
     OUT = b"1"  # [bytes] rank 0 has printed them
     ERR = b"2"  # [bytes] on stderr

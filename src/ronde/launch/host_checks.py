@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ronde.cluster.reach import ephemeral_ports
@@ -15,6 +15,7 @@ __all__ = [
     "differences",
     "host_environment",
     "mesh_steps",
+    "missing_states",
     "names_of_loopback",
     "unconnected",
 ]
@@ -97,6 +98,31 @@ def differences(
             fix = "free some there, or take another disk: --run-dir DIR"
             troubles.append(Trouble(host=name, check="disk", what=words, fix=fix))
     return troubles + _device_troubles(hosts)
+
+
+def missing_states(
+    directory: str, here: Collection[int], hosts: Sequence[tuple[str, Sequence[int]]]
+) -> list[Trouble]:
+    """Find hosts that do not see all tables of an earlier run.
+
+    Args:
+        directory: the earlier run's.
+        here: numbers of servers that this host sees there.
+        hosts: name of each that is to have servers, and numbers of servers that it sees there.
+    """
+    seen = [here, *(numbers for _, numbers in hosts)]
+    count = max((number + 1 for numbers in seen for number in numbers), default=0)
+    return [
+        Trouble(
+            host=name,
+            check="server-state",
+            what=f"{name} sees the tables of {len(numbers)} of {count} servers in --server-state {directory}",
+            fix="have it on a file system that all hosts share, or copy its folders server-N of all hosts "
+            "there",
+        )
+        for name, numbers in hosts
+        if len(numbers) < count
+    ]
 
 
 def names_of_loopback(names: Sequence[str], addresses_of: Callable[[str], Sequence[str]]) -> list[Trouble]:

@@ -45,6 +45,15 @@ class Job:
         """The same run, once more, from its newest checkpoint."""
         return dataclasses.replace(self, run=dataclasses.replace(self.run, resume=True), attempt=attempt)
 
+    def node_run_id(self, node: int) -> str:
+        """The run's on a node: nodes may be one machine."""
+        return f"{self.run_directory.run_id}{self.attempt:02x}{node:04x}"
+
+    @property
+    def chosen_directory(self) -> str:
+        """The user's choice of a run directory, "" without."""
+        return "" if self.run_directory.is_default else str(self.run_directory.path)
+
     def launch_record(
         self, nodes: Sequence[LaunchedNode], *, by_agents: bool = False, watched: bool = True
     ) -> LaunchRecord:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import os
 import queue
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from ronde.cluster.reach import Greeter, addresses_of, candidates, ephemeral_ports, listen_everywhere
 from ronde.errors import LaunchError, UsageError
 from ronde.launch.agent_link import AgentLink, News
 from ronde.launch.agents import Agents
-from ronde.launch.clock import Clock
+from ronde.launch.carried_checkpoints import CheckpointsFrom, mark_folder
 from ronde.launch.frames import Kind
 from ronde.launch.host_checks import (
     address_of_all,
     differences,
     host_environment,
     mesh_steps,
+    missing_states,
     names_of_loopback,
     unconnected,
 )
@@ -29,12 +35,15 @@ from ronde.launch.job import Job
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.trouble import Trouble
 from ronde.plan import Plan, read_plan
+from ronde.trace.server_states import server_states
 
 __all__ = ["Meeting", "Met"]
 
 # How long an agent may take to come up (ssh, and Python from a slow file system), and to try addresses.
 _READY_S = 60.0
 _DIALED_S = 30.0
+# Bytes a second, at least, by which checkpoints come to hosts that do not see them.
+_SLOWEST = 100_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,16 +55,16 @@ class Met:
         address: address by which all hosts reach it.
         own: address of each host, by which others reach it.
         ports: ports of each host that are free, for servers.
-        clocks: clocks of each host.
         cuda: whether ranks have CUDA devices.
+        far: numbers of hosts that do not see the launcher's folder of checkpoints.
     """
 
     listener: socket.socket
     address: str
     own: Sequence[str]
     ports: Sequence[Sequence[int]]
-    clocks: Sequence[Clock]
     cuda: bool
+    far: Sequence[int] = ()
 
     @property
     def port(self) -> int:
@@ -98,13 +107,15 @@ class Meeting:
         _refuse(names_of_loopback([link.name for link in self._links], addresses_of))
         self._agents.start(inbox, self._job.environment, "launch.agent")
         script = self._job.run.program()
-        directory = self._job.run_directory
         asked: dict[int, tuple[Kind, Mapping[str, Any]]] = {}
-        for link in self._links:
-            place = "" if directory.is_default else str(directory.path / f"host-{link.index}")
-            about = {"script": script, "cwd": os.getcwd(), "run_dir": place}
-            asked[link.index] = (Kind.HELLO, {"environment": given, "about": about})
-        found = self._answers(asked, Kind.READY, _READY_S)
+        with self._marked() as mark:
+            for link in self._links:
+                chosen = self._job.chosen_directory
+                place = chosen and os.path.join(chosen, f"host-{link.index}")
+                about = {"script": script, "cwd": os.getcwd(), "run_dir": place}
+                sees = {"mark": mark, "server_state": self._job.run.server_state}
+                asked[link.index] = (Kind.HELLO, {"environment": given, "about": about, "sees": sees})
+            found = self._answers(asked, Kind.READY, _READY_S)
         _refuse(
             differences(
                 [(link.name, link.ranks, each) for link, each in zip(self._links, found, strict=True)],
@@ -113,11 +124,71 @@ class Meeting:
                 self._hosts.reference,
             )
         )
+        if self._job.run.server_state:
+            self._check_server_states([each["server_states"] for each in found])
         cuda = bool(found[0]["devices"])
         read_plan(self._job.run.plan, ranks=self._job.ranks, device="cuda" if cuda else "cpu")
-        return self._find_addresses([Clock.of_answer(each) for each in found], cuda=cuda)
+        self._answers(
+            {link.index: (Kind.CLOCK, link.clock.question()) for link in self._links}, Kind.CLOCK, _READY_S
+        )
+        far = [link for link, each in zip(self._links, found, strict=True) if not each["sees_checkpoints"]]
+        self._bring_checkpoints(far)
+        return dataclasses.replace(self._find_addresses(cuda=cuda), far=[link.index for link in far])
 
-    def _find_addresses(self, clocks: Sequence[Clock], *, cuda: bool) -> Met:
+    def _marked(self) -> AbstractContextManager[str]:
+        """Mark the folder of checkpoints, unless it is an object store."""
+        folder = self._job.run.checkpoint
+        return nullcontext("") if "://" in folder else mark_folder(folder)
+
+    def _bring_checkpoints(self, far: Sequence[AgentLink]) -> None:
+        """Send the checkpoints to go on from to hosts that do not see them.
+
+        Raises:
+            LaunchError: a host cannot keep them.
+        """
+        run = self._job.run
+        nbytes = CheckpointsFrom(Path(run.checkpoint)).nbytes() if far and run.resume else 0
+        for link in far:
+            threading.Thread(target=self._send_checkpoints, args=(link,), daemon=True).start()
+        answers = self._results(
+            far,
+            self._agents.answers(
+                [link.index for link in far], Kind.BROUGHT, _READY_S + nbytes * len(far) / _SLOWEST
+            ),
+        )
+        _refuse(
+            [
+                Trouble(
+                    host=link.name,
+                    check="disk",
+                    what=f"{link.name} does not see --checkpoint {run.checkpoint} of this host and cannot "
+                    f"keep it in {each['problem']}",
+                    fix="free some space there, or choose another disk by --run-dir DIR",
+                )
+                for link, each in zip(far, answers, strict=True)
+                if each["problem"]
+            ]
+        )
+
+    def _send_checkpoints(self, link: AgentLink) -> None:
+        run = self._job.run
+        place = {"run_dir": self._job.chosen_directory, "run_id": self._job.node_run_id(link.index)}
+        pieces = CheckpointsFrom(Path(run.checkpoint)).pieces() if run.resume else ()
+        first = json.dumps({**place, "host": link.index}).encode()
+        saved = ((Kind.SAVED, piece.to_bytes()) for piece in pieces)
+        link.send_many(itertools.chain([(Kind.BRING, first)], saved, [(Kind.BROUGHT, b"")]))
+
+    def _check_server_states(self, found: Sequence[Sequence[int]]) -> None:
+        """Check that hosts with servers see all tables; `found`: numbers of each host."""
+        place = self._job.run.server_state
+        named = [(link.name, each) for link, each in zip(self._links, found, strict=True)]
+        _refuse(missing_states(place, server_states(Path(place)), named[: self._count_of_servers()]))
+
+    def _count_of_servers(self) -> int:
+        """Number of servers to be started."""
+        return 0 if self._job.run.servers else Plan.parse(self._job.run.plan).state.server_count
+
+    def _find_addresses(self, *, cuda: bool) -> Met:
         """Ask the hosts by which address they reach the store, and which is their own on the way there."""
         chosen = self._hosts.local_address
         tried = (chosen,) if chosen else candidates(self._agents.elsewhere)
@@ -125,7 +196,7 @@ class Meeting:
         listener = listen_everywhere()
         try:
             word = os.urandom(16).hex()
-            servers = 0 if self._job.run.servers else Plan.parse(self._job.run.plan).state.server_count
+            servers = self._count_of_servers()
             wanted = {
                 "addresses": tried,
                 "port": listener.getsockname()[1],
@@ -162,7 +233,6 @@ class Meeting:
             address=address,
             own=own,
             ports=[each["ports"] for each in found],
-            clocks=clocks,
             cuda=cuda,
         )
 
@@ -191,9 +261,15 @@ class Meeting:
         Raises:
             LaunchError: some have none.
         """
-        answers, troubles = self._agents.ask(asked, wanted, within)
+        return self._results(self._links, self._agents.ask(asked, wanted, within))
+
+    @staticmethod
+    def _results(
+        links: Sequence[AgentLink], told: tuple[Mapping[int, dict[str, Any]], Sequence[Trouble]]
+    ) -> Sequence[dict[str, Any]]:
+        answers, troubles = told
         _refuse(troubles)
-        return [answers[link.index] for link in self._links]
+        return [answers[link.index] for link in links]
 
 
 def _refuse(troubles: Sequence[Trouble]) -> None:

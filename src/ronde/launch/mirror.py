@@ -15,6 +15,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ronde.launch.bytes_out import write_all
+from ronde.trace.spans import SPANS_FILE
+
 __all__ = ["Mirror", "Piece", "is_mirrored"]
 
 _BLOCK = 512
@@ -58,14 +61,14 @@ class Piece:
         try:
             if self.at is not None:
                 os.lseek(file, self.at, os.SEEK_SET)
-            os.write(file, self.data)
+            write_all(file, self.data)
         finally:
             os.close(file)
 
 
 def is_mirrored(name: str) -> bool:
     """Whether a node may send such a file."""
-    return bool(_NUMBERS.fullmatch(name) or _TEXTS.fullmatch(name))
+    return any(each.fullmatch(name) for each in (_NUMBERS, _TEXTS, SPANS_FILE))
 
 
 class Mirror:
@@ -87,6 +90,8 @@ class Mirror:
                 with contextlib.suppress(OSError):
                     if _NUMBERS.fullmatch(name):
                         yield from self._changed_blocks(name)
+                    elif SPANS_FILE.fullmatch(name):
+                        yield from self._grown(name)
                     elif _TEXTS.fullmatch(name):
                         yield from self._appended(name, _LAST_LOG if last else _LIVE_LOG, last=last)
 
@@ -98,6 +103,14 @@ class Mirror:
             for at in range(first * _BLOCK, min(end * _BLOCK, len(content)), _LARGEST):
                 yield Piece(name, at, content[at : min(at + _LARGEST, end * _BLOCK)])
         self._blocks[name] = blocks
+
+    def _grown(self, name: str) -> Iterator[Piece]:
+        """All that a file that only grows has more than before."""
+        with (self._directory / name).open("rb") as stream:
+            stream.seek(self._sent.get(name, 0))
+            while data := stream.read(_LARGEST):
+                yield Piece(name, None, data)
+                self._sent[name] = stream.tell()
 
     def _appended(self, name: str, most: int, *, last: bool) -> Iterator[Piece]:
         path = self._directory / name

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ronde.launch.carried_checkpoints import carried_folder
 from ronde.launch.rank_config import RankConfig, RankPlace
 from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
@@ -32,6 +33,7 @@ class NodeSpec:
         cuda: whether one device per rank is used.
         one_stream: whether the user reads stdout and stderr of an agent as one.
         servers: parameter servers that are started on this node.
+        is_far: whether it does not see the launcher's folder of checkpoints, and has one of its own.
     """
 
     run: RunSpec
@@ -49,6 +51,12 @@ class NodeSpec:
     address: str = ""
     one_stream: bool = False
     servers: tuple[ServerConfig, ...] = ()
+    is_far: bool = False
+
+    @property
+    def makes_large_files(self) -> bool:
+        """Return whether rank 0 makes files here that the launcher is to have."""
+        return self.first_rank == 0 and (self.is_far or self.run.publish > 0)
 
     def to_fields(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -88,6 +96,7 @@ class NodeSpec:
                 watched=True,
                 terminal=has_terminal,
                 temporary=temporary,
+                checkpoints=str(carried_folder(directory.path)) if self.is_far else "",
             )
             for local in range(self.ranks)
         )

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
+import shutil
 import signal
 import subprocess
 import threading
+import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from ronde.cluster.devices import cuda_devices
 from ronde.errors import LaunchError
+from ronde.launch.carried_checkpoints import CheckpointsFrom, carried_folder
+from ronde.launch.carried_versions import VersionsFrom
 from ronde.launch.failure import Ends
 from ronde.launch.frames import Kind, Sender
+from ronde.launch.gathering import read_standings
 from ronde.launch.linux_process import load_prctl, subreaping
 from ronde.launch.mirror import Mirror
 from ronde.launch.node_runner import NodeRunner
@@ -28,6 +35,7 @@ from ronde.launch.temporary import temporary_folder
 from ronde.trace.evidence import Evidence
 from ronde.trace.pulse import Pulse
 from ronde.trace.run_directory import RunDirectory
+from ronde.trace.waiting import waiting_now
 
 __all__ = ["PipedNode"]
 
@@ -78,7 +86,10 @@ class PipedNode:
         self._outlet = _PipeOutlet(node, self._directory)
         self._events = PipeEvents(sender)
         self._mirror = Mirror(self._directory.path)
-        self._sending = threading.Lock()
+        self._sending, self._carrying = threading.Lock(), threading.Lock()
+        self._checkpoints = CheckpointsFrom(carried_folder(self._directory.path))
+        self._checkpoints.pass_over()
+        self._versions = VersionsFrom(self._directory.path)
         self._open = contextlib.ExitStack()
 
     @property
@@ -157,13 +168,15 @@ class PipedNode:
     # What it is sent.
 
     def send_pulse(self) -> None:
-        """Send steps and samples so far, as rank 0 has them.
+        """Send steps and samples of rank 0, and the collectives for which ranks wait.
 
         Raises:
             OSError: nobody reads any more.
         """
         steps, samples = (self._pulse.steps, self._pulse.samples) if self._pulse is not None else (0, 0)
-        self._sender.send(Kind.BEAT, {"steps": steps, "samples": samples})
+        standings = read_standings(self._directory, self._node.ranks, self._node.first_rank)
+        waiting = waiting_now(standings, time.monotonic())
+        self._sender.send(Kind.BEAT, {"steps": steps, "samples": samples, "waiting": waiting})
 
     def send_files(self, *, last: bool = False) -> None:
         """Send what the launcher's run directory should have of this node's since the last call.
@@ -177,3 +190,26 @@ class PipedNode:
         with self._sending:
             for piece in self._mirror.changes(last=last):
                 self._sender.send(Kind.PIECE, piece.to_bytes())
+
+    def send_large_files(self, unread: Collection[bytes]) -> None:
+        """Send checkpoints and published versions that the launcher lacks.
+
+        Args:
+            unread: kinds of frames that the launcher reads no more.
+
+        Raises:
+            OSError: the launcher is gone.
+        """
+        if self._node.makes_large_files:
+            with self._carrying:
+                for piece in itertools.chain(self._checkpoints.pieces(), self._versions.pieces()):
+                    if Kind.SAVED in unread:
+                        return
+                    self._sender.send(Kind.SAVED, piece.to_bytes())
+
+    def remove_sent(self, unread: Collection[bytes]) -> None:
+        """Remove large files of this node's that the launcher has, too."""
+        for path in self._directory.path.glob("rank-*.spans"):
+            path.unlink(missing_ok=True)
+        if self._node.is_far and Kind.SAVED not in unread:
+            shutil.rmtree(carried_folder(self._directory.path), ignore_errors=True)

@@ -35,6 +35,7 @@ class RankPlace:
             rank 0 without one says so itself.
         terminal: whether rank 0's stdin is a terminal, at which a user may sit.
         temporary: folder for the rank's own temporary files, which the launcher removes; "": it has none.
+        checkpoints: folder of this host that stands for the run's; "": the run's is seen here.
     """
 
     rank: int
@@ -52,6 +53,7 @@ class RankPlace:
     watched: bool = False
     terminal: bool = False
     temporary: str = ""
+    checkpoints: str = ""
 
     @property
     def has_launcher(self) -> bool:

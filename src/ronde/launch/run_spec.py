@@ -32,6 +32,7 @@ class RunSpec:
         labelled: whether all ranks' output is passed on, each line behind `[rank]<stdout>:`.
         quiet: whether the user wants to read nothing of ronde but errors and that ranks stand still.
         publish: seconds between versions of the model that are published; 0: none is.
+        published: the newest version that the launcher's run directory has of an earlier run; 0: none.
         trace_steps: the steps `A:B` of which a timeline is written; "": of none.
         checkpoint: folder of the run's checkpoints; "": it makes none.
         checkpoint_every: steps between two, or 0, and seconds.
@@ -56,6 +57,7 @@ class RunSpec:
     labelled: bool = False
     quiet: bool = False
     publish: float = 0.0
+    published: int = 0
     trace_steps: str = ""
     checkpoint: str = ""
     checkpoint_every: tuple[int, float] = (0, 600.0)

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ronde.errors import UsageError
+from ronde.launch.gathering import read_standings
 from ronde.trace.events import Event, read_events
 from ronde.trace.launch_record import LaunchRecord, read_launch_record
-from ronde.trace.lockstep_board import LockstepBoard, State, board_path
 from ronde.trace.run_directory import NODE_ID, RUN_ID, RunDirectory, default_root
 from ronde.trace.step_file import StepsOfRank, read_steps
 from ronde.trace.summary import RankSummary, read_summary
+from ronde.trace.waiting import read_waiting, waiting_now
 
 __all__ = ["Life", "RankRun", "Run", "find_run", "read_run"]
 
@@ -29,8 +30,6 @@ _STEPS_FILE = re.compile(r"rank-(\d+)\.steps")
 _ERROR_FILE = re.compile(r"rank-(\d+)\.error\.json")
 # Of a rank on another host only its last step tells whether it lives.
 _QUIET_S = 60.0
-_WAITS_S = 0.05
-_GROUPS = ("boundary", "reducer")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +153,7 @@ def read_run(path: Path) -> Run:
         )
     failures = {event.rank: event for event in _failures(path)}
     by_agents = record is not None and record.by_agents
-    waiting = {} if by_agents else _waiting(path, found)
+    waiting = read_waiting(path) if by_agents else _waiting(path, found)
     goes_on = by_agents and RunDirectory(path=path, run_id="").is_in_use()
     ranks = [
         RankRun(
@@ -236,18 +235,8 @@ def _maps(process: int, file: Path) -> bool:
 def _waiting(path: Path, ranks: list[StepsOfRank]) -> dict[int, str]:
     """For which collective each rank of this host waits now, by its number."""
     here = [each for each in ranks if each.host == platform.node()]
-    found: dict[int, str] = {}
     if not here:
-        return found
+        return {}
     first = here[0].rank
-    for group in _GROUPS:
-        try:
-            board = LockstepBoard(board_path(path, group), None, here[-1].rank - first + 1)
-        except (OSError, ValueError):
-            continue
-        for standing in board.standings():
-            waited = time.monotonic() - standing.since
-            if standing.state is State.WAITING and standing.entry is not None and waited > _WAITS_S:
-                found[first + standing.rank] = standing.entry.what
-        board.close()
-    return found
+    directory = RunDirectory(path=path, run_id="")
+    return waiting_now(read_standings(directory, here[-1].rank - first + 1, first), time.monotonic())

@@ -5,72 +5,112 @@ The form is that of "Trace Event Format" (Google): a process for each rank, and 
     thread 0    the steps; within each its phases; within these the times at which the rank waited
     thread 1    collectives with their bytes, from start to end; they overlap each other and the phases
 
-Times are microseconds since the first span, by the clock of the host of rank 0.
+Times are microseconds since the first span, by the clock of the launcher's host. Clocks of other hosts were
+compared with it at the start and at the end of the run, and are taken to drift evenly between.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ronde.trace.launch_record import LaunchedNode, read_launch_record
 from ronde.trace.phases import PHASES
-from ronde.trace.spans import Span, read_spans, spans_path
-from ronde.trace.step_file import read_steps, steps_path
+from ronde.trace.spans import SPANS_FILE, Span, read_spans
 
-__all__ = ["nested", "trace_events", "write_timeline"]
+__all__ = ["Timeline", "nested", "trace_events", "write_timeline"]
 
 _MAIN, _COLLECTIVES = 0, 1
 _STEP, _WAIT, _IDLE = "step", "wait", PHASES[0]
 
 
-def write_timeline(directory: Path, ranks: int, file: Path) -> int:
-    """Put the spans of all ranks together and remove them; gives how many there were.
+class Timeline(NamedTuple):
+    """Facts about a timeline that was written.
+
+    Attributes:
+        spans: number of spans.
+        hosts: number of hosts.
+        error: seconds by which spans of two hosts may be shifted against each other; 0.0 on one host.
+    """
+
+    spans: int
+    hosts: int
+    error: float
+
+
+def write_timeline(directory: Path, file: Path) -> Timeline:
+    """Put the spans of all ranks together and remove them.
 
     A name that ends with `.gz` is compressed.
 
     Raises:
         OSError: the file cannot be written.
     """
-    spans = {rank: list(read_spans(spans_path(directory, rank))) for rank in range(ranks)}
-    offsets = {rank: _offset(directory, rank) for rank in spans}
-    count = sum(map(len, spans.values()))
+    found = ((SPANS_FILE.fullmatch(path.name), path) for path in directory.iterdir())
+    paths = {int(match[1]): path for match, path in found if match is not None}
+    record = read_launch_record(directory / "launch.json")
+    nodes = {} if record is None else {rank: node for node in record.nodes for rank in node.pids}
+    spans = {rank: list(_by_one_clock(path, nodes.get(rank))) for rank, path in sorted(paths.items())}
+    there = {node.run_id: node for rank, node in nodes.items() if spans.get(rank)}
+    hosts = {rank: node.name for rank, node in nodes.items()} if len(there) > 1 else {}
+    # Each is compared with the launcher's, so two of them may be wrong by both errors.
+    errors = sorted(node.error for node in there.values())
+    made = Timeline(sum(map(len, spans.values())), len(there), sum(errors[-2:]))
     temporary = file.with_name(f".{file.name}.new")
     try:
         opened = gzip.open if file.suffix == ".gz" else open
         with opened(temporary, "wt", encoding="utf-8") as stream:
-            stream.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-            for place, event in enumerate(trace_events(spans, offsets)):
+            about = _about_clocks(there.values(), made.error) if hosts else {}
+            stream.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n')
+            for place, event in enumerate(trace_events(spans, hosts)):
                 stream.write(",\n" if place else "")
                 stream.write(json.dumps(event, separators=(",", ":")))
             stream.write("\n]}\n")
         temporary.replace(file)
     finally:
         temporary.unlink(missing_ok=True)
-    for rank in spans:
-        spans_path(directory, rank).unlink(missing_ok=True)
-    return count
+    for path in paths.values():
+        path.unlink(missing_ok=True)
+    return made
 
 
-def _offset(directory: Path, rank: int) -> int:
-    steps = read_steps(steps_path(directory, rank))
-    return 0 if steps is None else steps.offset
+def _by_one_clock(path: Path, node: LaunchedNode | None) -> Iterator[Span]:
+    """Read the spans of a rank, by the monotonic clock of the launcher's host."""
+    for span in read_spans(path):
+        if node is None:
+            yield span
+        else:
+            begin, end = map(node.by_launchers_clock, (span.begin, span.end))
+            yield dataclasses.replace(span, begin=begin, end=end)
 
 
-def trace_events(spans: Mapping[int, Sequence[Span]], offsets: Mapping[int, int]) -> Iterator[dict[str, Any]]:
+def _about_clocks(nodes: Iterable[LaunchedNode], error: float) -> dict[str, str]:
+    """Words for a viewer about how well the clocks of hosts were compared."""
+    return {
+        "clock": "that of the launcher's host; clocks of hosts were compared at the start and at the end",
+        "largest error between two hosts": f"{error * 1e3:.3f} ms",
+        **{f"error of {node.name}": f"{node.error * 1e3:.3f} ms" for node in nodes},
+    }
+
+
+def trace_events(spans: Mapping[int, Sequence[Span]], hosts: Mapping[int, str]) -> Iterator[dict[str, Any]]:
     """The events of a timeline, in the order in which a viewer takes them.
 
     Args:
-        spans: of each rank, by its own clock.
-        offsets: nanoseconds to be added to it.
+        spans: spans of each rank, by one clock.
+        hosts: names of the hosts of ranks, where there are several.
     """
-    origin = min((span.begin + offsets[rank] for rank, each in spans.items() for span in each), default=0)
+    origin = min((span.begin for each in spans.values() for span in each), default=0)
     for rank, each in spans.items():
         if not each:
             continue
-        yield _named("process_name", rank, _MAIN, f"rank {rank}")
+        yield _named(
+            "process_name", rank, _MAIN, f"rank {rank}{f' on {hosts[rank]}' if rank in hosts else ''}"
+        )
         yield {
             "ph": "M",
             "name": "process_sort_index",
@@ -80,7 +120,6 @@ def trace_events(spans: Mapping[int, Sequence[Span]], offsets: Mapping[int, int]
         }
         yield _named("thread_name", rank, _MAIN, "steps and phases")
         yield _named("thread_name", rank, _COLLECTIVES, "collectives")
-        shift = offsets[rank] - origin
         for span in nested([span for span in each if span.nbytes < 0 and span.name != _IDLE]):
             kind = "step" if span.name == _STEP else "wait" if span.name == _WAIT else "phase"
             yield {
@@ -89,7 +128,7 @@ def trace_events(spans: Mapping[int, Sequence[Span]], offsets: Mapping[int, int]
                 "cat": kind,
                 "pid": rank,
                 "tid": _MAIN,
-                "ts": (span.begin + shift) / 1000,
+                "ts": (span.begin - origin) / 1000,
                 "dur": (span.end - span.begin) / 1000,
                 "args": {"step": span.number},
             }
@@ -97,8 +136,8 @@ def trace_events(spans: Mapping[int, Sequence[Span]], offsets: Mapping[int, int]
             shared = {"name": span.name, "cat": "collective", "id": f"{rank}.{place}"}
             shared |= {"pid": rank, "tid": _COLLECTIVES}
             told = {"bytes": span.nbytes, "step": span.number}
-            yield {**shared, "ph": "b", "ts": (span.begin + shift) / 1000, "args": told}
-            yield {**shared, "ph": "e", "ts": (span.end + shift) / 1000}
+            yield {**shared, "ph": "b", "ts": (span.begin - origin) / 1000, "args": told}
+            yield {**shared, "ph": "e", "ts": (span.end - origin) / 1000}
 
 
 def nested(spans: Sequence[Span]) -> list[Span]:

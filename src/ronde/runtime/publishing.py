@@ -23,6 +23,7 @@ from ronde.launch.rank_config import RankConfig
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import MODULE_CALL
 from ronde.plan import Plan
+from ronde.runtime.rows_on_rank_0 import rows_on_rank_0
 from ronde.server.serving.manifest import FOLDER, TableEntry
 from ronde.server.serving.publication import Publication, Version
 
@@ -72,10 +73,14 @@ class Publishing:
         self._leads = comm is None or comm.rank == 0
         # Of rows on servers rank 0 asks, and writes them all.
         self._spread = many and plan.state.sparse == "sharded" and not plan.state.server_count
-        writers = comm.world_size if comm is not None and self._spread else 1
+        # What ranks write beside rank 0's it finds on its own host only.
+        self._brings = self._spread and config.place.hosts > 1
+        writers = comm.world_size if comm is not None and self._spread and not self._brings else 1
         folder = Path(config.place.run_dir) / FOLDER
         rank = comm.rank if comm is not None else 0
-        self._publication = Publication(folder, rank=rank, writers=writers, around=around)
+        self._publication = Publication(
+            folder, rank=rank, writers=writers, around=around, known=config.run.published
+        )
         # By what the script calls with gradients, in the order in which it first did.
         self._called: weakref.WeakKeyDictionary[nn.Module, Example] = weakref.WeakKeyDictionary()
         self._subject: _Subject | None = None
@@ -180,14 +185,18 @@ class Publishing:
         with self._gathered(model) if model is not None else nullcontext():
             program = self._program(subject) if number == self._publication.begins_at else b""
             dense = subject.dense(self._inside, write=self._leads)
+        delta = {name: rows for name, rows in told.items() if rows is not None} if follows else {}
+        every = {name: each.exchange.rows(each.table) for name, each in tables.items()} if whole else {}
+        if self._brings and self._comm is not None:
+            delta, every = rows_on_rank_0(self._comm, delta), rows_on_rank_0(self._comm, every)
         version = Version(
             version=number,
             step=self._steps,
             time=self._stepped,
             tables={name: _entry(table) for name, table in tables.items()},
             follows=follows or None,
-            delta={name: rows for name, rows in told.items() if rows is not None} if follows else {},
-            whole={name: each.exchange.rows(each.table) for name, each in tables.items()} if whole else {},
+            delta=delta,
+            whole=every,
             dense=dense,
             program=program,
             no_program=self._no_program,
@@ -195,7 +204,7 @@ class Publishing:
         self._told, self._version = self._steps, number
         self._begun = monotonic()
         self._changes = 0 if whole else self._changes + 1
-        if self._leads or self._spread:
+        if self._leads or (self._spread and not self._brings):
             with self._around():
                 self._publication.begin(version)
 

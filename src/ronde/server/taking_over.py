@@ -7,7 +7,6 @@ step, and state of their optimizers comes from the script's checkpoint.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,10 +22,9 @@ from ronde.server.storage import recover
 from ronde.server.table.hashing import owners_of
 from ronde.server.table.state import State, divide, merge
 from ronde.server.table.table import Table, TableConfig
+from ronde.trace.server_states import server_states
 
 __all__ = ["take_tables"]
-
-_SERVER = re.compile(r"server-(\d+)")
 
 
 def take_tables(
@@ -78,10 +76,7 @@ def take_tables(
 
 
 def _folders(source: Path) -> list[Path]:
-    found = source.iterdir() if source.is_dir() else ()
-    numbered = {
-        int(match[1]): each for each in found if (match := _SERVER.fullmatch(each.name)) and each.is_dir()
-    }
+    numbered = server_states(source)
     if not numbered or sorted(numbered) != list(range(len(numbered))):
         raise UsageError(
             f"--server-state {source}: no folders server-0, server-1, ... of an earlier run's servers"

@@ -25,6 +25,9 @@ class LaunchedNode:
         run_id: mark by which processes of its ranks are known.
         pids: process of each of its ranks, by rank.
         wall, monotonic: seconds to be added to times of its clocks to have those of the launcher's host.
+        compared: time of the comparison of clocks, by its monotonic clock.
+        drift: seconds more for each second after that; measured at the end of a run.
+        error: seconds by which that may be wrong.
     """
 
     name: str
@@ -32,6 +35,13 @@ class LaunchedNode:
     pids: Mapping[int, int]
     wall: float = 0.0
     monotonic: float = 0.0
+    compared: float = 0.0
+    drift: float = 0.0
+    error: float = 0.0
+
+    def by_launchers_clock(self, time: int) -> int:
+        """A time of its monotonic clock, in nanoseconds, by that of the launcher's host."""
+        return time + round(self.monotonic * 1e9 + self.drift * (time - self.compared * 1e9))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

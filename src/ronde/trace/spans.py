@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["MOST_SPANS", "Span", "SpanFile", "read_spans", "spans_path"]
+__all__ = ["MOST_SPANS", "SPANS_FILE", "Span", "SpanFile", "read_spans", "spans_path"]
 
 MOST_SPANS = 500_000
 """Of each rank: 24 MB."""
 
+SPANS_FILE = re.compile(r"rank-(\d+)\.spans")
 _SPAN = struct.Struct("<qqqq16s")
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import textwrap
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -17,6 +20,7 @@ import pytest
 import torch
 
 import ronde
+from apart import command_apart
 from ronde.server.serving.manifest import Manifest, path_of
 from ronde.server.serving.published import Published
 from ronde.server.serving.replica import Replica
@@ -81,6 +85,25 @@ BRANCHES = """
     for _ in range(3):
         model(torch.ones(4, 3)).sum().backward()
         optimizer.step()
+"""
+
+
+# What it looks up before it trains is what an earlier run's servers had.
+TAKEN_OVER = """
+    import torch, ronde
+    from torch import nn
+
+    torch.manual_seed(0)
+    table = ronde.EmbeddingTable(4)
+    top = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam([*table.parameters(), *top.parameters()], lr=0.01)
+    rows = [table(torch.arange(50)).detach().clone()]
+    for step in range(9):
+        loss = top(table(torch.arange(step, step + 40))).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.save([*rows, table(torch.arange(50)).detach().clone()], "said.pt")
 """
 
 
@@ -157,6 +180,50 @@ def test_a_model_in_parts_is_published_whole(tmp_path: Path, ranks: int, plan: s
     assert replica.snapshot.dense.keys() == weights.keys()
     assert all(torch.equal(replica.snapshot.dense[name], value) for name, value in weights.items())
     assert float((replica.predict([x]) - predicted).abs().max()) < 1e-6
+
+
+def on_hosts(place: Path, source: str, plan: str, *options: str, apart: Sequence[str] = ()) -> str:
+    (place / "train.py").write_text(textwrap.dedent(source))
+    command = command_apart([place / name for name in apart])
+    words = [sys.executable, "-m", "ronde", "run", "-H", "127.0.0.1:2,127.0.0.2:1", "--ssh-command", command]
+    done = subprocess.run(
+        [*words, "--plan", plan, *options, "train.py"], cwd=place, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("plan", ["hybrid", "hybrid,servers=2"])
+def test_ranks_on_two_hosts_publish_into_the_launchers_directory(tmp_path: Path, plan: str) -> None:
+    options = ("--publish", "0.05", "--run-dir", "run")
+    on_hosts(tmp_path, SCRIPT, plan, *options, apart=["run"])
+    replica, ids, x, predicted, rows = trained(tmp_path)
+    versions = replica.versions()
+    for version in versions[:-1]:
+        replica.roll_back(version)
+    replica.follow()
+    assert np.array_equal(replica.look_up("user", np.arange(700)), rows.numpy())
+    assert float((replica.predict([ids, x]) - predicted).abs().max()) < 1e-6
+    # Hosts that know nothing of these versions go on behind them.
+    on_hosts(tmp_path, SCRIPT, plan, *options, apart=["run"])
+    assert not set(trained(tmp_path)[0].versions()) & set(versions)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_servers_on_two_hosts_take_tables_over(tmp_path: Path) -> None:
+    on_hosts(tmp_path, TAKEN_OVER, "hybrid,servers=2", "--run-dir", "first")
+    _, before = torch.load(tmp_path / "said.pt")
+    on_hosts(tmp_path, TAKEN_OVER, "hybrid,servers=3", "--run-dir", "second", "--server-state", "first")
+    after, _ = torch.load(tmp_path / "said.pt")
+    assert torch.equal(before, after)
+    with pytest.raises(AssertionError, match="sees the tables of 0 of"):
+        on_hosts(
+            tmp_path, TAKEN_OVER, "hybrid,servers=2", "--run-dir", "third", "--server-state", "first",
+            apart=["first/host-0", "first/host-1"],
+        )  # fmt: skip
 
 
 def trained(place: Path) -> tuple[Replica, Any, Any, Any, Any]:

@@ -26,7 +26,7 @@ import psutil
 import torch
 
 from ronde.bench.machine import Machine
-from ronde.checkpoint.manifest import Manifest, checkpoints_in
+from ronde.trace.checkpoint_manifest import Manifest, checkpoints_in
 
 _SCRIPT = Path(__file__).with_name("train.py")
 _RESUMED = re.compile(r"ronde: resumed at step (\d+)")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import signal
 import sys
 import time
@@ -26,7 +27,6 @@ from ronde.checkpoint.generators import put_generators
 from ronde.checkpoint.held import held_by_script
 from ronde.checkpoint.host_reads import HostReads
 from ronde.checkpoint.journal import Journal, Mismatch
-from ronde.checkpoint.manifest import Manifest, checkpoints_in
 from ronde.checkpoint.mirror import Mirror, is_url
 from ronde.checkpoint.same_script import changes_since, script_digest
 from ronde.checkpoint.state import State, put_back
@@ -38,6 +38,7 @@ from ronde.launch.rank_config import RankConfig
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import ADD_PARAM_GROUP, BACKWARD, GRAD, MODULE_CALL, NEXT_BATCH
 from ronde.plan import Plan
+from ronde.runtime.checkpointing.all_read import check_all_read
 from ronde.runtime.checkpointing.leaves import Leaves
 from ronde.runtime.checkpointing.own_models import OwnModels
 from ronde.runtime.checkpointing.rank_state import RankState, has_place
@@ -48,6 +49,7 @@ from ronde.runtime.checkpointing.saver import Saver
 from ronde.runtime.checkpointing.scope import Scope
 from ronde.tensor.global_tensor import GlobalTensor, materialize
 from ronde.tensor.tree import leaves
+from ronde.trace.checkpoint_manifest import Manifest, checkpoints_in
 
 __all__ = ["Checkpoints"]
 
@@ -105,7 +107,7 @@ class Checkpoints:
     def _open(self, comm: Comm, files: ScriptFiles, has_gradient: Callable[[torch.Tensor], bool]) -> None:
         """Read the checkpoint to resume on all ranks, and make recorder and saver."""
         config, leads = self._config, comm.rank == 0
-        folder = Path(config.run.checkpoint)
+        folder = Path(config.place.checkpoints or config.run.checkpoint)
         mirror = Mirror(config.run.checkpoint) if is_url(config.run.checkpoint) else None
         if mirror is not None:
             folder = Path(config.place.run_dir) / "checkpoints"
@@ -114,17 +116,18 @@ class Checkpoints:
             comm.barrier()
         digest = script_digest(config.run.script, module=config.run.module)
         own_rank = 0 if self._models is None else config.place.rank
-        self._journal, journal_bytes = Journal(rank=own_rank), 0
+        self._journal, journal_bytes, read = Journal(rank=own_rank), 0, -1
         if config.run.resume and any(checkpoints_in(folder)):
             manifest, state, entries = newest(folder, self._output.tell, self._owner)
-            journal_bytes = manifest.journal_bytes
+            journal_bytes, read = manifest.journal_bytes, manifest.step
             alone = self.goes_on_alone = self._is_of_each(manifest, state)
             self.by_another = not alone and (_apart(manifest.plan) or self._models is not None)
             self._journal = Journal(entries, rank=own_rank, others=not alone and own_rank > 0)
             self._tell_changes(manifest, digest)
             self._check_own(manifest, state)
             self._replayer = self._begun_replay(manifest, state)
-        comm.barrier()  # all have read before anybody writes
+        # All have read before anybody writes.
+        check_all_read(config.run.checkpoint, comm.all_gather_object((read, platform.node())))
         keep = config.run.checkpoint_keep
         store = Store(folder, keep=keep, journal_bytes=journal_bytes, mirror=mirror) if leads else None
         self._recorder = Recorder(self._journal, self._scope, self._leaves, has_gradient)

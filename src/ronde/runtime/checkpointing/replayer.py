@@ -10,12 +10,12 @@ import torch
 
 from ronde.checkpoint.generators import put_generators
 from ronde.checkpoint.journal import Entry, Journal
-from ronde.checkpoint.manifest import Manifest
 from ronde.checkpoint.outline import build
 from ronde.checkpoint.state import State
 from ronde.runtime.checkpointing.leaves import Leaves
 from ronde.runtime.checkpointing.recorder import REAL
 from ronde.runtime.checkpointing.scope import Scope
+from ronde.trace.checkpoint_manifest import Manifest
 
 __all__ = ["Replayer"]
 

@@ -20,7 +20,6 @@ import torch
 from ronde.checkpoint.cadence import Cadence
 from ronde.checkpoint.held import Held, held_by_script
 from ronde.checkpoint.journal import Mismatch
-from ronde.checkpoint.manifest import Manifest
 from ronde.checkpoint.schedule import Schedule
 from ronde.checkpoint.state import HostCopies, State, Unchanged, take
 from ronde.checkpoint.store import Store
@@ -34,6 +33,7 @@ from ronde.runtime.checkpointing.rank_state import RankState, gathered
 from ronde.runtime.checkpointing.replay_output import ReplayOutput, flush_output
 from ronde.runtime.checkpointing.scope import Scope
 from ronde.tensor.global_tensor import materialize
+from ronde.trace.checkpoint_manifest import Manifest
 from ronde.trace.events import write_event
 
 __all__ = ["Saver"]

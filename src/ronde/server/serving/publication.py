@@ -68,6 +68,7 @@ class Publication:
         rank: this one.
         writers: ranks that hold rows, from 0 on; rank 0 is always one.
         around: what is to stand around work with files.
+        known: the newest version that readers know from elsewhere; those of this run follow it.
 
     Attributes:
         durable: the newest version that was made known; rank 0 alone knows. 0: none by this run.
@@ -83,6 +84,7 @@ class Publication:
         rank: int,
         writers: int,
         around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        known: int = 0,
     ) -> None:
         self._folder, self._rank, self._writers, self._around = folder, rank, writers, around
         self._thread: threading.Thread | None = None
@@ -92,7 +94,7 @@ class Publication:
         self.whole_bytes = self.delta_bytes = 0
         with around():
             folder.mkdir(parents=True, exist_ok=True)
-            self.begins_at = max(versions_in(folder), default=0) + 1
+            self.begins_at = max([known, *versions_in(folder)]) + 1
             if rank == 0:
                 self._sweep()
 

@@ -1,4 +1,4 @@
-"""What is known of a checkpoint without reading it."""
+"""Manifest of a checkpoint: facts that need no look into it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Manifest", "checkpoints_in", "is_checkpoint", "latest_manifest"]
+__all__ = ["MANIFEST", "Manifest", "checkpoints_in", "is_checkpoint", "latest_manifest"]
 
+#: Its file in the folder of a checkpoint, written last.
+MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _FORMAT = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What is known of a checkpoint.
+    """Facts about a checkpoint.
 
     Attributes:
         step: optimizer steps that the script had made.
         entries, journal_bytes: what of the journal belongs to it.
-        boundary: what the script was about to do: `call` a model, or take the `next` batch.
+        boundary: next act of the script: `call` a model, or take the `next` batch.
         seed, plan, ranks, script, arguments: of the run.
         script_digest: SHA-256 of the script's text; "" where it is not known.
         digest: SHA-256 of the state.
         held_up: seconds for which training stood still.
-        state_bytes: of all tensors of the state.
-        time: when it was cut, in seconds since 1970.
+        state_bytes: size of all tensors of the state.
+        time: seconds since 1970 at which it was cut.
     """
 
     step: int
@@ -48,19 +50,19 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """That of one checkpoint.
+        """Read the manifest of one checkpoint.
 
         Raises:
-            OSError, ValueError: there is none, or it is damaged.
+            OSError, ValueError: a manifest is missing or damaged.
         """
-        return cls.of_text((folder / "manifest.json").read_text())
+        return cls.of_text((folder / MANIFEST).read_text())
 
     @classmethod
     def of_text(cls, text: str) -> Manifest:
-        """What its file says.
+        """Parse the text of a manifest.
 
         Raises:
-            ValueError: it is damaged.
+            ValueError: the text is damaged.
         """
         fields = json.loads(text)
         try:
@@ -74,7 +76,7 @@ class Manifest:
 
 
 def latest_manifest(folder: Path) -> Manifest | None:
-    """Of the newest checkpoint that has one; None where there is none."""
+    """Read the newest manifest of a folder; None without one."""
     for _, place in checkpoints_in(folder):
         try:
             return Manifest.read(place)
@@ -84,7 +86,7 @@ def latest_manifest(folder: Path) -> Manifest | None:
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a folder of this name is one."""
+    """Return whether a folder of this name is a checkpoint."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -1,0 +1,57 @@
+"""Large files that come to the launcher: checkpoints, and versions of a model."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import final
+
+from ronde.launch.agent_link import AgentLink
+from ronde.launch.carried_checkpoints import CheckpointsTo
+from ronde.launch.carried_versions import PUBLISHED, take_version
+from ronde.launch.frames import Kind
+from ronde.launch.job import Job
+from ronde.launch.mirror import Piece
+
+__all__ = ["ArrivingFiles"]
+
+
+@final
+class ArrivingFiles:
+    """Receiver of one run's large files.
+
+    Attributes:
+        latest: time at which the last piece came, by the monotonic clock.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.latest = -math.inf
+        self._job = job
+        self._checkpoints = CheckpointsTo(Path(job.run.checkpoint), job.run.checkpoint_keep)
+
+    def take(self, link: AgentLink, content: bytes) -> None:
+        """Write a piece; in the thread of the link, so that none pile up."""
+        self.latest = time.monotonic()
+        try:
+            piece = Piece.from_bytes(content)
+            if piece.name.startswith(f"{PUBLISHED}/"):
+                take_version(self._job.run_directory.path, piece)
+            else:
+                self._checkpoints.take(piece)
+        except (OSError, ValueError) as error:
+            link.send(Kind.CLOSED, Kind.SAVED.value)
+            words = (
+                f"no more checkpoints and published versions come from {link.name} ({error}); new ones stay "
+                f"there, in its run directory {self._job.node_run_id(link.index)}"
+            )
+            link.tell(Kind.NOTICE, words.encode())
+
+    def notice(self, names: Sequence[str]) -> str:
+        """Describe hosts that do not see the folder, for the user."""
+        do = "does" if len(names) == 1 else "do"
+        return (
+            f"{', '.join(names)} {do} not see {self._job.run.checkpoint} of this host: checkpoints are sent "
+            "to and fro"
+        )

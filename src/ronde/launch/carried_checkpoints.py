@@ -1,0 +1,180 @@
+"""Checkpoints that travel between a launcher's folder and hosts without it.
+
+Rank 0 writes into the run directory of its host, from where each checkpoint comes to the launcher's folder.
+To go on, the launcher sends what it has into the run directory of each such host, before a rank is started.
+The manifest comes last: a checkpoint without it does not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, final
+
+from ronde.errors import UsageError
+from ronde.launch.mirror import Piece
+from ronde.trace.checkpoint_manifest import MANIFEST, Manifest, checkpoints_in
+
+__all__ = ["CheckpointsFrom", "CheckpointsTo", "carried_folder", "mark_folder", "sees_mark", "take_brought"]
+
+_PIECE = 1 << 20
+_JOURNAL, _STATE = "journal", "state.pt"
+_FILE = re.compile(rf"step-\d{{8,}}/({re.escape(_STATE)}|{re.escape(MANIFEST)})|{_JOURNAL}")
+#: The newest one may be damaged, so the one before it is sent, too.
+_SENT_TO_GO_ON = 2
+
+
+def carried_folder(run_directory: Path) -> Path:
+    """The folder of a host's checkpoints, where it does not see the launcher's."""
+    return run_directory / "checkpoints"
+
+
+@contextlib.contextmanager
+def mark_folder(folder: str) -> Iterator[str]:
+    """Make a file by which other hosts know the folder; yields its path or "".
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    if not folder:
+        yield ""
+        return
+    mark = Path(folder, f".launcher-{os.urandom(8).hex()}")
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    except OSError as error:
+        raise UsageError(f"--checkpoint {folder} cannot be written: {error.strerror}") from None
+    try:
+        yield str(mark)
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def sees_mark(mark: str) -> bool:
+    """Return whether this host sees the marked folder; True without a mark."""
+    if not mark:
+        return True
+    with contextlib.suppress(OSError):
+        os.listdir(os.path.dirname(mark))  # NFS answers from what it knows until it is asked for all names
+    return os.path.exists(mark)
+
+
+@final
+class CheckpointsFrom:
+    """The checkpoints of a folder, each to be sent once.
+
+    Args:
+        folder: place of checkpoints.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._sent: dict[str, bytes] = {}
+        self._journal = 0
+
+    def pass_over(self) -> None:
+        """Mark all that are there as sent: they have come from the launcher."""
+        for _, place in checkpoints_in(self._folder):
+            with contextlib.suppress(OSError):
+                self._sent[place.name] = (place / MANIFEST).read_bytes()
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield the pieces of whole checkpoints that were not sent, the oldest first."""
+        for _, place in reversed(list(checkpoints_in(self._folder))[:_SENT_TO_GO_ON]):
+            # It may be removed, for a newer one is there.
+            with contextlib.suppress(OSError, ValueError):
+                yield from self._of_one(place)
+
+    def nbytes(self) -> int:
+        """Bytes of the files that are sent to go on."""
+        files = (
+            file
+            for _, place in list(checkpoints_in(self._folder))[:_SENT_TO_GO_ON]
+            for file in place.iterdir()
+        )
+        return sum(file.stat().st_size for file in files)
+
+    def _of_one(self, place: Path) -> Iterator[Piece]:
+        text = (place / MANIFEST).read_bytes()
+        if self._sent.get(place.name) == text:
+            return
+        end = Manifest.of_text(text.decode()).journal_bytes
+        with open(place / _STATE, "rb") as state:
+            yield from _contents(f"{place.name}/{_STATE}", state, 0, os.fstat(state.fileno()).st_size)
+        with open(self._folder / _JOURNAL, "rb") as journal:
+            yield from _contents(_JOURNAL, journal, self._journal, end)
+        yield Piece(f"{place.name}/{MANIFEST}", 0, text)
+        self._sent[place.name], self._journal = text, max(self._journal, end)
+
+
+def _contents(name: str, file: BinaryIO, begin: int, end: int) -> Iterator[Piece]:
+    file.seek(begin)
+    for at in range(begin, end, _PIECE):
+        yield Piece(name, at, file.read(min(_PIECE, end - at)))
+
+
+@final
+class CheckpointsTo:
+    """A folder into which checkpoints come.
+
+    Args:
+        keep: number of checkpoints that are kept, the newest.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder, self._keep = folder, keep
+
+    def take(self, piece: Piece) -> None:
+        """Write the bytes; with the last of a checkpoint it is there, and durable.
+
+        Raises:
+            OSError: a file cannot be written.
+            ValueError: the file does not belong to a checkpoint.
+        """
+        if not _FILE.fullmatch(piece.name):
+            raise ValueError(f"{piece.name} is not a file of a checkpoint")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name, _, file = piece.name.rpartition("/")
+        if not name:
+            piece.write_into(self._folder)
+            return
+        beside = self._folder / f".{name}-coming"
+        if file == _STATE and piece.at == 0:
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir()
+        Piece(file, piece.at, piece.data).write_into(beside)
+        if file == MANIFEST:
+            for path in (beside / _STATE, beside / MANIFEST, self._folder / _JOURNAL):
+                _make_durable(path)
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+            beside.rename(self._folder / name)
+            _make_durable(self._folder)
+            for _, old in list(checkpoints_in(self._folder))[self._keep :]:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def take_brought(run_directory: Path, pieces: Iterable[Piece]) -> str:
+    """Write checkpoints into a host's run directory; returns the reason of a failure, or ""."""
+    folder = carried_folder(run_directory)
+    shutil.rmtree(folder, ignore_errors=True)
+    target, problem = CheckpointsTo(folder, keep=_SENT_TO_GO_ON), ""
+    for piece in pieces:
+        if not problem:
+            try:
+                target.take(piece)
+            except OSError as error:
+                problem = f"{folder}: {error.strerror}"
+    return problem
+
+
+def _make_durable(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,109 @@
+"""Published versions of a model, on their way to the launcher's run directory.
+
+A version is known when its manifest is there, which comes last. What the host removes is removed here, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import final
+
+from ronde.launch.mirror import Piece
+
+__all__ = ["PUBLISHED", "VersionsFrom", "newest_version", "take_version"]
+
+#: Of a run's directory, here and on the host.
+PUBLISHED = "published"
+_PIECE = 1 << 20
+_VERSION = re.compile(r"version-(\d{1,18})\.json")
+_FILE = re.compile(r"[a-z]+-\d+[\w.-]*")
+
+
+def newest_version(run_directory: Path) -> int:
+    """The number of the newest version there, 0 for none."""
+    return max(_versions(run_directory / PUBLISHED), default=0)
+
+
+def _versions(folder: Path) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(match[1]) for name in os.listdir(folder) if (match := _VERSION.fullmatch(name))]
+    return []
+
+
+@final
+class VersionsFrom:
+    """Versions of a host's run directory; later ones are sent, each once."""
+
+    def __init__(self, run_directory: Path) -> None:
+        self._folder = run_directory / PUBLISHED
+        self._sent = {path.name for path in self._folder.glob("*")}
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield pieces of new versions, the oldest first, and names of removed files."""
+        for version in sorted(_versions(self._folder)):
+            name = f"version-{version}.json"
+            if name not in self._sent:
+                # It may be removed meanwhile, for newer ones are there.
+                with contextlib.suppress(OSError, ValueError):
+                    manifest = (self._folder / name).read_bytes()
+                    for file in json.loads(manifest)["files"]:
+                        yield from self._file(file)
+                    yield Piece(f"{PUBLISHED}/{name}", 0, manifest)
+                    self._sent.add(name)
+        for name in [each for each in self._sent if not (self._folder / each).exists()]:
+            self._sent.remove(name)
+            yield Piece(f"{PUBLISHED}/{name}", None, b"")
+
+    def _file(self, name: str) -> Iterator[Piece]:
+        if name not in self._sent:
+            with open(self._folder / name, "rb") as file:
+                at = 0
+                while data := file.read(_PIECE):
+                    yield Piece(f"{PUBLISHED}/{name}", at, data)
+                    at += len(data)
+            self._sent.add(name)
+
+
+def take_version(run_directory: Path, piece: Piece) -> None:
+    """Write part of a file of a version, or remove it.
+
+    Raises:
+        OSError: the file cannot be written.
+        ValueError: the file does not belong to a version.
+    """
+    folder, name = run_directory / PUBLISHED, piece.name.removeprefix(f"{PUBLISHED}/")
+    if not _FILE.fullmatch(name):
+        raise ValueError(f"{piece.name} is not a file of a version")
+    if piece.at is None:
+        (folder / name).unlink(missing_ok=True)
+        if match := _VERSION.fullmatch(name):
+            _remove_before(folder, int(match[1]))
+        return
+    folder.mkdir(exist_ok=True)
+    if not _VERSION.fullmatch(name):
+        if not piece.at:
+            (folder / name).unlink(missing_ok=True)
+        Piece(name, piece.at, piece.data).write_into(folder)
+        return
+    beside = folder / f".{name}-coming"
+    beside.write_bytes(piece.data)
+    os.replace(beside, folder / name)
+
+
+def _remove_before(folder: Path, version: int) -> None:
+    """Remove versions of earlier runs; versions from this one on do not need them."""
+    files: dict[int, set[str]] = {}
+    for number in _versions(folder):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            files[number] = set(json.loads((folder / f"version-{number}.json").read_bytes())["files"])
+    used = {name for number, names in files.items() if number > version for name in names}
+    for number, names in files.items():
+        if number < version:
+            for name in {f"version-{number}.json", *(names - used)}:
+                if _FILE.fullmatch(name):
+                    (folder / name).unlink(missing_ok=True)

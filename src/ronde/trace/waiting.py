@@ -1,0 +1,53 @@
+"""Collectives for which ranks wait now: `waiting.json` of a run on several hosts.
+
+On one host whoever wants to know looks at the boards of the ranks themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ronde.trace.lockstep_board import Standing, State
+
+__all__ = ["read_waiting", "waiting_now", "write_waiting"]
+
+# Ranks that come a little later than others do not count.
+_LEAST_S = 0.05
+
+
+def waiting_now(standings: Iterable[Standing], now: float) -> dict[int, str]:
+    """Each rank that waits, with the collective.
+
+    Args:
+        now: seconds by the monotonic clock of the ranks.
+    """
+    return {
+        each.rank: each.entry.what
+        for each in standings
+        if each.state is State.WAITING and each.entry is not None and now - each.since > _LEAST_S
+    }
+
+
+def write_waiting(directory: Path, waiting: Mapping[int, str]) -> None:
+    """Write it for `ronde top`, if the run directory takes files."""
+    unfinished = directory / "waiting.part"
+    with contextlib.suppress(OSError):
+        unfinished.write_text(json.dumps(waiting), encoding="utf-8")
+        os.replace(unfinished, _path(directory))
+
+
+def read_waiting(directory: Path) -> dict[int, str]:
+    """Read the collectives that ranks wait for; {} without the file."""
+    try:
+        found = json.loads(_path(directory).read_text(encoding="utf-8"))
+        return {int(rank): str(what) for rank, what in found.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _path(directory: Path) -> Path:
+    return directory / "waiting.json"
