@@ -21,9 +21,10 @@ from ronde.comm.message_memory import FILLED, TAKEN, Block, MessageMemory, PeerM
 from ronde.comm.waiting import Counters, Waiting
 from ronde.errors import LaunchError, PeerLost
 
-__all__ = ["Mailbox", "Receive", "Send"]
+__all__ = ["Mailbox", "Receive", "Send", "slots"]
 
-_SLOTS = 64
+# Headers that wait for one receiver; of many ranks fewer, so that all rings together grow with their number.
+_MOST_SLOTS, _ALL_SLOTS = 64, 2048
 _SLOT_WORDS = 8
 _LINE_WORDS = 8
 _PAGE = 4096
@@ -93,7 +94,8 @@ class Mailbox:
         self._waiting = waiting
         self._counters = Counters(memory, rank, _words(ranks), waiting.bell)
         rings = [part[_words(ranks) * 8 :].cast("q") for part in memory]
-        length = _SLOTS * _SLOT_WORDS
+        self._slots = slots(ranks)
+        length = self._slots * _SLOT_WORDS
         self._outgoing = [rings[rank][to * length : (to + 1) * length] for to in range(ranks)]
         self._incoming = [ring[rank * length : (rank + 1) * length] for ring in rings]
         self._own = MessageMemory()
@@ -107,7 +109,7 @@ class Mailbox:
     @staticmethod
     def nbytes(ranks: int) -> int:
         """How much memory a rank has to give."""
-        return -(-(_words(ranks) + ranks * _SLOTS * _SLOT_WORDS) * 8 // _PAGE) * _PAGE
+        return -(-(_words(ranks) + ranks * slots(ranks) * _SLOT_WORDS) * 8 // _PAGE) * _PAGE
 
     def send(self, flat: torch.Tensor, to: int, tag: int = 0) -> Send:
         """Send `flat`, contiguous bytes; it may be changed when this returns.
@@ -218,7 +220,7 @@ class Mailbox:
         return [each for each in range(self._ranks) if each != self._rank]
 
     def _has_room(self, to: int) -> bool:
-        return self._posted[to] - self._counters.all[to][self._read_word(self._rank)] < _SLOTS
+        return self._posted[to] - self._counters.all[to][self._read_word(self._rank)] < self._slots
 
     def _news(self) -> bool:
         """Whether `progress` would send or take a header."""
@@ -232,7 +234,7 @@ class Mailbox:
         for to, queue in enumerate(self._queues):
             while queue and self._has_room(to):
                 send = queue.popleft()
-                begin = self._posted[to] % _SLOTS * _SLOT_WORDS
+                begin = self._posted[to] % self._slots * _SLOT_WORDS
                 for place, value in enumerate(send.header):
                     self._outgoing[to][begin + place] = value
                 self._posted[to] += 1
@@ -240,7 +242,7 @@ class Mailbox:
                 send.posted = True
 
     def _take_header(self, source: int) -> None:
-        begin = self._read[source] % _SLOTS * _SLOT_WORDS
+        begin = self._read[source] % self._slots * _SLOT_WORDS
         tag, nbytes, *address = self._incoming[source][begin : begin + 7].tolist()
         block = None
         if nbytes:
@@ -294,6 +296,11 @@ class Mailbox:
 
 def _fits(receive: Receive, message: _Message) -> bool:
     return receive.tag == message.tag and receive.source in (None, message.source)
+
+
+def slots(ranks: int) -> int:
+    """Headers that wait for one receiver of so many ranks."""
+    return max(4, min(_MOST_SLOTS, _ALL_SLOTS // ranks))
 
 
 def _words(ranks: int) -> int:

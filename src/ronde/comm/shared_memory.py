@@ -31,7 +31,7 @@ from ronde.comm.sharing import copy_in, copy_out, messages
 from ronde.comm.waiting import Counters, Waiting
 from ronde.patching.torch_internals import foreach_copy_
 
-__all__ = ["SharedMemory"]
+__all__ = ["SharedMemory", "chunk_bytes"]
 
 _PAGE = 4096
 _POSTED = 0
@@ -42,9 +42,17 @@ _BELL = 1024
 # What is at most this large is read whole by every rank: one wait in place of two.
 _SMALL = 32 << 10
 _LEAST_CHUNK, _MOST_CHUNK = 1 << 20, 4 << 20
+# Chunks of all ranks of a host together: what they take must not grow with the square of their number.
+_ALL_CHUNKS = 32 << 20
 _MOST_VIEWS = 256
 # The pair of areas for chunks; a pair for what is small comes before it.
 _LARGE = (2, 3)
+
+
+def chunk_bytes(ranks: int) -> int:
+    """Bytes of a chunk of each of so many ranks of a host."""
+    most = min(_MOST_CHUNK, _ALL_CHUNKS // ranks // _PAGE * _PAGE)
+    return max(_PAGE, min(most, max(_LEAST_CHUNK, ranks * (_LEAST_CHUNK // 2))))
 
 
 def _has_left(counters: Counters, peer: int) -> bool:
@@ -81,7 +89,7 @@ class SharedMemory:
     ) -> None:
         self.rank = rank
         self.ranks = ranks
-        self._chunk = min(_MOST_CHUNK, max(_LEAST_CHUNK, ranks * (_LEAST_CHUNK // 2)))
+        self._chunk = chunk_bytes(ranks)
         self._share = self._chunk // ranks // 64 * 64
         mailbox = Mailbox.nbytes(ranks)
         self._maps, pids = share(_PAGE + mailbox + 2 * (_SMALL + self._chunk), rank, exchange)

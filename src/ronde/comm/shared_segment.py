@@ -86,9 +86,14 @@ def reserve(nbytes: int, *, sealed: bool = False) -> int:
     return descriptor
 
 
-def map_memory(descriptor: int, nbytes: int) -> mmap.mmap:
-    """Map one's own memory, all pages present."""
-    return mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+def map_memory(descriptor: int, nbytes: int, *, present: bool = True) -> mmap.mmap:
+    """Map memory.
+
+    Args:
+        present: all pages are, so none costs the time of a fault. Of many peers' memory a rank touches a
+            part only: pages that are present would take page tables in proportion to the square of ranks.
+    """
+    return mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED | (mmap.MAP_POPULATE if present else 0))
 
 
 def map_of_peer(pid: int, descriptor: int, inode: int, nbytes: int) -> mmap.mmap:
@@ -99,7 +104,7 @@ def map_of_peer(pid: int, descriptor: int, inode: int, nbytes: int) -> mmap.mmap
     """
     opened = open_of_peer(pid, descriptor, inode)
     try:
-        return map_memory(opened, nbytes)
+        return map_memory(opened, nbytes, present=False)
     finally:
         os.close(opened)
 
