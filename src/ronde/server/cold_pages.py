@@ -1,4 +1,4 @@
-"""The rows that a table has on disk, for a snapshot: page by page, so that no process has all in memory."""
+"""Pages of the rows that a table keeps on disk, for a snapshot. No process holds all of them in memory."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ PAGE_ROWS = 1 << 16
 
 
 def page_arrays(rows: Iterator[RowsOfTable], count: int) -> list[LaterArray]:
-    """The arrays of all pages, in order, each of which is to be called for once, in that order.
+    """Return loaders for the arrays of all pages; call each once, in order.
 
     Args:
-        rows: so many rows as `count` says, by parts of any size.
+        rows: `count` rows in all, in parts of any size.
     """
     arrays = _arrays_of(_paged(rows, count))
     return [functools.partial(next, arrays)] * (-(-count // PAGE_ROWS) * len(ROWS))
 
 
 def pages_in(arrays: Any) -> Iterator[RowsOfTable]:
-    """The pages whose arrays these are."""
+    """Yield the pages that these arrays make up, the inverse of `page_arrays`."""
     for begin in range(0, len(arrays), len(ROWS)):
         yield RowsOfTable(**dict(zip(ROWS, arrays[begin : begin + len(ROWS)], strict=True)))
 
 
 def records_from(path: str, record_bytes: int) -> Iterator[Array]:
-    """All records of a frozen store, which another process reads.
+    """Yield all records of a frozen store, which a child process reads.
 
     Raises:
-        OSError: it does not end well.
+        OSError: the child process failed.
     """
     command = [sys.executable, "-m", "ronde.server.cold_reader", path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as reader:
@@ -51,14 +51,17 @@ def records_from(path: str, record_bytes: int) -> Iterator[Array]:
 
 
 def rows_now(table: Table, frozen: tuple[str, int] | None) -> Iterator[RowsOfTable]:
-    """The rows that a table has on disk, by parts; in a forked process as they were when they were frozen."""
+    """Yield a table's rows on disk in parts. A forked process reads them from the frozen store."""
     if frozen is None or not frozen[0]:
         return table.rows_on_disk()
     return table.rows_on_disk(records_from(*frozen))
 
 
 def _paged(rows: Iterator[RowsOfTable], count: int) -> Iterator[RowsOfTable]:
-    """Pages of `PAGE_ROWS` rows; the last one, of fewer or as many, comes when there is nothing after it."""
+    """Yield pages of `PAGE_ROWS` rows.
+
+    The last page has at most as many rows, and comes at the end of `rows`.
+    """
     waiting: list[RowsOfTable] = []
     found = 0
     for part in rows:

@@ -1,7 +1,7 @@
-"""A process that reads rows from what `ColdStore.freeze` has kept, and writes their records to its output.
+"""A program that writes the records of a frozen cold store to stdout.
 
-A snapshot is written by a forked process, which has none of RocksDB's threads and must not touch it. So it
-starts this one, which is a new program. It imports nothing but RocksDB.
+A forked process writes the snapshot. It lacks RocksDB's threads and must not touch the database, so it starts
+this program. RocksDB is the only import.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ROWS, _END = b"r", b"s"
 
 
 def records_in(path: str) -> Iterator[bytes]:
-    """All records, some at a time, behind one another."""
+    """Yield all records, concatenated in batches."""
     from rocksdict import AccessType, Options, Rdict
 
     database: Any = Rdict(path, Options(raw_mode=True), access_type=AccessType.read_only(False))
@@ -29,7 +29,7 @@ def records_in(path: str) -> Iterator[bytes]:
 
 
 def main() -> None:
-    """Read the folder that the first argument names; who reads the output may end at any time."""
+    """Write the records in the folder `sys.argv[1]`. The reader of the output may close it at any time."""
     try:
         for batch in records_in(sys.argv[1]):
             sys.stdout.buffer.write(batch)

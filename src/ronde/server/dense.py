@@ -1,7 +1,7 @@
-"""A server's part of dense parameters: it sums gradients, and steps with torch's own optimizers.
+"""A server's dense parameters: sums gradients and runs optimizers of `torch.optim`.
 
-A key is a number for a parameter's elements on this server, flat. Workers that make one global step push
-together: gradients are added in the order of ranks, and divided by their number.
+A key is a number for the flat elements of one parameter on this server. Workers push a global step together:
+their gradients are added in rank order and divided by the number of workers.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from ronde.server.transport.wire import Message, Operation
 
 __all__ = ["STEPPED", "DenseShard", "array_of", "tensor_of"]
 
-# numpy has no bfloat16: its bytes travel.
+# numpy lacks bfloat16, so its raw bytes are sent.
 _AS_BYTES = (torch.bfloat16,)
 _PUSHES = (Operation.PUSH, Operation.ADD, Operation.INIT, Operation.PUSH_STEP)
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The same memory for the wire, of a contiguous tensor on the CPU."""
+    """Return a flat numpy view of a contiguous CPU tensor; bfloat16 as uint8 bytes."""
     flat = tensor.detach().view(-1)
     return (flat.view(torch.uint8) if flat.dtype in _AS_BYTES else flat).numpy()
 
 
 def tensor_of(array: Array, dtype: torch.dtype) -> torch.Tensor:
-    """A copy, of an array as `array_of` makes it."""
+    """Return a flat tensor copied from an array that `array_of` made."""
     raw = torch.from_numpy(np.array(array).reshape(-1))
     return raw.view(dtype) if dtype in _AS_BYTES else raw.to(dtype)
 
 
 def _seen_as(array: Array, dtype: torch.dtype) -> torch.Tensor:
-    """The same memory, which is not written to."""
+    """Return a flat tensor that shares the array's memory. Callers must not write to it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it cannot be written to
+        warnings.simplefilter("ignore", UserWarning)  # "the array is not writable"
         raw = torch.from_numpy(array.reshape(-1))
     return raw.view(dtype) if dtype in _AS_BYTES else raw
 
 
 @dataclasses.dataclass(slots=True)
 class _Stepped:
-    """An optimizer of the script's, as it is on this server."""
+    """A `torch.optim` optimizer of the script, as this server runs it."""
 
     kind: str
     keys: list[int]
@@ -67,7 +67,7 @@ class _Stepped:
 
 
 class DenseShard:
-    """Parameters, gradients and optimizers by key."""
+    """A `Part` with parameters, gradients and optimizers by key."""
 
     changes = frozenset(
         {
@@ -100,7 +100,7 @@ class DenseShard:
                 for message in messages:
                     check_parts(message, self._values, adds=first.operation is Operation.ADD)
                 counted = messages[:1] if first.operation is Operation.INIT else messages
-                # What one worker sends stays as it is until it is answered: it need not be copied.
+                # A single worker's array is not changed before the answer, so it need not be copied.
                 alone = len(counted) == 1
                 return first.meta, [counted[0].arrays[0] if alone else array_of(_sum(counted))]
             case Operation.PUSH_STEP:
@@ -156,10 +156,10 @@ class DenseShard:
         return {"entries": entries}, arrays
 
     def freeze(self) -> None:
-        """All is in memory, which a forked process has."""
+        """No-op: the state is in memory, which a fork copies."""
 
     def thaw(self) -> None:
-        """Nothing was kept for it."""
+        """No-op: `freeze` keeps nothing."""
 
     def state(self) -> Answer:
         entries: list[list[Any]] = []
@@ -185,7 +185,7 @@ class DenseShard:
             self._give_state(stepped, each["entries"], left)
 
     def _write(self, record: Record) -> None:
-        """Values are set where there are none (INIT), set (PUSH), or added to (ADD)."""
+        """Set missing values (INIT), overwrite values (PUSH), or add to values (ADD)."""
         meta = record.meta
         came = _seen_as(record.arrays[0], DTYPES[meta["dtype"]])
         for key, part in zip(meta["keys"], came.split(meta["sizes"]), strict=True):
@@ -212,7 +212,7 @@ class DenseShard:
 
     @torch.no_grad()
     def _push_step(self, meta: dict[str, Any], array: Array) -> None:
-        """A step by the sum of what workers pushed."""
+        """Make an optimizer step with the summed gradients of the workers."""
         keys = meta["keys"]
         stepped = self._stepped(meta["optimizer"], meta["class"], keys)
         gradients = tensor_of(array, DTYPES[meta["dtype"]]).split(meta["sizes"])
@@ -228,7 +228,7 @@ class DenseShard:
                 if held is None or held.numel() != value.numel() or held.dtype != value.dtype:
                     self._values[key] = value
                 else:
-                    held.copy_(value)  # the same tensor: an optimizer knows its state by it
+                    held.copy_(value)  # in place: the tensor is the key of the optimizer's state
             else:
                 self._gradients[key] = value
         keys = [key for group in meta["groups"] for key in group["keys"]]
@@ -261,7 +261,7 @@ class DenseShard:
         return self._optimizers[number]
 
     def _take_groups(self, stepped: _Stepped, groups: Sequence[dict[str, Any]]) -> None:
-        """Parameters and hyper-parameters as the script's optimizer has them now."""
+        """Give the server's optimizer the current parameters and hyper-parameters of the script's."""
         defaults = stepped.torch_optimizer.defaults
         stepped.torch_optimizer.param_groups = [
             {
@@ -304,7 +304,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _sum(messages: Sequence[Message]) -> torch.Tensor:
-    """Over workers, added in their order; what they push has been looked at."""
+    """Sum the workers' arrays in rank order. `combine` has validated the messages."""
     first = messages[0]
     dtype = DTYPES[first.meta["dtype"]]
     summed = tensor_of(first.arrays[0], dtype)
@@ -314,7 +314,10 @@ def _sum(messages: Sequence[Message]) -> torch.Tensor:
 
 
 def _joined(messages: Sequence[Message]) -> Answer:
-    """A step of all workers: each has sent a share of what the servers do not have yet."""
+    """Merge all workers' messages for one step.
+
+    Each worker sends a share of the values and state that the servers lack.
+    """
     first = messages[0].meta
     if first["class"] not in STEPPED:
         raise ValueError(f"there is no optimizer {str(first['class'])[:40]} on servers")
@@ -345,14 +348,14 @@ def _joined(messages: Sequence[Message]) -> Answer:
 
 
 def _told(home: dict[int, torch.Tensor], keys: Sequence[int]) -> Answer:
-    """Values of these keys."""
+    """Return the tensors of these keys as arrays, concatenated by dtype."""
     found = [home[key] for key in keys]
     check_answer(found)
     return {}, [array_of(flat) for flat in _laid_out(found)]
 
 
 def _laid_out(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """End to end, one after another for each dtype, in the order in which dtypes first come."""
+    """Concatenate tensors by dtype, in the order in which the dtypes first occur."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
@@ -360,7 +363,10 @@ def _laid_out(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _tell(key: int, name: str, value: Any, entries: list[list[Any]], arrays: list[Array]) -> None:
-    """An entry of state for the wire: key, name, dtype or None, and a value or None for an array."""
+    """Append a state entry `[key, name, dtype or None, scalar or None]`.
+
+    A tensor with axes is appended to `arrays`.
+    """
     if not isinstance(value, torch.Tensor):
         entries.append([key, name, None, value])
     elif not value.dim():

@@ -1,7 +1,7 @@
-"""What a request about dense parameters must be, looked at before it is written to the log.
+"""Validation of requests about dense parameters, before they are written to the log.
 
-A change that is in the log is made, now and after every restart; so one that cannot be made must be found
-here, by what the message and the values that there are say. What is wrong is a `ValueError` or `KeyError`.
+A logged change is applied now and after every restart. An invalid one must therefore be rejected here, from
+the message and the present values alone. Invalid requests raise `ValueError` or `KeyError`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ __all__ = [
 STEPPED = (
     "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Adadelta", "ASGD", "Rprop",
 )  # fmt: skip
-"""Classes of torch.optim that a server runs: those that update every element by itself."""
+"""Classes of `torch.optim` that a server runs: element-wise optimizers."""
 
 Values = Mapping[int, torch.Tensor]
 
 _LARGEST_KEY = 1 << 63
 _LARGEST_SIZE = 1 << 48
-# Elements of an answer: more than any server's values are a request that names one key many times.
+# Limit of an answer, in elements. Only a request that repeats a key exceeds it.
 _MOST_ELEMENTS = 1 << 31
 _NUMPY = {
     torch.float32: np.dtype(np.float32),
     torch.float64: np.dtype(np.float64),
     torch.float16: np.dtype(np.float16),
-    torch.bfloat16: np.dtype(np.uint8),  # as bytes
+    torch.bfloat16: np.dtype(np.uint8),  # raw bytes
     torch.int64: np.dtype(np.int64),
     torch.int32: np.dtype(np.int32),
     torch.int8: np.dtype(np.int8),
@@ -53,16 +53,16 @@ _NUMPY = {
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """How the wire spells a dtype."""
+    """Return the name of a dtype on the wire, without "torch."."""
     return str(dtype).removeprefix("torch.")
 
 
 DTYPES = {name_of(dtype): dtype for dtype in _NUMPY}
-"""Of values on servers, by name."""
+"""Dtypes of values on servers, by name."""
 
 
 def _dtype_of(name: Any) -> torch.dtype:
-    """The dtype of this name, of those that servers know."""
+    """Return the dtype of this name, if servers support it."""
     dtype = DTYPES.get(name) if isinstance(name, str) else None
     if dtype is None:
         raise ValueError(f"there is no dtype {str(name)[:32]} on servers")
@@ -70,7 +70,7 @@ def _dtype_of(name: Any) -> torch.dtype:
 
 
 def _keys_of(meta: Mapping[str, Any]) -> list[int]:
-    """The keys that a request names: whole numbers, each once."""
+    """Return the keys of a request: distinct non-negative integers."""
     keys = meta["keys"]
     if not isinstance(keys, list) or not all(type(key) is int and 0 <= key < _LARGEST_KEY for key in keys):
         raise ValueError("keys are a list of whole numbers")
@@ -80,12 +80,12 @@ def _keys_of(meta: Mapping[str, Any]) -> list[int]:
 
 
 def check_parts(message: Message, held: Values, *, adds: bool, floating: bool = False) -> None:
-    """Values of some keys, end to end in one array.
+    """Check values of several keys that are concatenated in one array.
 
     Args:
-        held: the values that there are.
-        adds: they are added to those of the same key, unless `fresh` says otherwise.
-        floating: a mean will be taken of them, or a step made.
+        held: the present values, by key.
+        adds: whether values are added to present ones, which must match unless the key is `fresh`.
+        floating: whether the dtype must be floating-point, as for gradients.
     """
     meta = message.meta
     keys, sizes = _keys_of(meta), meta["sizes"]
@@ -114,7 +114,7 @@ def check_parts(message: Message, held: Values, *, adds: bool, floating: bool = 
 
 
 def check_push_step(message: Message, values: Values) -> None:
-    """Gradients of values that there are, and the optimizer that is to make a step by them."""
+    """Check gradients for present values, and the optimizer that applies them."""
     meta = message.meta
     _all_there(_keys_of(meta), values)
     check_parts(message, values, adds=True, floating=True)
@@ -124,7 +124,7 @@ def check_push_step(message: Message, values: Values) -> None:
 
 
 def check_same(messages: Sequence[Message], *names: str) -> None:
-    """All workers say the same by these names."""
+    """Check that all workers sent the same values under these names."""
     first = messages[0].meta
     for message in messages[1:]:
         for name in names:
@@ -135,7 +135,7 @@ def check_same(messages: Sequence[Message], *names: str) -> None:
 
 
 def check_scale(meta: Mapping[str, Any], gradients: Values) -> None:
-    """A factor for some gradients."""
+    """Check a factor for the gradients of some keys."""
     if type(meta["factor"]) not in (int, float):
         raise ValueError("a factor is a number")
     float(meta["factor"])
@@ -149,11 +149,11 @@ def check_step(
     sent: Sequence[Array],
     of_state: Sequence[Array],
 ) -> None:
-    """A step of an optimizer, as `_joined` has put it together of what workers sent.
+    """Check a step of an optimizer, merged from all workers' messages by `dense._joined`.
 
     Args:
-        values, gradients: what there is.
-        sent, of_state: arrays of `meta["values"]`, and of those entries of `meta["state"]` that have one.
+        values, gradients: the present tensors, by key.
+        sent, of_state: the arrays of `meta["values"]`, and of the entries of `meta["state"]` that have one.
     """
     if not _dtype_of(meta["default"]).is_floating_point:
         raise ValueError("steps are counted in a floating-point type")
@@ -189,11 +189,11 @@ def _check_state(
     *,
     optional: bool,
 ) -> None:
-    """Entries of state that an optimizer goes on with.
+    """Check the state entries with which an optimizer continues.
 
     Args:
-        needed: their names, with the number of axes that each has of a parameter of one axis.
-        optional: it goes on without them too.
+        needed: the names of required entries, each with its number of axes for a 1-d parameter.
+        optional: whether entries may be missing.
     """
     left = iter(sent)
     found: dict[int, set[str]] = {}
@@ -220,10 +220,10 @@ def _check_state(
 
 
 def _options_of(kind: str, options: Any) -> dict[str, int]:
-    """See that an optimizer of torch takes these hyper-parameters, by two steps of one element.
+    """Check hyper-parameters of an optimizer by two steps on one element.
 
     Returns:
-        the names of the state that such an optimizer keeps, with the number of axes of each.
+        the names of the tensors in such an optimizer's state, with the number of axes of each.
     """
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
         raise ValueError("hyper-parameters are an object")
@@ -232,14 +232,17 @@ def _options_of(kind: str, options: Any) -> dict[str, int]:
 
 @functools.lru_cache(256)
 def _tried(kind: str, shapes: tuple[tuple[str, Any], ...]) -> dict[str, int]:
-    """By the kinds of the values alone: which numbers they are, no step goes wrong by."""
+    """Return the state tensors' axes after two trial steps.
+
+    Cached by value types: whether a step is valid depends on types, not on values.
+    """
     element = torch.zeros(1, requires_grad=True)
     made = getattr(torch.optim, kind)([element], lr=0.0)
     element.grad = torch.zeros(1)
     made.param_groups[0].update({name: _value_of(shape) for name, shape in shapes})
     try:
         made.step()
-        made.step()  # what the first has begun, such as a momentum, is gone on with here
+        made.step()  # the second step uses state that the first one made, such as a momentum
     except Exception as error:
         raise ValueError(f"{kind} does not take these hyper-parameters: {error}") from None
     kept = made.state[element].items()
@@ -269,7 +272,7 @@ def _value_of(shape: Any) -> Any:
 
 
 def check_rows(message: Message, values: Values) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of one key's value that are asked for: the value as [rows, dim], and their numbers."""
+    """Return one key's value as [rows, dim], and the requested row indices."""
     (key,) = _keys_of(message.meta)
     dim = message.meta["dim"]
     (rows,) = message.arrays
@@ -287,7 +290,7 @@ def check_rows(message: Message, values: Values) -> tuple[torch.Tensor, torch.Te
 
 
 def check_answer(tensors: Sequence[torch.Tensor]) -> None:
-    """An answer that has an end."""
+    """Check that an answer has at most `_MOST_ELEMENTS` elements."""
     if sum(each.numel() for each in tensors) > _MOST_ELEMENTS:
         raise ValueError("so many elements are too many for an answer")
 

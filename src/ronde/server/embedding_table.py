@@ -1,4 +1,4 @@
-"""`ronde.EmbeddingTable`: an `nn.Module` that looks up rows by id, without a bound on the ids."""
+"""`ronde.EmbeddingTable`, an `nn.Module` that looks up rows by arbitrary int64 ids."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ronde.server.table.table import Table, TableConfig
 
 __all__ = ["EmbeddingTable"]
 
-# The gradient of the anchor: so small that no norm of gradients notices it, even squared.
+# The gradient of the anchor: too small to change a norm of gradients, even squared.
 _TOKEN = 2.0**-66
 # Ids of each look-up, and the gradients of their rows.
 Gradients = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
@@ -32,45 +32,47 @@ _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class EmbeddingTable(nn.Module):
-    """Rows of floats by int64 ids of any value, made when an id first has a gradient, updated sparsely.
+    """An embedding table with unbounded int64 ids, dynamic rows and sparse updates.
 
-    A look-up changes nothing: an id without a row has the values with which its row will begin.
+    A row is created when its id first has a gradient. A look-up changes nothing: an id without a row gets the
+    values with which its row will begin.
 
-    The script's own optimizer says when: the table has one parameter, `anchor`, and takes a step with its
-    own `optimizer` whenever the optimizer that holds the anchor does. What happens to gradients in between
-    happens to the table's too: accumulation over several backwards, `zero_grad`, a `GradScaler`'s unscaling
-    and skipped steps, and the factor of `clip_grad_norm_`, whose norm is that of the other parameters. A
-    table whose anchor no optimizer holds, or `anchor.requires_grad_(False)`, is frozen.
+    The script's own optimizer decides when the table steps: the table has one parameter, `anchor`, and
+    applies its own `optimizer` whenever the optimizer that holds the anchor steps. Whatever happens to
+    gradients in between also happens to the table's: accumulation over several backwards, `zero_grad`,
+    unscaling and skipped steps of a `GradScaler`, and the factor of `clip_grad_norm_` (its norm is that of
+    the other parameters). A table is frozen if no optimizer holds its anchor, or after
+    `anchor.requires_grad_(False)`.
 
     Args:
         dim: floats of a row.
-        optimizer: how rows are updated (`ronde.table.SGD`, `Adagrad`, `RowwiseAdagrad`, `Adam`, `FTRL`);
-            without a learning rate of its own it has that of the anchor's parameter group, so schedulers
-            are followed.
-        init: first values of a row (`ronde.table.Zeros`, `Uniform`, `Normal`), made of seed and id alone;
-            None is uniform in 1 / sqrt(dim).
-        admit: which ids get a row (`ronde.table.AdmitAfter`, `AdmitWithProbability`, `AdmitByBloomFilter`);
-            None is all. The others have their first values.
-        evict: which rows are given up (`ronde.table.EvictByAge`, `EvictByNorm`, `EvictByFrequency`);
-            None is none.
-        pooling: of bags of ids, "sum" or "mean"; None where none are given.
-        dtype: torch.float32 or torch.float64; None is the default type.
-        seed: of first values and of draws by which ids are admitted.
-        max_rows: rows at most; None is as many as the memory of this machine holds.
-        half_rows: rows and gradients travel between ranks and parameter servers as float16, in half the bytes
-            of float32, rounded; the servers keep them whole. Without servers it changes nothing.
-        cold: `ronde.table.OnDisk(memory_rows=n)`: rows beyond n are on disk, those that were not asked for
-            longest; None is all rows in memory. Numbers are the same.
+        optimizer: the update rule of rows (`ronde.table.SGD`, `Adagrad`, `RowwiseAdagrad`, `Adam`, `FTRL`);
+            without a learning rate of its own it uses that of the anchor's parameter group, so it follows
+            schedulers.
+        init: first values of a row (`ronde.table.Zeros`, `Uniform`, `Normal`), a function of seed and id
+            alone; None: uniform within 1 / sqrt(dim).
+        admit: the rule by which ids get a row (`ronde.table.AdmitAfter`, `AdmitWithProbability`,
+            `AdmitByBloomFilter`); None: all do. The other ids keep their first values.
+        evict: the rule by which rows are deleted (`ronde.table.EvictByAge`, `EvictByNorm`,
+            `EvictByFrequency`); None: rows stay.
+        pooling: reduction of bags of ids, "sum" or "mean"; None if the input has no bags.
+        dtype: torch.float32 or torch.float64; None: the default dtype.
+        seed: seed of first values and of random admission.
+        max_rows: rows at most; None: as many as fit in this machine's memory.
+        half_rows: whether rows and gradients are sent between ranks and parameter servers as float16,
+            rounded; servers store full precision. No effect without servers.
+        cold: `ronde.table.OnDisk(memory_rows=n)`: rows beyond the n most recently used are on disk; None: all
+            rows are in memory. Results are the same.
 
     Raises:
-        UsageError: one of these has a value that is not possible; numba is not installed; cold rows, and
-            rocksdict is not.
+        UsageError: an argument is invalid; numba is not installed; `cold` is given and rocksdict is not
+            installed.
     """
 
-    #: How tables of several ranks are one; replaced under `ronde run`.
+    #: How the ranks share tables; replaced under `ronde run`.
     exchange: ClassVar[Exchange] = Alone()
 
-    #: A model that is cut into stages is told: none of them has the table for itself.
+    #: Read when a model is cut into stages: every rank takes part in a look-up.
     looks_up_on_every_rank: ClassVar[bool] = True
 
     def __init__(  # noqa: PLR0913 - each says one thing of a table
@@ -119,17 +121,17 @@ class EmbeddingTable(nn.Module):
         weakref.finalize(self, handle.remove)
 
     def forward(self, ids: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:
-        """Look up rows.
+        """Look up rows by id, and pool them if the table has `pooling`.
 
         Args:
-            ids: int64, or int32, of any shape; with `offsets` of one axis.
-            offsets: where each bag begins, as of `nn.EmbeddingBag`; int64 [bags].
+            ids: int64 or int32 of any shape; 1-d with `offsets`.
+            offsets: start of each bag, as for `nn.EmbeddingBag`; int64 [bags].
 
         Returns:
             `[*ids.shape, dim]`; with offsets `[bags, dim]`.
 
         Raises:
-            UsageError: ids are no whole numbers; offsets without `pooling`, or it without them.
+            UsageError: ids are not integers; only one of `offsets` and `pooling` is given.
         """
         if ids.dtype not in (torch.int64, torch.int32):
             raise UsageError(f"EmbeddingTable: ids are {ids.dtype}; int64 is needed (ids.long())")
@@ -154,25 +156,25 @@ class EmbeddingTable(nn.Module):
         return f"{self.dim}, {self.table.config.optimizer}"
 
     def get_extra_state(self) -> dict[str, torch.Tensor]:
-        """All rows, by rising id, with optimizer state and counters: part of `state_dict()`."""
+        """Return all rows by rising id, with optimizer state and counters; part of `state_dict()`."""
         state = self.exchange.state(self.table)
         return {name: torch.from_numpy(np.asarray(value)) for name, value in state.items()}
 
     def set_extra_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Become what `get_extra_state` gave.
+        """Load the state that `get_extra_state` returned.
 
         Raises:
-            UsageError: it is of a table with another dim, optimizer or filter.
+            UsageError: the state belongs to a table with another dim, optimizer or filter.
         """
         self.exchange.load(self.table, {name: value.cpu().numpy() for name, value in state.items()})
 
     def gradients_of_ranks(self) -> list[Gradients]:
-        """Gradients that each rank keeps for the next step: a checkpoint has them beside `anchor.grad`."""
+        """Return each rank's gradients for the next step; checkpoints store them with `anchor.grad`."""
         ranks, own = self.exchange.ranks(), self._pending.gradients
         return [own] if ranks is None else ranks.all_gather_object(own)
 
     def keep_gradients(self, of_ranks: list[Gradients]) -> None:
-        """Take over what `gradients_of_ranks` gave, perhaps of another number of ranks."""
+        """Restore pending gradients from `gradients_of_ranks`, also for another number of ranks."""
         ranks = self.exchange.ranks()
         rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.world_size)
         if len(of_ranks) == count:
@@ -183,7 +185,7 @@ class EmbeddingTable(nn.Module):
         self._pending.gradients = every if rank == 0 else [(ids[:0], each[:0]) for ids, each in every]
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling and `copy.deepcopy`: a copy has rows of its own."""
+        """Return the state for pickling and `copy.deepcopy`; a copy has its own rows."""
         own = self.__dict__.copy()
         del own["_pending"]
         own["table"] = (self.table.config, self.exchange.state(self.table))
@@ -197,9 +199,9 @@ class EmbeddingTable(nn.Module):
         self._hold(table)
 
     def _keep(self, ids: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any]) -> float:
-        """Keep gradients for the next step; what the anchor's gradient is to grow by."""
+        """Store gradients for the next step, and return the increment of the anchor's gradient."""
         grown, task = self.anchor.grad, current_graph_task_id()
-        # The anchor grows when all look-ups of a backward have come; until then it tells of earlier ones.
+        # The anchor grows once all look-ups of a backward are done; until then it reflects earlier backwards.
         if task != self._pending.task and (grown is None or float(grown) == 0.0):
             self._pending.gradients.clear()  # `zero_grad` since the last backward
         self._pending.task = task
@@ -209,7 +211,7 @@ class EmbeddingTable(nn.Module):
         return _TOKEN if len(self._pending.gradients) == 1 else 0.0
 
     def _step(self, lr: float) -> None:
-        """Apply what was kept, times what became of the anchor's gradient since."""
+        """Apply the stored gradients, scaled as the anchor's gradient was scaled since."""
         if not self._pending.gradients or self.anchor.grad is None:
             return
         factor = float(self.anchor.grad) / _TOKEN
@@ -222,10 +224,10 @@ class EmbeddingTable(nn.Module):
 
 
 class _Pending:
-    """Ids and their gradients since the last step; without a `__dict__`, as a `Table` is.
+    """Ids and their gradients since the last step. It has no `__dict__`, like `Table`.
 
     Attributes:
-        task: of autograd's engine, the last backward; -1 before the first.
+        task: id of the last backward in autograd's engine; -1 before the first.
     """
 
     __slots__ = ("gradients", "task")
@@ -236,9 +238,9 @@ class _Pending:
 
 
 class _LookUp(torch.autograd.Function):
-    """Rows by id; the gradient goes to the table, and a token of it to the anchor."""
+    """Look-up by id; backward stores the rows' gradients and marks the anchor."""
 
-    # An observed call is told: each row of ids gets its own, though they are read on the host.
+    # Tells an observed call that each row of ids gets its own output row, though ids are read on the host.
     looks_up_rows = True
 
     @staticmethod
@@ -259,7 +261,7 @@ class _LookUp(torch.autograd.Function):
 
 
 class _Follows:
-    """Called after each step of any optimizer: the table follows the one that holds its anchor."""
+    """A hook after optimizer steps: steps the table if that optimizer holds its anchor."""
 
     def __init__(self, module: weakref.ref[EmbeddingTable]) -> None:
         self._module = module

@@ -1,7 +1,8 @@
-"""How the tables of several ranks are one: each holds all rows, or the rows are spread over them.
+"""Sharing of tables among ranks: replicated, or sharded by id.
 
-Gradients of a call on shards are as many times the true ones as there are ranks, those of a call that every
-rank makes on the whole batch are the true ones on each. As of parameters, the mean over ranks is right.
+For a call on shards of the batch, gradients are W times the true ones (W: number of ranks); for a call that
+every rank makes on the whole batch they are the true ones on each rank. As for parameters, the mean over
+ranks is right in both cases.
 """
 
 from __future__ import annotations
@@ -23,59 +24,60 @@ __all__ = ["Alone", "Exchange", "Replicated", "Sharded", "summed"]
 
 
 class Exchange(Protocol):
-    """What a table asks of the ranks, each time of all of them."""
+    """The collective operations of a table; every rank calls each one."""
 
     def ranks(self) -> Comm | None:
-        """The ranks that make a step together; None for one by itself."""
+        """Return the ranks that step together; None for a single process."""
         ...
 
     def compile(self, table: Table) -> None:
-        """Make ready for look-ups of a new table, and compile their loops."""
+        """Prepare a new table for look-ups, and compile their loops."""
         ...
 
     def look_up(self, table: Table, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The embedding of each id; int64 [n] to [n, dim]."""
+        """Return the embedding of each id; int64 [n] to [n, dim]."""
         ...
 
     def update(
         self, table: Table, ids: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any], lr: float
     ) -> None:
-        """Apply a step by the mean over ranks of these gradients; int64 [n] and [n, dim]."""
+        """Apply a step with the mean over ranks of gradients; int64 [n], [n, dim]."""
         ...
 
     def count(self, table: Table) -> int:
-        """How many rows there are."""
+        """Return the number of rows over all ranks."""
         ...
 
     def state(self, table: Table) -> State:
-        """All that one device would have, as `Table.state`."""
+        """Return the state that a single device would have, as `Table.state`."""
         ...
 
     def load(self, table: Table, state: State) -> None:
-        """Become what `state` gave, this rank's part of it."""
+        """Load this rank's part of a state that `state` returned."""
         ...
 
     def changes(self, table: Table, version: int, follows: int) -> RowsOfVersion | None:
-        """What the next version has to tell beyond an earlier one; of the rows that this rank writes.
+        """Return this rank's changes since a published version, for the next one.
 
-        Asked of ranks that write, each by itself. From here on changes belong to the version after it.
+        Only the ranks that write a version call it; it is not a collective. Later changes belong to the
+        version after `version`.
 
         Args:
-            version: the next; asked for once.
-            follows: the one before, which is durable; 0: none is.
+            version: the next version; requested once.
+            follows: the version before, which is durable; 0 before the first.
 
         Returns:
-            None where it is not known what changed: `rows` are to be told.
+            None if the changes are not known: all `rows` must be written.
         """
         ...
 
     def rows(self, table: Table) -> RowsOfVersion:
-        """All rows that this rank writes, when it has asked for `changes`."""
+        """Return all rows that this rank writes; called after `changes`."""
         ...
 
 
 class _Held:
-    """A rank writes the rows that it has."""
+    """Base of exchanges in which each rank writes the rows that it holds."""
 
     def changes(self, table: Table, version: int, follows: int) -> RowsOfVersion | None:
         changed = changed_rows(table)
@@ -86,7 +88,7 @@ class _Held:
 
 
 class Alone(_Held):
-    """One process, which has all rows."""
+    """Exchange of a single process, which has all rows."""
 
     def ranks(self) -> Comm | None:
         return None
@@ -113,7 +115,7 @@ class Alone(_Held):
 
 
 class Replicated(Alone):
-    """Every rank has all rows, and makes every update."""
+    """Exchange in which every rank has all rows and applies every update."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
@@ -135,7 +137,10 @@ class Replicated(Alone):
 
 
 class Sharded(_Held):
-    """Each rank has the rows of its buckets: ids go to their owners, rows come back (as in TorchRec)."""
+    """Exchange with rows sharded over ranks: ids are sent to owners, rows come back.
+
+    TorchRec's row-wise sharding does the same.
+    """
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
@@ -183,7 +188,7 @@ class Sharded(_Held):
         return owners_of(ids, self._comm.world_size)
 
     def _by_owner(self, ids: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], list[int]]:
-        """The order in which ids go to their owners, and how many to each."""
+        """Return the permutation that sorts ids by owner, and the count for each owner."""
         owners = self._owners(ids)
         return np.argsort(owners, kind="stable"), np.bincount(
             owners, minlength=self._comm.world_size
@@ -192,7 +197,7 @@ class Sharded(_Held):
     def _exchange(
         self, values: np.ndarray[Any, Any], sizes: Sequence[int], come: Sequence[int] | None = None
     ) -> list[np.ndarray[Any, Any]]:
-        """Send so many of the values to each rank, and return what each sends here."""
+        """Send `sizes[i]` values to rank i, and return the values from each rank."""
         if come is None:
             every = self._comm.all_gather(torch.tensor(sizes))
             come = every[:, self._comm.rank].tolist()
@@ -203,6 +208,6 @@ class Sharded(_Held):
 def summed(
     ids: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Each id once, with the sum of its gradients and how often it stands there: less travels."""
+    """Return distinct ids, the sum of each id's gradients, and its count."""
     distinct = unique(ids)
     return distinct.ids, sum_rows(gradients, distinct.inverse, len(distinct.ids)), distinct.counts

@@ -1,7 +1,7 @@
-"""Frames in files: a JSON value and arrays, with their length and checksum, so that damage is seen.
+"""Frames in files: a JSON value and arrays, with length and checksum.
 
-A frame is a header (magic, bytes of the JSON, bytes of the arrays, XXH3 of everything else), the JSON with
-dtype and shape of each array behind it, then the arrays' bytes. They are written from where they lie.
+A frame is a header (magic, bytes of the JSON, bytes of the arrays, XXH3 of everything else), the JSON
+followed by dtype and shape of each array, then the arrays' bytes. Arrays are written without a copy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_BUFFERS = 1024  # IOV_MAX of Linux
 
 
 class Frame(NamedTuple):
-    """What was written, and where in the file it ends."""
+    """A frame that was read: JSON value, arrays, and end offset in the file."""
 
     meta: Any
     arrays: list[Array]
@@ -39,10 +39,10 @@ class Frame(NamedTuple):
 
 
 class DamagedFrame(Exception):
-    """Bytes that are no frame.
+    """Bytes that do not form a frame.
 
     Attributes:
-        offset: where in the file they begin.
+        offset: position of these bytes in the file.
     """
 
     def __init__(self, offset: int, why: str) -> None:
@@ -51,7 +51,7 @@ class DamagedFrame(Exception):
 
 
 def frame(meta: Any, arrays: Sequence[Array] = ()) -> list[Any]:
-    """The buffers of a frame, in order; arrays are not copied."""
+    """Return the buffers of a frame, in order; arrays are not copied."""
     described = [[array.dtype.str, list(np.shape(array))] for array in arrays]
     told = json.dumps([meta, described], separators=(",", ":")).encode()
     told += b" " * (-len(told) % _ALIGNMENT)
@@ -64,7 +64,7 @@ def frame(meta: Any, arrays: Sequence[Array] = ()) -> list[Any]:
 
 
 def write(descriptor: int, buffers: Sequence[Any]) -> int:
-    """Write all of these behind one another, and return how many bytes.
+    """Write all buffers, one after the other, and return the number of bytes.
 
     Raises:
         OSError: only a part could be written.
@@ -84,10 +84,10 @@ def write(descriptor: int, buffers: Sequence[Any]) -> int:
 
 
 def frames_of(path: Path) -> Iterator[Frame]:
-    """The frames of a file, one after another; arrays may be written to, which changes no file.
+    """Yield the frames of a file. Arrays are writable; writes do not reach the file.
 
     Raises:
-        DamagedFrame: what follows is none, or not what was written.
+        DamagedFrame: the next bytes are not a frame, or its checksum differs.
     """
     content = memoryview(_map(path))
     offset = 0
@@ -98,7 +98,10 @@ def frames_of(path: Path) -> Iterator[Frame]:
 
 
 def has_frame(path: Path, offset: int) -> bool:
-    """Whether a whole frame stands somewhere from there on: what is before it was damaged, not torn."""
+    """Return whether a whole frame begins at or after `offset`.
+
+    If so, the bytes before it are damaged, not a torn write.
+    """
     raw = _map(path)
     content = memoryview(raw)
     at = raw.find(_MAGIC, offset)

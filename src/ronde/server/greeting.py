@@ -1,7 +1,7 @@
-"""What a worker says first, and whether it is what the server was started for.
+"""Comparison of a worker's HELLO with the configuration of this server.
 
-Servers that were started by hand know the run from their command line, ranks know it from theirs; a
-difference would train by another rule than the plan's, or go on from what an earlier run has learnt.
+Servers that were started by hand know the run from their command line, and ranks from theirs. A difference
+would train by another rule than the plan's, or continue from an earlier run's state.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ __all__ = ["misfit"]
 
 
 def misfit(about: Mapping[str, Any], known_run: str, hello: Mapping[str, Any]) -> str:
-    """Why a worker is of no run that this server is for, and the fix; "" where it is.
+    """Return why a worker does not fit this server, and the fix; "" otherwise.
 
     Args:
-        about: which server this is (`server`, `servers`), for how many `workers`, and its rule (`update`,
-            `staleness`); what is not in it is not compared.
-        known_run: whose state this is; "" if it is nobody's yet.
-        hello: what the worker says of the same, and its `run`.
+        about: configuration of this server: its index (`server`), number of `servers` and `workers`, and rule
+            (`update`, `staleness`); missing entries are not compared.
+        known_run: id of the run that owns the server's state; "" if it has no owner yet.
+        hello: the worker's values of the same entries, and its `run`.
     """
 
     def differs(name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Rows that a worker has lately been given, for ids that it often asks for: they need not be asked for again.
+"""A worker's cache of rows with frequent ids.
 
-A place for each row, by the id's hash. Another id that falls on it takes one from the count of the id that
-lies there, and takes the place when nothing is left: who is asked for more often stays.
+Each row has a slot, by the id's hash. An id that collides lowers the count of the id in the slot by one, and
+takes the slot at zero: the more frequent id stays.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _NEVER = np.iinfo(np.int64).min
 
 
 class HotRows:
-    """A bounded number of rows, with the version of the table that each is of.
+    """A bounded cache of rows, each with its version of the table.
 
     Args:
         dim: floats of a row.
-        dtype: of the rows.
-        places: rows at most, rounded up to a power of two.
+        dtype: dtype of the rows.
+        places: number of slots, rounded up to a power of two.
     """
 
     def __init__(self, dim: int, dtype: np.dtype[Any], places: int) -> None:
@@ -37,11 +37,11 @@ class HotRows:
         self._rows = np.zeros((places, dim), dtype)
 
     def find(self, ids: Array, oldest: int, out: Array) -> Array:
-        """Write the rows that are here to `out`, and return where there was none.
+        """Copy cached rows to `out`, and return the indices of missing ids.
 
         Args:
-            ids: int64 [n], all different.
-            oldest: rows of versions before this one are not here.
+            ids: int64 [n], distinct.
+            oldest: version; rows of earlier versions count as missing.
             out: [n, dim].
 
         Returns:
@@ -50,7 +50,7 @@ class HotRows:
         return _find(ids, oldest, self._keys, self._versions, self._counts, self._rows, out)
 
     def keep(self, ids: Array, rows: Array, versions: Array) -> None:
-        """Take in rows that were asked for; int64 [n], [n, dim], and int64 [n]."""
+        """Cache fetched rows; ids int64 [n], rows [n, dim], versions int64 [n]."""
         _keep(ids, rows, versions, self._keys, self._versions, self._counts, self._rows)
 
     def clear(self) -> None:

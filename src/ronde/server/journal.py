@@ -1,8 +1,7 @@
-"""A server's log: its changes in order, in files of which each is named by how many came before it.
+"""A server's log: changes in order, in files named by their first change's number.
 
-What has been appended is with the system: it survives the process, and not the machine. `sync="always"` has
-it on the disk before the change is answered, `"group"` within about a second, `"never"` when the system
-writes it.
+An appended change is in the system's cache: it survives the process, not the machine. `sync="always"` writes
+it to disk before the change is answered, `"group"` within about a second, `"never"` when the system does.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ _GROUP_S = 1.0
 
 
 class Journal:
-    """Appends to the log.
+    """A writer that appends changes to the log.
 
     Args:
-        directory: of the server.
-        records: how many have been written.
-        sync: when it must be on the disk.
-        tell: writes to the server's own log.
+        directory: the server's directory.
+        records: number of changes already in the log.
+        sync: durability of an append, "always", "group" or "never".
+        tell: function that writes a line to the server's own log.
 
     Attributes:
-        records: how many have been written.
-        nbytes: of all that this object wrote.
+        records: number of changes in the log.
+        nbytes: bytes that this object wrote.
     """
 
     def __init__(self, directory: Path, records: int, sync: Sync, tell: Callable[[str], object]) -> None:
@@ -56,10 +55,10 @@ class Journal:
         self._open(known[-1][1] if known else directory / _name(records))
 
     def append(self, record: Record) -> None:
-        """Write a change; on return it is as safe as `sync` says.
+        """Write a change; on return it is as durable as `sync` says.
 
         Raises:
-            RondeError: the directory is full, or cannot be written for another reason; nothing is in the log.
+            RondeError: the directory is full or not writable; the log is unchanged.
         """
         try:
             self._mend()
@@ -78,17 +77,17 @@ class Journal:
             self._unwritten_since = time.monotonic()
 
     def tick(self) -> None:
-        """Have the disk take what has waited for long enough."""
+        """Sync to disk once unsynced changes are a second old."""
         since = self._unwritten_since
         if since is not None and time.monotonic() - since >= _GROUP_S:
             os.fdatasync(self._descriptor)
             self._unwritten_since = None
 
     def begin_segment(self) -> None:
-        """Write what follows to another file.
+        """Begin a new file for the changes that follow.
 
         Raises:
-            OSError: it cannot be made; the log goes on where it was.
+            OSError: the file cannot be made; the log continues in the old one.
         """
         before = self._descriptor
         if self._sync != "never":
@@ -109,7 +108,7 @@ class Journal:
             sync_directory(self._directory)
 
     def _mend(self) -> None:
-        """Take off what an append that failed has left."""
+        """Cut off the remains of a failed append."""
         if os.fstat(self._descriptor).st_size != self._end:
             os.ftruncate(self._descriptor, self._end)
 
@@ -127,7 +126,7 @@ class Journal:
 
 
 def segments(directory: Path) -> list[tuple[int, Path]]:
-    """The files of a log, in order, each with how many changes came before it."""
+    """Return the files of a log, each with the number of changes before it."""
     found = ((_NAME.fullmatch(entry.name), entry) for entry in directory.iterdir())
     return sorted((int(match[1]), entry) for match, entry in found if match is not None)
 
@@ -135,10 +134,10 @@ def segments(directory: Path) -> list[tuple[int, Path]]:
 def read_records(
     directory: Path, begin: int, tell: Callable[[str], object], *, mend: bool = True
 ) -> Iterator[Record]:
-    """The changes from number `begin` on. A last one that was written half is taken off, if `mend`.
+    """Yield the changes from number `begin` on. A torn last change is truncated if `mend`.
 
     Raises:
-        RondeError: some that follow one another are missing or damaged.
+        RondeError: changes are missing or damaged.
     """
     files = [(first, path) for first, path in segments(directory) if first >= begin]
     for place, (first, path) in enumerate(files):
@@ -164,10 +163,10 @@ def read_records(
 
 
 def open_directory(directory: Path) -> Path:
-    """Make it, for this user alone, and return it.
+    """Create a directory for this user alone, and return it.
 
     Raises:
-        RondeError: it cannot be made.
+        RondeError: the directory cannot be made.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -177,7 +176,7 @@ def open_directory(directory: Path) -> Path:
 
 
 def sync_directory(directory: Path) -> None:
-    """Have the disk know the names in a directory."""
+    """Sync the names in a directory to disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

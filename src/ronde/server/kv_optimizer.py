@@ -1,4 +1,4 @@
-"""An optimizer of torch that servers run: its class, and its hyper-parameters as they are now."""
+"""A `torch.optim` optimizer that servers run: class and current hyper-parameters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["ServerOptimizer"]
 
 
 class ServerOptimizer:
-    """What a push says of the optimizer.
+    """The description of an optimizer that is sent with each push.
 
     Args:
         optimizer: a class of `torch.optim`, or an optimizer.
-        options: with which the class is made.
-        number: by which servers know its state.
+        options: keyword arguments of the class.
+        number: id of the optimizer's state on the servers.
 
     Raises:
         UsageError: servers cannot run it.
@@ -41,7 +41,7 @@ class ServerOptimizer:
         self.told()
 
     def told(self) -> dict[str, Any]:
-        """Class and hyper-parameters, as JSON has them."""
+        """Return class and hyper-parameters as values for JSON."""
         group = self.torch_optimizer.param_groups[0]
         options = {
             name: value.item() if isinstance(value, torch.Tensor) else value

@@ -1,4 +1,7 @@
-"""Which servers have which elements of a value, by MXNet's rule: big ones are cut, small ones lie on one."""
+"""Placement of a key's value on servers, by MXNet's rule.
+
+Big values are split over all servers, small ones lie on one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ Key = int | str
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """Elements of a value on one server: whole rows, `start` to `stop` of the flat value."""
+    """Elements `start` to `stop` of a flat value on one server; always whole rows."""
 
     server: int
     start: int
@@ -32,14 +35,14 @@ class Part:
         return self.stop - self.start
 
     def rows_of(self, target: torch.Tensor) -> slice | tuple[()]:
-        """The rows of a tensor of the value's shape."""
+        """Return the slice of rows of a tensor of the value's shape."""
         if not target.dim():
             return ()
         dim = target.numel() // target.shape[0]
         return slice(self.start // dim, self.stop // dim)
 
     def shape_in(self, target: torch.Tensor) -> Sequence[int]:
-        """Of those rows where the tensor is not contiguous; flat where it is."""
+        """Return the shape of this part: flat if `target` is contiguous, else whole rows."""
         if target.is_contiguous():
             return (self.numel,)
         return target[self.rows_of(target)].shape
@@ -47,11 +50,11 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """One key's value.
+    """The placement of one key's value.
 
     Attributes:
-        number: by which servers know the key.
-        parts: none where the value has no elements.
+        number: id of the key on servers.
+        parts: elements by server; empty if the value has no elements.
     """
 
     key: Key
@@ -69,10 +72,10 @@ class Place:
         return sum(part.numel for part in self.parts)
 
     def check(self, what: str, value: torch.Tensor) -> None:
-        """See that a tensor is as the value.
+        """Check that a tensor has the value's shape and dtype.
 
         Raises:
-            UsageError: it is not.
+            UsageError: shape or dtype differ.
         """
         if tuple(value.shape) != self.shape or value.dtype != self.dtype:
             raise UsageError(
@@ -82,16 +85,16 @@ class Place:
 
 
 def key_number(key: Key) -> int:
-    """By which servers know a key: the same on every worker, whatever other keys it has."""
+    """Return a key's id on servers, the same on every worker."""
     word = f"i{key}" if isinstance(key, int) else f"s{key}"
     return xxhash.xxh3_64_intdigest(word.encode()) >> 1
 
 
 def place_of(key: Key, value: torch.Tensor, servers: int, bound: int) -> Place:
-    """Where a value lies that a key begins with.
+    """Place a value: at least `bound` elements are split over all servers.
 
     Raises:
-        UsageError: servers do not know its dtype.
+        UsageError: servers do not support its dtype.
     """
     if value.dtype not in DTYPES.values():
         raise UsageError(
@@ -113,13 +116,13 @@ def place_of(key: Key, value: torch.Tensor, servers: int, bound: int) -> Place:
 
 
 def listed(what: str, key: Any, value: Any, *, sums: bool = False) -> list[tuple[Key, torch.Tensor]]:
-    """A key, or each of a list of keys, with its tensor.
+    """Return pairs of key and tensor, for one key or a list of keys.
 
     Args:
-        sums: a key may have a list of tensors, which are added.
+        sums: whether a key may have a list of tensors, which are added.
 
     Raises:
-        UsageError: not as many values as keys; what is not a key.
+        UsageError: the numbers of keys and values differ; a key is invalid.
     """
     many = isinstance(key, (list, tuple))
     keys: Sequence[Any] = key if many else [key]
@@ -150,7 +153,7 @@ def _tensor(what: str, key: Key, given: Any, sums: bool) -> torch.Tensor:
 
 
 def by_server(places: Sequence[Place]) -> dict[tuple[int, torch.dtype], list[tuple[int, Part]]]:
-    """For each server and dtype the parts that it has, each with the number of its place."""
+    """Group parts by server and dtype, each with the index of its place."""
     found: dict[tuple[int, torch.dtype], list[tuple[int, Part]]] = {}
     for number, place in enumerate(places):
         for part in place.parts:
@@ -159,7 +162,7 @@ def by_server(places: Sequence[Place]) -> dict[tuple[int, torch.dtype], list[tup
 
 
 def elements_of(target: torch.Tensor, part: Part) -> torch.Tensor:
-    """A view of some elements of a tensor that need not lie in one stretch."""
+    """Return a view of a part's elements; `target` need not be contiguous."""
     if target.is_contiguous():
         return target.view(-1)[part.start : part.stop]
     return target[part.rows_of(target)]

@@ -1,8 +1,9 @@
-"""Values by key on parameter servers, with the names and the meaning of MXNet's KVStore.
+"""A key-value store on parameter servers, with the API of MXNet's KVStore.
 
-`dist_sync`: a push is the sum of what all workers push, and nobody sees a part of it. `dist_async`: each push
-counts at once. `local`: one process, no server. With an optimizer servers make a step by what is pushed;
-without one the value becomes what is pushed. All workers of `dist_sync` make the same calls in one order.
+`dist_sync`: a push takes effect once all workers have pushed, as the sum of their values. `dist_async`: each
+    push takes effect at once. `local`: one process, no server. With an optimizer, servers apply it to the
+    pushed value; without one the pushed value replaces the stored one. All workers of `dist_sync` make the
+    same calls in the same order.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ class KVStore:
     Args:
         type: `local`, `dist_sync` or `dist_async`; the latter two need servers that were started for it
             (`ronde run --native --plan ps|async --servers N`, or `ronde server --update sync|async`).
-        servers: where they listen, as `tcp://HOST:PORT`; None: as RONDE_SERVERS says, which `ronde run` sets.
-        token: of the run; None: RONDE_SERVER_TOKEN.
-        rank, workers: which of how many; None: RANK and WORLD_SIZE.
-        bigarray_bound: values of so many elements and more are cut over all servers, by rows.
-        timeout: seconds that a server may be gone.
+        servers: their endpoints, as `tcp://HOST:PORT`; None: RONDE_SERVERS, which `ronde run` sets.
+        token: the run's token in hexadecimal; None: RONDE_SERVER_TOKEN.
+        rank, workers: this worker's rank, and the number of workers; None: RANK and WORLD_SIZE.
+        bigarray_bound: values of at least so many elements are split over all servers, by rows.
+        timeout: seconds for which a server may be unreachable.
 
     Raises:
-        UsageError: something of that is not known, or servers were started for another type.
-        PeerLost: a server did not come.
+        UsageError: an argument is invalid or missing, or servers were started for another type.
+        PeerLost: a server is unreachable.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class KVStore:
         self._places: dict[Key, Place] = {}
         self._optimizer: ServerOptimizer | None = None
         self._pending: list[tuple[Request, Array]] = []
-        # Of small values that were pushed and not pulled since: what servers were asked.
+        # Requests of small values that were pushed and not pulled since; their answers hold the new value.
         self._answered: dict[Key, list[tuple[Request, Array]]] = {}
         self._barriers = 0
         self._client: Client | LocalClient
@@ -103,14 +104,14 @@ class KVStore:
         atexit.register(self.close)
 
     def init(self, key: Key | Sequence[Key], value: Value) -> None:
-        """Give keys their first values: those of rank 0. All workers call it, and meet here.
+        """Set the initial values of keys to rank 0's. Collective.
 
         Args:
-            key: a whole number or a word, or a list of them.
-            value: a tensor of any shape, or a list of one for each key.
+            key: an integer or a string, or a list of them.
+            value: a tensor of any shape, or a list with one for each key.
 
         Raises:
-            UsageError: a key was given a value before; a dtype that servers do not know.
+            UsageError: a key has a value already; servers do not support a dtype.
         """
         pairs = listed("init", key, value)
         tensors: list[tuple[Place, torch.Tensor]] = []
@@ -126,15 +127,15 @@ class KVStore:
         self._places.update({place.key: place for place, _ in tensors})
 
     def push(self, key: Key | Sequence[Key], value: Value) -> None:
-        """Add to the sum of this push, or count at once; returns before servers have it.
+        """Push values of keys; returns before servers have them.
 
         Args:
-            value: a tensor as `init` had it, or a list of such, which are summed; for a list of keys a list
-                of one (or of a list) for each.
+            value: a tensor with the shape and dtype of `init`, or a list of such, which are summed; for a
+                list of keys a list with one (or with a list) for each.
 
         Raises:
-            UsageError: the key has no value yet; another shape or dtype.
-            ServerRefused: an earlier push could not be made.
+            UsageError: a key has no value yet; shape or dtype differ.
+            ServerRefused: a server refused an earlier push.
         """
         summed = self._summed("push", key, value)
         self._collect(most=_MOST_PENDING)
@@ -142,14 +143,14 @@ class KVStore:
         for place, _ in summed:
             self._pending += self._answered.pop(place.key, [])
         if self.type == "dist_sync" and len(summed) == 1 and summed[0][0].numel <= _SMALL:
-            # Nobody changes it before this worker's next push, so the answer is what a pull will ask for.
+            # Its value cannot change before this worker's next push, so the answer serves the next pull.
             meta = {**meta, "pull": True}
             self._answered[summed[0][0].key] = self._change(operation, summed, meta, back=True)
         else:
             self._pending += self._change(operation, summed, meta)
 
     def pull(self, key: Key | Sequence[Key], out: Value = None) -> Value:
-        """The values of keys, all pushes of this worker included.
+        """Return the values of keys, with all pushes of this worker applied.
 
         Args:
             out: a tensor (or a list of them) for each key, written to; None: new ones are made.
@@ -158,14 +159,14 @@ class KVStore:
             `out`, or a tensor for a key and a list of tensors for a list of keys.
 
         Raises:
-            UsageError: the key has no value yet; `out` has another shape.
+            UsageError: a key has no value yet; `out` has another shape.
         """
         places = [self._known("pull", each) for each in _keys(key)]
         asked = self._answered.pop(places[0].key, None) if len(places) == 1 else None
         return self._pulled(key, places, self._ask(places) if asked is None else asked, out, "pull")
 
     def pushpull(self, key: Key | Sequence[Key], value: Value, out: Value = None) -> Value:
-        """`push` and `pull` in one message each way."""
+        """Push, then pull, in one message each way."""
         summed = self._summed("pushpull", key, value)
         self._collect(most=_MOST_PENDING)
         operation, meta = self._pushed()
@@ -173,17 +174,17 @@ class KVStore:
         return self._pulled(key, [place for place, _ in summed], asked, out, "pushpull")
 
     def row_sparse_pull(self, key: Key, row_ids: Any, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Some rows of a value.
+        """Return some rows of a value.
 
         Args:
-            row_ids: int64 [n], any order, repetitions allowed.
-            out: [n, ...], written to; None: a new one is made.
+            row_ids: int64 [n], in any order, repetitions allowed.
+            out: [n, ...], written to; None: a new tensor is made.
 
         Returns:
             The rows `[n, ...]`, in the order of `row_ids`.
 
         Raises:
-            UsageError: the key has no value yet, or there are no such rows.
+            UsageError: the key has no value yet; a row id is out of range; `out` has another shape.
         """
         place = self._known("row_sparse_pull", key)
         numbers = torch.as_tensor(row_ids, dtype=torch.int64).reshape(-1).cpu()
@@ -218,17 +219,17 @@ class KVStore:
         return out
 
     def set_optimizer(self, optimizer: Any, **options: Any) -> torch.optim.Optimizer:
-        """Have servers make a step of this optimizer by each push. All workers call it.
+        """Set the optimizer that servers apply to pushed gradients. All workers call it.
 
-        Hyper-parameters are sent with every push, as the optimizer that is returned has them then: a learning
-        rate that a scheduler or the program sets there counts from the next push on.
+        Each push sends the current hyper-parameters of the returned optimizer: a learning rate that a
+        scheduler or the program sets there applies from the next push on.
 
         Args:
-            optimizer: a class of `torch.optim` that updates every element by itself, with its `options`; or
-                one that was made, with one group, whose parameters are not looked at.
+            optimizer: a class of element-wise optimizers in `torch.optim`, with its `options`; or an instance
+                with one parameter group, whose parameters are ignored.
 
         Returns:
-            the optimizer whose first group is read.
+            the optimizer whose first group is sent with pushes.
 
         Raises:
             UsageError: servers cannot run it.
@@ -239,7 +240,7 @@ class KVStore:
         return self._optimizer.torch_optimizer
 
     def barrier(self) -> None:
-        """Wait until all workers have come here as often as this one, and servers have all pushes before."""
+        """Wait until all workers have called it equally often and their pushes are applied."""
         self._drain()
         if self.type == "local":
             return
@@ -257,7 +258,7 @@ class KVStore:
             pause = min(2 * pause, 0.05)
 
     def close(self) -> None:
-        """See all pushes through, and let go of the servers."""
+        """Wait for all pushes, then close the connections."""
         atexit.unregister(self.close)
         try:
             self._drain()
@@ -290,7 +291,7 @@ class KVStore:
         return place
 
     def _summed(self, what: str, key: Key | Sequence[Key], value: Value) -> list[tuple[Place, torch.Tensor]]:
-        """For each key what this worker pushes: the sum of its tensors."""
+        """Return each key's place with the sum of its tensors."""
         found: list[tuple[Place, torch.Tensor]] = []
         for each, given in listed(what, key, value, sums=True):
             place = self._known(what, each)
@@ -311,7 +312,7 @@ class KVStore:
         *,
         back: bool = False,
     ) -> list[tuple[Request, Array]]:
-        """One request for each server and dtype, the values end to end where the server may read them."""
+        """Send one request per server and dtype, with values concatenated in shared memory."""
         client = self._client
         asked: list[tuple[Request, Array]] = []
         for (server, dtype), parts in by_server([place for place, _ in tensors]).items():
@@ -327,7 +328,7 @@ class KVStore:
                 "dtype": name_of(dtype),
                 **meta,
             }
-            if back:  # what was pushed has been read when the answer comes
+            if back:  # the server has read the pushed values before it answers
                 told |= client.into(room)
             asked.append((client.send(server, operation, told, [array_of(target)], changes=True), room))
         return asked
@@ -351,7 +352,7 @@ class KVStore:
         out: Value,
         what: str,
     ) -> Value:
-        """Write what servers answer to `out`."""
+        """Write the servers' answers to `out`, or to new tensors."""
         many = not isinstance(key, (int, str))
         if out is None:
             made = [[torch.empty(place.shape, dtype=place.dtype)] for place in places]
@@ -374,7 +375,7 @@ class KVStore:
                 begin += part.numel
         for _, room in asked:
             self._client.give_back(room)
-        self._collect(most=0)  # their answers have come before
+        self._collect(most=0)  # servers answer in order, so these do not wait
         if out is not None:
             return out
         return [targets[0] for targets in made] if many else made[0][0]
@@ -386,7 +387,7 @@ class KVStore:
         self._collect(most=0)
 
     def _collect(self, *, most: int) -> None:
-        """Wait for the oldest pushes, until so many are on their way."""
+        """Wait for the oldest pushes until at most `most` are pending."""
         while len(self._answered) > _MOST_PENDING:
             self._pending += self._answered.pop(next(iter(self._answered)))
         if len(self._pending) > most:
@@ -408,11 +409,11 @@ def _keys(key: Key | Sequence[Key]) -> list[Key]:
 
 
 def _incarnation() -> int:
-    """By which servers know the later one of a worker's stores, in one program or after a restart.
+    """Return a number that is larger for a worker's later stores.
 
-    They number their changes alike, so servers must listen to one of them.
+    Stores of one worker number their changes from 1, so servers accept only the latest store.
     """
-    time.sleep(_TICK_S)  # that no two have the same
+    time.sleep(_TICK_S)  # makes it unique
     return int(time.time() / _TICK_S) % 2**32
 
 

@@ -1,4 +1,4 @@
-"""A server in the process of its only worker, asked as `Client` asks one in another."""
+"""An in-process server for a single worker, with the interface of `Client`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["LocalClient"]
 
 
 class LocalClient:
-    """One server's dense part, without a wire."""
+    """A client of one `DenseShard` in this process, without a transport."""
 
     servers = 1
 
@@ -42,14 +42,14 @@ class LocalClient:
         clock: int = 0,
         changes: bool = False,
     ) -> Request:
-        """As `Client.send`; the answer is there on return."""
+        """Handle a request like `Client.send`; the answer is present on return."""
         self._count += 1
         sequence = self._sequence + 1 if changes else 0
         message = Message(operation, meta or {}, arrays, sequence=sequence, clock=clock, request=self._count)
         request = Request(server, message)
 
         def reply(answer: Message) -> None:
-            # What a shard gives is its own memory, which later changes write to.
+            # A shard returns its own memory, which later changes overwrite.
             copied = [np.array(each) for each in answer.arrays]
             request.answer = dataclasses.replace(answer, arrays=copied)
 
@@ -62,10 +62,10 @@ class LocalClient:
         return request
 
     def wait(self, requests: Iterable[Request]) -> list[Message]:
-        """The answers, as `Client.wait` gives them.
+        """Return the answers, like `Client.wait`.
 
         Raises:
-            ServerRefused: it cannot be done.
+            ServerRefused: the server refused a request.
         """
         answers: list[Message] = []
         for request in requests:
@@ -79,13 +79,13 @@ class LocalClient:
         return np.empty(nbytes, np.uint8)
 
     def give_back(self, room: Array) -> None:
-        """The garbage collector sees to it."""
+        """No-op: rooms are garbage-collected."""
 
     def into(self, *rooms: Array) -> dict[str, Any]:
         return {}
 
     def poll(self) -> None:
-        """All answers are there."""
+        """No-op: every answer is already present."""
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """No-op: this client holds no connections."""

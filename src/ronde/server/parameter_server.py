@@ -1,10 +1,10 @@
 """One server's protocol: changes are logged, applied and then answered, each exactly once.
 
-`sync`: a change is made of one request of every worker, all with the same sequence, in the order of ranks; so
-what comes out does not depend on who came first. `async`: each request is a change by itself, at once.
-`bounded`: the same, and a worker is not answered while the slowest one is more than `staleness` steps behind
-it (Ho et al. 2013). A request whose change has been made already, known by worker and sequence, is answered
-again and changes nothing; one that is out of turn is refused, and comes again.
+`sync`: a change combines one request of every worker, all with the same sequence number, in rank order; so
+    the result does not depend on arrival order. `async`: each request is applied at once. `bounded`:
+    likewise, but a worker gets no answer while the slowest one is more than `staleness` steps behind it
+    (stale synchronous parallel, Ho et al. 2013). A repeated request, known by worker and sequence number, is
+    answered again and changes nothing; one out of order is refused, and the worker sends it again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ronde.server.transport.wire import Message, Operation, WireError
 
 __all__ = ["Counts", "Journal", "ParameterServer", "Rule"]
 
-# Answers that wait for their time; each holds a message.
+# Limit of postponed answers; each holds a message.
 _MOST_DEFERRED = 65_536
 _LONGEST_RUN = 256
 
@@ -32,29 +32,29 @@ Rule = Literal["sync", "async", "bounded"]
 
 
 class Journal(Protocol):
-    """Where changes are written before they are made."""
+    """A write-ahead log: changes are written to it before they are applied."""
 
     def append(self, record: Record) -> None:
-        """Write one; on return it survives this process.
+        """Write a change; on return it survives this process.
 
         Raises:
-            RondeError: it cannot be written, and must not be made.
+            RondeError: the change was not written and must not be applied.
         """
         ...
 
     def tick(self) -> None:
-        """Called many times a second, while no change is half made."""
+        """Run periodic work; called many times a second, between changes."""
         ...
 
 
 @dataclasses.dataclass(slots=True)
 class Counts:
-    """What a server has done since it was started.
+    """Counters of a server since its start.
 
     Attributes:
-        applied: changes made.
-        repeated: requests that were answered again, and changed nothing.
-        reads: questions answered.
+        applied: changes applied.
+        repeated: repeated requests, which were answered again and changed nothing.
+        reads: read requests answered.
     """
 
     applied: int = 0
@@ -63,16 +63,17 @@ class Counts:
 
 
 class ParameterServer:
-    """Answers the workers of one run.
+    """The protocol of a server for the workers of one run.
 
     Args:
-        shard: what it knows.
-        journal: where changes are written first; None for nowhere.
-        workers: how many there are.
-        rule: when a change is made.
-        staleness: steps by which the slowest worker may be behind, of `bounded`.
-        about: what greets a worker: which server of how many, how often it was started.
-        on_stop: called when a worker, or whoever started this, says that it is over.
+        shard: the server's state.
+        journal: the write-ahead log; None: no log.
+        workers: number of workers.
+        rule: consistency model, see above.
+        staleness: steps that the slowest worker may be behind under `bounded`.
+        about: entries of the answer to HELLO and STATUS: index of this server, number of servers, number of
+            starts.
+        on_stop: function called on a STOP request of a worker or launcher.
     """
 
     def __init__(
@@ -94,23 +95,23 @@ class ParameterServer:
         self._staleness = staleness
         self._about = about or {}
         self._on_stop = on_stop
-        # Requests that wait for those of other workers, by sequence and worker.
+        # Requests that wait for the other workers' requests, by sequence and worker.
         self._rounds: dict[int, dict[int, tuple[Message, Reply]]] = {}
-        # The last request of each worker that waits in a round, or whose change has been made.
+        # Each worker's last request that waits in a round or was applied.
         self._accepted: dict[int, int] = {}
-        # What waits until the state is new enough, by worker and request.
+        # Requests that wait until the state is new enough, by worker and request id.
         self._deferred: dict[tuple[int, int], tuple[Message, Reply]] = {}
         self._presence = Presence(workers, shard.marks)
-        # How often each worker was started before: what an earlier life of it had sent may still arrive.
+        # Each worker's number of restarts; messages of its earlier lives are refused.
         self._incarnations: dict[int, int] = {}
 
     @property
     def waiting(self) -> int:
-        """How many requests have not been answered yet."""
+        """Return the number of unanswered requests."""
         return len(self._deferred) + sum(map(len, self._rounds.values()))
 
     def handle(self, message: Message, reply: Reply) -> None:
-        """Answer a message, at once or when the time has come; `WireError` for what cannot be done."""
+        """Answer a message, at once or when it is due; raises `WireError` on refusal."""
         if message.incarnation < self._incarnations.get(message.worker, 0):
             raise WireError(
                 "incarnation", f"worker {message.worker} has been started again since it sent this"
@@ -132,12 +133,12 @@ class ParameterServer:
             self._answer_when_due(message, reply)
 
     def tick(self) -> None:
-        """Do not wait for workers who have gone, and let the journal make a snapshot."""
+        """Stop waiting for lost workers, and let the journal work."""
         gone = self._presence.look()
         if gone:
-            if self._rule == "bounded":  # who is started again must not wait for them either
+            if self._rule == "bounded":  # a restarted server must not wait for them either
                 marks = {worker: self.shard.marks.get(worker, 0) for worker in gone}
-                with contextlib.suppress(WireError):  # a full disk; then they are waited for a minute
+                with contextlib.suppress(WireError):  # disk full: a restarted server waits a minute for them
                     self._write_and_apply(Record(Operation.LEAVE, {}, [], marks))
             self._wake()
         if self._journal is not None:
@@ -167,10 +168,10 @@ class ParameterServer:
         )
 
     def _admit(self, message: Message) -> None:
-        """See that a worker is of the run that this server is for, and remember which that is.
+        """Check that a worker belongs to this server's run, and record the run's id.
 
         Raises:
-            WireError: it is not.
+            WireError: the worker belongs to another run or configuration.
         """
         about = {**self._about, "workers": self._workers}
         why = misfit(about, self.shard.run, message.meta)
@@ -200,7 +201,7 @@ class ParameterServer:
             self._make({worker: (message, reply)})
 
     def _make(self, gathered: dict[int, tuple[Message, Reply]]) -> None:
-        """Check, log, apply, answer."""
+        """Validate, log, apply and answer one change."""
         together = [gathered[worker] for worker in sorted(gathered)]
         messages = [message for message, _ in together]
         try:
@@ -225,10 +226,10 @@ class ParameterServer:
         self._wake()
 
     def _write_and_apply(self, record: Record) -> str:
-        """Why the change failed when it was made, "" if it did not.
+        """Log and apply a change; return an error if applying failed, else "".
 
         Raises:
-            WireError: it could not be written, and has not been made.
+            WireError: the log was not written, and the change was not applied.
         """
         if self._journal is not None:
             try:
@@ -237,12 +238,12 @@ class ParameterServer:
                 raise WireError("storage", str(error)) from None
         try:
             self.shard.apply(record)
-        except Exception as error:  # it is in the log, and fails again with every restart: nobody dies of it
+        except Exception as error:  # it is logged and fails again at each restart: go on
             return f"{record.operation.name.lower()}: {error}"
         return ""
 
     def _forget(self, messages: list[Message]) -> None:
-        """A change that nobody could make leaves a gap, which those requests must not wait at."""
+        """Reset the expected sequence numbers after a refused change."""
         for message in messages:
             self._accepted[message.worker] = message.sequence - 1
 
@@ -264,7 +265,7 @@ class ParameterServer:
             reply(dataclasses.replace(answer, sequence=self.shard.marks.get(message.worker, 0)))
 
     def _is_due(self, message: Message) -> bool:
-        """Whether the state is new enough for this answer."""
+        """Return whether the state is new enough to answer this message."""
         if not self.shard.is_change(message.operation):
             return self.shard.marks.get(message.worker, 0) >= message.clock
         if self._rule != "bounded":

@@ -1,4 +1,4 @@
-"""Which workers are there: one that has gone, or was killed, must not keep those waiting who go on."""
+"""Presence of workers: others must not wait for a worker that is lost."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SILENCE_S = 60.0
 
 
 class Presence:
-    """What is known of the workers of one run.
+    """The last sign of life of each worker of a run.
 
-    A worker of this host has gone when its process has; one of another host when it was not heard of for a
-    minute. Whoever speaks again is there again.
+    A worker on this host is lost when its process has ended; one on another host after a minute of silence. A
+    worker that speaks again is present again.
 
     Args:
-        workers: how many there are.
-        known: who has been there when this server was killed; one of them may have died meanwhile.
+        workers: number of workers.
+        known: workers that were present when this server was killed; they may have died since.
     """
 
     def __init__(
@@ -36,27 +36,30 @@ class Presence:
 
     @property
     def there(self) -> set[int]:
-        """Workers who have not gone; those who have not come yet count as there."""
+        """The workers that are not lost.
+
+        Workers that have not connected yet count as present.
+        """
         return set(range(self._workers)) - self._left
 
     def met(self, worker: int, process: int | None) -> None:
-        """A worker has said hello, from a process of this host or another one."""
+        """Record a worker's HELLO; `process` is its pid on this host or None."""
         self.heard(worker)
         self._processes.pop(worker, None)
         if process is not None:
             self._processes[worker] = process
 
     def heard(self, worker: int) -> None:
-        """A worker has asked for something."""
+        """Record a sign of life of a worker."""
         self._heard[worker] = self._clock()
         self._left.discard(worker)
 
     def left(self, worker: int) -> None:
-        """A worker has said that it goes."""
+        """Record that a worker has left."""
         self._left.add(worker)
 
     def look(self) -> set[int]:
-        """Who has gone since; looks now and then only."""
+        """Return workers lost since the last look; looks at most twice a second."""
         now = self._clock()
         if now - self._looked < _LOOK_EVERY_S:
             return set()

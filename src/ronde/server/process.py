@@ -33,15 +33,16 @@ _RULES: dict[str, Rule] = {"sync": "sync", "async": "async", "bounded": "bounded
 
 
 def serve(config: ServerConfig, *, by_hand: bool = False) -> None:
-    """Listen and answer until SIGTERM comes, or a worker says that it is over.
+    """Serve until SIGTERM or a STOP request.
 
     Args:
-        by_hand: nobody sees this process through: it goes on from what its directory has, and Ctrl-C is for
-            it; else Ctrl-C is for the ranks, servers end after them, and `started` says what to go on from.
+        by_hand: whether a user started this process: it continues from the state in its directory and ends on
+            Ctrl-C. Else it ignores Ctrl-C, which is for the ranks, and `config.started` decides whether it
+            continues.
 
     Raises:
-        UsageError: it cannot listen at its endpoint.
-        RondeError: what it has left on the disk does not make a state.
+        UsageError: the endpoint is not available.
+        RondeError: the state on disk is damaged.
     """
     shard = Shard({"dense": DenseShard(), "sparse": SparseShard(directory=_directory(config))})
     storage = _storage(config, shard, goes_on=by_hand or config.started > 0)
@@ -59,10 +60,10 @@ def serve(config: ServerConfig, *, by_hand: bool = False) -> None:
         rule=_RULES[config.update],
         staleness=config.staleness,
         about=about,
-        on_stop=lambda: service.stop(),  # noqa: PLW0108 - it is made after this
+        on_stop=lambda: service.stop(),  # noqa: PLW0108 - `service` is assigned below
     )
     service = Service(config.endpoint, bytes.fromhex(config.token), server)
-    about["refused"] = service.refused  # as it is whenever somebody asks
+    about["refused"] = service.refused  # the live counter, so that STATUS shows its current values
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
     signal.signal(signal.SIGINT, (lambda *_: service.stop()) if by_hand else signal.SIG_IGN)
     _tell(
@@ -84,7 +85,7 @@ def serve(config: ServerConfig, *, by_hand: bool = False) -> None:
 
 
 def _directory(config: ServerConfig) -> str | None:
-    """Where rows of tables lie that are on disk; what an earlier life of this server has left is removed."""
+    """Return the folder for tables' rows on disk, cleared of an earlier process's files."""
     if not config.directory:
         return None
     open_directory(Path(config.directory))
@@ -93,12 +94,12 @@ def _directory(config: ServerConfig) -> str | None:
 
 
 def _storage(config: ServerConfig, shard: Shard, *, goes_on: bool) -> Storage | None:
-    """What the shard had before this process was started is in it on return, if it goes on from that."""
+    """Open the storage and load the shard's state from it, unless starting fresh."""
     if config.durability == "none" or not config.directory:
         return None
     directory = Path(config.directory)
     if not goes_on:
-        forget(directory)  # a run that was given an old directory numbers its changes anew
+        forget(directory)  # a new run numbers its changes from 1
     if config.source and not snapshots(open_directory(directory)):
         take_tables(Path(config.source), directory, index=config.index, servers=config.servers, tell=_tell)
     return Storage(
@@ -113,7 +114,7 @@ def _storage(config: ServerConfig, shard: Shard, *, goes_on: bool) -> Storage | 
 
 
 def main() -> None:
-    """Serve as the environment says."""
+    """Serve with the configuration in the environment."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     config = ServerConfig.take_from(os.environ)
     try:

@@ -1,4 +1,4 @@
-"""A change of a server's state: what is written to its log, applied, and applied again after a restart."""
+"""A change of a server's state: logged, applied, and replayed after a restart."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["Answer", "Array", "LaterArray", "Part", "Record", "StateOfPart"]
 
 Array = np.ndarray[Any, Any]
 Answer = tuple[dict[str, Any], list[Array]]
-#: An array that is made when it is called for; once, and in the order of its state.
+#: A function that makes an array; called once, in the order of the state.
 LaterArray = Callable[[], Array]
 StateOfPart = tuple[dict[str, Any], Sequence[Array | LaterArray]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """One change: by itself, all that it takes to make it.
+    """A self-contained change.
 
     Attributes:
-        operation: what is done.
-        meta: what JSON can hold.
-        arrays: of dtypes that the wire knows.
-        marks: for each worker whose request is in it, the request's sequence.
-        clocks: for each of them, how many steps it has made.
+        operation: kind of the change.
+        meta: JSON-serializable arguments.
+        arrays: array arguments, of dtypes that the wire supports.
+        marks: sequence number of the request, for each worker that contributed.
+        clocks: number of steps made, for each of these workers.
     """
 
     operation: Operation
@@ -39,47 +39,47 @@ class Record:
 
 
 class Part(Protocol):
-    """A part of a server's state; the same records, in the same order, make the same state.
+    """A part of a server's state, determined by the sequence of records.
 
-    `combine`, `answer` and `read` may raise KeyError, TypeError, ValueError or IndexError for a request
-    that makes no sense, as it came from the wire; so they change nothing.
+    `combine`, `answer` and `read` may raise KeyError, TypeError, ValueError or IndexError for an invalid
+    request from the wire; so they change nothing.
     """
 
     changes: frozenset[Operation]
     reads: frozenset[Operation]
 
     def combine(self, messages: Sequence[Message]) -> Answer:
-        """One change of what workers ask together, in their order: a record's meta and arrays."""
+        """Combine the workers' requests, in rank order, into a record's meta and arrays."""
         ...
 
     def apply(self, record: Record) -> None:
-        """Make the change."""
+        """Apply the change of a record."""
         ...
 
     def answer(self, message: Message) -> Answer:
-        """What a worker is told whose change has been made, now or long ago."""
+        """Return the reply to an applied change, also when the request is repeated."""
         ...
 
     def read(self, message: Message) -> Answer:
-        """What a worker asks for that changes nothing."""
+        """Return the reply to a read request."""
         ...
 
     def state(self) -> StateOfPart:
-        """All of it."""
+        """Return the whole state, as a snapshot stores it."""
         ...
 
     def freeze(self) -> None:
-        """A process is forked next, and asks for `state`: have what it needs that no fork passes on.
+        """Prepare for a fork, in which the child process calls `state`.
 
         Raises:
-            RondeError: that cannot be.
+            RondeError: the state cannot be frozen.
         """
         ...
 
     def thaw(self) -> None:
-        """That process has ended."""
+        """Release the resources of `freeze`; the child process has ended."""
         ...
 
     def load(self, meta: dict[str, Any], arrays: Sequence[Array]) -> None:
-        """Become what `state` gave."""
+        """Load a state that `state` returned."""
         ...

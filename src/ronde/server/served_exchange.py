@@ -1,8 +1,8 @@
-"""Tables whose rows are on parameter servers: ids go to their servers, rows come back, gradients are pushed.
+"""Tables with rows on parameter servers: look-ups and pushes by id.
 
-A push is not waited for: what is asked next says which push it must contain, so the server applies it while
-this rank goes on. What a server refuses is raised by what is asked next, or at the end. With a staleness a
-look-up need not contain the last pushes, and rows of ids that come often are kept for a while.
+A push is asynchronous: each later request names the push that its answer must contain, so the server applies
+it while this rank continues. A server's refusal is raised by the next request, or at the end. With a
+staleness a look-up may lack the last pushes, and rows of frequent ids are cached for a while.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ronde.server.transport.wire import Message, Operation
 
 __all__ = ["HOT_ROWS", "Served"]
 
-#: Rows of a table that a worker keeps at most, where it may.
+#: Default capacity of a worker's row cache, in rows per table; used with a staleness only.
 HOT_ROWS = 1 << 16
 
 Array = np.ndarray[Any, Any]
@@ -39,13 +39,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Remote:
-    """A table, as servers know it.
+    """A table on the servers, as a rank sees it.
 
     Attributes:
-        number: tables are numbered as they are made, which is in the same order on all ranks.
-        clocks: the last pushes, and of each for every server the number of this rank's change.
-        pushes: how many there were.
-        hot: rows that need not be asked for.
+        number: id of the table: tables are created in the same order on all ranks.
+        clocks: sequence numbers of this rank on every server, for each of the last pushes.
+        pushes: number of pushes so far.
+        hot: cache of rows; None without staleness.
     """
 
     number: int
@@ -55,15 +55,15 @@ class _Remote:
 
     @property
     def oldest(self) -> int:
-        """The push that a look-up must contain."""
+        """The number of the oldest push that a look-up must contain."""
         return self.pushes - len(self.clocks) + 1
 
     def version(self, server: int, mark: int) -> int:
-        """The last push that is contained where a server has applied so many changes."""
+        """Return the last push that a server's state contains after `mark` changes."""
         return self.oldest - 1 + sum(clock[server] <= mark for clock in self.clocks)
 
     def follows(self, clocks: list[int]) -> None:
-        """From here on all look-ups come after these changes."""
+        """Require that all further look-ups contain these changes."""
         self.clocks.clear()
         self.clocks.append(clocks)
         if self.hot is not None:
@@ -71,18 +71,18 @@ class _Remote:
 
 
 class _Route(NamedTuple):
-    """Ids by server.
+    """Ids grouped by server.
 
     Attributes:
-        order: places of the ids, those of the first server first; int64 [n].
-        bounds: where each server's part of `order` begins, and the end.
+        order: permutation that sorts the ids by server; int64 [n].
+        bounds: start of each server's part of `order`, and the end.
     """
 
     order: Array
     bounds: list[int]
 
     def parts(self) -> list[tuple[int, int, int]]:
-        """Each server, with where its part begins and ends."""
+        """Return server, start and end of each part."""
         return [(server, *span) for server, span in enumerate(itertools.pairwise(self.bounds))]
 
 
@@ -92,10 +92,10 @@ class Served:
     Args:
         client: the connections to the servers.
         comm: the ranks, each of which pushes at each step.
-        rounds: servers make a step of the pushes of all ranks; else each push is one.
-        staleness: how many of the last pushes a look-up may lack.
-        hot_rows: of each table that are kept, where there is a staleness.
-        say: is told at the end how often a row was.
+        rounds: whether servers combine the pushes of all ranks to one step; else each push is one.
+        staleness: number of the last pushes that a look-up may lack.
+        hot_rows: capacity of each table's row cache, with a staleness.
+        say: function that reports the cache's hit rate at the end.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Served:
         self._found = self._asked = 0
         self._numbers = itertools.count()
         self._remotes: weakref.WeakKeyDictionary[Table, _Remote] = weakref.WeakKeyDictionary()
-        # Requests that were not waited for, with the memory that they refer to.
+        # Unfinished pushes, with the memory that they refer to.
         self._pushed: list[tuple[list[Request], Array]] = []
 
     def ranks(self) -> Comm | None:
@@ -178,7 +178,7 @@ class Served:
     def load(self, table: Table, state: State) -> None:
         remote, client = self._remote(table), self._client
         requests: list[Request] = []
-        # All ranks have the same to load; the first one's is taken.
+        # All ranks load the same state; rank 0 sends it.
         first = self._comm.rank == 0
         for server in range(client.servers if first or self._rounds else 0):
             part = divide(state, lambda ids, server=server: self._servers_of(ids) == server)
@@ -205,11 +205,11 @@ class Served:
         return RowsOfVersion(ids=ids, rows=rows, removed=np.empty(0, np.int64))
 
     def settle(self) -> None:
-        """Wait for pushes, and raise what a server has refused.
+        """Wait for all pushes, and raise a server's refusal.
 
         Raises:
-            ServerRefused: a server could not apply one.
-            PeerLost: one does not answer.
+            ServerRefused: a server could not apply a push.
+            PeerLost: a server does not answer.
         """
         pushed, self._pushed = self._pushed, []
         for requests, room in pushed:
@@ -217,7 +217,7 @@ class Served:
             self._client.give_back(room)
 
     def end(self) -> None:
-        """As `settle`, and say what there is to say."""
+        """Call `settle`, and report the cache's hit rate."""
         self.settle()
         if self._asked and self._say is not None:
             share = self._found / self._asked
@@ -227,7 +227,7 @@ class Served:
             )
 
     def _settle_answered(self) -> None:
-        """As `settle`, of those that have been answered already."""
+        """Free the rooms of pushes that are answered, without waiting."""
         self._client.poll()
         while self._pushed and all(each.answer is not None for each in self._pushed[0][0]):
             requests, room = self._pushed.pop(0)
@@ -235,10 +235,10 @@ class Served:
             self._client.give_back(room)
 
     def _fetch(self, table: Table, remote: _Remote, ids: Array) -> tuple[Array, Array, Array]:
-        """Rows of different ids, in an order of servers; the order, and the push that each contains.
+        """Fetch rows of distinct ids, ordered by server.
 
         Returns:
-            [n, dim], int64 [n], int64 [n].
+            rows [n, dim], the order int64 [n], and the push that each row contains, int64 [n].
         """
         client, dim, route = self._client, table.config.dim, self._by_server(ids)
         width = dim * (2 if table.config.half_rows else table.dtype.itemsize)
@@ -265,7 +265,7 @@ class Served:
         return found, route.order, versions
 
     def _ask(self, table: Table, operation: Operation) -> list[Message]:
-        """Ask all servers the same, of all that has been pushed."""
+        """Send all servers the same request, and wait; answers contain all pushes."""
         self.settle()
         remote, client = self._remote(table), self._client
         meta = {"table": remote.number}
@@ -275,10 +275,9 @@ class Served:
         )
 
     def _pages(self, table: Table, operation: Operation, asked: dict[str, Any]) -> list[Message]:
-        """Ask all servers for what comes in several answers, of all that has been pushed.
+        """Request all pages of a paged answer from all servers; answers contain all pushes.
 
-        Where servers make a step of the pushes of all ranks, all pages are of one state, as they make no
-        further step before this rank pushes.
+        With `rounds`, all pages show one state, as servers make no further step before this rank pushes.
         """
         self.settle()
         remote, client = self._remote(table), self._client
@@ -319,6 +318,6 @@ class Served:
         return owners_of(ids, self._client.servers)
 
     def _by_server(self, ids: Array) -> _Route:
-        servers = self._servers_of(ids).astype(np.uint16)  # which numpy sorts by counting
+        servers = self._servers_of(ids).astype(np.uint16)  # numpy sorts uint16 by radix
         sizes = np.bincount(servers, minlength=self._client.servers)
         return _Route(np.argsort(servers, kind="stable"), [0, *np.cumsum(sizes).tolist()])

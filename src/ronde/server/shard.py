@@ -1,4 +1,4 @@
-"""All that one server knows: parts of dense parameters and of tables, and whose changes are in them."""
+"""A server's whole state: its parts, and the last change of each worker."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["Shard"]
 
 
 class Shard:
-    """A state machine: its state is what its records have made of it.
+    """A deterministic state machine, driven by records.
 
     Args:
-        parts: by name, in the order in which their state is written.
+        parts: parts by name, in the order in which their state is written.
 
     Attributes:
-        marks: for each worker, the sequence of its last change.
-        clocks: steps that each worker has made.
-        left: workers that make no more.
-        run: of whose workers it is; "" before they have come.
+        marks: sequence number of each worker's last change.
+        clocks: number of steps of each worker.
+        left: workers that have left.
+        run: id of the run that owns the state; "" before the first HELLO.
     """
 
     def __init__(self, parts: dict[str, Part]) -> None:
@@ -38,21 +38,24 @@ class Shard:
         return operation in self._changes
 
     def prepare(self, messages: Sequence[Message]) -> Record:
-        """The change that these messages ask for together.
+        """Combine the messages into one change.
 
         Raises:
-            WireError: they make no sense; nothing has changed.
+            WireError: the request is invalid; nothing has changed.
         """
         operation = messages[0].operation
         try:
             meta, arrays = self._changes[operation].combine(messages)
-        except Exception as error:  # it came from the wire: nothing in it ends a server
+        except Exception as error:  # invalid input from the wire must not end the server
             raise _nonsense(operation, error) from None
         marks = {each.worker: each.sequence for each in messages}
         return Record(operation, meta, arrays, marks, {each.worker: each.clock for each in messages})
 
     def apply(self, record: Record) -> None:
-        """Make a change, and remember whose it is, also where it fails: it will fail again."""
+        """Apply a change and record its sequence numbers, also if it fails.
+
+        A change that fails would fail again.
+        """
         if record.operation is Operation.LEAVE:
             self.left |= record.marks.keys()
             return
@@ -68,14 +71,14 @@ class Shard:
             self.left -= record.marks.keys()
 
     def answer(self, message: Message) -> Answer:
-        """What a worker is told about a change that has been made."""
+        """Return the reply to a change that was applied."""
         return self._asked(self._changes[message.operation].answer, message)
 
     def read(self, message: Message) -> Answer:
-        """What a worker asks for.
+        """Return the reply to a read request.
 
         Raises:
-            WireError: that is nothing which can be read.
+            WireError: the operation is unknown or the request invalid.
         """
         part = self._reads.get(message.operation)
         if part is None:
@@ -83,21 +86,21 @@ class Shard:
         return self._asked(part.read, message)
 
     def freeze(self) -> None:
-        """A process is forked next, which asks for `state`.
+        """Prepare for a fork, in which the child process calls `state`.
 
         Raises:
-            RondeError: what it needs cannot be had.
+            RondeError: a part cannot be frozen.
         """
         for part in self._parts.values():
             part.freeze()
 
     def thaw(self) -> None:
-        """That process has ended."""
+        """Release the resources of `freeze`; the child process has ended."""
         for part in self._parts.values():
             part.thaw()
 
     def state(self) -> tuple[dict[str, Any], list[Array | LaterArray]]:
-        """All of it, marks included."""
+        """Return the whole state, with sequence numbers and clocks."""
         told: dict[str, Any] = {
             "marks": [[worker, mark] for worker, mark in self.marks.items()],
             "clocks": [[worker, clock] for worker, clock in self.clocks.items()],
@@ -112,7 +115,7 @@ class Shard:
         return told, arrays
 
     def load(self, told: dict[str, Any], arrays: Sequence[Array]) -> None:
-        """Become what `state` gave."""
+        """Load a state that `state` returned."""
         self.marks = dict(told["marks"])
         self.clocks = dict(told["clocks"])
         self.left = set(told["left"])

@@ -1,7 +1,7 @@
-"""A server's whole state in a file of sections with checksums, and which such files count.
+"""Snapshot files of a server's state, and the manifest that lists them.
 
-`manifest.json` names the last snapshots that were finished, newest first, each with the file of the log that
-follows it. It is replaced by renaming, so it is the old one or the new one at any moment.
+A snapshot is a file of checksummed sections. `manifest.json` lists the last finished snapshots, newest first,
+each with the file of the log that follows it. It is replaced atomically by a rename.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _UNFINISHED = ".unfinished"
 
 
 def name_of(records: int) -> str:
-    """Of the snapshot of a state that so many changes have made."""
+    """Return the file name of the snapshot after `records` changes."""
     return f"snapshot-{records:012d}"
 
 
 def write_snapshot(directory: Path, records: int, state: StateOfPart) -> int:
-    """Write a state beside the finished snapshots, have the disk take it, and return its bytes.
+    """Write and sync a state as an unfinished snapshot; return its bytes.
 
     Raises:
-        OSError: it could not be written; what was is removed.
+        OSError: the write failed; the partial file is removed.
     """
     told, arrays = state
     path = directory / (name_of(records) + _UNFINISHED)
@@ -62,10 +62,10 @@ def write_snapshot(directory: Path, records: int, state: StateOfPart) -> int:
 
 
 def commit(directory: Path, records: int, keep: int) -> None:
-    """Make a snapshot that was written the newest; all that is older than the last `keep` is removed.
+    """Make a written snapshot the newest, and remove all but the last `keep`.
 
     Raises:
-        OSError: it could not be done; the snapshots before it count on.
+        OSError: the commit failed; the earlier snapshots remain valid.
     """
     path = directory / name_of(records)
     os.replace(path.with_name(path.name + _UNFINISHED), path)
@@ -86,7 +86,7 @@ def commit(directory: Path, records: int, keep: int) -> None:
     for each in _files(directory):
         if each not in kept:
             (directory / name_of(each)).unlink()
-    # With one snapshot the log from the beginning stands in for the one before it.
+    # With a single snapshot, the log from the beginning is kept in place of the one before it.
     oldest = kept[-1] if len(kept) == keep else 0
     for first, file in segments(directory):
         if first < oldest:
@@ -94,7 +94,7 @@ def commit(directory: Path, records: int, keep: int) -> None:
 
 
 def snapshots(directory: Path, tell: Callable[[str], object] = lambda words: None) -> list[int]:
-    """How many changes are in each snapshot that counts, newest first."""
+    """Return the number of changes in each valid snapshot, newest first."""
     path = directory / _MANIFEST
     there = _files(directory)
     try:
@@ -108,10 +108,10 @@ def snapshots(directory: Path, tell: Callable[[str], object] = lambda words: Non
 
 
 def read_snapshot(directory: Path, records: int) -> Answer:
-    """The state that was written.
+    """Read a snapshot's state.
 
     Raises:
-        ValueError: the file is damaged or cannot be read, and why.
+        ValueError: the file is damaged or unreadable; the message says why.
     """
     path = directory / name_of(records)
     try:
@@ -126,13 +126,13 @@ def read_snapshot(directory: Path, records: int) -> Answer:
 
 
 def set_aside(directory: Path, records: int) -> None:
-    """Let a damaged snapshot no longer count."""
+    """Rename a damaged snapshot, so that it no longer counts."""
     path = directory / name_of(records)
     path.rename(path.with_name(path.name + ".damaged"))
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove what was being written when a server was killed."""
+    """Remove unfinished files of a killed server."""
     for path in directory.glob(f"*{_UNFINISHED}"):
         path.unlink(missing_ok=True)
 

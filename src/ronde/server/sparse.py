@@ -1,4 +1,4 @@
-"""A server's part of embedding tables: the rows of its buckets of ids."""
+"""A server's part of embedding tables: rows of the ids that it owns."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ronde.server.transport.wire import Message, Operation
 __all__ = ["PAGE_BYTES", "SparseShard"]
 
 
-#: About as much an answer holds of a table that is read as a whole, or of its changes.
+#: Approximate size of a page, when a table or its changes are read in pages.
 PAGE_BYTES = 64 << 20
 
 
 class SparseShard:
-    """Tables by number.
+    """A `Part` with embedding tables by number.
 
     Args:
-        page_bytes: of embeddings in an answer, about.
-        directory: where rows lie that are on disk; None is the folder for temporary files.
+        page_bytes: approximate bytes of embeddings per page.
+        directory: folder for rows on disk; None: the folder for temporary files.
     """
 
     changes = frozenset({Operation.MAKE_TABLE, Operation.UPDATE, Operation.PUT_ROWS})
@@ -41,10 +41,10 @@ class SparseShard:
     def __init__(self, page_bytes: int = PAGE_BYTES, directory: str | None = None) -> None:
         self.tables: dict[int, Table] = {}
         self._page_bytes, self._directory = page_bytes, directory
-        # Of each table, where its rows on disk are kept for a process that is forked from this one.
+        # Frozen store of each table's rows on disk, for a forked process: path and bytes of a record.
         self._frozen: dict[int, tuple[str, int]] = {}
         self._process = os.getpid()
-        # No part of the state: it comes with the first question, and goes with this process.
+        # A cache, not part of the state: created by the first request.
         self._told: dict[int, ToldIds] = {}
 
     def combine(self, messages: Sequence[Message]) -> Answer:
@@ -52,7 +52,7 @@ class SparseShard:
         number = int(first["table"])
         match messages[0].operation:
             case Operation.MAKE_TABLE:
-                table = Table(read_config(first["config"]))  # what no table can be made with fails here
+                table = Table(read_config(first["config"]))  # rejects an invalid config before it is logged
                 return {"table": number, "config": write_config(table.config)}, []
             case Operation.PUT_ROWS:
                 check_rows(first, messages[0].arrays, self.tables[number])
@@ -63,7 +63,7 @@ class SparseShard:
             check_update(message, table)
             if message.meta["table"] != number or message.meta["lr"] != first["lr"]:
                 raise ValueError(f"worker {message.worker} updates another table, or by another rate")
-        # Now, as nothing has been written to the log yet: a full disk refuses the change.
+        # Before the change is logged: a full disk refuses it.
         table.make_ready(np.concatenate([message.arrays[0] for message in messages]))
         # Copies, as the record outlives the messages.
         arrays = [np.concatenate([message.arrays[place] for message in messages]) for place in range(3)]
@@ -111,7 +111,7 @@ class SparseShard:
         return {}, [to_half(rows) if table.config.half_rows else rows]
 
     def _changes(self, table: Table, asked: dict[str, Any]) -> Answer:
-        """A page of what changed after one version and before another: ids, embeddings, ids without a row."""
+        """Return a page of a version's changes: ids, embeddings, and removed ids."""
         told = self._told.setdefault(int(asked["table"]), ToldIds())
         ids = told.of(table, int(asked["version"]), int(asked["follows"]))
         if ids is None:
@@ -158,7 +158,7 @@ class SparseShard:
             table = self.tables[each["table"]] = Table(read_config(each["config"]), self._directory)
             end = begin + len(each["entries"])
             table.load(_state(each, arrays[begin:end]))
-            begin = end + each.get("pages", 0)  # snapshots of before there were any have none
+            begin = end + each.get("pages", 0)  # old snapshots have no pages
             for page in pages_in(arrays[end:begin]):
                 table.put(page)
 

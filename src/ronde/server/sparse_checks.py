@@ -1,7 +1,7 @@
-"""What a request about tables must be, looked at before it is written to the log.
+"""Validation of requests about tables, before they are written to the log.
 
-The loops over rows are compiled and trust what they are given, so nothing of another shape or dtype may come
-that far. What is wrong is a `ValueError` or `KeyError`.
+The compiled loops over rows check neither shapes nor dtypes, so this must. Invalid requests raise
+`ValueError` or `KeyError`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ __all__ = ["check_rows", "check_update"]
 
 
 def check_update(message: Message, table: Table) -> None:
-    """Gradients of rows: ids and counts int64 [n], gradients float [n, dim]; a learning rate or None."""
+    """Check the shapes and dtypes of an update.
+
+    It has ids and counts, int64 [n], gradients, float [n, dim], and a learning rate or None.
+    """
     ids, gradients, counts = message.arrays
     if ids.dtype != np.int64 or ids.ndim != 1 or counts.dtype != np.int64 or counts.shape != ids.shape:
         raise ValueError("ids and counts are int64 of one axis")
@@ -37,7 +40,7 @@ def check_update(message: Message, table: Table) -> None:
 
 
 def check_rows(meta: Mapping[str, Any], arrays: Sequence[Array], table: Table) -> None:
-    """All rows of a table, and what its filter remembers, as `Table.state` gives them."""
+    """Check a table's state, as `Table.state` returns it."""
     entries, own = meta["entries"], Table(dataclasses.replace(table.config, cold=None)).state()
     if not isinstance(entries, list) or sorted(entries) != sorted(own) or len(entries) != len(arrays):
         raise ValueError("these are not the entries of such a table")

@@ -1,9 +1,9 @@
-"""What of a server survives it: its log and snapshots, and how it comes back from them.
+"""Durability of a server: its log and snapshots, and recovery from them.
 
-A snapshot is written by a child that `fork` makes: it has the state as it was at a boundary between changes,
-while its parent goes on. It only writes files and ends by `_exit`; locks of other threads, which are
-ZeroMQ's and none of the interpreter's, are never asked for. It first closes what it inherited, or the sockets
-of a server that is killed meanwhile would stay in use; and it dies with its parent.
+A forked child writes a snapshot: it has the state at a boundary between changes, while its parent goes on.
+The child only writes files and ends by `_exit`, so it never takes a lock of another thread (only ZeroMQ has
+any). It first closes inherited descriptors, or the sockets of a killed server would stay in use; and it dies
+with its parent.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ from ronde.server.snapshot import (
 __all__ = ["SNAPSHOT_BYTES", "Storage", "forget", "recover"]
 
 SNAPSHOT_BYTES = 64 << 20
-"""Changes of fewer bytes than this, or than the state, make no snapshot."""
+"""Changes of fewer bytes than this, or than the state, trigger no snapshot."""
 
 _KEPT = 2
-_LOCK_S = 3.0  # a killed server's snapshot has it for a moment longer
+_LOCK_S = 3.0  # a killed server's snapshot process holds the lock a moment longer
 
 
 class Storage:
     """The log and snapshots of one server.
 
     Args:
-        directory: its own.
-        shard: its state, which must be empty; what is in the directory is loaded.
-        durability: whether every change is written, or snapshots alone.
-        sync: when changes must be on the disk, see `ronde.server.journal`.
+        directory: the server's own directory.
+        shard: the state, empty; the directory's content is loaded into it.
+        durability: whether every change is logged, or only snapshots are written.
+        sync: durability of the log, see `ronde.server.journal`.
         least: bytes of changes after which a snapshot is made, if the state is not larger.
-        keep: how many snapshots are kept, with their logs.
-        tell: writes to the server's own log.
+        keep: number of snapshots to keep, with their logs.
+        tell: function that writes a line to the server's own log.
 
     Attributes:
-        pause: seconds that the last snapshot held the server up.
+        pause: seconds for which the last snapshot blocked the server.
 
     Raises:
-        RondeError: what is in the directory does not make a state, or another server uses it.
+        RondeError: the directory's content is damaged, or another server uses it.
     """
 
     def __init__(
@@ -87,26 +87,26 @@ class Storage:
         self._journal = Journal(directory, self._records, sync, tell) if durability == "log" else None
         begin = self._records - replayed
         snapshot = directory / name_of(begin)
-        # Bytes of changes since the last snapshot was begun, and of that.
+        # Bytes of changes since the last snapshot was begun, and bytes of that snapshot.
         self._grown = sum(path.stat().st_size for first, path in segments(directory) if first >= begin)
         self._state_bytes = snapshot.stat().st_size if snapshot.exists() else 0
-        self._child: tuple[int, int] | None = None  # its process, and the number of changes that it writes
+        self._child: tuple[int, int] | None = None  # pid, and number of changes in its snapshot
         self._library = load_prctl()
         self.pause = 0.0
 
     def append(self, record: Record) -> None:
-        """Write a change before it is made.
+        """Log a change before it is applied.
 
         Raises:
-            RondeError: it cannot be written.
+            RondeError: the log cannot be written.
         """
         if self._journal is not None:
             self._journal.append(record)
         self._records += 1
-        self._grown += sum(array.nbytes for array in record.arrays) + 256  # what stands around them, about
+        self._grown += sum(array.nbytes for array in record.arrays) + 256  # plus the metadata, roughly
 
     def tick(self) -> None:
-        """Make a snapshot when it is due, at a boundary between changes."""
+        """Make a snapshot if one is due, at a boundary between changes."""
         if self._journal is not None:
             self._journal.tick()
         if self._child is not None:
@@ -115,14 +115,14 @@ class Storage:
             self.begin_snapshot()
 
     def begin_snapshot(self) -> None:
-        """Have a child write the state as it is now."""
+        """Fork a child that writes a snapshot of the present state."""
         begun = time.monotonic()
         self._grown = 0
         try:
             if self._journal is not None:
                 self._journal.begin_segment()
             self._shard.freeze()
-            with warnings.catch_warnings():  # newer Pythons warn of ZeroMQ's threads
+            with warnings.catch_warnings():  # newer Pythons warn about a fork with ZeroMQ's threads
                 warnings.simplefilter("ignore", DeprecationWarning)
                 parent = os.getpid()
                 process = os.fork()
@@ -137,12 +137,12 @@ class Storage:
         self.pause = time.monotonic() - begun
 
     def wait(self) -> None:
-        """Return when no snapshot is being written."""
+        """Wait until no snapshot is being written."""
         while self._child is not None:
             self._look_at_child(*self._child, wait=True)
 
     def close(self) -> None:
-        """The server ends: without a log, its last changes go into a snapshot."""
+        """Close the storage; without a log, write a last snapshot."""
         try:
             self._close()
         finally:
@@ -201,10 +201,11 @@ class Storage:
 def recover(
     directory: Path, shard: Shard, tell: Callable[[str], object], *, mend: bool = True
 ) -> tuple[int, int]:
-    """Give an empty shard the state that a directory has, and return its changes and those of the log.
+    """Load a directory's state into an empty shard. Returns the number of changes, and the number replayed
+    from the log.
 
     Raises:
-        RondeError: what is there does not make a state.
+        RondeError: the directory's content is damaged.
     """
     found = snapshots(directory, tell)
     damaged: list[int] = []
@@ -219,7 +220,7 @@ def recover(
         break
     if damaged == found:
         logs = segments(directory)
-        # Without snapshots the log begins with nothing, unless the run has begun with a snapshot.
+        # Without snapshots the log starts at change 0, unless the run started from a snapshot.
         if found and (0 in found or not logs or logs[0][0]):
             raise RondeError(
                 f"no snapshot in {directory} is whole: restore one, or begin with an empty directory"
@@ -232,17 +233,17 @@ def recover(
             set_aside(directory, each)
     records = begun
     for record in read_records(directory, begun, tell, mend=mend):
-        with contextlib.suppress(Exception):  # it failed when it was made, and does again
+        with contextlib.suppress(Exception):  # it failed when first applied, and fails again
             shard.apply(record)
         records += 1
     return records, records - begun
 
 
 def _locked(directory: Path) -> int:
-    """Keep other servers out of a directory until the descriptor that this returns is closed.
+    """Lock a directory against other servers; returns the descriptor that holds the lock.
 
     Raises:
-        RondeError: one uses it; it cannot be written to.
+        RondeError: another server holds the lock, or the directory is not writable.
     """
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -262,13 +263,13 @@ def _locked(directory: Path) -> int:
                 ) from None
             time.sleep(0.05)
         except OSError:
-            return descriptor  # a file system that knows no locks
+            return descriptor  # a file system without locks
         else:
             return descriptor
 
 
 def forget(directory: Path) -> None:
-    """Remove what an earlier run's server has left; nothing else in the directory is touched."""
+    """Remove an earlier run's log and snapshots; other files stay."""
     if directory.is_dir():
         for pattern in ("log-*", "snapshot-*", "manifest.json*"):
             for path in directory.glob(pattern):

@@ -1,8 +1,8 @@
-"""Tables of an earlier run's servers for those of a new one, of which there may be more or fewer.
+"""Import of tables from an earlier run's servers, of any number.
 
-Rows move by whole buckets, with optimizer state, counters and filters of admission. Marks do not: a new run
-numbers its changes anew. Dense parameters do not either: every worker has them and sends them with its first
-step, and state of their optimizers comes from the script's checkpoint.
+Whole buckets of rows move, with optimizer state, counters and admission filters. Sequence numbers do not: a
+new run numbers its changes from 1. Dense parameters do not either: every worker sends them with its first
+step, and their optimizers' state comes from the script's checkpoint.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ __all__ = ["take_tables"]
 def take_tables(
     source: Path, directory: Path, *, index: int, servers: int, tell: Callable[[str], object]
 ) -> None:
-    """Write the first snapshot of a server: its part of the tables that the servers of a run had.
+    """Write a server's first snapshot, with its share of an earlier run's tables.
 
     Args:
-        source: the earlier run's directory, with a folder `server-0`, `server-1`, ... of each; not changed.
-        directory: of the new server.
-        index, servers: which of how many the new server is.
+        source: the earlier run's directory, with a folder `server-0`, `server-1`, ... per server; unchanged.
+        directory: directory of the new server.
+        index, servers: index of the new server, and their number.
 
     Raises:
-        UsageError: there are no such folders.
-        RondeError: what is in one does not make a state; the disk is full.
+        UsageError: the folders are missing.
+        RondeError: a folder's state is damaged, or the disk is full.
     """
     folders = _folders(source)
     parts: dict[int, list[State]] = {}

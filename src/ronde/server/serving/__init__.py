@@ -1,5 +1,5 @@
-"""Models for others than the training script: published while it runs, exported, served read-only.
+"""Serving of models: published while training runs, exported, served read-only.
 
-Needs `pip install 'ronde[serve]'`, which commands see to. Nothing here reads a pickle, but for
+Needs `pip install 'ronde[serve]'`, which commands check. Nothing here reads a pickle except
 `torch.export.load`, see `program`.
 """

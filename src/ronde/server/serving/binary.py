@@ -1,10 +1,10 @@
-"""A replica by the protocol of parameter servers: arrays instead of JSON, and nothing is changed.
+"""A replica with the binary protocol of parameter servers; read-only.
 
-    HELLO, STATUS                                             what is served, and how well
+    HELLO, STATUS                                             published version and counters
     LOOK_UP   {"table": "user"}             int64 [n]         {"version": 7}, float32 [n, dim]
     PREDICT   {"inputs": ["x", ...] | null}  an array each    {"version": 7, "outputs": skeleton}, arrays
 
-Every message holds the run's token. Whatever changes state is refused by its name.
+Every message holds the run's token. Operations that change state are refused by name.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Array = np.ndarray[Any, Any]
 
 
 class ReadOnly:
-    """Answers messages about a replica; predictions are made on a thread of their own, one after another.
+    """Answers requests about a replica; predictions run one by one on a thread.
 
     Args:
-        wake: has `tick` called soon; called from that thread.
-        refused: how many messages were refused, by kind.
+        wake: function that schedules a `tick`; called from that thread.
+        refused: number of refused messages, by kind.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ReadOnly:
     ) -> None:
         self._replica, self._metrics, self._wake, self._refused = replica, metrics, wake, refused
         self._predictor = ThreadPoolExecutor(1, "ronde-predict")
-        self._predictor.submit(int)  # its thread is started now, not for whoever asks first
+        self._predictor.submit(int)  # start its thread now, not at the first request
         self._waiting = 0
         self._made: queue.SimpleQueue[tuple[Message, Reply]] = queue.SimpleQueue()
 
@@ -69,14 +69,14 @@ class ReadOnly:
                 raise WireError("read-only", f"{name}: a replica is read only, and knows look_up and predict")
 
     def tick(self) -> None:
-        """Send predictions that have been made."""
+        """Send finished predictions."""
         while not self._made.empty():
             answer, reply = self._made.get()
             self._waiting -= 1
             reply(answer)
 
     def close(self) -> None:
-        """Make no more predictions."""
+        """Cancel pending predictions."""
         self._predictor.shutdown(cancel_futures=True)
 
     def _predict_later(self, message: Message, reply: Reply, begin: float) -> None:
@@ -91,13 +91,13 @@ class ReadOnly:
         self._predictor.submit(predict)
 
     def _counted(self, endpoint: str, message: Message, answer: Any, begin: float) -> Message:
-        """The answer or a refusal, in the figures for Prometheus."""
+        """Return the answer or a refusal, and count it in the metrics."""
         try:
             made = message.answer(*answer(message))
         except RondeError as error:
             kind = error.kind if isinstance(error, WireError) else _KINDS.get(type(error), "request")
             made = message.refuse(f"{message.operation.name.lower()}: {error}"[:600], kind)
-        except Exception as error:  # a defect of ours, or of a model: nobody else is to suffer from it
+        except Exception as error:  # a defect here or in a model must not stop the replica
             made = message.refuse(f"{type(error).__name__} {error}"[:300], "defect")
         status = "done" if made.operation is Operation.DONE else "refused"
         self._metrics.add(endpoint, status, perf_counter() - begin)
@@ -143,18 +143,18 @@ class ReadOnly:
 
 
 class BinaryReplica:
-    """Listens at once, and answers when there is something to serve.
+    """A replica's binary endpoint: listens at once, answers after `start`.
 
     Args:
-        endpoint: of ZeroMQ, as `Service` has it.
-        token: what every message holds.
+        endpoint: ZeroMQ endpoint, as for `Service`.
+        token: token that every message holds.
 
     Raises:
-        UsageError: it cannot listen there.
+        UsageError: the endpoint is not available.
 
     Attributes:
-        endpoint: where it listens, the port resolved.
-        refused: how many messages were refused, by kind.
+        endpoint: endpoint with the resolved port.
+        refused: number of refused messages, by kind.
     """
 
     def __init__(self, endpoint: str, token: bytes) -> None:
@@ -164,7 +164,7 @@ class BinaryReplica:
         self.endpoint, self.refused = self._service.endpoint, self._service.refused
 
     def start(self, replica: Replica, metrics: Metrics) -> None:
-        """Answer, on a thread."""
+        """Answer requests on a thread."""
         self._answers = ReadOnly(replica, metrics, self._service.wake, self.refused)
         self._thread = threading.Thread(target=self._service.run, name="ronde-binary", daemon=True)
         self._thread.start()
@@ -178,7 +178,7 @@ class BinaryReplica:
         self._answers.tick()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering, and close the endpoint."""
         if self._thread is not None and self._answers is not None:
             self._answers.close()
             self._service.stop()
@@ -187,7 +187,7 @@ class BinaryReplica:
 
 
 def _inputs(message: Message) -> Mapping[str, torch.Tensor] | list[torch.Tensor]:
-    # A copy: what came from the wire cannot be written to.
+    # A copy: arrays from the wire are read-only.
     tensors = [torch.from_numpy(np.array(array)) for array in message.arrays]
     match message.meta.get("inputs"):
         case None:

@@ -1,4 +1,4 @@
-"""The other end of `ronde serve --binary`: numpy in, numpy out, without torch."""
+"""A client of `ronde serve --binary`: numpy in and out, without torch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Array = np.ndarray[Any, Any]
 
 
 class ReplicaGone(RondeError):
-    """No replica has answered in time."""
+    """An error: a replica did not answer within the timeout."""
 
 
 class Rows(NamedTuple):
-    """Rows of a table, and the version of their model."""
+    """Rows of a table, and the model's version."""
 
     rows: np.ndarray[Any, Any]
     version: int
@@ -48,20 +48,19 @@ class Predicted(NamedTuple):
 
 
 class ReplicaClient:
-    """Asks a replica that `ronde serve --binary` has started.
+    """A client of a replica that was started by `ronde serve --binary`.
 
-    A connection that breaks is made anew, and a replica that is started again is waited for. One client is
-    for one thread; make more for more.
+    It reconnects after a lost connection, and waits for a replica that restarts. Use one client per thread.
 
     Args:
-        endpoint: as `ronde serve` says it: "tcp://127.0.0.1:8766".
-        token: 32 hexadecimal digits, those of the replica; None: what RONDE_SERVER_TOKEN is set to.
+        endpoint: address that `ronde serve` prints, such as "tcp://127.0.0.1:8766".
+        token: 32 hexadecimal digits, the replica's token; None: RONDE_SERVER_TOKEN.
         timeout: seconds to wait for an answer.
 
     Raises:
-        UsageError: the endpoint or the token is none.
-        ServerRefused: the token is another one.
-        ReplicaGone: no replica has answered in time.
+        UsageError: the endpoint or the token is malformed.
+        ServerRefused: the replica has another token.
+        ReplicaGone: the replica did not answer within the timeout.
     """
 
     def __init__(self, endpoint: str, *, token: str | None = None, timeout: float = 30.0) -> None:
@@ -71,7 +70,7 @@ class ReplicaClient:
         key = read_token(os.environ if token is None else {TOKEN_KEY: token})
         self.endpoint = endpoint
         self._timeout = timeout
-        # A number by which the replica tells clients apart; it has no ranks.
+        # A random id by which the replica tells clients apart.
         own = int.from_bytes(os.urandom(4), "little")
         try:
             self._client = Client([endpoint], bytes.fromhex(key), worker=own, timeout=timeout)
@@ -81,19 +80,19 @@ class ReplicaClient:
             raise self._refused(error) from None
 
     def look_up(self, table: str, ids: Any) -> Rows:
-        """The row of each id; the first values of those without one.
+        """Return the row of each id, or its first values if it has none.
 
         Args:
-            table: its name, the path in the model.
-            ids: whole numbers of any shape, 100,000 at most.
+            table: name of the table, its path in the model.
+            ids: integers of any shape, at most 100,000.
 
         Returns:
-            The rows, float32 `[*ids.shape, dim]` (float64 if the table was trained in it), and their version.
+            rows, float32 `[*ids.shape, dim]` (float64 if the table was trained in it), and their version.
 
         Raises:
-            UsageError: ids are no whole numbers, or too many.
+            UsageError: ids are not integers, or too many.
             ServerRefused: the model has no such table.
-            ReplicaGone: no replica has answered in time.
+            ReplicaGone: the replica did not answer within the timeout.
         """
         if not isinstance(table, str):
             raise UsageError(f"the table is to be its name, not a {type(table).__name__}; see status()")
@@ -103,19 +102,20 @@ class ReplicaClient:
         return Rows(np.array(rows).reshape(*shape, rows.shape[1]), answer.meta["version"])
 
     def predict(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Predicted:
-        """What the model returns, in evaluation.
+        """Return the model's outputs in evaluation mode.
 
         Args:
-            inputs: arrays by name, or all in order; what is no array is made one.
+            inputs: arrays by name, or a sequence of all arrays in order; other values go through
+                `np.asarray`.
 
         Returns:
-            `outputs`, in whatever structure the model returns them, with arrays for tensors (bfloat16 comes
-            as float32), and `version`.
+            `outputs`, in the structure that the model returns, with arrays for tensors (bfloat16 becomes
+            float32), and `version`.
 
         Raises:
-            UsageError: an input is not an array of numbers, or all together are too large.
-            ServerRefused: the model was not made for these inputs, or has no program.
-            ReplicaGone: no replica has answered in time.
+            UsageError: an input is not an array of numbers, or their total size is too large.
+            ServerRefused: the model does not accept these inputs, or has no program.
+            ReplicaGone: the replica did not answer within the timeout.
         """
         if not isinstance(inputs, (Mapping, list, tuple)):
             raise UsageError(
@@ -135,22 +135,22 @@ class ReplicaClient:
         return Predicted(put_together(answer.meta["outputs"], own), answer.meta["version"])
 
     def status(self) -> dict[str, Any]:
-        """What is served.
+        """Return the state of the replica.
 
         Returns:
-            `version` and its `step`; `pinned`, the version that is served whatever comes, or None; `lag` in
-            seconds from the training step of the last version that came until it was served, None before one
-            came; `age` in seconds since the training step; `trouble`, "" if nothing is wrong; `tables` with
-            the floats of a row; `inputs` with type and shape; `ids_looked_up`, `ids_found`; `refused`
-            messages by kind.
+            `version` and its `step`; `pinned`, the version that is served regardless of newer ones, or None;
+            `lag`, seconds from the training step of the last new version until it was served, None before the
+            first; `age`, seconds since the training step; `trouble`, "" without one; `tables` with
+            floats per row; `inputs` with dtype and shape; `ids_looked_up`, `ids_found`; `refused` messages by
+            kind.
 
         Raises:
-            ReplicaGone: no replica has answered in time.
+            ReplicaGone: the replica did not answer within the timeout.
         """
         return self._ask(Operation.STATUS, {}, []).meta
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._client.close()
 
     def __enter__(self) -> ReplicaClient:
@@ -195,7 +195,7 @@ def _check_endpoint(endpoint: str) -> None:
 
 
 def _ids(given: Any) -> tuple[Array, tuple[int, ...]]:
-    """int64 [n], and the shape that was given."""
+    """Return ids as int64 [n], and their original shape."""
     ids = np.asarray(given)
     if not ids.size:
         ids = ids.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and stay when the power goes."""
+"""Atomic and durable writes of files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _BLOCK = 1 << 22
 
 
 class DamagedFile(RondeError):
-    """A published file is missing, or is not what was written."""
+    """An error: a published file is missing, or its checksum differs."""
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     state = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while block := file.read(_BLOCK):
@@ -27,10 +27,10 @@ def digest(path: Path) -> str:
 
 
 def check_digest(path: Path, expected: str) -> None:
-    """Find out whether a file is what was written.
+    """Check the SHA-256 of a file.
 
     Raises:
-        DamagedFile: it is not.
+        DamagedFile: the file is missing or its SHA-256 differs.
     """
     try:
         found = digest(path)
@@ -41,17 +41,17 @@ def check_digest(path: Path, expected: str) -> None:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file in one piece: readers see the old or the new one, also after a crash."""
+    """Write a file atomically and durably. Readers see the old or the new content, also after a crash."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_bytes(content)
     sync_written(beside, path)
 
 
 def sync_written(beside: Path, path: Path) -> None:
-    """Make what was written to `beside` durable, and call it `path`."""
+    """Sync the written file `beside`, then rename it to `path`."""
     handle = os.open(beside, os.O_RDONLY)
     try:
-        # Whoever may read the folder may read it; some libraries write for their user alone.
+        # Give it the folder's read permissions; some libraries write files for their user alone.
         os.fchmod(handle, os.stat(path.parent).st_mode & 0o644)
         os.fsync(handle)
     finally:
@@ -61,7 +61,7 @@ def sync_written(beside: Path, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable."""
+    """Sync the names in a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

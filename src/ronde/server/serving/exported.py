@@ -1,6 +1,6 @@
-"""An exported model: one version in a folder of its own, in forms that others read.
+"""Exported models: one version in its own folder, in formats of other libraries.
 
-manifest.json       what is here, with checksums
+manifest.json       version, tables, checksums
 model.safetensors   parameters and buffers
 program.pt2         the computation with these parameters (`torch.export.load`)
 table-0.parquet     id: int64, row: fixed_size_list of float or int8; with int8 also scale: float
@@ -40,10 +40,10 @@ def export(snapshot: Snapshot, folder: Path, *, int8: bool = False) -> None:
     """Write a version to a new folder.
 
     Args:
-        int8: rows as int8 with a scale each.
+        int8: whether rows are stored as int8 with a scale each.
 
     Raises:
-        UsageError: there is something already.
+        UsageError: the folder exists and is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already; choose another folder by --out DIR")
@@ -99,10 +99,10 @@ def _write_rows(table: FrozenTable, path: Path, int8: bool) -> str:
 
 
 class Exported:
-    """What `export` wrote, as something that is served.
+    """A `Source` with the one version that `export` wrote.
 
     Raises:
-        DamagedFile: its manifest cannot be read.
+        DamagedFile: the manifest is missing or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -123,10 +123,10 @@ class Exported:
         return [self._version]
 
     def load(self, version: int, near: Snapshot | None = None) -> Snapshot:
-        """Make the only version.
+        """Load the only version.
 
         Raises:
-            DamagedFile: a file of it is missing, or is not what was written.
+            DamagedFile: a file is missing, or its checksum differs.
         """
         del near
         if version != self._version:

@@ -1,13 +1,13 @@
-"""A replica over HTTP: JSON in, JSON out.
+"""A replica over HTTP, with JSON requests and answers.
 
     POST /v1/lookup    {"table": "user", "ids": [17, -5]}   {"version": 7, "rows": [[...], [...]]}
     POST /v1/predict   {"inputs": {"x": [[1, 2]]}}          {"version": 7, "outputs": ...}
     GET  /v1/versions                                       {"serving": 7, "pinned": null, "versions": [1, 7]}
-    POST /v1/rollback  {"version": 1}                       as above; that version stays
-    POST /v1/follow    {}                                   as above; the newest again
+    POST /v1/rollback  {"version": 1}                       as above; serves that version from now on
+    POST /v1/follow    {}                                   as above; serves the newest again
     GET  /healthz, GET /metrics
 
-What is wrong with a request is said in {"error": "..."}.
+Errors are answered by {"error": "..."}.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Answer = Callable[[Request], Awaitable[bytes]]
 
 
 class _Malformed(RondeError):
-    """A request that is not what its endpoint takes."""
+    """An error: a request does not have the form that its endpoint expects."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -51,13 +51,13 @@ class _Malformed(RondeError):
 
 
 def application(replica: Replica, metrics: Metrics | None = None) -> Starlette:
-    """What answers requests, for any ASGI server.
+    """Return the ASGI application that answers requests to a replica.
 
     Args:
-        metrics: to count them; None: its own.
+        metrics: counters of requests; None: new ones.
     """
     metrics = metrics or Metrics(replica)
-    json_of_rows(np.zeros((1, 1), np.float32))  # compiled now, not for whoever asks first
+    json_of_rows(np.zeros((1, 1), np.float32))  # compile now, not at the first request
     endpoints = _Endpoints(replica)
 
     def timed(name: str, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
@@ -165,7 +165,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def _object(request: Request, fields: dict[str, Any]) -> dict[str, Any]:
-    """The JSON object in a request, which has these fields of these types, and no others."""
+    """Return a request's JSON object, checked for exactly these fields and types."""
     body = await _body(request)
     form = "{" + ", ".join(f'"{name}": ...' for name in fields) + "}"
     try:
@@ -200,7 +200,7 @@ def _ids(given: list[Any]) -> np.ndarray[Any, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What a model returned, for JSON: numbers in lists, null for those that are none."""
+    """Convert a model's outputs to JSON values; non-finite floats become null."""
     if isinstance(value, torch.Tensor):
         return _plain(value.tolist())
     if isinstance(value, float):

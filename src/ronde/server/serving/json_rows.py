@@ -1,4 +1,4 @@
-"""Rows as JSON: the dearest part of an answer when Python does it, so it is compiled."""
+"""JSON text of rows, written by compiled code. Python's `json` would dominate the time of a look-up."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["json_of_rows"]
 
 _LONGEST = 16  # "-1.23456789e-38,"
 _POWERS = np.array([10.0**k for k in range(-50, 51)])
-_DIGITS = 9  # as many tell every float32 from its neighbours
+_DIGITS = 9  # enough to restore every float32 exactly
 
 
 def json_of_rows(rows: np.ndarray[Any, Any]) -> bytes:
-    """A list of lists of numbers, which read back as float32 are the same to the bit; null for what is none.
+    """Return rows as JSON lists, which restore float32 values bit for bit. Non-finite values become null.
 
     Args:
         rows: float32 or float64 [n, dim].
@@ -33,7 +33,7 @@ def json_of_rows(rows: np.ndarray[Any, Any]) -> bytes:
 
 @compiled
 def _write_number(value: Any, powers: Any, digits: Any, out: Any, at: Any) -> Any:
-    """Write a number to `out` from `at` on; where it ends."""
+    """Write a number to `out` at `at`, and return the end position."""
     if value < 0:
         out[at] = 45  # -
         at += 1
@@ -77,7 +77,7 @@ def _write_number(value: Any, powers: Any, digits: Any, out: Any, at: Any) -> An
 
 @compiled
 def _write(rows: Any, powers: Any, out: Any) -> Any:
-    """Write to `out`; how many bytes."""
+    """Write all rows to `out`, and return the number of bytes."""
     digits = np.empty(_DIGITS, np.uint8)
     out[0] = 91  # [
     at = 1

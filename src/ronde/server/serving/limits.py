@@ -1,10 +1,10 @@
-"""What a request to a replica may be at most, by whatever protocol."""
+"""Limits of a request to a replica, for every protocol."""
 
 from __future__ import annotations
 
 __all__ = ["MOST_BYTES", "MOST_IDS"]
 
-#: Of a request.
+#: Bytes per request.
 MOST_BYTES = 8 << 20
-#: Of a look-up.
+#: Ids per look-up.
 MOST_IDS = 100_000

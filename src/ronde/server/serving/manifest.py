@@ -1,10 +1,10 @@
-"""What a version of a model is made of: one JSON file beside its parts, which is there when they all are.
+"""The manifest of a model's version: a JSON file, written after the version's parts.
 
 published/
-    version-7.json             the manifest; written last
+    version-7.json             the manifest, written last
     dense-7.safetensors        parameters and buffers of the model
-    delta-7-rank-0.safetensors rows that changed since version 6, and ids whose row is gone
-    whole-7-rank-0.safetensors all rows; now and then, so that older versions can go
+    delta-7-rank-0.safetensors rows changed since version 6, and ids of removed rows
+    whole-7-rank-0.safetensors all rows, in some versions, so that older ones can be removed
     program-1.pt2              the model's computation, the same for all versions
 """
 
@@ -25,7 +25,7 @@ from ronde.server.table.initial import Initial, Normal, Uniform, Zeros
 __all__ = ["FOLDER", "FORMAT", "Manifest", "TableEntry", "path_of", "versions_in"]
 
 FORMAT = 1
-#: Of a run's directory.
+#: Name of the folder in a run's directory.
 FOLDER = "published"
 
 _NAME = re.compile(r"version-(\d{1,18})\.json")
@@ -34,13 +34,13 @@ _LAWS: dict[str, Any] = {"Zeros": Zeros, "Uniform": Uniform, "Normal": Normal}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableEntry:
-    """A table, without its rows.
+    """A table's configuration, without its rows.
 
     Attributes:
         dim: floats of a row.
         stored: "float32", "float64" or "int8".
-        initial: the law of first values, with its arguments.
-        seed: of first values.
+        initial: name ("law") and arguments of the rule of first values.
+        seed: seed of first values.
     """
 
     dim: int
@@ -55,10 +55,10 @@ class TableEntry:
 
     @property
     def shape(self) -> Shape:
-        """What rows are served as.
+        """The shape of the served rows.
 
         Raises:
-            DamagedFile: the manifest was not written by ronde.
+            DamagedFile: the manifest has invalid values.
         """
         law = dict(self.initial)
         kind = _LAWS.get(law.pop("law", ""))
@@ -69,19 +69,20 @@ class TableEntry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One version of a model.
+    """The manifest of one version of a model.
 
     Attributes:
-        version: from 1, rising.
-        step: optimizer steps that the script had made.
-        time: when the last of them was over; seconds since 1970.
-        tables: by name.
+        version: number of the version, from 1.
+        step: number of optimizer steps that the script has made.
+        time: end of the last of them; seconds since 1970.
+        tables: entries by name.
         files: SHA-256 of each file, by name.
-        dense: the file of parameters and buffers.
-        program: the file of the computation, "" where there is none.
-        no_program: why there is none.
-        follows: the version that `delta` is to be applied to; None where there is no delta.
-        delta, whole: files of rows, one of each rank that holds rows; `whole` is empty in most versions.
+        dense: name of the file with parameters and buffers.
+        program: name of the file with the exported program; "" if the model has none.
+        no_program: error of the export; "" if it succeeded.
+        follows: the version to which `delta` applies; None without a delta.
+        delta, whole: names of files with rows, one per rank that holds rows; `whole` is empty in most
+        versions.
     """
 
     version: int
@@ -97,16 +98,16 @@ class Manifest:
     whole: tuple[str, ...] = ()
 
     def write(self, folder: Path) -> None:
-        """Make the version known; its files are durable already."""
+        """Publish the version: write its manifest after its files are durable."""
         fields = {"format": FORMAT, **dataclasses.asdict(self)}
         replace(path_of(folder, self.version), json.dumps(fields, indent=1).encode())
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """What `write` wrote.
+        """Read a manifest that `write` wrote.
 
         Raises:
-            DamagedFile: it is gone, or is no manifest.
+            DamagedFile: the file is missing or damaged.
         """
         try:
             fields = json.loads(path.read_bytes())
@@ -130,10 +131,10 @@ class Manifest:
         return made
 
     def check(self, folder: Path, *names: str) -> None:
-        """Find out whether these files are those that were written.
+        """Check the SHA-256 of these files.
 
         Raises:
-            DamagedFile: one is not.
+            DamagedFile: a file is missing or damaged.
         """
         for name in names:
             if name not in self.files:
@@ -142,12 +143,12 @@ class Manifest:
 
 
 def path_of(folder: Path, version: int) -> Path:
-    """Where the manifest of a version is."""
+    """Return the path of a version's manifest."""
     return folder / f"version-{version}.json"
 
 
 def versions_in(folder: Path) -> list[int]:
-    """All versions, rising; none where the folder is missing."""
+    """Return all versions, rising; an empty list if the folder is missing."""
     try:
         names = [match[1] for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
     except FileNotFoundError:

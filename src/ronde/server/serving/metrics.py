@@ -1,4 +1,4 @@
-"""What a replica tells Prometheus."""
+"""The metrics of a replica, for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ronde.server.serving.replica import Replica
 
 __all__ = ["Metrics"]
 
-#: Quantiles are those of so many requests, the latest of an endpoint.
+#: Number of an endpoint's latest requests over which quantiles are taken.
 WINDOW = 8192
 
 
 class Metrics:
-    """Counts requests and times them; the rest is asked of the replica when it is wanted.
+    """Prometheus metrics: counts and durations of requests, and gauges of the replica.
 
     Args:
-        refused: messages of the binary protocol that were refused, by kind; None where it is not served.
+        refused: number of refused messages of the binary protocol, by kind; None if it is not served.
     """
 
     def __init__(self, replica: Replica, refused: Mapping[str, int] | None = None) -> None:
@@ -40,7 +40,7 @@ class Metrics:
         self._registry.register(self)  # pyright: ignore[reportArgumentType]
 
     def add(self, endpoint: str, status: int | str, seconds: float) -> None:
-        """Count a request that took so long, from its last byte until there was an answer."""
+        """Count a request; `seconds` runs from its last byte to its answer."""
         key = (endpoint, status)
         child = self._children.get(key)
         if child is None:
@@ -52,11 +52,11 @@ class Metrics:
         times.append(seconds)
 
     def text(self) -> bytes:
-        """All, in the form that Prometheus reads."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """What has a value of its own at each moment; Prometheus' library calls this."""
+        """Yield gauges with their present values; prometheus_client calls this."""
         replica, snapshot = self._replica, self._replica.snapshot
         counts = replica.counts
         lag = float("nan") if replica.lag is None else replica.lag

@@ -1,10 +1,10 @@
-"""The computation of a model, for a process without the script: a `torch.export` program that looks rows up.
+"""A model's computation as a `torch.export` program that looks up rows by table name.
 
-Tables are cut out of the model before it is exported: in their place stands an operation, `ronde::look_up`,
-which is given the table's name and finds rows in whatever version is served.
+Tables are replaced before the export by an operation, `ronde::look_up`, which takes the table's name and
+finds rows in the version that is served.
 
-`torch.export.load` evaluates expressions that stand in the file, and may unpickle: a program is to be trusted
-as the script that it was made of.
+`torch.export.load` evaluates expressions in the file and may unpickle: trust a program only as far as the
+script that made it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _looks_up: ContextVar[LookUp] = ContextVar("looks_up")
 
 
 class NoProgram(RondeError):
-    """torch cannot export this model; the message holds torch's reason."""
+    """An error: torch cannot export this model. The message holds torch's reason."""
 
 
 class Unfit(RondeError):
-    """Inputs that a model was not made for."""
+    """An error: inputs do not fit the model."""
 
 
 @torch.library.custom_op("ronde::look_up", mutates_args=())
 def _look_up(ids: torch.Tensor, table: str, dim: int, double: bool) -> torch.Tensor:
-    """[..., dim] of int64 [...]."""
+    """Return rows [..., dim] of ids, int64 [...]."""
     del dim, double
     return _looks_up.get()(table, ids)
 
@@ -58,7 +58,7 @@ def _(ids: torch.Tensor, table: str, dim: int, double: bool) -> torch.Tensor:
 
 @torch.library.custom_op("ronde::pool", mutates_args=())
 def _pool(rows: torch.Tensor, offsets: torch.Tensor, mean: bool) -> torch.Tensor:
-    """[bags, dim] of [n, dim] and int64 [bags], as `EmbeddingTable` pools."""
+    """Pool rows [n, dim] into bags [bags, dim], as `EmbeddingTable` does. `offsets`: int64 [bags]."""
     ends = torch.cat([offsets[1:], offsets.new_tensor([len(rows)])])
     sizes = ends - offsets
     bags = torch.repeat_interleave(torch.arange(len(offsets)), sizes)
@@ -73,7 +73,7 @@ def _(rows: torch.Tensor, offsets: torch.Tensor, mean: bool) -> torch.Tensor:
 
 
 class _CutOut(nn.Module):
-    """Stands for a table, with neither parameters nor rows."""
+    """A replacement of a table in the model to export, without parameters and rows."""
 
     def __init__(self, name: str, table: EmbeddingTable) -> None:
         super().__init__()
@@ -90,14 +90,17 @@ class _CutOut(nn.Module):
 
 
 def tables_of(model: nn.Module) -> dict[str, EmbeddingTable]:
-    """Tables of a model, by the first path to each; a model that is a table has the name "table"."""
+    """Return a model's tables by the first path to each.
+
+    A model that is itself a table has the name "table".
+    """
     found = {name: part for name, part in model.named_modules() if isinstance(part, EmbeddingTable)}
     return {name or "table": part for name, part in found.items()}
 
 
 @contextmanager
 def without_tables(model: nn.Module) -> Iterator[None]:
-    """Inside, operations that look up by name stand where the tables of a model were."""
+    """Replace the model's tables by look-ups by name inside the `with` block."""
     cuts = {id(table): _CutOut(name, table) for name, table in tables_of(model).items()}
     places = [
         (parent, name, part)
@@ -116,11 +119,11 @@ def without_tables(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Example:
-    """What a model was called with, without the values.
+    """The arguments of a model's call, without the tensors' values.
 
     Attributes:
-        leaves: shapes and types of tensors; numbers and words as they were; of anything else its type.
-        spec: how they form arguments.
+        leaves: shape and dtype of each tensor; the value of numbers and strings; else the type's name.
+        spec: the pytree structure of the arguments.
     """
 
     leaves: tuple[Any, ...]
@@ -128,12 +131,15 @@ class Example:
 
     @classmethod
     def of(cls, args: Any, kwargs: Any) -> Example:
-        """Of a call. Nothing of its tensors is kept."""
+        """Make the example of a call. It keeps no tensors."""
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         return cls(tuple(map(_empty, leaves)), spec)
 
     def arguments(self) -> tuple[Any, Any, Any]:
-        """Positional and named arguments, and which axes of them vary: the first of each tensor."""
+        """Return zero-filled arguments, keyword arguments, and their dynamic axes.
+
+        Axis 0 of each tensor is dynamic unless its size is 1.
+        """
         args, kwargs = pytree.tree_unflatten([_made(leaf) for leaf in self.leaves], self.spec)
         axes = [{0: torch.export.Dim.AUTO} if _varies(leaf) else None for leaf in self.leaves]
         by_args, by_kwargs = pytree.tree_unflatten(axes, self.spec)
@@ -150,7 +156,7 @@ class _Empty:
 
 @dataclass(frozen=True)
 class _Unknown:
-    """Something of this type, which is not kept."""
+    """The type of a leaf that is not kept."""
 
     name: str
 
@@ -171,13 +177,13 @@ def _varies(leaf: Any) -> bool:
 
 
 def export(model: nn.Module, example: Example) -> bytes:
-    """The computation of a model in evaluation, with the parameters of now, as a file of `torch.export`.
+    """Export a model in evaluation mode, with its present parameters, by `torch.export`.
 
-    The model and the random generators are as before: what an export left behind on one rank would take it
-    another way than the others.
+    The model and the random generators are restored: only one rank exports, and side effects would make it
+    diverge from the others.
 
     Raises:
-        NoProgram: it branches on values, say.
+        NoProgram: torch cannot export the model, for instance because it branches on values.
     """
     unknown = next((leaf for leaf in example.leaves if isinstance(leaf, _Unknown)), None)
     if unknown is not None:
@@ -204,19 +210,19 @@ def export(model: nn.Module, example: Example) -> bytes:
 
 
 def _by_name(model: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Arguments by the names that a model's forward gives them."""
+    """Map arguments to the parameter names of the model's forward."""
     return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
 
 
 @dataclass(frozen=True)
 class Input:
-    """One input of a program.
+    """An input of a program.
 
     Attributes:
-        name: what it is called; `features_0` is the first of a list `features`.
-        dtype: torch's name, as "float32"; "" for what is no tensor, and is always `value`.
-        shape: None where any size does.
-        value: what a script gave that is no tensor.
+        name: name of the input; `features_0` is the first of a list `features`.
+        dtype: torch's name, such as "float32"; "" for a non-tensor, which is always `value`.
+        shape: sizes; None for a dynamic axis.
+        value: the constant of a non-tensor input.
     """
 
     name: str
@@ -225,17 +231,17 @@ class Input:
     value: Any = None
 
     def tensor(self, given: Any) -> torch.Tensor:
-        """What was given, as a tensor of this kind.
+        """Convert a value to a tensor of this dtype and shape.
 
         Raises:
-            Unfit: it is none.
+            Unfit: the value does not fit.
         """
         dtype = getattr(torch, self.dtype)
         wanted = f"{self.dtype} of shape {list(self.shape)}".replace("None", "any")
         if not isinstance(given, torch.Tensor):
             try:
                 whole = torch.tensor(given)
-                # Numbers of JSON are doubles, which torch would take for its default type.
+                # JSON numbers are doubles, which torch would convert to its default dtype.
                 given = torch.tensor(given, dtype=torch.float64) if whole.is_floating_point() else whole
             except (ValueError, TypeError, RuntimeError, OverflowError):
                 raise Unfit(f"input {self.name} is not an array of numbers; it is {wanted}") from None
@@ -253,16 +259,16 @@ class Input:
 
 
 class Program:
-    """A program, ready to be called with the parameters and rows of any version.
+    """An exported program, callable with the parameters and rows of any version.
 
     Args:
-        path: of a file that `export` made.
+        path: a file that `export` made.
 
     Raises:
-        DamagedFile: it is none.
+        DamagedFile: torch cannot load the file.
 
     Attributes:
-        inputs: what it takes, in order.
+        inputs: the inputs in order, each an `Input`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -280,22 +286,22 @@ class Program:
         """Call the model, in evaluation and without gradients.
 
         Args:
-            given: inputs by name, or all in order: tensors, or lists of numbers.
+            given: inputs by name, or all in order: tensors, or nested lists of numbers.
             dense: parameters and buffers by name.
-            look_up: takes the name of a table and ids, int64 of any shape; gives [..., dim].
+            look_up: function of a table's name and ids (int64 of any shape), which returns [..., dim].
 
         Returns:
-            What the model returns.
+            The model's outputs.
 
         Raises:
-            Unfit: it was not made for such inputs.
+            Unfit: the model does not accept these inputs.
         """
         leaves = self._leaves(given)
         spec: Any = self._program.call_spec.in_spec
         args, kwargs = pytree.tree_unflatten(leaves, spec)
         token = _looks_up.set(look_up)
         try:
-            # Parameters are put into the module for the call: one at a time.
+            # functional_call swaps parameters into the shared module: one call at a time.
             with self._lock, torch.inference_mode():
                 return torch.func.functional_call(self._module, dict(dense), args, kwargs)
         except (RuntimeError, AssertionError, IndexError, ValueError) as error:
@@ -304,7 +310,7 @@ class Program:
             _looks_up.reset(token)
 
     def save(self, path: Path, dense: Mapping[str, torch.Tensor]) -> None:
-        """Write a program with the parameters of some version, for torch alone (`torch.export.load`)."""
+        """Save the program with these parameters, for `torch.export.load`."""
         for name, value in self._program.state_dict.items():
             if name in dense:
                 value.data.copy_(dense[name])

@@ -1,8 +1,8 @@
-"""Writes versions of a model while it is trained, on a thread, so that training goes on.
+"""Publication of model versions on a thread, while training goes on.
 
-A rank writes the rows that it holds, rank 0 also the model. When the parts of all ranks are durable, rank 0
-makes the version known. One version is under way at a time. What was not made known is not relied upon: the
-next version holds all rows again.
+Each rank writes the rows that it holds, rank 0 also the model. When the parts of all ranks are durable, rank
+0 writes the manifest, which publishes the version. At most one version is in progress. After a failed one,
+the next version holds all rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from time import monotonic, sleep  # bound here: the module's own are replaced for scripts
+from time import monotonic, sleep  # bound here, because `time` is patched for scripts
 from typing import Any
 
 import numpy as np
@@ -38,14 +38,14 @@ _LOOK_EVERY = 0.003
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Version:
-    """What a rank is to write.
+    """One rank's share of a version to write.
 
     Attributes:
-        version, step, time, tables, no_program: as in `Manifest`.
-        follows: the version that `delta` is relative to; None where there is none.
-        delta, whole: by table; empty where it is not to be written.
-        dense: parameters and buffers as a safetensors file; rank 0's.
-        program: a file of `torch.export`, where it is to be written; rank 0's.
+        version, step, time, tables, no_program: the same as in `Manifest`.
+        follows: the version to which `delta` is relative; None without a delta.
+        delta, whole: rows by table; empty if they are not written.
+        dense: parameters and buffers as a safetensors file; rank 0 only.
+        program: a `torch.export` file, if it is to be written; rank 0 only.
     """
 
     version: int
@@ -61,20 +61,20 @@ class Version:
 
 
 class Publication:
-    """One rank's part of what a run publishes.
+    """One rank's writer of published versions.
 
     Args:
-        folder: of all ranks; it is made if it is not there, and may hold versions of an earlier run.
-        rank: this one.
-        writers: ranks that hold rows, from 0 on; rank 0 is always one.
-        around: what is to stand around work with files.
-        known: the newest version that readers know from elsewhere; those of this run follow it.
+        folder: folder shared by all ranks; created if missing, and may hold versions of an earlier run.
+        rank: number of this rank.
+        writers: number of ranks that hold rows, from rank 0 on.
+        around: makes a context manager in which files are written.
+        known: the newest version that readers know from elsewhere; this run's versions follow it.
 
     Attributes:
-        durable: the newest version that was made known; rank 0 alone knows. 0: none by this run.
+        durable: the newest version that this run has published; 0 before the first. Rank 0 only.
         begins_at: the first version of this run.
-        trouble: why the last version could not be written, "" if it could.
-        whole_bytes, delta_bytes: this rank's bytes of the last whole version, and of changes since.
+        trouble: error of the last version; "" if it was written.
+        whole_bytes, delta_bytes: this rank's bytes of the last whole version, and of the deltas since.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class Publication:
 
     @property
     def busy(self) -> bool:
-        """Whether a version is being written."""
+        """Return whether a version is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, version: Version) -> None:
-        """Write a version; the one before is waited for."""
+        """Write a version on a thread, after the one before is written."""
         self.wait()
         self._thread = threading.Thread(
             target=self._work, args=(version,), name="ronde-publication", daemon=True
@@ -112,7 +112,7 @@ class Publication:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when nothing is being written any more."""
+        """Wait until no version is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -167,7 +167,7 @@ class Publication:
         self._remove_old()
 
     def _word(self, version: Version, rank: int) -> str:
-        """The file by which a rank says that its part is durable."""
+        """Return the name of the file by which a rank reports its durable part."""
         return f".{version.version}-rank-{rank}.json"
 
     def _await(self, path: Path) -> dict[str, Any]:
@@ -206,17 +206,17 @@ class Publication:
             self.delta_bytes += size("delta")
 
     def _sweep(self) -> None:
-        """Remove what an earlier run has left of versions that were not made known."""
+        """Remove an earlier run's files that belong to no published version."""
         try:
             known = {name for manifest in self._manifests().values() for name in manifest.files}
-        except UsageError:  # of another ronde
+        except UsageError:  # another ronde's format
             return
         for path in self._folder.iterdir():
             if _PART.fullmatch(path.name) and path.name not in known:
                 path.unlink()
 
     def _manifests(self) -> dict[int, Manifest]:
-        """Of all versions but damaged ones, which stay."""
+        """Return the manifests of all undamaged versions."""
         found: dict[int, Manifest] = {}
         for number in versions_in(self._folder):
             with contextlib.suppress(DamagedFile):
@@ -224,7 +224,7 @@ class Publication:
         return found
 
     def _remove_old(self) -> None:
-        """Remove versions that are neither kept nor what a kept one is made of."""
+        """Remove versions that are neither kept nor needed to build a kept one."""
         manifests = self._manifests()
         needed = {
             each for number in sorted(manifests)[-KEPT_VERSIONS:] for each in _made_of(number, manifests)
@@ -237,7 +237,7 @@ class Publication:
 
 
 def _made_of(number: int, manifests: Mapping[int, Manifest]) -> list[int]:
-    """A version and those before it, back to one with all rows."""
+    """Return a version and its predecessors, back to one with all rows."""
     chain = [number]
     while not manifests[chain[-1]].whole and manifests[chain[-1]].tables:
         before = manifests[chain[-1]].follows

@@ -1,4 +1,4 @@
-"""Reads the versions that a run publishes."""
+"""Reader of the versions that a run publishes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DTYPES = {"I64": np.int64, "F32": np.float32, "F64": np.float64, "I8": np.int8}
 
 
 class Published:
-    """The folder that a run publishes to, while it does or after.
+    """A `Source` with the versions in a run's folder, during the run or after.
 
     Args:
         folder: `published` in a run's directory.
@@ -38,10 +38,10 @@ class Published:
         return versions_in(self._folder)
 
     def load(self, version: int, near: Snapshot | None = None) -> Snapshot:
-        """Make a version: from all rows of some version and the changes since, or from `near` and changes.
+        """Load a version: from a whole version and deltas, or from `near` and deltas.
 
         Raises:
-            DamagedFile: a file of it is missing, or is not what was written; nothing is changed then.
+            DamagedFile: a file is missing, or its checksum differs; no state was changed.
         """
         if near is not None and near.version < version:
             try:
@@ -51,7 +51,7 @@ class Published:
         return self._make(self._chain(version, None), None)
 
     def _chain(self, version: int, near: int | None) -> list[Manifest]:
-        """Manifests from the oldest that is needed to that of `version`."""
+        """Return the manifests from the oldest needed one to that of `version`."""
         chain = [Manifest.read(path_of(self._folder, version))]
         while True:
             first = chain[0]
@@ -70,7 +70,7 @@ class Published:
             manifest.check(self._folder, *names)
         last.check(self._folder, last.dense, *filter(None, [last.program]))
         shapes = {name: entry.shape for name, entry in last.tables.items()}
-        # All is read before any row is changed: what cannot be read changes nothing.
+        # Read everything before any row is changed: damage then changes nothing.
         parts = [_read(self._folder / name, shapes) for names in kinds for name in names]
         dense = read_dense(self._folder / last.dense)
         program = self._program_of(last)
@@ -101,19 +101,19 @@ class Published:
 
 
 def read_program(path: Path) -> Program:
-    """A program whose checksum is right.
+    """Load a program; its checksum has been verified.
 
     Raises:
-        DamagedFile: this torch cannot load it.
+        DamagedFile: torch cannot load the file.
     """
     return Program(path)
 
 
 def read_dense(path: Path) -> dict[str, Any]:
-    """Tensors of a safetensors file by name.
+    """Return the tensors of a safetensors file by name.
 
     Raises:
-        DamagedFile: it is none.
+        DamagedFile: the file is damaged.
     """
     try:
         return load_tensors(path)
@@ -122,7 +122,7 @@ def read_dense(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, shapes: dict[str, Shape]) -> dict[str, tuple[Any, Any, Any]]:
-    """(ids, rows, removed ids) of each table in a file."""
+    """Return (ids, rows, removed ids) of each table in a file."""
     try:
         arrays = _arrays(path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -139,9 +139,9 @@ def _read(path: Path, shapes: dict[str, Shape]) -> dict[str, tuple[Any, Any, Any
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Arrays of a safetensors file by name.
+    """Return the arrays of a safetensors file by name.
 
-    Its own library keeps the interpreter's lock while it reads, 13 ms for 20 MB: no request is answered then.
+    The safetensors library holds the GIL while it reads (13 ms for 20 MB), which would delay requests.
     """
     with open(path, "rb", buffering=0) as file:
         content = np.empty(os.fstat(file.fileno()).st_size, np.uint8)

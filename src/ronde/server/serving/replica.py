@@ -1,4 +1,4 @@
-"""A read-only server of a model, whatever the protocol: look-ups, predictions, and of which version."""
+"""A read-only server of a model: look-ups, predictions and versions. It does not depend on the protocol."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["Counts", "NoSuchTable", "NoSuchVersion", "Replica"]
 
 
 class NoSuchTable(RondeError):
-    """A table that the model has not."""
+    """An error: the model has no such table."""
 
 
 class NoSuchVersion(RondeError):
-    """A version that is not there, or not any more."""
+    """An error: the version does not exist, or was removed."""
 
 
 @dataclass
 class Counts:
-    """Of all look-ups so far, those of predictions among them.
+    """Counters of look-ups, predictions included.
 
     Attributes:
-        asked: ids.
-        found: those that had a row.
+        asked: number of ids looked up.
+        found: number of these ids that had a row.
     """
 
     asked: int = 0
@@ -40,22 +40,22 @@ class Counts:
 
 
 class Replica:
-    """Serves one version at a time, of which every request sees parameters and rows.
+    """A server of one version at a time; each request sees one consistent version.
 
     Args:
-        source: where versions come from.
-        version: the one that is served, without following; None is the newest, and those that come.
-        say: hears sentences about what goes wrong.
+        source: the source of versions.
+        version: version to serve, pinned; None: the newest, including later ones.
+        say: function that reports errors to the user.
 
     Raises:
-        NoSuchVersion: there is none.
-        DamagedFile: a file of it is not what was written.
+        NoSuchVersion: the version does not exist.
+        DamagedFile: a file is missing, or its checksum differs.
 
     Attributes:
-        counts: ids that were looked up.
-        lag: seconds from the end of the training step of a version until it was served; of the last one that
-            came while a run was followed. None before.
-        trouble: why a newer version is not served, "" if nothing is wrong.
+        counts: counters of look-ups.
+        lag: seconds from the end of a version's training step until it was served, for the last new version
+            that was followed; None before the first.
+        trouble: error that keeps a newer version from being served; "" without one.
     """
 
     def __init__(
@@ -72,38 +72,38 @@ class Replica:
         self.trouble = ""
         self._snapshot = source.load(self._known(version))
         self._newest = max(source.versions(), default=0)
-        for table in self._snapshot.tables.values():  # compiled now, not for whoever asks first
+        for table in self._snapshot.tables.values():  # compile now, not at the first request
             table.look_up(np.zeros(1, np.int64))
 
     @property
     def snapshot(self) -> Snapshot:
-        """What is served now. Whoever makes several requests of one version keeps it."""
+        """The version that is served now. Keep it to make several requests of one version."""
         return self._snapshot
 
     @property
     def pinned(self) -> int | None:
-        """The version that is served whatever comes; None: the newest is."""
+        """The pinned version; None: the newest is served."""
         return self._pinned
 
     def versions(self) -> list[int]:
-        """Versions to which `roll_back` can go."""
+        """Return the versions that `roll_back` accepts."""
         return self._source.versions()
 
     def look_up(
         self, table: str, ids: np.ndarray[Any, Any], snapshot: Snapshot | None = None
     ) -> np.ndarray[Any, Any]:
-        """The row of each id; the first values of those without one.
+        """Return the row of each id, or its first values if it has none.
 
         Args:
-            table: its name.
+            table: name of the table.
             ids: int64 [n].
-            snapshot: of which version; None is the one that is served.
+            snapshot: version to read; None: the one that is served.
 
         Returns:
             [n, dim] of float32 or float64.
 
         Raises:
-            NoSuchTable: the model has none of that name.
+            NoSuchTable: the model has no such table.
         """
         tables = (snapshot or self._snapshot).tables
         if table not in tables:
@@ -116,18 +116,18 @@ class Replica:
         return rows
 
     def predict(self, inputs: Mapping[str, Any] | Sequence[Any], snapshot: Snapshot | None = None) -> Any:
-        """What the model returns, in evaluation.
+        """Return the model's outputs in evaluation mode.
 
         Args:
-            inputs: by name, or all in order: tensors, or nested lists of numbers.
-            snapshot: of which version; None is the one that is served.
+            inputs: tensors or nested lists of numbers, by name, or all in order.
+            snapshot: version to use; None: the one that is served.
 
         Returns:
-            Tensors, in whatever structure the model returns them.
+            Tensors, in the structure that the model returns.
 
         Raises:
             NoProgram: the model could not be exported.
-            Unfit: the model was not made for these inputs.
+            Unfit: the model does not accept these inputs.
         """
         used = snapshot or self._snapshot
         if used.program is None:
@@ -140,11 +140,11 @@ class Replica:
         return used.program.predict(inputs, used.dense, look_up)
 
     def roll_back(self, version: int) -> None:
-        """Serve this version, until another is asked for.
+        """Pin a version and serve it.
 
         Raises:
-            NoSuchVersion: it is not there.
-            DamagedFile: a file of it is not what was written; what is served stays.
+            NoSuchVersion: the version does not exist.
+            DamagedFile: a file is missing or damaged; the present version stays.
         """
         with self._changing:
             if version != self._snapshot.version:
@@ -152,15 +152,15 @@ class Replica:
             self._pinned = version
 
     def follow(self) -> None:
-        """Serve the newest version, and those that come."""
+        """Serve the newest version, and newer ones as they appear."""
         with self._changing:
             self._pinned = None
         self.refresh()
 
     def refresh(self) -> bool:
-        """Serve the newest version, unless another is pinned; whether there was a newer one.
+        """Serve the newest version unless one is pinned; return whether it changed.
 
-        A version that cannot be read is passed over: what is served stays, and `trouble` says why.
+        An unreadable version is skipped: the present one stays, and `trouble` holds the error.
         """
         with self._changing:
             if self._pinned is not None:
@@ -170,7 +170,7 @@ class Replica:
                 return False
             try:
                 self._snapshot = self._source.load(newest, self._snapshot)
-            except Exception as error:  # whatever is wrong with a version, this one is served
+            except Exception as error:  # any error of a new version: keep serving this one
                 self._complain(newest, error)
                 return False
             if newest > self._newest:
@@ -180,14 +180,14 @@ class Replica:
             return True
 
     def start(self, interval: float) -> None:
-        """Look for newer versions each so many seconds, on a thread."""
+        """Refresh every `interval` seconds, on a thread."""
         self._following = threading.Thread(
             target=self._follow, args=(interval,), name="ronde-replica", daemon=True
         )
         self._following.start()
 
     def close(self) -> None:
-        """Look for newer versions no more."""
+        """Stop looking for newer versions."""
         self._ends.set()
         if self._following is not None:
             self._following.join()

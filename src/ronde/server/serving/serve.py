@@ -1,4 +1,4 @@
-"""A replica in a process of its own: which source, which address, until it is ended."""
+"""The process of a replica: source, address, and main loop."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _WAITING_AT_MOST = 2048
 
 
 def source_of(path: Path) -> Source:
-    """Versions of a run, by its directory, or an exported model.
+    """Return the source of versions in a run's directory or an exported model.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the path is neither of them.
     """
     if (path / MANIFEST).is_file():
         return Exported(path)
@@ -53,19 +53,19 @@ def serve(
     binary: tuple[str, bytes] | None = None,
     say: Callable[[str], None],
 ) -> None:
-    """Serve until a signal ends it.
+    """Serve until a signal arrives.
 
     Args:
-        path: of a run or an exported model; a run that has published nothing yet is waited for.
+        path: directory of a run or of an exported model; waits for a run's first version.
         host: an address of this machine.
-        port: 0 is any that is free.
-        version: the only one that is served; None is the newest, and those that come.
-        interval: seconds between looks for a newer one.
+        port: TCP port; 0: any free one.
+        version: version to serve, pinned; None: the newest, including later ones.
+        interval: seconds between checks for a newer version.
         binary: endpoint and token of the binary protocol; None: it is not served.
-        say: hears where it is served, and what goes wrong.
+        say: function that reports the address and errors to the user.
 
     Raises:
-        UsageError: the path is neither, or nobody can listen there.
+        UsageError: the path is neither a run nor an exported model.
     """
     listening = _listen(host, port)
     answering = None if binary is None else _binary(*binary)
@@ -82,7 +82,7 @@ def serve(
     say(f"serves version {replica.snapshot.version} at http://{name}:{port}")
     if not ipaddress.ip_address(host).is_loopback:
         say("whoever reaches this address may look up, predict and roll back: nobody is asked who they are")
-    # What is there now stays: the collector need not look at it again and again.
+    # Objects made so far live on: exclude them from garbage collection.
     gc.collect()
     gc.freeze()
     metrics = Metrics(replica, None if answering is None else answering.refused)
@@ -112,7 +112,7 @@ def _binary(endpoint: str, token: bytes) -> BinaryReplica:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # With the protocol named: asyncio sends small answers at once only then.
+        # asyncio sets TCP_NODELAY only if the socket's protocol is IPPROTO_TCP.
         listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))

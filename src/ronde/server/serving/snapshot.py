@@ -1,4 +1,4 @@
-"""One version of a model, in memory, to be read by many."""
+"""One version of a model in memory, for many concurrent readers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Snapshot", "Source"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
-    """One version; whoever has a reference reads this one, whatever is served meanwhile.
+    """An immutable version of a model. Readers keep their reference while newer ones are served.
 
     Attributes:
-        version, step, time: as in `Manifest`.
-        tables: by name.
+        version, step, time: the same as in `Manifest`.
+        tables: rows by the table's name.
         dense: parameters and buffers by name.
-        program: how the model computes; None where it could not be exported.
-        no_program: why so.
+        program: the exported computation; None if the export failed.
+        no_program: error of the export.
     """
 
     version: int
@@ -41,22 +41,22 @@ class Snapshot:
 
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
-        """Type and shape of each input of the program, by name, as JSON has them."""
+        """The dtype and shape of each program input, by name, for JSON."""
         inputs = () if self.program is None else self.program.inputs
         return {each.name: {"dtype": each.dtype, "shape": each.shape} for each in inputs if each.dtype}
 
 
 class Source(Protocol):
-    """Where versions come from."""
+    """A source of versions: a run's folder or an exported model."""
 
     def versions(self) -> list[int]:
-        """All that can be had, rising."""
+        """Return all available versions, rising."""
         ...
 
     def load(self, version: int, near: Snapshot | None = None) -> Snapshot:
-        """Make a version, from another one where that is shorter.
+        """Load a version, starting from `near` if that is shorter.
 
         Raises:
-            DamagedFile: a file of it is missing, or is not what was written.
+            DamagedFile: a file is missing, or its checksum differs.
         """
         ...

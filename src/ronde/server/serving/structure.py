@@ -1,7 +1,7 @@
-"""What a model returns, for the binary protocol: a JSON skeleton, and the arrays that hang in it.
+"""Encoding of a model's outputs for the binary protocol: a JSON skeleton plus arrays.
 
-An array stands as {"array": k} (with "dtype" where it travels as another one), a list as {"list": [...]}, a
-tuple as {"tuple": [...]}, a dict as {"dict": {...}}; numbers, texts and None stand for themselves.
+An array becomes {"array": k} (with its "dtype" if the wire uses another one), a list {"list": [...]}, a tuple
+{"tuple": [...]}, a dict {"dict": {...}}; numbers, strings and None are unchanged.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ __all__ = ["put_together", "take_apart", "travels_as"]
 
 Array = np.ndarray[Any, Any]
 
-# Types that the wire does not know, by one that holds all their values.
+# dtypes that the wire lacks, each with one that holds all its values.
 _TRAVELS_AS = {"bool": "uint8", "int16": "int32", "uint16": "int32"}
 _KNOWN = ("uint8", "int8", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
 
 
 def travels_as(array: Array) -> Array | None:
-    """The same values in a type that the wire knows; None for what holds no real numbers."""
+    """Convert an array to a dtype that the wire supports; None if impossible."""
     name = _TRAVELS_AS.get(array.dtype.name, array.dtype.name)
     if name not in _KNOWN:
         return None
@@ -29,13 +29,13 @@ def travels_as(array: Array) -> Array | None:
 
 
 def take_apart(value: Any, array_of: Callable[[Any], Array | None], arrays: list[Array]) -> Any:
-    """The skeleton of a value, whose arrays are appended.
+    """Return the skeleton of a value, and append its arrays.
 
     Args:
-        array_of: the array that a leaf is; None for one that is none.
+        array_of: function that converts a leaf to an array; None for a leaf that is not one.
 
     Raises:
-        TypeError: an array has no type that travels, complex numbers say.
+        TypeError: an array has a dtype that the wire cannot hold, for instance complex.
     """
     array = array_of(value)
     if array is not None:
@@ -54,7 +54,7 @@ def take_apart(value: Any, array_of: Callable[[Any], Array | None], arrays: list
 
 
 def put_together(told: Any, arrays: Sequence[Array]) -> Any:
-    """What `take_apart` was given, with numpy arrays for leaves."""
+    """Rebuild a value from its skeleton, with numpy arrays as leaves."""
     match told:
         case {"array": int(number)}:
             return arrays[number].astype(told.get("dtype", arrays[number].dtype))

@@ -1,7 +1,7 @@
-"""Embedding rows by id, without a bound on the ids: index, rows, row optimizers, admission, eviction.
+"""Embedding tables by unbounded ids: index, rows, row optimizers, admission, eviction.
 
-Needs numba (`pip install 'ronde[server]'`); no torch. What an `EmbeddingTable` is made with is named here, as
-`ronde.table.Adagrad(lr=0.1)` in a script.
+Needs numba (`pip install 'ronde[server]'`) but not torch. The arguments of an `EmbeddingTable` are exported
+here, for `ronde.table.Adagrad(lr=0.1)` in a script.
 """
 
 from __future__ import annotations

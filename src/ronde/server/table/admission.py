@@ -1,6 +1,7 @@
-"""Which ids get a row. The others are looked up as their first values, and their gradients are dropped.
+"""Admission filters: rules by which ids get a row. The other ids are looked up as their first values, and
+their gradients are dropped.
 
-Most ids of a log of clicks are seen once or twice and teach nothing; without a filter they are most of a
+In a click log, most ids occur once or twice and teach nothing; without a filter they would fill most of a
 table.
 """
 
@@ -22,14 +23,14 @@ __all__ = ["Admission", "AdmitAfter", "AdmitByBloomFilter", "AdmitWithProbabilit
 
 
 class Filter(Protocol):
-    """Decides, with what it remembers of ids without a row."""
+    """An admission filter with its state about ids without a row."""
 
     def admits(self, new: Unique, step: int) -> np.ndarray[Any, Any]:
-        """Which of the ids get a row now.
+        """Decide which of the ids get a row now.
 
         Args:
-            new: ids without a row that have a gradient now.
-            step: updates of the table so far.
+            new: ids that have a gradient now and no row.
+            step: number of updates of the table so far.
 
         Returns:
             bool [m].
@@ -37,17 +38,17 @@ class Filter(Protocol):
         ...
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """What it remembers, as arrays."""
+        """Return the filter's state as arrays."""
         ...
 
     def load(self, state: dict[str, np.ndarray[Any, Any]]) -> None:
-        """Remember what `state` gave."""
+        """Load a state that `state` returned."""
         ...
 
 
 @dataclass(frozen=True)
 class AdmitAfter:
-    """An id gets a row at its `count`-th look-up. Exact: each that waits is counted (about 28 bytes)."""
+    """Admit an id at its `count`-th look-up. Exact: every waiting id is counted (about 28 bytes each)."""
 
     count: int
 
@@ -55,13 +56,13 @@ class AdmitAfter:
         _at_least_one("AdmitAfter", "count", self.count)
 
     def filter(self, seed: int, max_rows: int) -> Filter:
-        """A filter that remembers nothing yet."""
+        """Make an empty filter."""
         return _Counting(self.count, max_rows)
 
 
 @dataclass(frozen=True)
 class AdmitWithProbability:
-    """An id gets a row at each look-up with a probability. Nothing is remembered."""
+    """Admit an id at each look-up with this probability. Stateless."""
 
     probability: float
 
@@ -72,17 +73,18 @@ class AdmitWithProbability:
             )
 
     def filter(self, seed: int, max_rows: int) -> Filter:
-        """A filter that remembers nothing yet."""
+        """Make the filter."""
         return _Chance(self.probability, seed)
 
 
 @dataclass(frozen=True)
 class AdmitByBloomFilter:
-    """As `AdmitAfter`, in memory of a fixed size: a counting Bloom filter (Fan, Cao, Almeida, Broder, 2000).
+    """Admit an id at its `count`-th look-up, counted in fixed memory. The counts are those of a counting
+    Bloom filter (Fan, Cao, Almeida, Broder, 2000).
 
     Args:
         count: look-ups before an id gets a row; at most 255.
-        ids: how many ids without a row are expected.
+        ids: expected number of ids without a row.
         error: the share of ids that may then get a row too early.
     """
 
@@ -101,7 +103,7 @@ class AdmitByBloomFilter:
             raise UsageError(f"AdmitByBloomFilter(error={self.error}): a share between 0 and 1 is needed")
 
     def filter(self, seed: int, max_rows: int) -> Filter:
-        """A filter that remembers nothing yet."""
+        """Make an empty filter."""
         return _Bloom(self)
 
 
@@ -114,7 +116,7 @@ def _at_least_one(name: str, key: str, value: int) -> None:
 
 
 class _Counting:
-    """Look-ups by id, in rows without an embedding."""
+    """A filter with exact counts, stored as rows without an embedding."""
 
     def __init__(self, count: int, max_rows: int) -> None:
         self._count = count
@@ -155,13 +157,13 @@ class _Counting:
 
 
 class _Chance:
-    """A draw made of id, step and seed: the same when a step is repeated."""
+    """A filter with a random draw by id, step and seed, reproducible on retry."""
 
     def __init__(self, probability: float, seed: int) -> None:
         self._probability, self._seed = probability, seed
 
     def admits(self, new: Unique, step: int) -> np.ndarray[Any, Any]:
-        # A look-up of an id that stands k times in a batch is k draws.
+        # An id that occurs k times in a batch has k draws.
         none = (1 - self._probability) ** new.counts
         return _draws(new.ids, np.uint64(self._seed), step) >= none
 

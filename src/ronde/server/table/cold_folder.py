@@ -1,7 +1,7 @@
-"""The folder of a table's rows on disk: locked as long as its maker lives, so that others know what is stale.
+"""The folder of a table's rows on disk. A lock held by its process tells others whether it is stale.
 
-Only the raw calls of `posix` are used: under `ronde run` those of `os` are a script's, which all ranks make
-together, while each rank has a folder of its own, and lets it go when its table goes.
+Only `posix` calls are used: under `ronde run` the functions of `os` are patched for the script and are
+collective, while each rank makes and removes a folder of its own.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _LOCK = "lock"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ColdFolder:
-    """One that this process has made and locked.
+    """A folder that this process has made and locked.
 
     Attributes:
-        path: it.
-        lock: the descriptor by which it is locked.
-        process: who made it; a process that is forked from it leaves it alone.
+        path: path of the folder.
+        lock: descriptor of the locked file.
+        process: pid of the maker; a forked process leaves the folder alone.
     """
 
     path: str
@@ -39,22 +39,22 @@ class ColdFolder:
 
     @classmethod
     def make(cls, above: str | None) -> ColdFolder:
-        """Make one, and remove those whose makers are dead.
+        """Make a folder, and remove stale ones of dead processes.
 
         Args:
-            above: where; None is the folder for temporary files.
+            above: parent folder; None: the folder for temporary files.
 
         Raises:
-            RondeError: it cannot be made.
+            RondeError: the folder cannot be made.
         """
         above = tempfile.gettempdir() if above is None else above
         try:
             remove_stale(above)
             path = f"{above}/{_PREFIX}{secrets.token_hex(8)}"
             posix.mkdir(path, 0o700)
-            # Locked before it has the name by which others look for it.
+            # Lock the file before it gets the name that others look for.
             lock = posix.open(f"{path}/.{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with contextlib.suppress(OSError):  # a file system without locks: then nobody takes it for stale
+            with contextlib.suppress(OSError):  # without file locks, no process treats the folder as stale
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 posix.rename(f"{path}/.{_LOCK}", f"{path}/{_LOCK}")
         except OSError as error:
@@ -65,7 +65,7 @@ class ColdFolder:
         return cls(path, lock, os.getpid())
 
     def remove(self) -> None:
-        """Remove it with all that it holds, if this process has made it."""
+        """Remove the folder and its content, if this process made it."""
         if os.getpid() == self.process:
             remove_tree(self.path)
             with contextlib.suppress(OSError):
@@ -73,7 +73,7 @@ class ColdFolder:
 
 
 def remove_tree(folder: str) -> None:
-    """Remove a folder with all that it holds, as far as that can be done."""
+    """Remove a folder and its content, ignoring errors."""
     with contextlib.suppress(OSError):
         for name in posix.listdir(folder):
             path = f"{folder}/{name}"
@@ -85,14 +85,14 @@ def remove_tree(folder: str) -> None:
 
 
 def remove_stale(above: str) -> None:
-    """Remove those in a folder whose makers are dead.
+    """Remove cold-row folders of processes that no longer exist.
 
     Raises:
         OSError: the folder cannot be read.
     """
     for name in posix.listdir(above):
         if name.startswith(_PREFIX):
-            with contextlib.suppress(OSError):  # another's, locked, or gone meanwhile
+            with contextlib.suppress(OSError):  # another user's, in use, or removed meanwhile
                 lock = posix.open(f"{above}/{name}/{_LOCK}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

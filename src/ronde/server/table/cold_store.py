@@ -1,10 +1,10 @@
-"""Rows by id in RocksDB: written, found and removed in batches; and which of them go at which step.
+"""A store of rows by id in RocksDB, with batched writes, reads and removals.
 
-Two kinds of keys: `r` and the mixed id, so that a segment of the index is a range of keys; `d`, a step and
-the mixed id, so that what is to be given up by a step is one too. Numbers in keys are big-endian. The value
-of a row is the step after whose sweep it was written (int64), and its bytes as memory has them, id included.
+There are two kinds of keys. `r` and the mixed id: a segment of the index is a range of keys. `d`, a step and
+the mixed id: the rows to evict at a step are a range too. Numbers in keys are big-endian. The value of a row
+is the step of the sweep before it was written (int64), then its bytes as in memory, id included.
 
-Nothing of it survives the process, so RocksDB writes no log of its own.
+The store does not outlive its process, so RocksDB's write-ahead log is off.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["HEAD_BYTES", "ColdRowsFailed", "ColdStore", "records_of"]
 
 Array = np.ndarray[Any, Any]
 
-#: Before a row's bytes: the step after whose sweep it was written.
+#: Bytes before a row's: the step of the sweep before it was written.
 HEAD_BYTES = 8
 
-_BATCH = 1 << 16  # rows for which Python has objects at once
+_BATCH = 1 << 16  # rows per batch of Python objects
 _ROW, _DUE = ord("r"), ord("d")
 _WRITE_BUFFER = 32 << 20
 _CACHE = 64 << 20
@@ -39,15 +39,16 @@ _OPEN_FILES = 256
 
 
 class ColdRowsFailed(RondeError):
-    """Rows can not be moved to disk, or back."""
+    """An error: rows cannot be moved to or from disk."""
 
 
 class ColdStore:
-    """The rows of one table that are not in memory; others may still be there as they once were.
+    """The rows of one table that are on disk. Stale copies of rows that are in memory again may be among
+    them.
 
     Args:
-        above: where its folder is made; None is the folder for temporary files.
-        row_bytes: of a row.
+        above: parent of the store's folder; None: the folder for temporary files.
+        row_bytes: bytes of a row.
     """
 
     __slots__ = ("__weakref__", "_database", "_folder", "_frozen", "_record_bytes", "_spent")
@@ -56,7 +57,7 @@ class ColdStore:
         self._record_bytes = HEAD_BYTES + row_bytes
         self._folder = ColdFolder.make(above)
         self._frozen = 0
-        self._spent: list[bytes] = []  # keys of steps that have been, which go with the next batch
+        self._spent: list[bytes] = []  # keys of past steps, deleted by the next batch
         try:
             self._database: Any = _open(f"{self._folder.path}/rows")
         except Exception as error:
@@ -66,20 +67,20 @@ class ColdStore:
 
     @property
     def path(self) -> str:
-        """Its folder."""
+        """The store's folder."""
         return self._folder.path
 
     def write(self, records: Array, ids: Array, ends: Array | None, removed: Array) -> None:
-        """Write rows and remove others, all of a batch or, where it fails, none.
+        """Write rows and remove others, atomically.
 
         Args:
             records: uint8 [n, HEAD_BYTES + row_bytes].
             ids: int64 [n].
-            ends: the step at which each is to be given up; int64 [n], negative for never; None: none is.
-            removed: ids of rows that are given up; int64 [k].
+            ends: step at which each row is evicted; int64 [n], negative for never; None: all never.
+            removed: ids of rows to remove; int64 [k].
 
         Raises:
-            ColdRowsFailed: the disk is full, say.
+            ColdRowsFailed: the write failed, for instance because the disk is full.
         """
         from rocksdict import WriteBatch
 
@@ -106,7 +107,7 @@ class ColdStore:
         self._spent.clear()
 
     def find(self, ids: Array) -> tuple[Array, Array]:
-        """Which ids have a row here (bool [n]), and their records (uint8 [k, HEAD_BYTES + row_bytes])."""
+        """Look up rows: returns presence, bool [n], and records, uint8 [k, HEAD_BYTES + row_bytes]."""
         keys = _keys(_ROW, hashes_of(ids))
         there = np.zeros(len(ids), bool)
         found: list[Array] = []
@@ -119,7 +120,7 @@ class ColdStore:
         return there, np.concatenate(found) if found else np.empty((0, self._record_bytes), np.uint8)
 
     def scan(self, segment: int | None = None) -> Iterator[Array]:
-        """The records of all rows, or of those of a segment of the index, a batch at a time."""
+        """Yield the records of all rows or of one index segment, in batches."""
         first, last = (0, SEGMENTS) if segment is None else (segment, segment + 1)
         begin = _keys(_ROW, _segment_begins(first))
         end = bytes([_ROW + 1]) if last == SEGMENTS else _keys(_ROW, _segment_begins(last))
@@ -129,10 +130,12 @@ class ColdStore:
             yield records_of(b"".join(batch), self._record_bytes)
 
     def take_due(self, after: int, step: int) -> tuple[Array, Array]:
-        """The rows that may go by steps after one and up to another, as they are here; to be asked for once.
+        """Return the rows due for eviction after `after` up to `step`. Call it once per step, as the due keys
+        are removed.
 
         Returns:
-            The steps (int64 [n]) and the records (uint8 [n, HEAD_BYTES + row_bytes]) of those that are here.
+            The due steps (int64 [n]) and records (uint8 [n, HEAD_BYTES + row_bytes]) of the rows that are
+            present.
         """
         begin = _keys(_DUE, np.array([after + 1], np.uint64))
         end = _keys(_DUE, np.array([step + 1], np.uint64))
@@ -143,10 +146,10 @@ class ColdStore:
         return np.array(steps, np.int64), records_of(b"".join(filter(None, answers)), self._record_bytes)
 
     def freeze(self) -> str:
-        """Keep all as it is now in a folder beside, which another process may open; only names are written.
+        """Keep a read-only copy for another process; files are linked, not copied.
 
         Raises:
-            ColdRowsFailed: it cannot be written.
+            ColdRowsFailed: the copy cannot be made.
         """
         from rocksdict import Checkpoint
 
@@ -157,7 +160,7 @@ class ColdStore:
         return path
 
     def thaw(self) -> None:
-        """Remove what `freeze` has kept."""
+        """Remove the copy that `freeze` made."""
         remove_tree(f"{self._folder.path}/frozen-{self._frozen}")
 
     def _commit(self, batch: Any) -> None:
@@ -182,12 +185,12 @@ _ROW_KEY, _DUE_KEY = 9, 17
 
 
 def records_of(body: bytes, record_bytes: int) -> Array:
-    """Records that follow one another; uint8 [n, record_bytes], which may be written to."""
+    """Split concatenated records; uint8 [n, record_bytes], writable."""
     return np.frombuffer(bytearray(body), np.uint8).reshape(-1, record_bytes)
 
 
 def _keys(kind: int, *numbers: Array) -> bytes:
-    """Keys that follow one another, each of a kind and big-endian numbers; uint64 [n] each."""
+    """Return concatenated keys, each a kind and big-endian numbers (uint64 [n] each)."""
     out = np.empty((len(numbers[0]), 1 + 8 * len(numbers)), np.uint8)
     out[:, 0] = kind
     for place, each in enumerate(numbers):
@@ -213,14 +216,14 @@ def _open(path: str) -> Any:
     from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteOptions
 
     blocks = BlockBasedOptions()
-    blocks.set_bloom_filter(10, False)  # an id without a row is found to have none without the disk
+    blocks.set_bloom_filter(10, False)  # ids without a row need no disk access
     blocks.set_block_cache(Cache(_CACHE))
-    blocks.set_cache_index_and_filter_blocks(True)  # so that memory is bounded, however many rows there are
+    blocks.set_cache_index_and_filter_blocks(True)  # bounds memory for any number of rows
     blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_block_based_table_factory(blocks)
-    options.set_compression_type(DBCompressionType.none())  # floats
+    options.set_compression_type(DBCompressionType.none())  # floats compress badly
     options.set_write_buffer_size(_WRITE_BUFFER)
     options.set_max_write_buffer_number(3)
     options.set_max_open_files(_OPEN_FILES)
@@ -237,10 +240,10 @@ def _open(path: str) -> Any:
 
 def _close(database: Any, folder: ColdFolder) -> None:
     if os.getpid() != folder.process:
-        # A forked process has none of RocksDB's threads, for which the end of the object would wait: never.
+        # A forked process lacks RocksDB's threads; the destructor would wait for them forever.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
     else:
         database.cancel_all_background(True)
-        with contextlib.suppress(Exception):  # it would write what nobody needs, and says that it cannot now
+        with contextlib.suppress(Exception):  # its flush is useless, and fails by now
             database.close()
     folder.remove()

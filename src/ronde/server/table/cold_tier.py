@@ -1,11 +1,11 @@
-"""Which rows of a table are in memory: those that were touched last; the others are on disk, whole.
+"""The tier of a table's rows on disk: rows that were touched least recently.
 
-A row goes to disk, and comes back, in batches. What is on disk of a row that has come back is out of date:
-memory counts. So a row that comes back is not removed there, and a look-up writes nothing but the rows that
-make room for it.
+Rows move to disk and back in batches. A row that is in memory again leaves a stale copy on disk: memory is
+authoritative. So bringing a row back removes nothing on disk, and a look-up writes only the rows that make
+room for it.
 
-A row on disk is touched by nobody, so the step at which its rule of eviction will give it up is known when it
-goes there. It is written beside it, and a sweep reads what has come to its end, instead of all.
+A row on disk is not touched, so the step at which the eviction rule will delete it is known when it is
+written. That step is stored with it, and a sweep reads only the rows that are due.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ __all__ = ["ColdTier", "RawRows"]
 
 Array = np.ndarray[Any, Any]
 
-_SHARE = 16  # of the rows in memory one in so many goes to disk at once
+_SHARE = 16  # 1/16 of the rows in memory moves to disk at a time
 _MOST_PENDING = 1 << 16
 
 
 class RawRows:
-    """Rows as their bytes.
+    """Rows as raw bytes, with views of their fields.
 
     Args:
-        raw: uint8 [n, row_bytes], as memory has them.
-        rows: how they are laid out.
+        raw: uint8 [n, row_bytes], in the layout of memory.
+        rows: rows in memory, for their layout.
     """
 
     __slots__ = ("_dim", "_first", "_state", "_values", "counters", "raw")
@@ -77,13 +77,13 @@ class ColdTier:
     """The rows of one table that are on disk.
 
     Args:
-        config: how many are in memory.
-        evict: the table's rule.
-        rows, index: those in memory.
+        config: number of rows in memory, and folder.
+        evict: the table's eviction rule.
+        rows, index: the rows in memory.
 
     Attributes:
-        count: rows that are on disk alone.
-        step: of the table's last sweep.
+        count: number of rows that are only on disk.
+        step: step of the table's last sweep.
     """
 
     __slots__ = (
@@ -106,15 +106,15 @@ class ColdTier:
                 "given up by the rules of ronde.table only"
             )
         self._config, self._evict, self._rows, self._index = config, evict, rows, index
-        self._store: ColdStore | None = None  # made when there is a row for it
+        self._store: ColdStore | None = None  # made for the first row
         self.count = self.step = 0
-        # When each row in memory was touched last: a count of calls, which may begin anew.
+        # Last touch of each row in memory: a count of calls, which wraps around.
         self._touched = ReservedMemory(4 * rows.max_rows).array[: 4 * rows.max_rows].view(np.uint32)
         self._now = 0
-        self._pending = np.empty(0, np.int64)  # ids without a row any more, which may be on disk
+        self._pending = np.empty(0, np.int64)  # evicted ids that may still be on disk
 
     def find(self, ids: Array) -> tuple[Array, RawRows]:
-        """Which ids, none of which is in memory, have a row here (bool [n]), and those rows."""
+        """Look up ids that are not in memory. Returns presence, bool [n], and the rows found."""
         if self._store is None or not self.count:
             return np.zeros(len(ids), bool), self._raw(
                 np.empty((0, HEAD_BYTES + self._rows.row_bytes), np.uint8)
@@ -127,11 +127,11 @@ class ColdTier:
         return there, self._raw(records)
 
     def looked_up(self, slots: Array, found: RawRows) -> None:
-        """Bring rows to memory that were found here, where they are not too many; a full disk lets them be.
+        """Move looked-up rows to memory, unless they are many; a full disk prevents it.
 
         Args:
-            slots: of rows in memory that were looked up too; int64 [n].
-            found: rows that were on disk.
+            slots: row numbers of looked-up rows in memory; int64 [n].
+            found: looked-up rows on disk.
         """
         self._touch(slots)
         if 0 < len(found) <= max(1, self._config.memory_rows // 2):
@@ -140,16 +140,17 @@ class ColdTier:
                 self._enter(found)
 
     def bring(self, ids: Array) -> Array:
-        """Have rows in memory, with room for those that do not exist yet; what is written is written here.
+        """Move rows to memory before an update, with room for ids without a row.
 
         Args:
-            ids: int64 [n], each once.
+            ids: int64 [n], distinct.
 
         Returns:
-            The row numbers, -1 where there is no row; int64 [n].
+            The row numbers, -1 for an id without a row; int64 [n].
 
         Raises:
-            ColdRowsFailed: the disk is full, say; no row has changed.
+            ColdRowsFailed: rows could not be moved, for instance because the disk is full; no row has
+                changed.
         """
         slots = self._index.find(ids, self._rows.keys)
         self._touch(slots[slots >= 0])
@@ -163,23 +164,23 @@ class ColdTier:
         return slots
 
     def touch(self, slots: Array) -> None:
-        """Rows that begin now."""
+        """Mark new rows as touched now."""
         self._touched[slots] = self._now
 
     def forget(self, ids: Array) -> None:
-        """Rows are given up, and what may be on disk of them counts no more."""
+        """Mark evicted ids, so that their copies on disk no longer count."""
         if self._store is not None and len(ids):
             self._pending = np.concatenate([self._pending, ids])
 
     def remove(self, ids: Array) -> Array:
-        """Give up rows that are on disk alone, and return their ids."""
+        """Evict rows that are only on disk, and return their ids."""
         there, found = self.find(ids)
         self.count -= len(found)
         self.forget(ids[there])
         return ids[there]
 
     def sweep(self, step: int) -> Array:
-        """Give up the rows whose end is at a step, and return their ids."""
+        """Evict the rows that are due up to a step, and return their ids."""
         before, self.step = self.step, step
         if self._evict is None or self._store is None or not self.count:
             return np.empty(0, np.int64)
@@ -188,19 +189,19 @@ class ColdTier:
             return np.empty(0, np.int64)
         bytes_of_rows = np.ascontiguousarray(records[:, HEAD_BYTES:])
         idle, ids = self._idle(records), bytes_of_rows.view(np.int64)[:, 0]
-        # A row may have come back, or have been here again since, and have another end then.
+        # A row may have been in memory since, and have another due step.
         gone = ids[(self._evict.ends(idle) == steps) & self._is_cold(ids)]
         self.count -= len(gone)
         self.forget(gone)
         return gone
 
     def scan(self, segment: int | None = None) -> Iterator[RawRows]:
-        """The rows that are on disk alone, or those of them in a segment of the index."""
+        """Yield the rows that are only on disk, of all segments or one."""
         if self._store is not None and self.count:
             yield from self.living(self._store.scan(segment))
 
     def living(self, batches: Iterator[Array]) -> Iterator[RawRows]:
-        """Those of all records that are rows on disk alone."""
+        """Filter batches of records for rows that are only on disk."""
         for records in batches:
             ids = np.ascontiguousarray(records[:, HEAD_BYTES : HEAD_BYTES + 8]).view(np.int64)[:, 0]
             yield self._raw(records[self._is_cold(ids)])
@@ -211,16 +212,16 @@ class ColdTier:
         return HEAD_BYTES + self._rows.row_bytes
 
     def freeze(self) -> str:
-        """A folder in which all is as now, as `ColdStore.freeze`; "": nothing is on disk."""
+        """Freeze the store, and return the copy's folder; "" if no rows are on disk."""
         return self._store.freeze() if self._store is not None and self.count else ""
 
     def thaw(self) -> None:
-        """Remove what `freeze` has kept."""
+        """Remove the copy that `freeze` made."""
         if self._store is not None:
             self._store.thaw()
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all rows."""
         self._store, self.count, self._pending = None, 0, np.empty(0, np.int64)
 
     def _is_cold(self, ids: Array) -> Array:
@@ -232,7 +233,10 @@ class ColdTier:
         self._touched[slots] = self._now
 
     def _make_room(self, count: int) -> None:
-        """Move rows to disk until so many more are not too many; those of this call stay."""
+        """Move the least recently touched rows to disk until `count` more fit.
+
+        Rows of the present call stay.
+        """
         excess = len(self._rows) + count - self._config.memory_rows
         if excess <= 0:
             return
@@ -268,7 +272,7 @@ class ColdTier:
         return slots
 
     def _raw(self, records: Array) -> RawRows:
-        """Rows as they are now, which for counts that fade is not as they were written."""
+        """Make rows of records, their counts decayed up to the last sweep."""
         rows = RawRows(records[:, HEAD_BYTES:], self._rows)
         if isinstance(self._evict, EvictByFrequency) and len(rows):
             rows.counters[:, 2] = self._evict.faded(self._idle(records), self.step)

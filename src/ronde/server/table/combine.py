@@ -1,4 +1,4 @@
-"""Equal ids made one: each id once, in the order of first appearance, and the sum of what belongs to it."""
+"""Deduplication of ids, and sums over equal ids."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["Unique", "sum_rows", "unique"]
 
 
 class Unique(NamedTuple):
-    """Ids without repetition, and how to come back to those that were asked for."""
+    """Distinct ids, and the mapping back to the given ones."""
 
     ids: np.ndarray[Any, Any]
     """int64 [m], in the order of first appearance."""
     inverse: np.ndarray[Any, Any]
-    """int64 [n]: `ids[inverse]` are the ids that were given."""
+    """int64 [n]: `ids[inverse]` are the given ids."""
     counts: np.ndarray[Any, Any]
-    """int64 [m]: how often each id was given."""
+    """int64 [m]: number of occurrences of each id."""
 
 
 def unique(ids: np.ndarray[Any, Any]) -> Unique:
-    """Each of the ids once; int64 [n]."""
+    """Deduplicate ids; int64 [n]."""
     firsts, inverse, counts = _unique(ids)
     return Unique(ids[firsts], inverse, counts)
 
@@ -62,12 +62,12 @@ def _unique(ids: Any) -> Any:
 
 @compiled
 def sum_rows(rows: Any, inverse: Any, count: Any) -> Any:
-    """Sums of rows by their number, in the order of the rows.
+    """Sum the rows that have the same number, in the order of the rows.
 
     Args:
         rows: float [n, dim].
         inverse: int64 [n], each in [0, count).
-        count: rows of the result.
+        count: number of rows of the result.
 
     Returns:
         float [count, dim].

@@ -1,7 +1,7 @@
-"""Loops over rows, compiled to machine code by numba.
+"""Compilation of loops over rows by numba.
 
-Compiled code is kept beside the source (or where `NUMBA_CACHE_DIR` says), runs without the interpreter lock,
-and checks no bounds.
+Compiled code is cached next to the source (or in `NUMBA_CACHE_DIR`), runs without the GIL, and checks no
+bounds.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def compiled(function: _Function) -> _Function:
-    """Compile a function of arrays and numbers at its first call, and keep what was compiled."""
+    """Compile a function of arrays and numbers at its first call; cached on disk."""
     jit: Any = numba.njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
     return jit(function)
 
 
 def inlined(function: _Function) -> _Function:
-    """Compile a small function into those that call it."""
+    """Compile a small function inline into its callers."""
     jit: Any = numba.njit(inline="always", error_model="numpy")
     return jit(function)
 
 
 def _prefetch(typing_context: Any, array: Any, index: Any, column: Any) -> Any:
-    """`prefetch(array, i, j)`: start to load the cache line of `array[i, j]`, or of `array[i]`, and go on.
+    """Prefetch the cache line of `array[i, j]`, or of `array[i]`.
 
-    A table's rows lie all over memory, and a miss costs 100 ns. A loop that first asks for the lines of a
-    hundred rows, then reads them, waits about once.
+    A table's rows lie all over memory, and a cache miss costs 100 ns. A loop that prefetches a hundred rows
+    before reading them waits only about once.
     """
     del typing_context
     signature = types.void(array, types.intp, types.intp)

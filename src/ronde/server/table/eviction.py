@@ -1,7 +1,7 @@
-"""Which rows a table gives up. A row that is looked up again begins anew, with its first values.
+"""Eviction rules: rows that a table deletes. An id that is looked up again starts with its first values.
 
-Each rule is asked of every row once in `every` updates, a part of the index at a time, and looks at the row
-alone: so the same rows go, whatever the number of servers.
+A rule judges every row once in `every` updates, one part of the index at a time, by the row alone: so the
+same rows are evicted for any number of servers.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ronde.server.table.rows import Rows
 
 __all__ = ["NEVER", "EvictByAge", "EvictByFrequency", "EvictByNorm", "Eviction", "Idle", "next_turns"]
 
-#: The step at which a row goes that stays.
+#: Eviction step of a row that stays.
 NEVER = -1
 
 
 class Idle(NamedTuple):
-    """Rows that nobody looks up or updates; the first axis of each is of them.
+    """Rows that are not looked up or updated, with their fields.
 
     Attributes:
         embeddings: [n, dim].
-        counts: look-ups; uint32 [n].
+        counts: number of look-ups; uint32 [n].
         versions: step of the last update; uint32 [n].
-        turns: the next step at which each is judged; int64 [n]. It is judged again every `every` steps.
+        turns: next step at which each row is judged; int64 [n]. It is judged again every `every` steps.
     """
 
     embeddings: np.ndarray[Any, Any]
@@ -39,13 +39,13 @@ class Idle(NamedTuple):
 def next_turns(
     segments: np.ndarray[Any, Any], of: int, every: int, after: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """The first step after another at which each segment, of so many, is judged; int64 [n]."""
+    """Return the first step after `after` at which each segment is judged; int64 [n]."""
     return after + 1 + (segments * every // of - after - 1) % every
 
 
 @dataclass(frozen=True)
 class EvictByAge:
-    """Rows that were not updated in the last `steps` updates of the table."""
+    """Evict rows without an update in the table's last `steps` updates."""
 
     steps: int
     every: int = 1024
@@ -54,18 +54,18 @@ class EvictByAge:
         _check(self, steps=self.steps, every=self.every)
 
     def judge(self, rows: Rows, slots: np.ndarray[Any, Any], step: int) -> np.ndarray[Any, Any]:
-        """Which of the rows go; int64 [n] to bool [n]."""
+        """Return whether each row is evicted; int64 [n] to bool [n]."""
         return step - rows.versions[slots].astype(np.int64) > self.steps
 
     def ends(self, idle: Idle) -> np.ndarray[Any, Any]:
-        """The step at which each row goes; int64 [n]."""
+        """Return the step at which each row will be evicted; int64 [n]."""
         late = np.maximum(idle.versions.astype(np.int64) + self.steps + 1 - idle.turns, 0)
         return idle.turns + -(-late // self.every) * self.every
 
 
 @dataclass(frozen=True)
 class EvictByNorm:
-    """Rows whose embedding has an L2 norm below `below`."""
+    """Evict rows with an embedding of L2 norm below `below`."""
 
     below: float
     every: int = 1024
@@ -74,17 +74,17 @@ class EvictByNorm:
         _check(self, below=self.below, every=self.every)
 
     def judge(self, rows: Rows, slots: np.ndarray[Any, Any], step: int) -> np.ndarray[Any, Any]:
-        """Which of the rows go; int64 [n] to bool [n]."""
+        """Return whether each row is evicted; int64 [n] to bool [n]."""
         return np.linalg.norm(rows.embeddings(slots), axis=1) < self.below
 
     def ends(self, idle: Idle) -> np.ndarray[Any, Any]:
-        """The step at which each row goes, `NEVER` for those that stay; int64 [n]."""
+        """Return each row's eviction step, or `NEVER` if it stays; int64 [n]."""
         return np.where(np.linalg.norm(idle.embeddings, axis=1) < self.below, idle.turns, NEVER)
 
 
 @dataclass(frozen=True)
 class EvictByFrequency:
-    """Rows that were looked up fewer than `below` times; counts are halved at each sweep, so fame fades."""
+    """Evict rows with fewer than `below` look-ups. Each sweep halves the counts, so old look-ups fade."""
 
     below: int
     every: int = 1024
@@ -93,13 +93,13 @@ class EvictByFrequency:
         _check(self, below=self.below, every=self.every)
 
     def judge(self, rows: Rows, slots: np.ndarray[Any, Any], step: int) -> np.ndarray[Any, Any]:
-        """Which of the rows go; int64 [n] to bool [n]."""
+        """Return whether rows are evicted, int64 [n] to bool [n]; halves counts."""
         counts = rows.counts[slots]
         rows.counts[slots] = counts // 2
         return counts < self.below
 
     def ends(self, idle: Idle) -> np.ndarray[Any, Any]:
-        """The step at which each row goes; int64 [n]."""
+        """Return the step at which each row will be evicted; int64 [n]."""
         counts, halvings = idle.counts.astype(np.int64), np.zeros(len(idle.counts), np.int64)
         while (enough := counts >= self.below).any():
             halvings += enough
@@ -107,7 +107,7 @@ class EvictByFrequency:
         return idle.turns + halvings * self.every
 
     def faded(self, idle: Idle, step: int) -> np.ndarray[Any, Any]:
-        """What is left of each row's count at a step, after the turns until then; uint32 [n]."""
+        """Return each row's count at a step, after the halvings until then; uint32 [n]."""
         times = np.maximum((step - idle.turns) // self.every + 1, 0)
         return idle.counts >> np.minimum(times, 31).astype(np.uint32)
 

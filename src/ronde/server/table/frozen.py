@@ -1,8 +1,7 @@
-"""The rows of a table as they are served: read by many while a newer version of them is being made.
+"""Immutable versions of a table for serving, with shared memory.
 
-Rows of all versions lie in one memory. A newer version has an index of its own, a copy of some 15 bytes for
-each row, and new rows beside the old for what has changed. A row is used again when no version that had it is
-left.
+Rows of all versions are in one memory. A newer version has its own index, a copy of about 15 bytes per row,
+and new rows for changed ids. A row's memory is reused once all versions that contain it are gone.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ _SCALE = 2  # column of a row as float32
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What rows are served as.
+    """The layout of served rows.
 
     Attributes:
         dim: floats of a row.
         stored: "float32", "float64" or "int8".
-        initial, seed: of what an id without a row is given.
-        max_rows: rows at most, of all versions together.
+        initial, seed: the rule of first values, for ids without a row.
+        max_rows: rows at most, over all versions.
     """
 
     dim: int
@@ -49,7 +48,7 @@ class Shape:
         return np.dtype(np.float32 if self.stored == "int8" else self.stored)
 
     def memory(self) -> Rows:
-        """Memory for rows, without any."""
+        """Allocate memory for rows."""
         dtype = np.dtype(self.stored)
         most = self.max_rows
         if most is None:
@@ -59,7 +58,7 @@ class Shape:
 
 
 def quantized(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Rows as int8 and a scale each, by which they are to be multiplied.
+    """Quantize rows to int8 with one scale each. A row is its int8 values times its scale.
 
     Args:
         rows: [n, dim].
@@ -73,7 +72,7 @@ def quantized(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndar
 
 
 class _Change(NamedTuple):
-    """From one version to the next: rows that the older one alone has, and those that it has not."""
+    """Rows that differ between two successive versions."""
 
     older: weakref.ref[FrozenTable]
     newer: weakref.ref[FrozenTable]
@@ -82,10 +81,10 @@ class _Change(NamedTuple):
 
 
 class FrozenTable:
-    """One version of a table, which never changes.
+    """One immutable version of a table.
 
     Args:
-        shape: what its rows are served as.
+        shape: the layout of its rows.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -100,17 +99,18 @@ class FrozenTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows, those of other versions among them, and of this version's index."""
+        """Bytes of the rows of all versions, and of this version's index."""
         return self._rows.nbytes + self._entries.nbytes
 
     def look_up(self, ids: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:
-        """The row of each id, and the first values of those without one; how many have one.
+        """Return the ids' rows, and the number of ids that have one. An id without a row gets
+        its first values.
 
         Args:
             ids: int64 [n], any values, repetitions allowed.
 
         Returns:
-            [n, dim] of float32 or float64.
+            [n, dim] of float32 or float64, and the number of ids with a row.
         """
         out = np.empty((len(ids), self.shape.dim), self.shape.served)
         index = (self._entries, self._begins, self._capacities)
@@ -127,7 +127,7 @@ class FrozenTable:
         return out, len(ids) - len(missing)
 
     def rows(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """All ids by rising id, their rows as they are stored, and scales (ones, if not int8)."""
+        """Return all ids, rising, with stored rows and scales (ones if not int8)."""
         slots = (self._entries[self._entries != 0] & np.uint64(0xFFFFFFFF)).astype(np.int64) - 1
         slots = slots[np.argsort(self._rows.keys[slots, 0])]
         return self._rows.keys[slots, 0], self._rows.embeddings(slots), self._scales[slots]
@@ -139,19 +139,19 @@ class FrozenTable:
         removed: np.ndarray[Any, Any],
         scales: np.ndarray[Any, Any] | None = None,
     ) -> FrozenTable:
-        """The next version: these rows are new or other, and those ids have none any more.
+        """Return the next version, with new or changed rows and without removed ids.
 
-        One thread at a time may ask, and of the newest version: those that were made of it before are gone.
-        The older one stays what it was.
+        Only one thread at a time may call it, on the newest version; earlier results of this version must be
+        gone. This version does not change.
 
         Args:
-            ids: int64 [n], each once.
-            rows: [n, dim] as they are stored.
-            removed: int64 [k], each once, none of `ids`; those without a row are passed over.
-            scales: float32 [n] of int8 rows.
+            ids: int64 [n], distinct.
+            rows: [n, dim] in the stored dtype.
+            removed: int64 [k], distinct and disjoint from `ids`; ids without a row are ignored.
+            scales: float32 [n], for int8 rows.
 
         Raises:
-            TableFull: memory does not hold both versions.
+            TableFull: both versions do not fit in memory.
         """
         out = object.__new__(FrozenTable)
         out.shape, out._rows, out._changes = self.shape, self._rows, self._changes
@@ -161,7 +161,7 @@ class FrozenTable:
         removed, gone = removed[gone >= 0], gone[gone >= 0]
         slots = self._rows.take(len(ids))
         scales = np.ones(len(ids), np.float32) if scales is None else scales
-        # Compiled, as indexing by NumPy keeps the interpreter's lock, and requests would wait.
+        # Compiled, as NumPy's indexing holds the GIL and would delay requests.
         _write(slots, ids, rows, scales, self._rows.keys, self._rows.values, self._scales, self._rows.first)
         new = before < 0
         coming = _per_segment(ids[new])
@@ -192,14 +192,14 @@ class FrozenTable:
         return slots
 
     def _lay_out(self, used: np.ndarray[Any, Any]) -> None:
-        """An empty index with room for so many rows in each segment, and for more to come."""
+        """Make an empty index with room for these counts per segment, plus growth."""
         self._capacities = (used * 1.3 / _FULLEST).astype(np.int64) + _LEAST
         self._begins = np.concatenate([[0], np.cumsum(self._capacities)[:-1]])
         self._entries = np.zeros(int(self._capacities.sum()), np.uint64)
 
     def _use_again(self) -> None:
         changes = self._changes
-        while changes and changes[-1].newer() is not self:  # what became of this one was given up
+        while changes and changes[-1].newer() is not self:  # a failed or dropped successor
             assert changes[-1].newer() is None, "a newer version of the table lives"
             self._rows.give_back(changes.pop().made)
         while changes and changes[0].older() is None:
@@ -230,7 +230,7 @@ def _gather_int8(  # noqa: PLR0913 - compiled code takes arrays, not objects
     first: Any,
     out: Any,
 ) -> Any:
-    """Write rows times their scales to `out`, and return where there was none (int64)."""
+    """Write rows times their scales to `out`; return the indices of missing ids (int64)."""
     chunk = 64
     dim = out.shape[1]
     slots = np.empty(chunk, np.int64)

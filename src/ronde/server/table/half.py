@@ -1,4 +1,4 @@
-"""Rows as float16: half the bytes, and what is too large for it becomes the largest that there is."""
+"""Conversion of rows to float16, clamped to its range."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LARGEST = np.finfo(np.float16).max
 
 
 def to_half(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Finite numbers stay finite; float [n, dim] to float16 [n, dim]."""
+    """Convert to float16; finite values stay finite; float [n, dim] to float16 [n, dim]."""
     with np.errstate(over="ignore"):
         half = rows.astype(np.float16)
     beyond = np.isinf(half) & np.isfinite(rows)

@@ -1,8 +1,8 @@
-"""Where the row of an id lies: open addressing with linear probing, in segments that grow one at a time.
+"""An index of row numbers by id: linear probing in segments that grow separately.
 
-An entry is one uint64: the lower 32 bits of the id's hash, then the row's number plus one; 0 is empty. The
-first word alone says where an entry belongs, so a segment grows without a look at the rows. The id itself
-stands in the row, beside what will be read next.
+An entry is one uint64: the lower 32 bits of the id's hash, then the row number plus one; 0 is empty. The hash
+bits alone determine an entry's place, so a segment grows without reading rows. The id itself is stored in the
+row, next to the values that are read afterwards.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ronde.server.table.memory import ReservedMemory
 
 __all__ = ["MAX_ROWS", "SEGMENTS", "Index", "find_chunk", "segments_of"]
 
-#: A row's number takes 32 bits of an entry.
+#: Limit of rows: a row number takes 32 bits of an entry.
 MAX_ROWS = 2**32 - 2
-#: The upper 6 bits of the hash say which segment; buckets (the upper 12) never cross one.
+#: Number of segments, by the hash's upper 6 bits; a bucket (the upper 12) lies in one segment.
 SEGMENTS = 64
 
 _SEGMENT_SHIFT = np.uint64(64 - 6)
@@ -35,11 +35,11 @@ class Index:
     """Row numbers by id.
 
     Args:
-        max_rows: how many rows there may ever be.
+        max_rows: upper limit of rows.
     """
 
     def __init__(self, max_rows: int) -> None:
-        # A segment has a share of the ids that varies by the square root of its size.
+        # The ids per segment vary by the square root of their mean.
         share = max_rows / SEGMENTS
         longest = int((share + 8 * share**0.5) / _FULLEST * _GROWTH) + 2 * _SMALLEST
         self._memory = ReservedMemory(SEGMENTS * longest * 8)
@@ -58,7 +58,7 @@ class Index:
         return int(self.capacities.sum()) * 8
 
     def find(self, ids: np.ndarray[Any, Any], keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The row number of each id, -1 where there is none.
+        """Return the row number of each id, -1 if it has none.
 
         Args:
             ids: int64 [n].
@@ -70,7 +70,7 @@ class Index:
         return _find(ids, self.entries, self.begins, self.capacities, keys)
 
     def insert(self, ids: np.ndarray[Any, Any], slots: np.ndarray[Any, Any]) -> None:
-        """Enter ids that are not there yet, each once, with their row numbers; int64 [n] both."""
+        """Insert new distinct ids with their row numbers; int64 [n] both."""
         coming = _per_segment(ids)
         for segment in np.flatnonzero(self._used + coming > _FULLEST * self.capacities):
             self._grow(int(segment), int(self._used[segment] + coming[segment]))
@@ -78,21 +78,21 @@ class Index:
         self._used += coming
 
     def remove(self, ids: np.ndarray[Any, Any], slots: np.ndarray[Any, Any]) -> None:
-        """Take out ids that are there, with their row numbers; int64 [n] both."""
+        """Remove present ids with their row numbers; int64 [n] both."""
         _remove(ids, slots, self.entries, self.begins, self.capacities)
         self._used -= _per_segment(ids)
 
     @property
     def arrays(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Entries, first entry and number of entries of each segment, as compiled code takes them."""
+        """Entries, first entry per segment and capacity per segment, for compiled code."""
         return self.entries, self.begins, self.capacities
 
     def slots(self) -> np.ndarray[Any, Any]:
-        """The numbers of all rows, in no order; int64 [rows]."""
+        """Return the numbers of all rows, unordered; int64 [rows]."""
         return np.concatenate([self.slots_of(segment) for segment in range(SEGMENTS)])
 
     def slots_of(self, segment: int) -> np.ndarray[Any, Any]:
-        """The numbers of all rows of a segment, in no order; int64 [rows]."""
+        """Return the numbers of a segment's rows, unordered; int64 [rows]."""
         begin = self.begins[segment]
         entries = self.entries[begin : begin + self.capacities[segment]]
         return (entries[entries != 0] & _LOW).astype(np.int64) - 1
@@ -113,7 +113,10 @@ class Index:
 
 @inlined
 def _home(low: Any, begin: Any, capacity: Any) -> Any:
-    """Where an entry belongs: the lower half of its hash, spread over the segment (Lemire, 2019)."""
+    """Return an entry's home place: the hash's lower half, scaled to the segment.
+
+    The scaling is Lemire's fast range reduction (2019).
+    """
     return begin + np.int64((low * np.uint64(capacity)) >> _HALF)
 
 
@@ -124,7 +127,7 @@ def _after(place: Any, begin: Any, capacity: Any) -> Any:
 
 @compiled
 def _probe(key: Any, entries: Any, begins: Any, capacities: Any, keys: Any) -> Any:
-    """The row number of an id, by comparing whole ids; -1 where there is none."""
+    """Return an id's row number by comparing whole ids, -1 if it has none."""
     h = mix(key)
     segment = np.int64(h >> _SEGMENT_SHIFT)
     begin, capacity = begins[segment], capacities[segment]
@@ -142,10 +145,10 @@ def _probe(key: Any, entries: Any, begins: Any, capacities: Any, keys: Any) -> A
 def find_chunk(
     ids: Any, first: Any, count: Any, entries: Any, begins: Any, capacities: Any, keys: Any, slots: Any
 ) -> None:
-    """Put the row numbers of `ids[first : first + count]` into `slots[:count]`; -1 where there is none.
+    """Write the row numbers of `ids[first : first + count]` to `slots[:count]`; -1 if missing.
 
-    Three passes, so that the waits for memory overlap: hash and ask for the entry; read it and ask for the
-    row; compare the id in the row.
+    Three passes overlap the memory latencies: hash and prefetch the entry; read it and prefetch the row;
+    compare the row's id.
     """
     for j in range(count):
         h = mix(ids[first + j])
@@ -169,7 +172,7 @@ def find_chunk(
         slots[j] = slot
     for j in range(count):
         slot = slots[j]
-        if slot >= 0 and keys[slot, 0] != ids[first + j]:  # another id with the same 38 bits
+        if slot >= 0 and keys[slot, 0] != ids[first + j]:  # another id with the same 38 hash bits
             slots[j] = _probe(ids[first + j], entries, begins, capacities, keys)
 
 
@@ -185,7 +188,7 @@ def _find(ids: Any, entries: Any, begins: Any, capacities: Any, keys: Any) -> An
 
 @compiled
 def segments_of(ids: Any) -> Any:
-    """The segment of each id: int64 [n] to int64 [n]."""
+    """Return the segment of each id: int64 [n] to int64 [n]."""
     out = np.empty(ids.shape[0], np.int64)
     for i in range(ids.shape[0]):
         out[i] = np.int64(mix(ids[i]) >> _SEGMENT_SHIFT)
@@ -214,7 +217,7 @@ def _insert(ids: Any, slots: Any, entries: Any, begins: Any, capacities: Any) ->
 
 @compiled
 def _remove(ids: Any, slots: Any, entries: Any, begins: Any, capacities: Any) -> None:
-    """Close each gap by what would be found past it (Knuth, vol. 3, algorithm 6.4R): no tombstones."""
+    """Remove entries by backward shift (Knuth, vol. 3, algorithm 6.4R), without tombstones."""
     for i in range(ids.shape[0]):
         h = mix(ids[i])
         segment = np.int64(h >> _SEGMENT_SHIFT)

@@ -1,6 +1,6 @@
-"""First values of a row, made of its id, the table's seed and the column alone.
+"""First values of rows, as a function of id, seed and column.
 
-So a row has the same first values after a retry, after eviction, on any server, and on any number of them.
+So a row has the same first values after a retry or an eviction, and on any number of servers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ZEROS, _UNIFORM, _NORMAL = 0, 1, 2
 
 @dataclass(frozen=True)
 class Zeros:
-    """Rows begin with zeros."""
+    """Zeros as first values."""
 
     @property
     def law(self) -> tuple[int, float, float]:
@@ -30,7 +30,7 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Rows begin with draws from [-bound, bound).
+    """Uniform draws from [-bound, bound) as first values.
 
     Raises:
         UsageError: the bound is negative.
@@ -49,7 +49,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Rows begin with draws from a normal distribution.
+    """Normal draws as first values.
 
     Raises:
         UsageError: the standard deviation is negative.
@@ -71,13 +71,13 @@ Initial = Zeros | Uniform | Normal
 
 
 def fill(out: np.ndarray[Any, Any], ids: np.ndarray[Any, Any], initial: Initial, seed: int) -> None:
-    """Write the first values of some ids.
+    """Write the first values of ids to `out`.
 
     Args:
         out: float [n, dim], any strides.
         ids: int64 [n].
-        initial: their distribution.
-        seed: of the table.
+        initial: distribution of the values.
+        seed: seed of the table.
     """
     kind, a, b = initial.law
     _fill(out, ids, np.uint64(seed & 0xFFFFFFFFFFFFFFFF), kind, a, b)

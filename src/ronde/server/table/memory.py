@@ -1,4 +1,4 @@
-"""Memory that is reserved at once and used bit by bit: arrays that grow without being copied."""
+"""Reserved address space for arrays that grow without being copied."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 
 __all__ = ["ReservedMemory"]
 
-_MAP_NORESERVE = 0x4000  # Linux: addresses without a promise of pages
+_MAP_NORESERVE = 0x4000  # Linux: address space without committed memory
 _HUGE_PAGE = 2 << 20
 
 
 class ReservedMemory:
-    """Zeroed memory of which only the pages that are written cost anything.
+    """Zeroed memory; only pages that are written use physical memory.
 
     Args:
-        nbytes: how much may ever be used. A reservation, of addresses only.
+        nbytes: upper limit of bytes, reserved as address space only.
 
     Raises:
-        MemoryError: the system does not reserve so much (`vm.overcommit_memory=2`, `ulimit -v`).
+        MemoryError: the system refuses the reservation (`vm.overcommit_memory=2`, `ulimit -v`).
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -36,10 +36,10 @@ class ReservedMemory:
         self.array: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self._map, np.uint8)
 
     def prefer_huge_pages(self, begin: int, end: int) -> None:
-        """Ask for pages of 2 MiB between two bytes: a random access then seldom misses the table of pages."""
+        """Ask for 2 MiB pages between two bytes, to reduce TLB misses."""
         begin = -(-begin // _HUGE_PAGE) * _HUGE_PAGE
         if begin < end:
             try:
                 self._map.madvise(mmap.MADV_HUGEPAGE, begin, end - begin)
-            except OSError:  # a kernel built without them
+            except OSError:  # a kernel without huge pages
                 return

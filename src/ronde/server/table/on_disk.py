@@ -1,4 +1,4 @@
-"""How many rows of a table memory holds, and where the others lie: what a table is given as `cold=`."""
+"""Configuration of a table's rows on disk, the argument `cold`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ __all__ = ["OnDisk"]
 
 @dataclass(frozen=True)
 class OnDisk:
-    """Rows beyond `memory_rows` lie on disk, those that were not asked for longest; none is given up.
+    """Keep at most `memory_rows` rows in memory and the others on disk. The least recently used rows move to
+    disk; no row is deleted.
 
     Args:
-        memory_rows: rows in the memory of each process that holds rows (a rank, a server), at most; those of
-            one update are there together, also where they are more.
-        directory: where each table makes a folder for its other rows, which goes with it; None is the folder
-            for temporary files. A parameter server has them beside its log, wherever that is.
+        memory_rows: rows in memory at most, per process that holds rows (rank or server); the rows of one
+            update are in memory together, even if they are more.
+        directory: parent of each table's folder for rows on disk, which is deleted with the table; None: the
+            folder for temporary files. A parameter server ignores it and uses the folder of its log.
 
     Raises:
-        UsageError: one of these has a value that is not possible; rocksdict is not installed.
+        UsageError: an argument is invalid; rocksdict is not installed.
     """
 
     memory_rows: int

@@ -1,7 +1,8 @@
-"""Optimizers of rows: only rows with a gradient are touched, and their state lies beside them.
+"""Sparse row optimizers: only rows with a gradient are updated.
 
-Hyper-parameters are those of torch's optimizer of the same name. A learning rate of None is the one that
-comes with each update: of the script's own optimizer, so that its schedulers are followed.
+A row's state is stored next to its embedding. Hyper-parameters are those of torch's optimizer of the same
+name. With a learning rate of None, each update brings one: that of the script's optimizer, so its schedulers
+apply.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _check(name: str, **at_least_nought: float | None) -> None:
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent: w -= lr (g + weight_decay w)."""
+    """Stochastic gradient descent: `w -= lr (g + weight_decay w)`."""
 
     lr: float | None = None
     weight_decay: float = 0.0
@@ -37,7 +38,7 @@ class SGD:
         _check("SGD", lr=self.lr, weight_decay=self.weight_decay)
 
     def state(self, dim: int) -> int:
-        """Floats of state of a row."""
+        """Return the number of state floats of a row."""
         return 0
 
     state_start = 0.0
@@ -49,7 +50,10 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adagrad:
-    """Duchi, Hazan, Singer, 2011, as `torch.optim.Adagrad`: s += g^2; w -= lr g / (sqrt(s) + eps)."""
+    """Adagrad, like `torch.optim.Adagrad`: `s += g^2; w -= lr g / (sqrt(s) + eps)`.
+
+    Source: Duchi, Hazan, Singer, 2011.
+    """
 
     lr: float | None = None
     eps: float = 1e-10
@@ -60,7 +64,7 @@ class Adagrad:
         _check(type(self).__name__, lr=self.lr, eps=self.eps, initial_accumulator_value=start)
 
     def state(self, dim: int) -> int:
-        """Floats of state of a row."""
+        """Return the number of state floats of a row."""
         return dim
 
     @property
@@ -74,10 +78,13 @@ class Adagrad:
 
 @dataclass(frozen=True)
 class RowwiseAdagrad(Adagrad):
-    """Adagrad with one number of state a row (DLRM, FBGEMM): s += mean(g^2); w -= lr g / (sqrt(s) + eps)."""
+    """Row-wise Adagrad, with one state float per row, as in DLRM and FBGEMM.
+
+    `s += mean(g^2); w -= lr g / (sqrt(s) + eps)`.
+    """
 
     def state(self, dim: int) -> int:
-        """Floats of state of a row."""
+        """Return the number of state floats of a row."""
         return 1
 
     def step(self, rows: TouchedRows, number: int, lr: float) -> None:
@@ -87,9 +94,9 @@ class RowwiseAdagrad(Adagrad):
 
 @dataclass(frozen=True)
 class Adam:
-    """Kingma, Ba, 2014, on the rows that have a gradient, as `torch.optim.SparseAdam`.
+    """Adam on the rows that have a gradient, like `torch.optim.SparseAdam`. Source: Kingma, Ba, 2014.
 
-    The correction of the first steps counts updates of the table, not of the row.
+    Bias correction counts the table's updates, not the row's.
     """
 
     lr: float | None = None
@@ -102,7 +109,7 @@ class Adam:
             raise UsageError(f"Adam(betas={self.betas}): each is at least 0 and less than 1")
 
     def state(self, dim: int) -> int:
-        """Floats of state of a row."""
+        """Return the number of state floats of a row."""
         return 2 * dim
 
     state_start = 0.0
@@ -116,9 +123,10 @@ class Adam:
 
 @dataclass(frozen=True)
 class FTRL:
-    """FTRL-Proximal (McMahan et al., "Ad Click Prediction: a View from the Trenches", 2013).
+    """FTRL-Proximal, for sparse logistic regression. Source: McMahan et al., "Ad Click Prediction: a View
+    from the Trenches", 2013.
 
-    A row w with gradient g, its sum of squares s and its z::
+    A row w with gradient g, its sum of squares s and its linear term z::
 
         s' = s + g^2;  z += g - (sqrt(s') - sqrt(s)) w / lr
         w = 0 where |z| <= l1, else -(z - sign(z) l1) / ((beta + sqrt(s')) / lr + l2)
@@ -133,7 +141,7 @@ class FTRL:
         _check("FTRL", lr=self.lr, beta=self.beta, l1=self.l1, l2=self.l2)
 
     def state(self, dim: int) -> int:
-        """Floats of state of a row."""
+        """Return the number of state floats of a row."""
         return 2 * dim
 
     state_start = 0.0
@@ -148,10 +156,10 @@ RowOptimizer = SGD | Adagrad | RowwiseAdagrad | Adam | FTRL
 
 @dataclass(frozen=True)
 class TouchedRows:
-    """The rows that an update touches, as an optimizer gets them.
+    """The rows of an update, in the form that an optimizer takes.
 
-    `values` is [rows, words], `slots` int64 [n] says which, `gradients` is [n, dim], and the embedding
-    begins in column `first`, the state after it.
+    `values` is [rows, words], `slots` the row numbers (int64 [n]), `gradients` [n, dim]. The embedding begins
+    in column `first`, followed by the state.
     """
 
     values: np.ndarray[Any, Any]
@@ -160,7 +168,7 @@ class TouchedRows:
     first: int
 
     def run(self, update: Callable[..., None], *numbers: float) -> None:
-        """Call a compiled update with its numbers in the rows' own precision."""
+        """Call a compiled update; `numbers` are converted to the rows' dtype."""
         own = self.values.dtype.type
         update(self.values, self.slots, self.gradients, self.first, *(own(each) for each in numbers))
 

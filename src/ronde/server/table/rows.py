@@ -1,4 +1,4 @@
-"""The rows of a table, one after another: `[id | look-ups, last update | embedding | optimizer state]`."""
+"""Memory of a table's rows: `[id | look-ups, last update | embedding | optimizer state]`."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from ronde.server.table.memory import ReservedMemory
 
 __all__ = ["HEADER_BYTES", "Rows", "TableFull"]
 
-#: The id (int64), how often it had a gradient, and the step of its last update (uint32 both).
+#: Bytes before the embedding: id (int64), number of look-ups with a gradient, step of the last update (uint32
+#: both).
 HEADER_BYTES = 16
 
 _COUNT, _VERSION = 2, 3  # columns of the row as uint32
 
 
 class TableFull(RondeError):
-    """A table has as many rows as it may have, or as memory holds."""
+    """An error: a table has reached `max_rows` or the memory's limit."""
 
 
 class Rows:
-    """Rows of one width in memory that grows without being copied. A row that is given back is used again.
+    """Rows of one width in memory that grows in place; freed rows are reused.
 
     Args:
         dim: floats of an embedding.
         state: floats of the optimizer's state.
         dtype: float32 or float64.
-        max_rows: how many rows there may be at once.
+        max_rows: rows at most.
     """
 
     def __init__(self, dim: int, state: int, dtype: np.dtype[Any], max_rows: int) -> None:
@@ -42,15 +43,15 @@ class Rows:
         self.values = whole.view(dtype)
         self.keys = whole.view(np.int64)
         self.counters = whole.view(np.uint32)
-        #: And as bytes; uint8 [rows, row_bytes].
+        #: The same memory as bytes; uint8 [rows, row_bytes].
         self.raw = whole
         self.row_bytes = row_bytes
-        self._used = 0  # rows ever used
-        self._free = np.empty(0, np.int64)  # among them, those that are free again
+        self._used = 0  # number of rows ever used
+        self._free = np.empty(0, np.int64)  # freed rows among them
 
     @staticmethod
     def bytes_of_a_row(dim: int, state: int, dtype: np.dtype[Any]) -> int:
-        """Bytes of a row; ids are aligned to 8."""
+        """Return the bytes of a row, a multiple of 8."""
         return -(-(HEADER_BYTES + (dim + state) * dtype.itemsize) // 8) * 8
 
     def __len__(self) -> int:
@@ -58,25 +59,25 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory in use, rows that are free again among them."""
+        """Bytes of memory in use, freed rows included."""
         return self._used * self.row_bytes
 
     @property
     def counts(self) -> np.ndarray[Any, Any]:
-        """How often each row had a gradient, once for each look-up; uint32 [rows]."""
+        """Number of look-ups with a gradient per row; uint32 [rows]."""
         return self.counters[:, _COUNT]
 
     @property
     def versions(self) -> np.ndarray[Any, Any]:
-        """The step of each row's last update, or of its admission; uint32 [rows]."""
+        """Step of each row's last update or admission; uint32 [rows]."""
         return self.counters[:, _VERSION]
 
     def embeddings(self, slots: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """A copy of the embeddings of some rows; [n, dim]."""
+        """Return a copy of the embeddings of rows; [n, dim]."""
         return self.values[slots, self.first : self.first + self.dim]
 
     def states(self, slots: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """A copy of the optimizer state of some rows; [n, state]."""
+        """Return a copy of the optimizer state of rows; [n, state]."""
         return self.values[slots, self.first + self.dim : self.first + self.dim + self.state]
 
     def write(
@@ -87,7 +88,7 @@ class Rows:
         counts: np.ndarray[Any, Any],
         versions: np.ndarray[Any, Any],
     ) -> None:
-        """Write all of some rows but their ids; the first axis of each is that of `slots`."""
+        """Write all fields of rows except ids; the first axis follows `slots`."""
         state = self.first + self.dim
         self.values[slots, self.first : state] = embeddings
         self.values[slots, state : state + self.state] = states
@@ -95,10 +96,10 @@ class Rows:
         self.versions[slots] = versions
 
     def take(self, count: int) -> np.ndarray[Any, Any]:
-        """Numbers of `count` rows that were free; int64 [count].
+        """Allocate `count` rows, and return their numbers; int64 [count].
 
         Raises:
-            TableFull: there are no more.
+            TableFull: the table has reached `max_rows`.
         """
         again = self._free[len(self._free) - count :] if count <= len(self._free) else self._free
         fresh = count - len(again)
@@ -110,7 +111,7 @@ class Rows:
         return slots
 
     def refusal(self, held: int, count: int) -> str:
-        """A sentence for who wants more rows than there may be."""
+        """Return the message for a table that cannot take `count` more rows."""
         return (
             f"a table holds {held} rows and cannot take {count} more: its `max_rows` is "
             f"{self.max_rows}, of {self.row_bytes} bytes each; evict rows (`evict=`), or admit fewer "
@@ -118,5 +119,5 @@ class Rows:
         )
 
     def give_back(self, slots: np.ndarray[Any, Any]) -> None:
-        """Free rows; int64 [n]. What stood in them is as it was until they are taken again."""
+        """Free rows; int64 [n]. Their content stays until they are reused."""
         self._free = np.concatenate([self._free, slots])

@@ -1,4 +1,4 @@
-"""What a table is made with, as JSON: for the wire, and for files beside its rows."""
+"""Conversion of a table's configuration to and from JSON."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _KINDS = {
     )
 }  # fmt: skip
 _PARTS = ("optimizer", "initial", "admit", "evict", "cold")
-_OF_ONE_PROCESS = {"directory"}  # each has its own
+_OF_ONE_PROCESS = {"directory"}  # each process has its own
 
 
 def write_config(config: TableConfig) -> dict[str, Any]:
-    """An object of JSON that `read_config` understands.
+    """Return a JSON object that `read_config` accepts.
 
     Raises:
-        UsageError: a part is of a class of the user's own, which no other process knows.
+        UsageError: a part has a class that other processes do not know.
     """
     told = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     for name in _PARTS:
@@ -49,17 +49,17 @@ def write_config(config: TableConfig) -> dict[str, Any]:
 
 
 def read_config(told: Any) -> TableConfig:
-    """The config that was written.
+    """Return the configuration that `write_config` wrote.
 
     Raises:
-        UsageError: it is none, or has a value that is not possible.
+        UsageError: the object is malformed or has invalid values.
     """
     try:
         fields = dict(told)
         for name in _PARTS:
             if fields.get(name) is not None:
                 kind, options = fields[name]
-                # JSON has lists for tuples, and a config must equal itself.
+                # JSON turns tuples into lists; restore them so that equal configs compare equal.
                 given: dict[str, Any] = {
                     key: tuple(value) if isinstance(value, list) else value
                     for key, value in options.items()

@@ -1,7 +1,7 @@
-"""What a table has learnt, as arrays: taken apart by id, and put together again.
+"""A table's state as arrays: division by id, and merging.
 
-Entries are those of `Table.state()`. Of the filter of admission, which has a prefix, entries by id are
-divided as rows are; the counters of a Bloom filter belong to no id, and are added.
+Entries are those of `Table.state()`. Of the admission filter's entries, which have a prefix, those by id are
+divided like rows; the counters of a Bloom filter belong to all ids, and are added.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ __all__ = ["ADMISSION", "ROWS", "State", "divide", "merge"]
 
 State = dict[str, np.ndarray[Any, Any]]
 
-#: Entries with a row for each id of `ids`.
+#: Entries with one row per id in `ids`.
 ROWS = ("ids", "embeddings", "states", "counts", "versions")
-#: The prefix of the filter's entries.
+#: Prefix of the admission filter's entries.
 ADMISSION = "admission."
 
 _WAITING = (ADMISSION + "ids", ADMISSION + "counts")
@@ -25,7 +25,10 @@ _COUNTERS = ADMISSION + "counters"
 
 
 def divide(state: Mapping[str, Any], keeps: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> State:
-    """The part of a state with the ids for which `keeps` (int64 [n] to bool [n]) is true."""
+    """Return the part of a state for the ids that `keeps` selects.
+
+    `keeps` maps int64 [n] to bool [n].
+    """
     out = dict(state)
     for names in (ROWS, _WAITING):
         if names[0] in state:
@@ -35,7 +38,7 @@ def divide(state: Mapping[str, Any], keeps: Callable[[np.ndarray[Any, Any]], np.
 
 
 def merge(parts: Sequence[Mapping[str, Any]]) -> State:
-    """One state of parts that have no id in common, by rising id."""
+    """Merge states with disjoint ids into one, by rising id."""
     out = dict(parts[0])
     for names in (ROWS, _WAITING):
         if names[0] in out:

@@ -1,4 +1,4 @@
-"""Embedding rows by id, with their optimizer: look-up, update, admission, eviction."""
+"""Embedding table: look-up, update, admission and eviction of rows by id."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ __all__ = ["RowsOfTable", "Table", "TableConfig", "joined"]
 
 @dataclass(frozen=True)
 class TableConfig:
-    """What a table is made with; the same on every rank, server and replica.
+    """Configuration of a table; the same on every rank, server and replica.
 
     Attributes:
         dim: floats of an embedding.
-        optimizer: how rows are updated.
-        initial: first values of a row; None is uniform in 1 / sqrt(dim).
-        admit: which ids get a row; None is all.
-        evict: which rows are given up; None is none.
+        optimizer: update rule of rows.
+        initial: first values of a row; None: uniform within 1 / sqrt(dim).
+        admit: rule by which ids get a row; None: all do.
+        evict: rule by which rows are deleted; None: rows stay.
         dtype: "float32" or "float64".
-        seed: of first values.
-        max_rows: rows at most; None is as many as the memory of this machine holds.
-        half_rows: between servers and ranks rows and gradients travel as float16.
-        cold: how many rows are in memory, the others being on disk; None is all.
+        seed: seed of first values.
+        max_rows: rows at most; None: as many as fit in this machine's memory.
+        half_rows: whether rows and gradients are sent between servers and ranks as float16.
+        cold: number of rows in memory, the others being on disk; None: all are in memory.
 
     Raises:
-        UsageError: a size is below 1, or the dtype another.
+        UsageError: a size is below 1, or the dtype is another.
     """
 
     dim: int
@@ -72,7 +72,7 @@ class TableConfig:
 
     @property
     def rows_at_most(self) -> int:
-        """Of those in memory."""
+        """Upper limit of rows in memory."""
         if self.max_rows is not None:
             return self.max_rows
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -99,24 +99,24 @@ class RowsOfTable:
     versions: np.ndarray[Any, Any]
 
     def of(self, which: Any) -> RowsOfTable:
-        """Some of them: a slice, numbers, or bool [n]."""
+        """Return some of the rows: `which` is a slice, row indices, or bool [n]."""
         return RowsOfTable(**{name: getattr(self, name)[which] for name in ROWS})
 
 
 def joined(parts: Sequence[RowsOfTable]) -> RowsOfTable:
-    """All of these, one behind another."""
+    """Concatenate rows."""
     return RowsOfTable(**{name: np.concatenate([getattr(each, name) for each in parts]) for name in ROWS})
 
 
 class Table:
-    """The rows of one table, or of one server's part of it, in this process.
+    """The rows of one table, or of this server's share, in this process.
 
     Args:
-        config: what it is made with.
-        directory: where its rows on disk lie, instead of where the config says.
+        config: configuration of the table.
+        directory: folder for rows on disk; overrides the config's.
     """
 
-    # No `__dict__`: what a model does is not taken to depend on numbers in here.
+    # Without a `__dict__`, the numbers in here are not taken for values on which a model's behaviour depends.
     __slots__ = (
         "__weakref__",
         "_cold",
@@ -133,9 +133,9 @@ class Table:
     def __init__(self, config: TableConfig, directory: str | None = None) -> None:
         self.config = config
         self.dtype: np.dtype[Any] = np.dtype(config.dtype)
-        #: Updates so far.
+        #: Number of updates.
         self.steps = 0
-        #: Remembers which ids change, where somebody wants to know.
+        #: Records ids with changes, if a reader of changes asked for it.
         self.touched: TouchedIds | None = None
         self._initial = config.first_values
         most = config.rows_at_most
@@ -152,7 +152,7 @@ class Table:
 
     @property
     def on_disk(self) -> int:
-        """How many of its rows are on disk."""
+        """Number of rows that are only on disk."""
         return self._cold.count if self._cold is not None else 0
 
     @property
@@ -161,7 +161,7 @@ class Table:
         return self._rows.nbytes + self._index.nbytes
 
     def look_up(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The embedding of each id; the first values of those without a row. Nothing is changed.
+        """Return each id's embedding, or its first values if it has no row.
 
         Args:
             ids: int64 [n], any values, repetitions allowed.
@@ -177,10 +177,10 @@ class Table:
         return out
 
     def make_ready(self, ids: np.ndarray[Any, Any]) -> None:
-        """Have all rows in memory that an update of these ids touches, so that it writes nothing to disk.
+        """Move an update's rows to memory, so that it writes nothing to disk.
 
         Raises:
-            ColdRowsFailed: the disk is full, say; no row has changed.
+            ColdRowsFailed: the disk failed, for instance because it is full; no row has changed.
         """
         if self._cold is not None:
             self._cold.bring(unique(ids).ids)
@@ -193,20 +193,20 @@ class Table:
         *,
         counts: np.ndarray[Any, Any] | None = None,
     ) -> None:
-        """Apply a step of the optimizer; gradients of equal ids are added first.
+        """Apply an optimizer step; gradients of equal ids are summed first.
 
-        Ids that are admitted now get a row, which begins with their first values; gradients of others that
-        have none are dropped. Each id counts as looked up as often as it stands here.
+        An id that is admitted now gets a row with its first values; gradients of other ids without a row are
+        dropped. Each id's look-up count grows by its number of occurrences.
 
         Args:
             ids: int64 [n].
             gradients: [n, dim] in the table's dtype.
-            lr: the learning rate, where the optimizer has none of its own.
-            counts: how many look-ups each gradient is the sum of; int64 [n], None is one.
+            lr: learning rate, used if the optimizer has none.
+            counts: number of look-ups summed in each gradient; int64 [n], None: one each.
 
         Raises:
-            UsageError: neither has a learning rate.
-            ColdRowsFailed: rows on disk cannot be had, or the disk is full; nothing has changed.
+            UsageError: both the optimizer and the call lack a learning rate.
+            ColdRowsFailed: the disk failed or is full; nothing has changed.
         """
         rate = self.config.optimizer.lr if self.config.optimizer.lr is not None else lr
         if rate is None:
@@ -232,7 +232,7 @@ class Table:
         self._sweep()
 
     def remove(self, ids: np.ndarray[Any, Any]) -> None:
-        """Give up the rows of some ids; int64 [n], those without a row are passed over."""
+        """Delete the rows of ids; int64 [n], ids without a row are ignored."""
         ids = unique(ids).ids
         slots = self._index.find(ids, self._rows.keys)
         self._give_up(slots[slots >= 0])
@@ -240,7 +240,7 @@ class Table:
             self._tell(self._cold.remove(ids[slots < 0]))
 
     def rows(self, ids: np.ndarray[Any, Any] | None = None) -> RowsOfTable:
-        """A copy of all rows, or of those of some ids that have one, by rising id."""
+        """Return a copy of all rows or of the given ids', by rising id."""
         found: list[RawRows] = []
         if ids is None:
             slots = self._index.slots()
@@ -259,38 +259,38 @@ class Table:
         return whole.of(np.argsort(whole.ids))
 
     def rows_in_memory(self) -> RowsOfTable:
-        """A copy of the rows that are in memory, by rising id."""
+        """Return a copy of the rows in memory, by rising id."""
         return self._in_memory(self._index.slots())
 
     def rows_on_disk(self, batches: Iterator[np.ndarray[Any, Any]] | None = None) -> Iterator[RowsOfTable]:
-        """A copy of the rows that are on disk alone, some at a time.
+        """Yield copies of the rows that are only on disk, in batches.
 
         Args:
-            batches: all records of what `freeze` has kept, for a process that is forked from this one.
+            batches: all records of the frozen store, for a forked process.
         """
         if self._cold is not None:
             yield from map(_of_raw, self._cold.scan() if batches is None else self._cold.living(batches))
 
     def freeze(self) -> tuple[str, int]:
-        """Keep rows on disk as they are, for a process that is forked now: where, and bytes of a record.
+        """Freeze rows on disk for a forked process; return (folder, record bytes).
 
         Raises:
-            ColdRowsFailed: that cannot be written.
+            ColdRowsFailed: the store cannot be frozen.
         """
         return (self._cold.freeze(), self._cold.record_bytes) if self._cold is not None else ("", 0)
 
     def thaw(self) -> None:
-        """Remove what `freeze` has kept."""
+        """Remove the copy that `freeze` made."""
         if self._cold is not None:
             self._cold.thaw()
 
     def embeddings(
         self, ids: np.ndarray[Any, Any]
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Ids that have a row, a copy of their embeddings, and the ids that have none.
+        """Return ids with a row, copies of their embeddings, and ids without a row.
 
         Args:
-            ids: int64 [n], each once.
+            ids: int64 [n], distinct.
 
         Returns:
             int64 [k], [k, dim], int64 [n - k]; in the order of `ids`.
@@ -311,10 +311,10 @@ class Table:
     def embeddings_from(
         self, segment: int, most: int
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
-        """A copy of the embeddings of some segments of the index, from one on: about `most`, at least one.
+        """Return ids and embeddings of about `most` rows: whole segments from `segment` on.
 
         Returns:
-            int64 [n], [n, dim], and the segment that is next; -1 behind the last.
+            int64 [n], [n, dim], and the next segment, -1 after the last.
         """
         ids: list[np.ndarray[Any, Any]] = []
         rows: list[np.ndarray[Any, Any]] = []
@@ -331,9 +331,9 @@ class Table:
         return np.concatenate(ids), np.concatenate(rows), segment if segment < SEGMENTS else -1
 
     def put(self, rows: RowsOfTable) -> None:
-        """Write rows as they are, in the place of those with the same id."""
+        """Write rows as given; rows with the same id are replaced."""
         self._tell(rows.ids)
-        # So many at once that rows which follow one another do not push each other out of memory.
+        # In parts, so that its rows do not push each other out of memory.
         most = len(rows.ids) if self.config.cold is None else max(1, self.config.cold.memory_rows // 2)
         for begin in range(0, len(rows.ids), max(1, most)):
             part = slice(begin, begin + most)
@@ -346,7 +346,7 @@ class Table:
             )
 
     def clear(self) -> None:
-        """Give up all rows."""
+        """Delete all rows."""
         if self._cold is not None and self.touched is not None:
             for each in self._cold.scan():
                 self._tell(each.ids)
@@ -355,11 +355,11 @@ class Table:
             self._cold.clear()
 
     def state(self) -> State:
-        """All that the table has learnt, as arrays; the same for the same rows, however they came."""
+        """Return the table's state as arrays, independent of the order of insertion."""
         return self._state(self.rows())
 
     def state_in_memory(self) -> State:
-        """As `state`, without the rows that `rows_on_disk` has."""
+        """Return `state` without the rows that are only on disk."""
         return self._state(self.rows_in_memory())
 
     def _state(self, rows: RowsOfTable) -> State:
@@ -369,10 +369,10 @@ class Table:
         return out | {ADMISSION + name: value for name, value in remembered.items()}
 
     def load(self, state: State) -> None:
-        """Become what `state` gave.
+        """Load a state that `state` returned.
 
         Raises:
-            UsageError: it is of a table with another dim or optimizer.
+            UsageError: the state belongs to a table with another dim or optimizer.
         """
         shapes = (state["embeddings"].shape[1], state["states"].shape[1])
         own = (self._rows.dim, self._rows.state)
@@ -384,7 +384,7 @@ class Table:
         self.clear()
         if self.touched is not None:
             self.touched.lose()
-        self.steps = int(np.max(state["steps"]))  # of one number, whichever shape it has
+        self.steps = int(np.max(state["steps"]))  # one number, of any shape
         if self._cold is not None:
             self._cold.step = self.steps
         self.put(RowsOfTable(**{name: np.asarray(state[name]) for name in ROWS}))
@@ -393,7 +393,7 @@ class Table:
             self._filter.load({name.removeprefix(ADMISSION): value for name, value in remembered.items()})
 
     def _slots_to_update(self, distinct: Unique) -> np.ndarray[Any, Any]:
-        """Row numbers of ids, each of which has been looked up so often; -1 of those that get no row."""
+        """Count look-ups; return row numbers for an update, -1 for none."""
         slots = self._find_to_change(distinct.ids)
         missing = slots < 0
         self._rows.counts[slots[~missing]] += distinct.counts[~missing].astype(np.uint32)
@@ -419,7 +419,7 @@ class Table:
         return slots
 
     def _find_to_change(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Row numbers of ids, each of them once, all rows being in memory then; -1 of those without one."""
+        """Move distinct ids' rows to memory; return row numbers, -1 for none."""
         return self._index.find(ids, self._rows.keys) if self._cold is None else self._cold.bring(ids)
 
     def _enter(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -439,7 +439,7 @@ class Table:
         missing: np.ndarray[Any, Any],
         out: np.ndarray[Any, Any],
     ) -> np.ndarray[Any, Any]:
-        """Fill in rows that are on disk, and return where there is no row still."""
+        """Fill in rows that are on disk; return the indices still missing."""
         asked = unique(ids[missing])
         there, found = cold.find(asked.ids)
         if len(found):
@@ -453,7 +453,7 @@ class Table:
         return missing
 
     def _in_memory(self, slots: np.ndarray[Any, Any]) -> RowsOfTable:
-        """A copy of rows, by rising id."""
+        """Return a copy of rows, by rising id."""
         keys = self._rows.keys[slots, 0]
         order = np.argsort(keys)
         slots = slots[order]
@@ -474,7 +474,7 @@ class Table:
             out[missing] = values
 
     def _sweep(self) -> None:
-        """Judge the segments whose turn it is: each once in `every` steps, by the step alone."""
+        """Evict from the index segments due at this step, every `evict.every` steps."""
         evict = self.config.evict
         if self._cold is not None:
             self._tell(self._cold.sweep(self.steps))
@@ -485,7 +485,7 @@ class Table:
             self._give_up(slots[evict.judge(self._rows, slots, self.steps)])
 
     def _tell(self, ids: np.ndarray[Any, Any]) -> None:
-        """Ids whose rows change, for who wants to know."""
+        """Record ids of changed rows, if changes are tracked."""
         if self.touched is not None:
             self.touched.add(ids)
 
@@ -504,7 +504,7 @@ def _of_raw(raw: RawRows) -> RowsOfTable:
 
 
 def segments_due(step: int, every: int) -> Iterator[int]:
-    """The segments of the index that are swept at a step: all of them once in `every` steps, evenly."""
+    """Yield the index segments due at a step, spread evenly over `every` steps."""
     turn = step % every
     yield from range(-(-turn * SEGMENTS // every), -(-(turn + 1) * SEGMENTS // every))
 
@@ -513,7 +513,7 @@ def segments_due(step: int, every: int) -> Iterator[int]:
 def _gather(
     ids: Any, entries: Any, begins: Any, capacities: Any, keys: Any, values: Any, first: Any, out: Any
 ) -> Any:
-    """Copy embeddings to `out`, and return where there was none (int64)."""
+    """Copy embeddings to `out`; return the indices of missing ids (int64)."""
     chunk = 64
     dim = out.shape[1]
     line = 64 // values.itemsize
@@ -523,7 +523,7 @@ def _gather(
     for begin in range(0, ids.shape[0], chunk):
         count = min(chunk, ids.shape[0] - begin)
         find_chunk(ids, begin, count, entries, begins, capacities, keys, slots)
-        for j in range(count):  # the rest of wide rows; their beginning is on its way already
+        for j in range(count):  # the rest of wide rows; their beginning was prefetched
             if slots[j] >= 0:
                 for c in range(line, first + dim, line):
                     prefetch(values, slots[j], c)

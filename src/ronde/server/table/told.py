@@ -1,4 +1,4 @@
-"""What is told of a table for a version of its model: rows that changed, or all."""
+"""Rows of a table for a version of its model: changed ones, or all."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["RowsOfVersion", "ToldIds", "all_rows", "changed_rows"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowsOfVersion:
-    """Of one table, copied: training goes on.
+    """A copy of one table's rows for a version.
 
     Attributes:
-        ids: int64 [n], each once.
+        ids: int64 [n], distinct.
         rows: [n, dim].
-        removed: ids without a row any more; int64 [k].
+        removed: ids of removed rows; int64 [k].
     """
 
     ids: np.ndarray[Any, Any]
@@ -29,7 +29,10 @@ class RowsOfVersion:
 
 
 def changed_rows(table: Table) -> RowsOfVersion | None:
-    """What changed since this was asked last; None: all rows are to be told. From here on it is known."""
+    """Return the rows changed since the last call; None if all must be written.
+
+    Starts the record of changes for the next call.
+    """
     ids = _cut(table)
     if ids is None:
         return None
@@ -38,17 +41,17 @@ def changed_rows(table: Table) -> RowsOfVersion | None:
 
 
 def all_rows(table: Table) -> RowsOfVersion:
-    """A copy, by rising id."""
+    """Return a copy of all rows, by rising id."""
     rows = table.rows()
     return RowsOfVersion(ids=rows.ids, rows=rows.embeddings, removed=np.empty(0, np.int64))
 
 
 class ToldIds:
-    """Which changes of a table are in the version that was asked for last.
+    """Changed ids of the version that was requested last.
 
-    They are kept until a later version is asked for that rests on it, which is so when it is durable; so a
-    question may be asked again, and its answer read in pages. All this is of a process: after a restart
-    nothing is known, and all rows are to be told.
+    They are kept until a version is requested that follows it, which means that it is durable; so a request
+    may be repeated, and read in pages. The record lives in the process: after a restart it is empty, and all
+    rows must be written.
     """
 
     __slots__ = ("_ids", "_version")
@@ -58,10 +61,9 @@ class ToldIds:
         self._ids: np.ndarray[Any, Any] | None = None
 
     def of(self, table: Table, version: int, follows: int) -> np.ndarray[Any, Any] | None:
-        """Ids that changed after version `follows` and before `version`; int64 [n], each once.
+        """Return ids changed after `follows` and before `version`; int64 [n], distinct.
 
-        None: it is not known, and all rows are to be told. From here on it is known for what rests on
-        `version`.
+        None if they are not known: all rows must be written. Starts the record of changes after `version`.
         """
         if version != self._version:
             ids = _cut(table)

@@ -1,7 +1,7 @@
-"""Which ids of a table were updated or removed since it was last told of.
+"""A record of a table's updated and removed ids, for published versions.
 
-Kept by id, not found by the rows' versions: to look at every row each second would cost more memory traffic
-than the updates themselves, and a row that is gone has no version.
+Ids are recorded, not found by the rows' versions: reading every row each second would cost more memory
+traffic than the updates themselves, and a removed row has no version.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from ronde.server.table.combine import unique
 
 __all__ = ["MOST_IDS", "TouchedIds"]
 
-#: So many ids are kept at most; of more, the whole table is told.
+#: Ids recorded at most; beyond that, the whole table is written.
 MOST_IDS = 1 << 24
 _LEAST_TO_PACK = 1 << 18
 
 
 class TouchedIds:
-    """Ids since the last cut.
+    """Ids since the last cut, initially unknown.
 
     Args:
-        most: ids that are kept; of more, the whole table is to be told.
+        most: ids recorded at most; beyond that, the whole table must be written.
     """
 
     __slots__ = ("_ids", "_lost", "_most", "_size")
@@ -31,10 +31,10 @@ class TouchedIds:
     def __init__(self, most: int = MOST_IDS) -> None:
         self._ids: list[np.ndarray[Any, Any]] = []
         self._size, self._most = 0, most
-        self._lost = True  # of rows from before nothing is known
+        self._lost = True  # earlier changes are not known
 
     def add(self, ids: np.ndarray[Any, Any]) -> None:
-        """Remember ids, repetitions allowed; int64 [n]. They are not copied."""
+        """Record ids, repetitions allowed; int64 [n]. They are not copied."""
         if len(ids) and not self._lost:
             self._ids.append(ids)
             self._size += len(ids)
@@ -42,17 +42,17 @@ class TouchedIds:
                 self._pack()
 
     def lose(self) -> None:
-        """All rows are others now."""
+        """Mark all rows as changed."""
         self._lost, self._ids, self._size = True, [], 0
 
     @property
     def lost(self) -> bool:
-        """Whether the whole table is to be told: what changed is not known, or too much."""
+        """Return whether the record is incomplete, so that all rows must be written."""
         self._pack()
         return self._lost
 
     def cut(self) -> np.ndarray[Any, Any]:
-        """What was touched since the last cut, each id once; int64 [n]. From here on it is known."""
+        """Return distinct ids since the last cut, int64 [n], and start a new record."""
         self._pack()
         ids = self._ids[0] if self._ids else np.empty(0, np.int64)
         self._lost, self._ids, self._size = False, [], 0

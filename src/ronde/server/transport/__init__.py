@@ -1,1 +1,1 @@
-"""How workers and servers talk: messages, the memory they share on one host, both ends of a connection."""
+"""Transport between workers and servers: messages, shared memory, client, service."""

@@ -1,8 +1,8 @@
-"""Memory of a worker that servers of the same host see too: large arrays lie there instead of travelling.
+"""A worker's memory that servers on its host map: large arrays are placed there.
 
-The worker allocates it, segment by segment, and says where they are; a server opens them through
-`/proc/PID/fd`, so nothing is left behind however either ends. An array's place is the number of its segment
-and a count of bytes, in one integer.
+The worker allocates it segment by segment and announces the segments; a server opens them through
+`/proc/PID/fd`, so neither end can leave files behind. An array's place is one integer: its segment's number
+and a byte offset.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Array = np.ndarray[Any, Any]
 
 _ALIGNMENT = 4096
 _SEGMENT_BYTES = 16 << 20
-_SEGMENT_SHIFT = 44  # bits for the count of bytes
+_SEGMENT_SHIFT = 44  # bits of the byte offset
 
 
 class _Segment:
-    """One stretch of shared memory."""
+    """A stretch of shared memory."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory
@@ -40,13 +40,13 @@ class _Segment:
 
 
 class _Arena:
-    """What both sides have in common."""
+    """Base of both sides of an arena."""
 
     def __init__(self) -> None:
         self._segments: list[_Segment] = []
 
     def place(self, array: Array) -> int | None:
-        """Where a contiguous array lies; None for one that does not lie here."""
+        """Return a contiguous array's place in the arena; None if it lies elsewhere."""
         if not array.nbytes or not array.flags.c_contiguous:
             return None
         for number, segment in enumerate(self._segments):
@@ -55,10 +55,10 @@ class _Arena:
         return None
 
     def view(self, place: int, nbytes: int) -> memoryview:
-        """The bytes at a place.
+        """Return the bytes at a place.
 
         Raises:
-            WireError: there are none such.
+            WireError: the place is not in the arena.
         """
         number, offset = place >> _SEGMENT_SHIFT, place & (1 << _SEGMENT_SHIFT) - 1
         if not 0 <= number < len(self._segments) or nbytes < 0:
@@ -70,7 +70,7 @@ class _Arena:
 
 
 class OwnArena(_Arena):
-    """The worker's side, which grows as room is taken."""
+    """The worker's side of its arena, which grows on demand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,17 +81,17 @@ class OwnArena(_Arena):
 
     @property
     def described(self) -> list[list[int]]:
-        """Process, descriptor, inode and size of each segment: where a server finds them."""
+        """Pid, descriptor, inode and size of each segment, for servers to open them."""
         return [
             [os.getpid(), descriptor, os.fstat(descriptor).st_ino, size]
             for descriptor, size in zip(self._descriptors, self._sizes, strict=True)
         ]
 
     def take(self, nbytes: int) -> tuple[Array, bool]:
-        """Room of so many bytes (uint8 [nbytes]), and whether servers must hear of a new segment first.
+        """Allocate uint8 [nbytes]; also returns whether a new segment must be announced.
 
         Raises:
-            OSError: there is not so much memory.
+            OSError: the memory cannot be reserved.
         """
         wanted = _rounded(nbytes)
         room = self._take(wanted, nbytes)
@@ -117,7 +117,7 @@ class OwnArena(_Arena):
         return None
 
     def give_back(self, room: Array) -> None:
-        """Free what `take` gave."""
+        """Free memory that `take` allocated."""
         number = next(number for number, segment in enumerate(self._segments) if segment.holds(room))
         begin = room.ctypes.data - self._segments[number].address
         merged: list[tuple[int, int, int]] = []
@@ -129,7 +129,7 @@ class OwnArena(_Arena):
         self._free = merged
 
     def close(self) -> None:
-        """Let go of the memory; what still looks at it keeps it."""
+        """Close the segments' descriptors; existing mappings stay valid."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors = []
@@ -144,17 +144,17 @@ class PeerArena(_Arena):
 
     @property
     def processes(self) -> set[int]:
-        """Whose memory it is."""
+        """Pids of the processes that own the memory."""
         return {pid for pid, *_ in self._described}
 
     def follow(self, described: Any) -> None:
-        """Open the segments that are new.
+        """Map newly announced segments.
 
         Args:
-            described: as `OwnArena.described` says.
+            described: the value of `OwnArena.described`.
 
         Raises:
-            WireError: there is no such memory, or it is not to be opened.
+            WireError: a segment does not exist or must not be opened.
         """
         if not isinstance(described, list) or described[: len(self._described)] != self._described:
             raise WireError("arena", "shared memory is a list of segments that only grows")
@@ -171,10 +171,10 @@ class PeerArena(_Arena):
             self._described.append(each)
 
     def room(self, place: Any, nbytes: int) -> Array:
-        """Where an answer is to be written (uint8 [nbytes]).
+        """Return the memory for an answer; uint8 [nbytes].
 
         Raises:
-            WireError: it does not lie in the arena.
+            WireError: the place is not in the arena.
         """
         if type(place) is not int:
             raise WireError("arena", "the place of an answer is a whole number")
@@ -182,11 +182,11 @@ class PeerArena(_Arena):
 
 
 def _map_sealed(pid: int, descriptor: int, inode: int, nbytes: int) -> mmap.mmap:
-    """Map memory of another process that it cannot take away again.
+    """Map memory of another process that is sealed against shrinking.
 
     Raises:
-        OSError: it is no such memory; no file or device is opened then.
-        ValueError: it is smaller.
+        OSError: the descriptor is not such memory; no other file or device is opened.
+        ValueError: the memory is smaller than announced.
     """
     if not os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("/memfd:ronde"):
         raise OSError("it is no memory of ronde")

@@ -1,10 +1,10 @@
-"""A worker's end: sends requests to servers, waits for answers, and asks again when none comes.
+"""A worker's client: sends requests, awaits answers, and resends lost requests.
 
-What waits long begins with a question: which requests has the server on this connection? Only what it has not
-is sent again. Sending twice does no harm: a server knows requests that change something by worker and
-sequence. So a server that was killed and started again is waited for, and finds whatever it had not answered.
-A thread asks for what nobody waits for: another worker may need it, whom this one waits for in a collective.
-It says now and then that this worker lives, which may be busy with something else for long.
+A request without an answer is first followed by a question: which requests has the server on this connection?
+Only missing ones are sent again. A repeated request is harmless: servers know changes by worker and sequence
+number. So a restarted server gets every request that it had not answered. A background thread does this for
+requests that no caller waits for: another worker may depend on them while this one waits for it in a
+collective. The thread also sends a sign of life now and then, as this worker may be busy for long.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from time import perf_counter_ns  # bound here: the module's own is replaced for scripts
+from time import perf_counter_ns  # bound here, because `time` is patched for scripts
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,9 @@ Array = np.ndarray[Any, Any]
 _SLICE_MS = 20
 _SMALL_BYTES = 16 << 10
 _ALIVE_S = 15.0
-_NOTICE_S = 30.0  # a server is started in seconds, by itself or from its log
+_NOTICE_S = 30.0  # a server restarts within seconds, also from its log
 _QUESTION_S = 0.05
-# Refusals after which the same request may well be accepted.
+# Kinds of refusals after which the request is sent again.
 _AGAIN = (
     "token",
     "hello",
@@ -51,10 +51,10 @@ _MOST_AGAIN = 20
 
 
 class ServerRefused(RondeError):
-    """A server cannot do what was asked.
+    """An error: a server refused a request.
 
     Attributes:
-        why: in the server's own words.
+        why: reason in the server's own words.
     """
 
     def __init__(self, message: str, why: str = "") -> None:
@@ -64,10 +64,10 @@ class ServerRefused(RondeError):
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Request:
-    """What was asked of one server; made by `Client.send`.
+    """A pending request to one server; made by `Client.send`.
 
     Attributes:
-        answer: None until it is there.
+        answer: the answer; None before it arrives.
     """
 
     server: int
@@ -82,27 +82,26 @@ class Client:
     """One worker's connections to all servers of a run.
 
     Args:
-        endpoints: of each server, as `Service` has them.
-        token: of the run.
-        worker, workers: which of how many.
-        incarnation: how often this worker was started before.
-        timeout: seconds that a server may be gone.
-        patience: seconds after which a server is asked whether it has what it has not answered; they double,
-            up to five times as many.
-        silence: seconds without a word from a server that was asked, after which it is connected to anew.
-        run: the same word for all workers of a run, and another for each run; "": servers cannot tell runs
-            apart.
-        expects: what servers must have been started for (`update`, `staleness`).
-        say: tells the user of a server that does not answer, and that it does again.
+        endpoints: endpoint of each server, as for `Service`.
+        token: the run's token.
+        worker, workers: rank of this worker, and number of workers.
+        incarnation: number of restarts of this worker.
+        timeout: seconds for which a server may be unreachable.
+        patience: seconds without an answer before the server is asked about its requests; doubles up to five
+            times as many.
+        silence: seconds of silence after such a question before the connection is replaced.
+        run: id of the run; "": servers cannot tell runs apart.
+        expects: required configuration of servers (`update`, `staleness`).
+        say: function that tells the user about a server that stops or resumes answering.
 
     Attributes:
-        waited_ns: nanoseconds that this worker has waited for answers.
-        exchanged_bytes: of arrays that it has sent and got, whatever way they took.
+        waited_ns: nanoseconds spent waiting for answers.
+        exchanged_bytes: bytes of arrays sent and received, shared memory included.
 
     Raises:
-        UsageError: there can be no server at an endpoint.
-        PeerLost: a server did not come within the timeout.
-        ServerRefused: a server is of another run, or was started for another one.
+        UsageError: an endpoint is malformed.
+        PeerLost: a server was unreachable for the timeout.
+        ServerRefused: a server belongs to another run or configuration.
     """
 
     def __init__(  # noqa: PLR0913 - each says one thing of a connection
@@ -131,12 +130,12 @@ class Client:
         self._timeout = timeout
         self._silence, self._patience = silence, patience
         self._say_so = say
-        # When each server was heard of last, and of whose silence the user was told.
+        # Time of each server's last message; servers of which the user was told that they are silent.
         self._heard_at = [time.monotonic()] * len(self.endpoints)
         self._told_of: set[int] = set()
-        # For each server since when a question for its state has had no answer.
+        # Per server, since when a question about its requests is unanswered.
         self._asked_state: list[float | None] = [None] * len(self.endpoints)
-        # The last such question to each server that has had no answer: its number, and what was asked about.
+        # Per server, the last unanswered question: its request id, and the requests that it names.
         self._questions: dict[int, tuple[int, list[int]]] = {}
         self._lock = threading.RLock()
         self._closed = threading.Event()
@@ -144,13 +143,13 @@ class Client:
         self._sockets: list[Any] = []
         self._poller = zmq.Poller()
         self._waiting: dict[int, Request] = {}
-        #: Called by `finish`, for what was asked and not waited for.
+        #: Functions that `finish` calls, for requests that no caller waited for.
         self.before_end: list[Callable[[], None]] = []
         self._count = 0
-        # The last change that each server has confirmed; greetings since, by request; what a server has lost.
+        # The last change that each server has confirmed; pending HELLOs by request; changes lost by servers.
         self._confirmed = [0] * len(self.endpoints)
         self._greeted: dict[int, int] = {}
-        # By server, the number of the first change that it has not made, and why.
+        # By server, the number of the first refused change, and the reason.
         self._refused: dict[int, tuple[int, str]] = {}
         self._lost: dict[int, int] = {}
         self._sequences = [0] * self.servers
@@ -175,7 +174,7 @@ class Client:
 
     @property
     def sequences(self) -> list[int]:
-        """For each server the number of the last request by this worker that changes something."""
+        """Per server, the sequence number of this worker's last change."""
         return list(self._sequences)
 
     def send(
@@ -188,13 +187,13 @@ class Client:
         clock: int = 0,
         changes: bool = False,
     ) -> Request:
-        """Ask one server for something; arrays stay as they are until it has answered.
+        """Send a request to one server; arrays must not change before the answer.
 
         Args:
-            changes: the request changes the server's state, and must not do so twice.
+            changes: whether the request changes the server's state; it then takes effect exactly once.
 
         Raises:
-            ServerRefused: it is larger than a server takes.
+            ServerRefused: the request is larger than a server accepts.
         """
         with self._lock:
             self._count += 1
@@ -222,10 +221,10 @@ class Client:
             return request
 
     def wait(self, requests: Iterable[Request]) -> list[Message]:
-        """The answers to all of these.
+        """Wait for the answers to these requests, and return them.
 
         Raises:
-            ServerRefused: a server cannot do it.
+            ServerRefused: a server refused a request.
             PeerLost: a server did not answer within the timeout.
         """
         entered = perf_counter_ns()
@@ -249,7 +248,7 @@ class Client:
                 refused, why = self._refused.get(request.server, (0, ""))
                 is_read = not request.message.sequence
                 if request.answer is None and is_read and 0 < refused <= request.message.clock:
-                    raise ServerRefused(why)  # what is asked must contain that change, which never comes
+                    raise ServerRefused(why)  # the answer must contain a change that was refused
                 if request.answer is None and time.monotonic() - begun > self._timeout:
                     raise PeerLost(
                         f"server {request.server} at {self.endpoints[request.server]} has not answered for "
@@ -264,18 +263,18 @@ class Client:
         return answers
 
     def settle(self) -> None:
-        """Return when servers have answered all that was asked; raises as `wait` does."""
+        """Wait for the answers to all pending requests; raises as `wait` does."""
         with self._lock:
             waiting = list(self._waiting.values())
         self.wait(waiting)
 
     def withdraw(self, request: Request) -> None:
-        """Do not ask for this again; of a request that changes nothing."""
+        """Stop resending a request that changes nothing."""
         with self._lock:
             self._waiting.pop(request.message.request, None)
 
     def _tell_of_silence(self, server: int, begun: float) -> None:
-        """Once, when somebody has waited for a while for a server that says nothing."""
+        """Tell the user once about a server that is silent while a caller waits."""
         silent = time.monotonic() - max(begun, self._heard_at[server])
         if silent > _NOTICE_S and server not in self._told_of:
             self._told_of.add(server)
@@ -285,12 +284,12 @@ class Client:
             )
 
     def room(self, nbytes: int) -> Array:
-        """Memory for what is sent or comes back (uint8 [nbytes]), shared with servers of this host.
+        """Allocate uint8 [nbytes] for requests or answers, shared with servers on this host.
 
-        What is small travels as fast as a word about where it lies.
+        Small arrays are sent in frames, which is as fast as sending their place.
 
         Raises:
-            OSError: there is not so much memory.
+            OSError: the memory cannot be reserved.
         """
         if self.arena is None or nbytes <= _SMALL_BYTES:
             return np.empty(nbytes, np.uint8)
@@ -302,26 +301,26 @@ class Client:
             return room
 
     def give_back(self, room: Array) -> None:
-        """Free what `room` gave; nothing that was asked refers to it any more."""
+        """Free memory from `room`. No pending request may still use it."""
         if self.arena is not None and room.nbytes > _SMALL_BYTES:
             with self._lock:
                 self.arena.give_back(room)
 
     def into(self, *rooms: Array) -> dict[str, Any]:
-        """What a request says of where its answer's arrays are to be written, if that is possible."""
+        """Return the meta entry for answers to be written into these rooms, if shared."""
         if self.arena is None:
             return {}
         places = [self.arena.place(room) for room in rooms]
         return {} if all(place is None for place in places) else {"into": places}
 
     def poll(self) -> None:
-        """Take in answers that are there, without waiting."""
+        """Process arrived answers without waiting."""
         with self._lock:
             self._receive(0)
             self._ask_again()
 
     def finish(self) -> None:
-        """Wait for what nobody has waited for yet; raises as `wait` does."""
+        """Run `before_end`: wait for requests without a waiter; raises as `wait` does."""
         for settle in self.before_end:
             settle()
 
@@ -335,12 +334,12 @@ class Client:
     def _keep_asking(self) -> None:
         heard = time.monotonic()
         while not self._closed.wait(_QUESTION_S if self._questions else self._patience):
-            with self._lock, contextlib.suppress(zmq.ZMQError):  # whoever waits gets to know of it
+            with self._lock, contextlib.suppress(zmq.ZMQError):  # the next `wait` reports it
                 if self._closed.is_set():
                     return
                 self._receive(0)
                 self._ask_again()
-                if time.monotonic() - heard > _ALIVE_S:  # a server takes who is silent for a minute for dead
+                if time.monotonic() - heard > _ALIVE_S:  # a server treats a minute of silence as death
                     heard = time.monotonic()
                     for server in range(self.servers):
                         self._say(server, Operation.STATUS, {})
@@ -370,7 +369,7 @@ class Client:
 
     def _ask(self, request: Request, *, again: bool = False) -> None:
         if again and "into" in request.message.meta:
-            # The second answer may come when that memory is used for something else: it comes as a frame.
+            # By the second answer the memory may be in use again: receive that answer in frames.
             meta = {name: value for name, value in request.message.meta.items() if name != "into"}
             request.message = dataclasses.replace(request.message, meta=meta)
         request.asked_at = time.monotonic()
@@ -378,7 +377,7 @@ class Client:
         self._post(request.server, frames)
 
     def _ask_again(self) -> None:
-        """Ask servers about all that waits, where something has waited for long."""
+        """Ask servers about overdue requests."""
         now = time.monotonic()
         silent: set[int] = set()
         for request in self._waiting.values():
@@ -393,9 +392,9 @@ class Client:
                 self._questions[server] = self._count, asked
 
     def _send_what_is_missing(self, server: int, asked: list[int], answer: Message) -> None:
-        """Messages of one connection come in order: what the server has not now was lost."""
+        """Resend requests that the server lacks: a connection keeps order, so they were lost."""
         has = [] if answer.operation is Operation.REFUSED else answer.meta.get("waiting")
-        if not isinstance(has, list):  # this connection is a new one to the server
+        if not isinstance(has, list):  # the server does not know this connection
             self._introduce(server)
             self._ask_all_again(server)
             return
@@ -405,9 +404,9 @@ class Client:
                 self._ask(request, again=True)
 
     def _reconnect_if_silent(self, server: int, now: float) -> bool:
-        """A length that was damaged on its way makes the other end wait for what never comes.
+        """Replace the connection to a server that does not answer a status question.
 
-        A server that lives answers at least the question for its state.
+        A damaged length makes the other end wait for bytes that never come.
         """
         since = self._asked_state[server]
         if since is None:
@@ -421,7 +420,7 @@ class Client:
         return True
 
     def _receive(self, timeout_ms: int) -> None:
-        if len(self._sockets) == 1 and timeout_ms:  # one call less than to poll first
+        if len(self._sockets) == 1 and timeout_ms:  # saves a poll
             with contextlib.suppress(zmq.Again):
                 self._take(0, self._sockets[0].recv_multipart(copy=False))
             return
@@ -443,10 +442,10 @@ class Client:
         self._questions.pop(server, None)
 
     def _post(self, server: int, frames: list[Any]) -> None:
-        """Send without waiting.
+        """Send frames without waiting.
 
-        ZeroMQ gives a connection up for good when the other end does not speak its protocol, as it seems
-        where a line is broken; then there is nowhere to send to.
+        ZeroMQ drops a connection for good if the other end violates its protocol, as a broken line may seem
+        to do. Then the connection is replaced.
         """
         try:
             self._sockets[server].send_multipart(frames, zmq.NOBLOCK, copy=False)
@@ -465,7 +464,7 @@ class Client:
         except WireError as error:
             answer = _refusal_of_stranger(frames) if error.kind == "token" else None
             if answer is None:
-                return  # damaged on its way: it is asked for again
+                return  # damaged: the request will be sent again
         if self._greeted.pop(answer.request, None) is not None:
             self._compare(server, answer)
         number, asked = self._questions.get(server, (0, []))
@@ -474,7 +473,7 @@ class Client:
             self._send_what_is_missing(server, asked, answer)
         request = self._waiting.get(answer.request)
         if request is None or request.server != server:
-            return  # the answer to what was asked twice
+            return  # a repeated answer
         if answer.operation is Operation.REFUSED:
             if self._may_ask_again(request, answer):
                 return
@@ -485,16 +484,16 @@ class Client:
         if answer.operation is Operation.DONE and request.message.sequence:
             self._confirmed[server] = max(self._confirmed[server], request.message.sequence)
             if self._refused.get(server, (0, ""))[0] <= request.message.sequence:
-                self._refused.pop(server, None)  # there is room again, say
+                self._refused.pop(server, None)  # accepts changes again
 
     def _compare(self, server: int, greeting: Message) -> None:
-        """A server that was started again must have what it had confirmed."""
+        """Check that a restarted server still has every change that it confirmed."""
         missing = self._confirmed[server] - int(greeting.meta.get("sequence", 0))
         if greeting.operation is Operation.DONE and missing > 0:
             self._lost[server] = missing
 
     def _not_made(self, request: Request, refusal: Message) -> None:
-        """The server has not counted this change, so the next one takes its number."""
+        """Release the sequence number of a refused change for the next one."""
         server, sequence = request.server, request.message.sequence
         if refusal.meta.get("kind") == "failed" or not sequence:
             return
@@ -515,16 +514,16 @@ class Client:
         return True
 
     def _ask_all_again(self, server: int) -> None:
-        """In the order in which they were asked first, which is that of their sequences."""
+        """Send all pending requests of a server again, in their original order."""
         for request in [each for each in self._waiting.values() if each.server == server]:
             self._ask(request, again=True)
 
     def _introduce(self, server: int) -> None:
-        """A server that does not know this connection was started again, or the connection was."""
+        """Send HELLO to a server that does not know this connection."""
         self._say(server, Operation.HELLO, self._hello(server))
 
     def _say(self, server: int, operation: Operation, meta: dict[str, Any]) -> None:
-        """Send what no one waits for an answer to."""
+        """Send a message without a waiting caller."""
         self._count += 1
         said = Message(
             operation, meta, worker=self.worker, incarnation=self._incarnation, request=self._count
@@ -546,7 +545,7 @@ def _lost(server: int, missing: int) -> str:
 
 
 def _refusal_of_stranger(frames: list[Any]) -> Message | None:
-    """What a server says that has not seen the run's token in a message, or not whole."""
+    """Decode a refusal that the server sent before it accepted the token."""
     try:
         answer = decode(frames, NO_TOKEN)
     except WireError:

@@ -1,8 +1,8 @@
-"""A server's end: receives messages, has them handled, and sends answers, perhaps later.
+"""A server's endpoint: receives messages, lets a handler answer them, sends answers.
 
-One thread does all, so a handler's state needs no locks. What is no message of this run is counted and
-answered, and changes nothing else. Whoever waits long asks by STATUS, with `asked` in its meta, which
-requests of this connection have not been answered yet, and need not be sent again.
+One thread does all the work, so a handler's state needs no locks. Messages that do not belong to this run are
+counted and refused, without other effect. A client asks by STATUS, with `asked` in its meta, which requests
+of its connection are still pending; it need not send those again.
 """
 
 from __future__ import annotations
@@ -40,37 +40,37 @@ __all__ = ["Handler", "Reply", "Service", "check_endpoint"]
 _TICK_MS = 50
 _AT_ONCE = 64
 _REMEMBERED = 4096
-# A worker that is started again, or comes back over a broken line, has a new connection.
+# Connections per worker: a restarted worker, or one after a broken line, has a new one.
 _CONNECTIONS_OF_WORKER = 4
-# In all; one that is forgotten says hello again.
+# Connections in all; a client that was forgotten says hello again.
 _CONNECTIONS = 16_384
 _MOST_WAITING = 65_536
 _LOOK_EVERY_S = 0.5
-# What may be said and asked without a hello.
+# Operations that need no hello.
 _FIRST = (Operation.STATUS, Operation.STOP)
 
 Reply = Callable[[Message], None]
 
 
 class Handler(Protocol):
-    """What a service does with messages."""
+    """The logic of a server behind a `Service`."""
 
     def handle(self, message: Message, reply: Reply) -> None:
-        """Answer by `reply`, now or later; raises `WireError` for what cannot be done."""
+        """Answer by `reply`, now or later; raises `WireError` for a refusal."""
         ...
 
     def tick(self) -> None:
-        """Called many times a second, between messages."""
+        """Run periodic work; called many times a second, between messages."""
         ...
 
 
 @dataclasses.dataclass(slots=True)
 class _Connection:
-    """One that has shown the token and said hello.
+    """A connection that has sent the right token and a hello.
 
     Attributes:
-        placed: what was answered into a worker's memory, which may have another use by now.
-        waiting: requests that came and have not been answered, the newest last.
+        placed: ids of requests with answers in shared memory, which the worker may have reused.
+        waiting: ids of unanswered requests, the newest last.
     """
 
     worker: int
@@ -87,24 +87,24 @@ class _Connection:
 
     @property
     def is_of_dead(self) -> bool:
-        """Whether memory of a process is held here that has ended."""
+        """Return whether the arena belongs to a process that has ended."""
         return isinstance(self.arena, PeerArena) and not all(map(is_alive, self.arena.processes))
 
 
 class Service:
-    """Listens until it is told to stop.
+    """A ZeroMQ server socket with its message loop.
 
     Args:
-        endpoint: of ZeroMQ: `tcp://127.0.0.1:4000`, `tcp://eth0:*`, `ipc://@name`.
-        token: what every message of this run holds.
-        limits: of a message.
+        endpoint: ZeroMQ endpoint: `tcp://127.0.0.1:4000`, `tcp://eth0:*`, `ipc://@name`.
+        token: token that every message of this run holds.
+        limits: limits of a message.
 
     Attributes:
-        endpoint: where it listens, the port resolved.
-        refused: how many messages were refused, by kind.
+        endpoint: endpoint with the resolved port.
+        refused: number of refused messages, by kind.
 
     Raises:
-        UsageError: it cannot listen there.
+        UsageError: the endpoint is not available.
     """
 
     def __init__(self, endpoint: str, token: bytes, handler: Handler, limits: Limits | None = None) -> None:
@@ -115,7 +115,7 @@ class Service:
         self._context = zmq.Context()
         self._socket: Any = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 200)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # what is on its way is bounded by what workers ask
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # workers' requests bound the pending answers
         self._socket.setsockopt(zmq.MAXMSGSIZE, self._limits.nbytes)
         try:
             self._socket.bind(endpoint)
@@ -124,7 +124,7 @@ class Service:
             raise UsageError(f"a server cannot listen at {endpoint}: {error}") from None
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.refused: collections.Counter[str] = collections.Counter()
-        # The newest last.
+        # In order of their last hello, the newest last.
         self._connections: dict[bytes, _Connection] = {}
         self._looked = time.monotonic()
         self._stopped = False
@@ -134,12 +134,12 @@ class Service:
         self._poller.register(self._bell, zmq.POLLIN)
 
     def stop(self) -> None:
-        """Return from `run` soon; what has been answered is still sent."""
+        """Make `run` return soon; pending answers are still sent."""
         self._stopped = True
         self.wake()
 
     def wake(self) -> None:
-        """Have the handler's `tick` called at once; other threads may."""
+        """Make `run` call the handler's `tick` at once; thread-safe."""
         if self._bell >= 0:
             os.eventfd_write(self._bell, 1)
 
@@ -177,10 +177,10 @@ class Service:
                 raise WireError("hello", "this connection has not said hello")
             self._hand_over(identity, message)
         except WireError as error:
-            # A connection says with its hello where its memory is; an earlier server may have had that.
+            # HELLO announces the arena; after a restart this server must see it again.
             kind = "hello" if error.kind == "arena" and identity not in self._connections else error.kind
             self._refuse(identity, frames, kind, str(error))
-        except Exception as error:  # a defect of ours, which must not end the server for all others
+        except Exception as error:  # a defect must not end the server for the other workers
             self._refuse(identity, frames, "defect", f"{type(error).__name__} {error}"[:300])
 
     def _hand_over(self, identity: bytes, message: Message) -> None:
@@ -197,7 +197,7 @@ class Service:
             raise
 
     def _refuse(self, identity: bytes, frames: list[Any], kind: str, why: str) -> None:
-        """Count it, and say so; whoever has not shown the run's token is not told it."""
+        """Count a refusal and send it. The reply holds the run's token only if the sender showed it."""
         self.refused[kind] += 1
         refusal = Message(Operation.REFUSED, request=request_of(frames)).refuse(why, kind)
         self._send(identity, encode(refusal, NO_TOKEN if kind in BEFORE_TOKEN else self._token))
@@ -216,7 +216,7 @@ class Service:
         self._connections[identity] = connection
 
     def _forget_oldest(self, worker: int) -> None:
-        """Connections of one worker are few; of a dead one on another host nobody says that it is gone."""
+        """Drop a worker's oldest connections, as a dead worker's are never closed."""
         own = [identity for identity, each in self._connections.items() if each.worker == worker]
         for identity in own[: 1 - _CONNECTIONS_OF_WORKER]:
             del self._connections[identity]
@@ -224,7 +224,7 @@ class Service:
             del self._connections[next(iter(self._connections))]
 
     def _let_go_of_the_dead(self) -> None:
-        """Memory that a process shared stays as long as somebody has it."""
+        """Drop connections of ended processes, to release their shared memory."""
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_S:
             return
@@ -248,21 +248,21 @@ class Service:
                 self._send(identity, encode(answer, self._token))
                 return
             connection.waiting.pop(request.request, None)
-            is_new = request.request not in connection.placed  # else it travels, and nobody waits for it
+            is_new = request.request not in connection.placed  # else it is a repeat, sent in frames
             is_placed = into is not None and is_new and answer.operation is Operation.DONE
             if is_placed and isinstance(connection.arena, PeerArena):
                 answer = _placed(answer, connection.arena, into)
                 connection.placed.append(request.request)
             try:
                 frames = encode(answer, self._token, connection.arena, self._limits)
-            except WireError as error:  # "oversized" would be asked again, as it may be damage
+            except WireError as error:  # a client resends after "oversized", as it may be damage
                 frames = encode(answer.refuse(f"the answer: {error}", "failed"), self._token)
             self._send(identity, frames)
 
         return reply
 
     def _waiting(self, identity: bytes, asked: Any) -> list[int] | None:
-        """Those of these requests that are still to be answered here; None where hello has not been said."""
+        """Return the requests in `asked` that are pending; None before hello."""
         if not isinstance(asked, list):
             raise WireError("request", "status: what was asked is a list of numbers of requests")
         connection = self._connections.get(identity)
@@ -271,15 +271,15 @@ class Service:
         return [each for each in asked if type(each) is int and each in connection.waiting]
 
     def _send(self, identity: bytes, frames: list[Any]) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
+        with contextlib.suppress(zmq.ZMQError):  # the client is gone
             self._socket.send_multipart([identity, *frames], zmq.NOBLOCK, copy=False)
 
 
 def check_endpoint(endpoint: str) -> None:
-    """See that one interface is named, not all of them.
+    """Check that an endpoint names one interface, not all of them.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the endpoint names all interfaces or is malformed.
     """
     if re.match(r"tcp://(\*|0\.0\.0\.0|\[?::0?\]?):[\d*!]+$", endpoint):
         raise UsageError(
@@ -291,7 +291,10 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def _placed(answer: Message, arena: PeerArena, into: Any) -> Message:
-    """The answer with its arrays in the shared memory that the request names; without a place one travels."""
+    """Copy an answer's arrays to the shared memory that the request names.
+
+    An array without a place is sent as a frame.
+    """
     if not isinstance(into, list) or len(into) != len(answer.arrays):
         return answer.refuse(f"{len(answer.arrays)} arrays are the answer, and there is not a place for each")
     try:

@@ -1,9 +1,9 @@
-"""Messages between workers and servers, as frames: a fixed header, a JSON object, then arrays.
+"""Messages between workers and servers: a fixed header, JSON, then arrays.
 
-Nothing that comes from the wire is unpickled. Frame 0 begins, little-endian, with magic, version, operation,
-worker, incarnation, sequence, clock, request, the run's token, and a checksum (XXH3) of everything else;
-behind them JSON tells, among other things, the shape and dtype of each array. Frames behind it hold their
-bytes, but for those that lie in memory that both ends share.
+Nothing from the wire is unpickled. Frame 0 begins, little-endian, with magic, version, operation, worker,
+incarnation, sequence, clock, request, the run's token, and a checksum (XXH3) of everything else; then follows
+JSON with the meta and the shape and dtype of each array. The other frames hold the bytes of arrays that are
+not in shared memory.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 TOKEN_BYTES = 16
-#: Stands in a refusal of what has not shown the run's token.
+#: Token in a refusal to a sender that has not shown the run's token.
 NO_TOKEN = bytes(TOKEN_BYTES)
-#: Kinds of errors by which a message is refused before its token is known to be right.
+#: Kinds of errors with which a message is refused before its token is verified.
 BEFORE_TOKEN = ("truncated", "magic", "version", "token")
 
 _MAGIC = b"RNDE"
 _VERSION = 1
-# Magic, version, operation, none, worker, incarnation, sequence, clock, request, token, checksum.
+# Magic, version, operation, 0, worker, incarnation, sequence, clock, request, token, checksum.
 _HEADER = struct.Struct(f"<4sBBHIIQQQ{TOKEN_BYTES}sQ")
 _CHECKSUM_BYTES = 8
 _DTYPES = {
@@ -55,7 +55,7 @@ _DTYPES = {
 
 
 class Operation(enum.IntEnum):
-    """What a message asks for, or answers."""
+    """The operation of a request, or the outcome in an answer."""
 
     DONE = 0
     REFUSED = 1
@@ -87,18 +87,18 @@ class Operation(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
-    """One request, or its answer.
+    """A request, or its answer.
 
     Attributes:
-        operation: what is asked for.
-        meta: what JSON can hold.
-        arrays: contiguous, of a dtype that the wire knows; a copy must be taken of what is to be kept.
-        worker: the rank that asks.
-        incarnation: of the sender: how often it was started before.
-        sequence: numbers a worker's requests that change something; 0 for others. Of an answer to a question,
-            which of that worker's changes was the last.
-        clock: how many steps the sender has made.
-        request: by which the sender knows the answer.
+        operation: the requested operation, or DONE or REFUSED.
+        meta: JSON-serializable arguments.
+        arrays: contiguous arrays of dtypes that the wire supports; copy them to keep them.
+        worker: the sender's rank.
+        incarnation: number of restarts of the sender.
+        sequence: number of a worker's change; 0 for reads. In the answer to a read: the worker's last applied
+            change.
+        clock: number of steps of the sender; for a read of a server, the change that the answer must contain.
+        request: id by which the sender finds the answer.
     """
 
     operation: Operation
@@ -111,19 +111,19 @@ class Message:
     request: int = 0
 
     def answer(self, meta: dict[str, Any] | None = None, arrays: Sequence[Array] = ()) -> Message:
-        """What is sent back, to be found by its request."""
+        """Make the answer to this request."""
         return Message(Operation.DONE, meta or {}, arrays, request=self.request)
 
     def refuse(self, why: str, kind: str = "request") -> Message:
-        """Say why this cannot be done."""
+        """Make a refusal of this request."""
         return Message(Operation.REFUSED, {"why": why, "kind": kind}, request=self.request)
 
 
 class WireError(RondeError):
-    """Frames that are no message of this run.
+    """An error: frames are not a valid message, or a request is refused.
 
     Attributes:
-        kind: a word by which such errors are counted.
+        kind: short name under which such errors are counted.
     """
 
     def __init__(self, kind: str, why: str) -> None:
@@ -133,12 +133,12 @@ class WireError(RondeError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """What a message may be at most.
+    """Upper limits of a message.
 
     Attributes:
-        nbytes: of all frames together, shared arrays included.
-        meta_bytes: of the JSON object.
-        arrays: how many.
+        nbytes: bytes of all frames together, and of each array.
+        meta_bytes: bytes of the JSON object.
+        arrays: number of arrays.
     """
 
     nbytes: int = 4 << 30
@@ -150,19 +150,19 @@ _LIMITS = Limits()
 
 
 class Arena(Protocol):
-    """Memory that both ends of a connection see."""
+    """Shared memory of both ends of a connection."""
 
     def place(self, array: Array) -> int | None:
-        """Where an array lies in it, in bytes; None for one that does not, and travels as a frame."""
+        """Return an array's place in the memory; None if it lies elsewhere."""
         ...
 
     def view(self, place: int, nbytes: int) -> memoryview:
-        """Its bytes; `WireError` where there are none such."""
+        """Return the bytes at a place; raises `WireError` if they do not exist."""
         ...
 
 
 class NoArena:
-    """Two ends that share no memory."""
+    """An arena for two ends without shared memory."""
 
     def place(self, array: Array) -> int | None:
         return None
@@ -177,10 +177,10 @@ _NO_ARENA = NoArena()
 def encode(
     message: Message, token: bytes, arena: Arena | None = None, limits: Limits | None = None
 ) -> list[Any]:
-    """The frames of a message; arrays are not copied, and must stay as they are until it is answered.
+    """Encode a message as frames. Arrays are not copied, and must not change before the answer.
 
     Raises:
-        WireError: they are more than the other end takes.
+        WireError: the message exceeds the limits.
     """
     places = [None if arena is None else arena.place(array) for array in message.arrays]
     described = [
@@ -203,10 +203,10 @@ def encode(
 def decode(
     frames: Sequence[Any], token: bytes, limits: Limits | None = None, arena: Arena | None = None
 ) -> Message:
-    """The message of these frames, whose arrays are views of them.
+    """Decode frames to a message; its arrays are views of the frames.
 
     Raises:
-        WireError: they are malformed, damaged, too large, or of another run.
+        WireError: the frames are malformed, damaged, too large, or of another run.
     """
     limits = limits or _LIMITS
     views = [memoryview(frame).cast("B") for frame in frames]
@@ -234,7 +234,7 @@ def decode(
 
 
 def request_of(frames: Sequence[Any]) -> int:
-    """By which number the sender of frames that cannot be read may wait for an answer; 0 if unknown."""
+    """Return the request id in undecodable frames; 0 if unknown."""
     try:
         return _HEADER.unpack_from(memoryview(frames[0]).cast("B"))[8]
     except (struct.error, IndexError, TypeError):
