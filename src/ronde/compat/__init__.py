@@ -1,4 +1,4 @@
-"""Other libraries' interfaces, for scripts that are written for them: Horovod's and BytePS's.
+"""Interfaces of other libraries for their scripts: Horovod's and BytePS's.
 
-Such a script shards its data and scales its learning rate itself, so nothing of the boundary is active in it.
+Such a script shards its data and scales its learning rate itself, so ronde's boundary is inactive in it.
 """

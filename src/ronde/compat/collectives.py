@@ -1,4 +1,4 @@
-"""What a response of the negotiation does to tensors, over the collectives of one group."""
+"""Tensor collectives of the Horovod API, over one process group."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter", "zeros_fo
 def all_reduce(
     comm: Comm, tensors: Sequence[torch.Tensor], operation: str, before: float, after: float
 ) -> None:
-    """Reduce tensors of one dtype over ranks, in place; several are exchanged as one.
+    """Reduce tensors of one dtype over ranks in place, fused into one buffer.
 
     Args:
-        tensors: without gaps.
-        operation: "sum", "average", "min", "max", "product", or "adasum" of each tensor by itself.
-        before, after: factors of the elements, before and after.
+        tensors: contiguous tensors.
+        operation: "sum", "average", "min", "max", "product", or "adasum" (applied to each tensor separately).
+        before, after: scale factors, applied before and after the reduction.
     """
     flats = [tensor.view(-1) for tensor in tensors]
     flat = flats[0] if len(flats) == 1 else torch.cat(flats)
@@ -53,7 +53,7 @@ def _scale(flat: torch.Tensor, factor: float) -> None:
 
 
 def _divide(flat: torch.Tensor, count: int) -> None:
-    """An average; of whole numbers it is cut off towards zero, as Horovod's."""
+    """Divide by the number of ranks; integers are truncated towards zero, like Horovod's."""
     if flat.is_floating_point() or flat.is_complex():
         flat.div_(count)
     else:
@@ -61,27 +61,27 @@ def _divide(flat: torch.Tensor, count: int) -> None:
 
 
 def _adasum(level: list[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
-    """Of all ranks' values, [n] each, the sum by pairs: neighbours first, as Horovod's tree."""
+    """Combine all ranks' values ([n] each) pairwise by Adasum, neighbours first, like Horovod's tree."""
     while len(level) > 1:
         level = [adasum(a, b, sizes) for a, b in zip(level[::2], level[1::2], strict=True)]
     return level[0]
 
 
 def all_gather(comm: Comm, tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Tensors [rows of a rank, ...] of all ranks, one after the other."""
+    """Concatenate the tensors [rows of a rank, ...] of all ranks."""
     return torch.cat(comm.all_gather_uneven(tensor.contiguous(), rows))
 
 
 def all_to_all(
     comm: Comm, tensor: torch.Tensor, splits: Sequence[Sequence[int]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of `tensor` go to ranks by this rank's splits.
+    """Send rows of `tensor` to ranks according to this rank's splits.
 
     Args:
-        splits: of each rank, the rows that it sends to each.
+        splits: number of rows from rank i (first index) to rank j (second index).
 
     Returns:
-        the rows that come here, in rank order, and how many come from each rank: int32, [ranks].
+        the received rows in rank order, and their number per rank: int32 [ranks].
     """
     mine = comm.rank
     pieces = list(tensor.contiguous().split(list(splits[mine])))
@@ -93,7 +93,10 @@ def all_to_all(
 def reduce_scatter(
     comm: Comm, tensor: torch.Tensor, operation: str, before: float, after: float
 ) -> torch.Tensor:
-    """The sum or average of `tensor` over ranks, of which this rank has its rows: the first have one more."""
+    """Reduce `tensor` over ranks, and return this rank's share of the rows.
+
+    If rows do not divide evenly, the first ranks have one more.
+    """
     tensor = tensor.contiguous()
     if before != 1.0:
         tensor = tensor.clone()
@@ -108,6 +111,6 @@ def reduce_scatter(
 
 
 def zeros_for(dtype: str, shape: Sequence[int], device: str) -> torch.Tensor:
-    """What a rank takes part with that has nothing to give."""
+    """Make the zeros that a rank contributes if it has no tensor."""
     kind: Any = getattr(torch, dtype)
     return torch.zeros(tuple(shape), dtype=kind, device=device)

@@ -1,6 +1,7 @@
-"""How requests come to rank 0 and responses to all: one connection from each other rank, frames on it.
+"""Message passing between rank 0, which negotiates, and the other ranks.
 
-A rank whose connection ends is gone, and the others are told at once.
+Each other rank has one TCP connection to rank 0. A rank is lost when its connection ends, and the others are
+told at once.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from ronde.errors import LaunchError, PeerLost
 
 __all__ = ["Coordinator", "Link", "Lost", "connect"]
 
-# After so long without any sign of its host a rank counts as lost.
+# Seconds without a sign of life from its host after which a rank counts as lost.
 _SILENCE_S = 20.0
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 16
-# In place of a length: the number of a message that has gone before.
+# Flag in a length: the rest is the number of an earlier message, which is repeated.
 _AGAIN = 1 << 31
 _MOST_KNOWN = 1 << 16
 
 
 class Lost(Exception):
-    """The other end of a connection is gone."""
+    """An error: the peer of a connection is gone."""
 
 
 class Link:
-    """One end of a connection; whole objects go out and come in.
+    """One end of a connection that carries pickled objects.
 
-    What has gone before goes as its number: training submits the same names in every step. What comes again
-    is the same object, and not to be changed.
+    A repeated object is sent as its number: training submits the same names in every step. Repeated objects
+    are received as the same instance, and must not be changed.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -54,10 +55,10 @@ class Link:
         self._known: list[object] = []
 
     def send(self, *messages: object) -> None:
-        """Send each; from any thread.
+        """Send messages; thread-safe.
 
         Raises:
-            Lost: nobody is there.
+            Lost: the peer is gone.
         """
         try:
             with self._sending:
@@ -75,10 +76,10 @@ class Link:
         return _LENGTH.pack(len(data)) + data
 
     def receive(self) -> list[object]:
-        """Wait for some bytes, and give what has come whole.
+        """Wait for some bytes, and return the messages that are complete.
 
         Raises:
-            Lost: nobody is there.
+            Lost: the peer is gone.
         """
         try:
             data = self.connection.recv(_CHUNK)
@@ -110,10 +111,10 @@ class Link:
 
 
 def connect(address: tuple[str, int], rank: int, token: bytes, *, starts_within: float) -> Link:
-    """This rank's connection to the coordinator, `starts_within` seconds.
+    """Connect this rank to the coordinator, within `starts_within` seconds.
 
     Raises:
-        LaunchError: nobody answers there.
+        LaunchError: the coordinator cannot be reached.
     """
     try:
         connection = socket.create_connection(address, timeout=starts_within)
@@ -124,14 +125,15 @@ def connect(address: tuple[str, int], rank: int, token: bytes, *, starts_within:
 
 
 class Coordinator:
-    """Negotiates on rank 0, in a thread of its own or in that of who waits.
+    """The negotiation on rank 0, run by a thread or a waiting caller.
 
     Args:
-        carry_out: does on this rank what a response says; one at a time, in the order in which all ranks do.
-        token: 16 bytes that each rank says first.
-        starts_within: seconds in which all ranks must have connected.
-        stalls_after: seconds after which a tensor that some ranks have not submitted is told of; 0: never.
-        ends_after: seconds after which that is an error on all ranks; 0: never.
+        carry_out: function that executes a response on this rank; called one at a time, in the same order as
+            on all ranks.
+        token: 16 bytes that each rank sends first.
+        starts_within: seconds within which all ranks must connect.
+        stalls_after: seconds after which a tensor that some ranks have not submitted is reported; 0: never.
+        ends_after: seconds after which such a tensor is an error on all ranks; 0: never.
     """
 
     def __init__(
@@ -157,23 +159,23 @@ class Coordinator:
         self._leaving: set[int] = set()
         self._woken, self._wake = socket.socketpair()
         self._known = threading.Lock()
-        """Around what is known of requests."""
+        """Guards the state of requests."""
         self._turn = threading.Lock()
-        """Around a response: from when it is made until this rank has carried it out."""
+        """Guards a response from its creation until this rank has executed it."""
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="ronde coordinator", daemon=True)
 
     def start(self) -> None:
-        """All other ranks are about to connect; return when they have.
+        """Accept the connections of all other ranks, and start the thread.
 
         Raises:
-            LaunchError: one did not.
+            LaunchError: a rank did not connect in time.
         """
         self._accept()
         self._thread.start()
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """This rank's own; from any thread."""
+        """Add this rank's own requests; thread-safe."""
         for request in requests:
             self._hear(0, request)
         if self._negotiation.has_ready or requests[0].kind == "close":
@@ -181,7 +183,7 @@ class Coordinator:
                 self._wake.send(b"w")
 
     def help(self) -> None:
-        """Do what is ready in this thread, unless another does."""
+        """Execute ready responses in the calling thread, unless another thread does."""
         if self._negotiation.has_ready and self._turn.acquire(blocking=False):
             try:
                 self._answer()
@@ -189,7 +191,7 @@ class Coordinator:
                 self._turn.release()
 
     def join(self) -> None:
-        """Return when all ranks have left."""
+        """Wait until all ranks have left."""
         self._thread.join()
 
     def _accept(self) -> None:
@@ -263,7 +265,7 @@ class Coordinator:
                 self._end(f"rank {min(gone)} has shut down, and will not submit {request.name!r}")
 
     def _answer(self) -> None:
-        """Have all that is ready carried out, by all who take part in it; inside `_turn`."""
+        """Send ready responses to their members, and execute them here. Called with `_turn` held."""
         while not self._ended:
             with self._known:
                 response = self._negotiation.take()
@@ -280,7 +282,7 @@ class Coordinator:
     def _say(self, response: Response, members: Sequence[int]) -> None:
         for rank in members:
             if rank:
-                with contextlib.suppress(Lost):  # which is heard of by its own connection
+                with contextlib.suppress(Lost):  # reported when its connection ends
                     self._links[rank].send(response)
 
     def _lose(self, rank: int) -> None:
@@ -292,7 +294,7 @@ class Coordinator:
             self._end(f"rank {rank} has ended")
 
     def _end(self, why: str) -> None:
-        """Nothing is exchanged any more."""
+        """Stop the exchange on all ranks, with an error unless `why` is ""."""
         if self._ended:
             return
         self._ended = True
@@ -327,7 +329,7 @@ class Coordinator:
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
-    """So many bytes, or fewer where the connection ends."""
+    """Return `size` bytes, or fewer if the connection ends."""
     said = b""
     while len(said) < size and (part := connection.recv(size - len(said))):
         said += part

@@ -1,9 +1,7 @@
-"""One engine per rank: tensors are submitted by name from any thread, and exchanged by a thread of its own.
+"""The engine of one rank: exchanges tensors that are submitted by name.
 
-caller              submits a request to the coordinator, and goes on
-coordinator         on rank 0: says in what order what is ready is exchanged (`coordinator`, `negotiation`)
-executor            on each rank: carries that out over ronde's collectives, and wakes who waits; on rank 0
-                    it is the coordinator's thread, or that of a caller who waits
+caller              submits a request to the coordinator, and continues
+coordinator on rank 0: orders ready requests (`coordinator`, `negotiation`)
 """
 
 from __future__ import annotations
@@ -33,26 +31,27 @@ from ronde.errors import LaunchError, PeerLost
 
 __all__ = ["Engine", "Entry", "HorovodInternalError", "Options"]
 
-# Of this process: a store is met at once by each number. Generations of an elastic job count up from 1.
+# Counts starts in this process: every start uses the store under a number of its own. Generations of an
+# elastic job count from 1.
 _starts = itertools.count()
-# So long ranks of an elastic job wait for one that has said that it comes: it may have died since.
+# Seconds for which ranks of an elastic job wait for a rank that has joined: it may have died since.
 _COMES_S = 60.0
-# Held tensors of so many bytes go out at once. Each message costs a rank a tenth of a millisecond; larger
-# ones would leave less of backward to exchange in.
+# Held requests are sent together once they have so many bytes. A message costs a rank 0.1 ms; larger batches
+# would leave less of backward to overlap with.
 _HELD_BYTES = 4 << 20
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective has failed; what all ranks know of it is in the message."""
+    """An error: a collective failed. The message says why."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What a launcher or the environment sets.
+    """Options from the launcher or the environment.
 
     Attributes:
-        fusion_bytes: of all-reduces that are exchanged as one.
-        starts_within, stalls_after, ends_after: as in `Coordinator`, in seconds.
+        fusion_bytes: maximum bytes of all-reduces that are fused.
+        starts_within, stalls_after, ends_after: seconds, the same as in `Coordinator`.
     """
 
     fusion_bytes: int = 64 << 20
@@ -62,7 +61,7 @@ class Options:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Options:
-        """From Horovod's variables."""
+        """Read Horovod's environment variables."""
         checked = environment.get("HOROVOD_STALL_CHECK_DISABLE", "0") in ("", "0")
         return cls(
             fusion_bytes=int(environment.get("HOROVOD_FUSION_THRESHOLD") or cls().fusion_bytes),
@@ -76,9 +75,9 @@ class Entry:
     """A tensor that this rank has submitted.
 
     Attributes:
-        output: where an in-place result goes, and what a result that has the same shape is made in.
-        engine: to which it was submitted; None before.
-        result: what `synchronize` returns.
+        output: buffer of the result, if it is in place or has the input's shape.
+        engine: engine to which it was submitted; None before.
+        result: value that `synchronize` returns.
     """
 
     __slots__ = ("_done", "engine", "error", "finish", "is_done", "output", "ready", "request", "result")
@@ -95,7 +94,7 @@ class Entry:
             self.ready = torch.cuda.Event()
             self.ready.record()
         self.is_done = False
-        self._done = threading.Lock()  # held until it is; cheaper than an event
+        self._done = threading.Lock()  # held until done; cheaper than an event
         self._done.acquire()
 
     def complete(self, result: Any = None, error: str = "") -> None:
@@ -103,10 +102,10 @@ class Entry:
         self._done.release()
 
     def wait(self) -> Any:
-        """What came of it.
+        """Wait for the result, and return it.
 
         Raises:
-            HorovodInternalError: it has failed, on all ranks.
+            HorovodInternalError: the collective failed, on all ranks.
         """
         if not self.is_done and self.engine is not None:
             self.engine.help()
@@ -121,24 +120,24 @@ class Entry:
         return self.result
 
     def let_go(self) -> None:
-        """Let its name come again once it has been exchanged."""
+        """Release the name, so that it may be submitted again."""
         if self.engine is not None:
             self.engine.free_name(self)
 
 
 class Engine:
-    """Made by `init` on all ranks, and ended by `shutdown` on all.
+    """The engine of this process, made by `init` and ended by `shutdown`. Both are collective.
 
     Args:
-        sets: members of process sets that are there from the beginning.
+        sets: members of the initial process sets.
 
     Attributes:
-        sets: members of each, by its number.
-        listener: hears of each exchange: its kind, its tensors' names, and seconds of begin and end.
-        failure: why nothing is exchanged any more; "" while something is.
+        sets: members of each process set, by its number.
+        listener: function called after each exchange with kind, names, begin and end in seconds.
+        failure: reason why the exchange has ended; "" while it runs.
 
     Raises:
-        LaunchError: ranks could not meet.
+        LaunchError: ranks could not connect.
     """
 
     def __init__(self, place: JobPlace, options: Options, sets: Sequence[Sequence[int]] = ()) -> None:
@@ -150,7 +149,7 @@ class Engine:
         self.failure = ""
         self._lock = threading.Lock()
         self._pending: dict[tuple[int, str], Entry] = {}
-        self._awaited: dict[tuple[int, str], Entry] = {}  # until its caller has heard what came of it
+        self._awaited: dict[tuple[int, str], Entry] = {}  # until its caller has waited for it
         self._held: list[Entry] = []
         self._held_bytes = 0
         self._counts: dict[str, int] = {}
@@ -160,8 +159,8 @@ class Engine:
         self._number = place.generation or next(_starts)
         self._negotiation = Negotiation(place.size, options.fusion_bytes, sets)
         self._stream: Any = None
-        # A store in a file removes it when as many have left as there are ranks: it is held until the end,
-        # and another start has another file.
+        # A file store deletes its file once as many clients have left as there are ranks: it is kept until
+        # the end, and each start has its own file.
         by_file = place.store.startswith("file://")
         self._address = f"{place.store}.{self._number}" if by_file else place.store
         self._store: Any = None
@@ -173,7 +172,7 @@ class Engine:
         return self.place.size == 1
 
     def name_for(self, kind: str, name: str | None) -> str:
-        """The given name, or the next automatic one of this kind."""
+        """Return the given name, or the next automatic one of this kind."""
         if name:
             return f"{kind}.{name}"
         with self._lock:
@@ -181,18 +180,18 @@ class Engine:
         return f"{kind}.noname.{number}"
 
     def counts(self) -> tuple[tuple[str, int], ...]:
-        """Automatic names so far, by kind."""
+        """Return the number of automatic names so far, by kind."""
         return tuple(self._counts.items())
 
     def submit(self, *entries: Entry, held: bool = False) -> None:
-        """Have tensors exchanged; several at once cost one message.
+        """Submit tensors for exchange; several in one call cost one message.
 
         Args:
-            held: they may wait for others, until `release`, any other `submit` or any wait.
+            held: whether they may wait for others, until `release`, any other `submit` or any wait.
 
         Raises:
-            HorovodInternalError: nothing can be exchanged any more.
-            ValueError: one of this name is on its way, or nobody has waited for it.
+            HorovodInternalError: the exchange has ended.
+            ValueError: a tensor of this name is pending, or its handle was not waited for.
         """
         with self._lock:
             if self.failure:
@@ -216,29 +215,29 @@ class Engine:
         self._send(sent)
 
     def release(self) -> None:
-        """Send what is held."""
+        """Send held requests."""
         with self._lock:
             sent = self._take_held()
         if sent:
             self._send(sent)
 
     def free_name(self, entry: Entry) -> None:
-        """Let the name of an entry come again; a later entry of this name keeps it."""
+        """Release an entry's name, unless a later entry uses it."""
         key = entry.request.process_set, entry.request.name
         with self._lock:
             if self._awaited.get(key) is entry:
                 del self._awaited[key]
 
     def _take_held(self) -> list[Entry]:
-        """What is held, and no more from now on; inside the lock."""
+        """Return held requests and clear them; called with the lock held."""
         held, self._held, self._held_bytes = self._held, [], 0
         return held
 
     def help(self) -> None:
-        """Send what is held, and do in this thread what is ready, where it may."""
+        """Send held requests, and execute ready responses in this thread if possible."""
         if self._held:
             self.release()
-        coordinator = self._coordinator  # `shutdown` in another thread takes it away
+        coordinator = self._coordinator  # `shutdown` in another thread clears it
         if coordinator is not None:
             coordinator.help()
 
@@ -261,7 +260,7 @@ class Engine:
             self._fail("rank 0, which coordinates, has ended")
 
     def shutdown(self) -> None:
-        """Leave, and return when all ranks have; a second call does nothing."""
+        """Leave, and wait until all ranks have left; a second call does nothing."""
         self.release()
         link, self._link = self._link, None
         coordinator, self._coordinator = self._coordinator, None
@@ -308,14 +307,14 @@ class Engine:
         host, _, port = told[16:].decode().rpartition(":")
         self._link = connect((host, int(port)), place.rank, told[:16], starts_within=within)
         self._comm(WORLD, "cpu")
-        # With the link at hand: `shutdown` takes it away.
+        # Pass the link, as `shutdown` clears the attribute.
         self._executor = threading.Thread(
             target=self._execute, args=(self._link,), name="ronde executor", daemon=True
         )
         self._executor.start()
 
     def _comm(self, number: int, device: str) -> Comm:
-        """The group of a process set; at first use its members come together."""
+        """Return the group of a process set. Its first use is collective over the members."""
         kind = "cuda" if device.startswith("cuda") else "cpu"
         found = self._comms.get((number, kind))
         if found is None and len(self.sets[number]) == 1:
@@ -341,7 +340,7 @@ class Engine:
         return found
 
     def _execute(self, link: Link) -> None:
-        """The executor's thread, on all ranks but the first."""
+        """Run the executor's thread, on all ranks but rank 0."""
         try:
             while not self.failure:
                 for response in link.receive():
@@ -355,7 +354,7 @@ class Engine:
             self._fail(str(lost))
 
     def _told(self, response: Response) -> None:
-        """What the coordinator has said."""
+        """Execute a response of the coordinator, or fail on its error."""
         if response.kind != "close":
             self._carry_out(response)
         elif response.error:
@@ -370,7 +369,7 @@ class Engine:
             entry.complete(error=f"{entry.request.name!r} has failed: {why}")
 
     def _carry_out(self, response: Response) -> None:
-        """Do what a response says, with its tensors, and wake who waits for them."""
+        """Execute a response with its tensors, and wake their waiters."""
         with self._lock:
             keys = [(each.process_set, each.name) for each in response.requests]
             entries = [self._pending.pop(key, None) for key in keys]
@@ -383,7 +382,7 @@ class Engine:
             if self.listener is not None:
                 names = [each.name for each in response.requests]
                 self.listener(response.kind, names, begun, time.perf_counter())
-        except (Exception, PeerLost) as error:  # nobody else would hear of it, and the caller would wait
+        except (Exception, PeerLost) as error:  # reported to the waiters, who would wait forever
             ended = isinstance(error, PeerLost)
             told = str(error) if response.error else f"{keys[0][1]!r} has failed: {error}"
             for entry in filter(None, entries):
@@ -434,7 +433,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _on_device(self, entries: Sequence[Entry | None]) -> Any:
-        """Inside, work on a CUDA device goes on behind what the script has given it before."""
+        """Run CUDA work inside the `with` block after the script's earlier work. It uses its own stream."""
         device: Any = next((each.output.device for each in entries if each and each.output is not None), None)
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)

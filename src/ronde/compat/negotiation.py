@@ -1,8 +1,8 @@
-"""Which collective comes next, where ranks submit tensors by name and each in its own order.
+"""Negotiation of the order of collectives, for ranks that submit tensors by name.
 
-Rank 0 of a run hears each rank's requests. A tensor is ready when all members of its process set have
-submitted it; what is ready is answered in one order to all of them, small all-reduces of a kind as one. The
-idea is Horovod's coordinator (Sergeev and Del Balso 2018).
+Rank 0 receives each rank's requests. A tensor is ready when all members of its process set have submitted it;
+ready tensors are answered to all members in one order, small all-reduces of a kind fused. The idea is
+Horovod's coordinator (Sergeev and Del Balso 2018).
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ Kind = Literal[
     "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "set", "close"
 ]
 WORLD = 0
-"""The process set of all ranks."""
+"""Number of the process set of all ranks."""
 
-# What every rank must say alike, by kind, beside dtype and device.
+# Kinds whose shape, or row shape, must be equal on all ranks; see `_to_be_equal`.
 _SHAPE, _SHAPE_OF_ROWS = ("allreduce", "broadcast", "reducescatter"), ("allgather", "alltoall")
-# Larger tensors are summed where they lie: copying them together costs more than it saves.
+# Larger tensors are not fused: copying them costs more than it saves.
 _LARGE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What one rank submits.
+    """A request of one rank.
 
     Attributes:
-        name: by which ranks know it for the same tensor.
-        dtype, device: as text ("float32", "cpu").
-        operation: of a sum: "average", "sum", "adasum", "min", "max", "product".
-        before, after: factors.
-        root: of a broadcast.
-        splits: of an all-to-all, rows for each member.
-        process_set: in which it is.
-        group: key and size of the group that is ready only as a whole; "" for none.
-        members: of a new process set; empty for one that is taken away.
-        counts: automatic names so far, of a rank that joins.
+        name: name by which ranks match tensors.
+        dtype, device: names ("float32", "cpu").
+        operation: reduction: "average", "sum", "adasum", "min", "max", "product".
+        before, after: scale factors before and after the reduction.
+        root: root rank of a broadcast, or number of a process set to remove.
+        splits: rows for each member, for an all-to-all.
+        process_set: number of the process set.
+        group: name of a group that becomes ready as a whole, with `group_size` tensors; "" for none.
+        members: members of a new process set; empty to remove one.
+        counts: number of automatic names so far, for a join.
     """
 
     name: str
@@ -63,18 +63,18 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
-    """What members are told to do next, all the same.
+    """An instruction to all members of a process set.
 
     Attributes:
-        requests: of the tensors that are exchanged together: the first member's, whose shapes are those of
-            all but for their rows.
-        rows: of an all-gather, by tensor the rows of each member.
-        splits: of an all-to-all, the splits of each member.
-        error: why nothing is exchanged.
-        joined: ranks that have nothing more to submit, and take part with zeros.
-        last: of a join that is complete, the rank that came last.
-        process_set: the number of a new set.
-        counts: of a join, the automatic names with which ranks go on.
+        requests: requests of the fused tensors, from their first member; only the rows of other members'
+            shapes may differ.
+        rows: number of each member's rows by tensor, for an all-gather.
+        splits: splits of each member, for an all-to-all.
+        error: reason why the exchange is refused; "" if it is not.
+        joined: ranks that have joined, and contribute zeros.
+        last: last rank of a complete join.
+        process_set: number of a new or removed process set.
+        counts: automatic names with which ranks continue after a join.
     """
 
     kind: Kind
@@ -90,19 +90,19 @@ class Response:
 
 @dataclasses.dataclass(slots=True)
 class _Waiting:
-    """A tensor that some members have submitted."""
+    """The requests of a tensor so far."""
 
     since: float
     by_rank: dict[int, Request] = dataclasses.field(default_factory=dict)
 
 
 class Negotiation:
-    """What rank 0 knows of all requests.
+    """The state of all ranks' requests, on rank 0.
 
     Args:
-        ranks: how many there are.
-        most: bytes of all-reduces that are exchanged as one.
-        sets: members of process sets that are there from the beginning, from number 1 on.
+        ranks: number of ranks.
+        most: maximum bytes of fused all-reduces.
+        sets: members of the initial process sets, numbered from 1.
     """
 
     def __init__(self, ranks: int, most: int, sets: Sequence[Sequence[int]] = ()) -> None:
@@ -118,7 +118,7 @@ class Negotiation:
         self._last_of: dict[int, str] = {}
 
     def add(self, rank: int, request: Request) -> None:
-        """A rank submits a tensor."""
+        """Record a rank's request."""
         self._last_of[rank] = request.name
         if request.kind == "join":
             self._joined.append(rank)
@@ -138,7 +138,7 @@ class Negotiation:
         return bool(self._complete)
 
     def take(self) -> Response | None:
-        """What is to be done next; None while nothing is ready."""
+        """Return the next response, fusing small all-reduces; None if nothing is ready."""
         if not self._complete:
             return None
         first = self._complete[0]
@@ -160,13 +160,13 @@ class Negotiation:
         return response if len(requests) == 1 else dataclasses.replace(response, requests=tuple(requests))
 
     def members_of(self, response: Response) -> tuple[int, ...]:
-        """Whom a response is for."""
+        """Return the ranks that must execute a response."""
         if response.kind in ("set", "join", "close"):
             return self.sets[WORLD]
         return self.sets[response.requests[0].process_set]
 
     def overdue(self, seconds: float) -> list[tuple[str, float, tuple[int, ...], tuple[int, ...]]]:
-        """Tensors that have waited so long: name, how long, ranks that are there, ranks that are missing."""
+        """Return tensors that wait this long: name, seconds, present ranks, missing ranks."""
         now, found = time.monotonic(), []
         for (number, name), waiting in self._waiting.items():
             if now - waiting.since >= seconds:
@@ -176,11 +176,11 @@ class Negotiation:
         return found
 
     def last_of(self, rank: int) -> str:
-        """The name of what a rank has submitted last; "" before."""
+        """Return the name of a rank's last request; "" before its first."""
         return self._last_of.get(rank, "")
 
     def outstanding_of(self, rank: int) -> list[str]:
-        """What others wait for a rank to submit."""
+        """Return names of tensors for which others wait for this rank."""
         return [
             name
             for (number, name), waiting in self._waiting.items()
@@ -188,7 +188,7 @@ class Negotiation:
         ]
 
     def _look(self, key: tuple[int, str]) -> None:
-        """Note a tensor that has become ready, and its group with it."""
+        """Mark a tensor as ready once all members submitted it, together with its group."""
         waiting = self._waiting[key]
         if key in self._complete or not self._is_there(key, waiting):
             return
@@ -250,7 +250,7 @@ class Negotiation:
         return number
 
     def _problem(self, key: tuple[int, str]) -> str:
-        """Why members cannot exchange a tensor; "" where they can."""
+        """Return why members' requests do not match; "" if they do."""
         by_rank = self._waiting[key].by_rank
         first_rank = min(by_rank)
         first = by_rank[first_rank]
@@ -296,6 +296,6 @@ def _said(request: Request, what: str) -> Any:
 
 
 def _alike(first: Request, other: Request) -> bool:
-    """Whether two all-reduces can be one."""
+    """Return whether two all-reduces can be fused."""
     names = ("kind", "dtype", "device", "operation", "before", "after", "process_set")
     return all(getattr(first, name) == getattr(other, name) for name in names)

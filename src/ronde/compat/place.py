@@ -1,4 +1,4 @@
-"""Where a process stands among the ranks of its job, as its launcher says in the environment."""
+"""The place of a process in its job, from its launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ronde.errors import LaunchError
 __all__ = ["PLACE_KEY", "UNIT_KEY", "JobPlace", "read_place"]
 
 PLACE_KEY = "RONDE_COMPAT_PLACE"
-# What the driver of an elastic job tells the ranks of a unit, by their launcher.
+# Variable by which the driver of an elastic job configures the ranks of a unit.
 UNIT_KEY = "RONDE_COMPAT_UNIT"
 
-# By what a launcher of ranks that is not ours is known: rank and number of ranks.
+# Other launchers: name, and their variables for rank and number of ranks.
 _OTHERS = (
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -26,18 +26,18 @@ _OTHERS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class JobPlace:
-    """One process.
+    """The place of one process in its job.
 
     Attributes:
-        rank, size: among all.
-        local_rank, local_size: on this host.
-        cross_rank, cross_size: this host's number, and how many there are.
-        store: where ranks meet, `file://PATH` or `tcp://HOST:PORT`; "" for one rank alone.
-        address: by which other hosts reach this one; "" on one host.
+        rank, size: global rank, and number of ranks.
+        local_rank, local_size: rank on this host, and number of ranks on it.
+        cross_rank, cross_size: number of this host, and number of hosts.
+        store: address of the rendezvous store, `file://PATH` or `tcp://HOST:PORT`; "" for a single rank.
+        address: address of this host for other hosts; "" on a single host.
         timeout: seconds for which a collective waits.
-        unit, index: which of the processes that an elastic job has started; -1: this job's hosts stay.
-        generation: counts the times that its ranks have come together; 0 before the first.
-        peers: what its ranks are, the same while they are the same; "" where they stay.
+        unit, index: unit of an elastic job and index of this rank in it; unit -1: the job is not elastic.
+        generation: number of this rank's generation; 0 before the first.
+        peers: fingerprint of the generation's ranks; "" in a job that is not elastic.
     """
 
     rank: int = 0
@@ -56,14 +56,14 @@ class JobPlace:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether hosts come and go."""
+        """Return whether hosts may come and go."""
         return self.unit >= 0
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 
     def variables(self) -> dict[str, str]:
-        """What Horovod and BytePS set for a script."""
+        """Return the environment variables that Horovod and BytePS set."""
         told = {
             "RANK": self.rank, "SIZE": self.size,
             "LOCAL_RANK": self.local_rank, "LOCAL_SIZE": self.local_size,
@@ -75,10 +75,10 @@ class JobPlace:
 
 
 def read_place(environment: Mapping[str, str]) -> JobPlace:
-    """The place of this process; without a launcher it is alone.
+    """Return the place of this process; without a launcher it is a single rank.
 
     Raises:
-        LaunchError: another launcher has started several ranks, which could not meet.
+        LaunchError: another launcher started several ranks, which could not find each other.
     """
     told = environment.get(PLACE_KEY)
     if told:

@@ -1,4 +1,4 @@
-"""A rank of `ronde horovodrun`: finds its place, puts names on the path, and becomes the command."""
+"""The entry point of a rank under `ronde horovodrun`: sets the environment, then execs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PATH = Path(__file__).parent / "path"
 
 
 def main() -> None:
-    """Become `config.run.script` with its arguments, which is any command."""
+    """Replace this process by the user's command."""
     config = RankConfig.take_from(os.environ)
     command = (config.run.script, *config.run.arguments)
     unit = os.environ.pop(UNIT_KEY, "")
@@ -31,11 +31,11 @@ def main() -> None:
 
 
 def environment_of(config: RankConfig, path: str, unit: str = "") -> dict[str, str]:
-    """What the command is given beside the environment of the launcher.
+    """Return the environment variables for the command.
 
     Args:
-        path: `PYTHONPATH` until now.
-        unit: of an elastic job, as its driver says it: the unit's number, and the port of the driver's store.
+        path: previous value of `PYTHONPATH`.
+        unit: number of the elastic job's unit and port of the driver's store, as "NUMBER,PORT"; "" otherwise.
     """
     place = JobPlace(
         rank=config.place.rank,
@@ -49,7 +49,7 @@ def environment_of(config: RankConfig, path: str, unit: str = "") -> dict[str, s
         timeout=config.run.timeout,
     )
     if unit:
-        # The driver is on the host of the launcher, whose store is reached at this address.
+        # The driver runs on the launcher's host, so its store has the same address.
         number, port = unit.split(",")
         host = config.place.store.rpartition(":")[0]
         place = dataclasses.replace(

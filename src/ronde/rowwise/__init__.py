@@ -1,1 +1,1 @@
-"""Decides whether a module treats the rows of a batch one by one, by watching its first call."""
+"""Analysis of a module's first call: does it treat batch rows independently?"""

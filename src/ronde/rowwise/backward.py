@@ -1,9 +1,8 @@
-"""An `autograd.Function` of the script's: its forward and its backward are tried as one operation each.
+"""Analysis of a script's `autograd.Function`, each direction as one operation.
 
-What torch's own operations do in backward follows from what they do in forward. What a script's function
-does must be looked at: backward of the parts, on random gradients, must give the rows of the whole's, and
-their sum where there are no rows. On shards gradients are as many times larger as there are ranks, so it
-must be linear, too.
+The backward of torch's own operations follows from their forward. A script's function must be tried: backward
+of the parts, on random gradients, must give the same rows as backward of the whole, and the sum for arguments
+without rows. It must also be linear, because gradients on shards are larger by the number of ranks.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from ronde.rowwise.watch import Away, Watch
 __all__ = ["applied_by", "ends_recomputation", "functions_tried"]
 
 MIXING = "its backward (a torch.autograd.Function) mixes rows, or is not linear in the gradient"
-# A power of two, which leaves digits alone, and large, for thresholds.
+# A power of two, which is exact, and large, to reveal thresholds.
 _FACTOR = 2.0**10
 
 
 def ends_recomputation(error: Exception) -> bool:
-    """Whether it is no error, but how torch breaks off what a checkpoint computes again."""
+    """Return whether an exception is torch's early stop of a checkpoint's recomputation."""
     return isinstance(error, StopRecomputationError)
 
 
 @contextmanager
 def functions_tried(watch: Watch) -> Iterator[None]:
-    """Inside, functions of the script's are tried as they are applied."""
+    """Analyse the script's functions as they are applied inside the `with` block."""
 
     def apply(plain: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
         result = carried_out(plain, kind, args, kwargs)
@@ -73,11 +72,14 @@ def functions_tried(watch: Watch) -> Iterator[None]:
 
 @contextmanager
 def applied_by(how: Callable[..., Any]) -> Iterator[None]:
-    """Inside, functions are applied so: it is given `apply` itself, the function's class, and arguments."""
+    """Route `autograd.Function.apply` through `how` inside the `with` block.
+
+    `how` gets the original `apply`, the function's class, and its arguments.
+    """
     plain = torch.autograd.Function.__dict__["apply"]
 
     def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
-        # Bound by the descriptor protocol: a classmethod up to torch 2.13, of C from 2.14 on.
+        # Bound by the descriptor protocol: a classmethod up to torch 2.13, a C function from 2.14 on.
         return how(plain.__get__(None, kind), kind, args, kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
@@ -88,7 +90,10 @@ def applied_by(how: Callable[..., Any]) -> Iterator[None]:
 
 
 def _is_users(kind: Any) -> bool:
-    """That of an operator of the script's (`torch.library.custom_op`) is called by a function of torch's."""
+    """Return whether a function is the script's, also via `torch.library.custom_op`.
+
+    Torch wraps such an operator in a function of its own.
+    """
     home = kind.__module__
     return home == "torch._library.autograd" or home.split(".")[0] not in ("torch", "ronde")
 
@@ -98,7 +103,7 @@ def _normalized(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> 
     with DisableTorchFunction():
         value, *others = tensors(args)
         running = [each for each in others if not each.requires_grad and watch.undo.name_of(each) is not None]
-    # With them: parameters in parts are made whole by theirs.
+    # With running statistics: sharded parameters are gathered by their own functions.
     return normalize(watch, value, lambda: run(*args), keeps=bool(running))
 
 
@@ -122,13 +127,13 @@ def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
             fits = found is not None and each.shape[found[0]] == len(found[1])
             watch.put(each, along(found[1], found[0], each.shape) if found and fits else Mixed(name))
         if _has_backward(args, results):
-            with saved_tensors_hooks(torch.Tensor.detach, _itself):  # a checkpoint counts what is saved
+            with saved_tensors_hooks(torch.Tensor.detach, _itself):  # a checkpoint counts saved tensors
                 _compare_backward(watch, args, run, axes)
     return result
 
 
 def _has_backward(args: Any, results: Sequence[torch.Tensor]) -> bool:
-    """Whether gradients will pass; a reentrant checkpoint carries out its forward without."""
+    """Return whether gradients will flow; a reentrant checkpoint runs its forward without."""
     if torch.is_grad_enabled():
         return any(each.requires_grad for each in results)
     frame = sys._getframe(1)
@@ -171,7 +176,7 @@ def _forward_axes(watch: Watch, args: Any, run: Callable[..., Any], orders: list
 
 
 def _given(watch: Watch, args: Any, part: int, *, grad: bool = False) -> Any:
-    """The arguments of a part."""
+    """Return the arguments restricted to the rows of a part."""
 
     def shown(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -213,11 +218,11 @@ def _compare_backward(watch: Watch, args: Any, run: Callable[..., Any], axes: _A
 def _backward(
     watch: Watch, args: Any, run: Callable[..., Any], given: list[torch.Tensor | None], factor: float
 ) -> list[torch.Tensor | None]:
-    """Gradients of the arguments.
+    """Return the gradients of the arguments, detached.
 
     Args:
-        given: gradients of the results; random ones are put there if it is empty.
-        factor: what these are multiplied by, and gradients are divided by.
+        given: gradients of the results; filled with random ones if empty.
+        factor: factor of these gradients; the returned ones are divided by it.
     """
     with torch.enable_grad():
         results = tensors(run(*args))

@@ -1,4 +1,4 @@
-"""Code that looks at values only to check them or to choose a kernel: what it does to rows is the same."""
+"""Code known to read values only for checks or kernel choice."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 
 __all__ = ["only_checks"]
 
-# Between an operation and the code that asks for it.
+# Modules between an operation and the code that called it.
 _OURS_AND_TORCHS = ("torch", "ronde", "contextlib", "functools")
-# What reads a value only to check it: modules, and functions in them, of torch and of libraries.
+# Modules, and functions in them, that read a value only to check it; "" for all functions.
 _CHECKS = {
     ("torch.distributions.distribution", ""),
     ("torch.distributions.constraints", ""),
@@ -21,7 +21,7 @@ _CHECKS = {
 
 
 def only_checks() -> bool:
-    """Whether what is under way asks for a value for no other reason."""
+    """Return whether the running operation was called by such code."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

@@ -1,8 +1,8 @@
-"""A later call is compared with the observed one, before anything that differs is carried out.
+"""Comparison of a later call with the observed one, before differences take effect.
 
-A counter that decides a branch, a factor that is another one at each call: an observed call shows none of
-these. So some later calls are compared by their operations and the numbers in them. One that differs is
-unwound as an observed one is, and then observed anew.
+An observed call cannot reveal a counter that decides a branch, or a factor that changes with each call. So
+some later calls are compared by their operations and the numbers in them. One that differs is unwound like an
+observed one, and then observed anew.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = ["Comparison"]
 
 
 class _Differs(BaseException):
-    """The call goes another way."""
+    """An interrupt: the call differs from the observed one."""
 
 
 class Comparison(TorchDispatchMode):
-    """One call, of which each operation is held against the one that was in its place.
+    """A dispatch mode that compares each operation with the observed one in its place.
 
     Args:
-        module, call, axes, ranks: as of an observation.
-        sequence: what the observed call did.
-        outside: variables beside the module that its code names, and what they hold.
+        module, call, axes, ranks: the same as for an observation.
+        sequence: operations of the observed call.
+        outside: variables outside of the module that its code names, with their values.
     """
 
     supports_higher_order_operators = True
@@ -65,14 +65,14 @@ class Comparison(TorchDispatchMode):
                 self._marks.hold_rows(value)
         self._place = 0
         self._away = False
-        # All ranks know of the problem.
+        # Whether all ranks know of the problem.
         self._agreed = False
         self._problem = ""
 
     def run(self, plain: Callable[[], Any]) -> tuple[Any, str]:
-        """Carry the call out: what it returns, and "".
+        """Run the call; return its output and "".
 
-        Where it differs on some rank, nothing is returned but what does, and all is as it was before.
+        If it differs on some rank, return None and the difference, with all state restored.
         """
         output, steps = None, self._sequence.steps
         try:
@@ -85,7 +85,7 @@ class Comparison(TorchDispatchMode):
         except Exception as error:
             if ends_recomputation(error):
                 raise
-            # TorchScript tells of an error of its own in place of what differs
+            # TorchScript raises its own error in place of `_Differs`.
             self._problem = self._problem or f"it failed ({type(error).__name__})"
         if not self._agreed:
             self._problem = self._ranks.agree(self._problem)
@@ -95,7 +95,7 @@ class Comparison(TorchDispatchMode):
         return output, ""
 
     def together(self, work: Callable[[], Any]) -> Any:
-        """Do what needs all ranks, if each goes the same way."""
+        """Run a collective in mid-call, if all ranks agree with the observed call."""
         with self._collective(), disable_current_modes():
             return work()
 
@@ -112,18 +112,18 @@ class Comparison(TorchDispatchMode):
             return result
 
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Compare an operation that was carried out without being handed over: a recurrent layer."""
+        """Compare an operation that bypassed the dispatcher, such as a recurrent layer."""
         self._compare(func, args, kwargs)
         follow(self._marks, func, args, kwargs, result)
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """As of `Onlooker`; ranks come here together, or one of them goes another way."""
+        """Implement `Onlooker.unseen`; raises `_Differs` if a rank differs."""
         with self._collective(), disable_current_modes():
             yield
 
     def as_one(self, name: str, given: Any, run: Callable[[], Any]) -> Any:
-        """As of `Onlooker`."""
+        """Implement `Onlooker.as_one`."""
         if self._away:
             return run()
         self._step((name, ()))
@@ -139,7 +139,7 @@ class Comparison(TorchDispatchMode):
             self._step(step)
 
     def _apply(self, plain: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
-        """Ranks ask each other before a collective."""
+        """Compare a function that is a collective, and let ranks agree before it."""
         joins = self._ranks.normalizes(kind) or self._ranks.looks_up(kind)
         if joins:
             self._step((kind.__name__, ()))
@@ -150,7 +150,7 @@ class Comparison(TorchDispatchMode):
         return result
 
     def _step(self, step: Step) -> None:
-        """The next operation."""
+        """Compare the next step with the observed one."""
         known = self._sequence.steps[self._place : self._place + 1]
         if not known or not is_same(step, known[0], self._ranks.mine, self._sequence.rows):
             self._problem = f"{step[0]} is another"
@@ -159,7 +159,7 @@ class Comparison(TorchDispatchMode):
 
     @contextmanager
     def _collective(self) -> Iterator[None]:
-        """Around a collective in the midst of the call, if each rank goes the same way."""
+        """Enclose a collective inside of the call; raises `_Differs` if a rank differs."""
         before, self._away = self._away, True
         try:
             if problem := self._ranks.agree(""):

@@ -1,4 +1,4 @@
-"""Compiled modules run as they were written where operations are looked at: a mode sees none of a graph."""
+"""Compiled modules run eagerly while observed, as a dispatch mode cannot see into graphs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["aside", "is_compiled"]
 
 
 def aside(module: torch.nn.Module) -> AbstractContextManager[object]:
-    """Inside, what of a module was compiled runs as it was written.
+    """Disable compilation of a module's parts inside the `with` block.
 
-    Where draws are watched the compiler would step aside by itself, but for ever: it passes over code that it
-    has met once inside a dispatch mode.
+    Without it the compiler would skip these parts, but permanently: it never compiles code again that it met
+    inside a dispatch mode.
     """
     if not any(map(is_compiled, module.modules())):
         return nullcontext()
@@ -23,7 +23,7 @@ def aside(module: torch.nn.Module) -> AbstractContextManager[object]:
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether this module itself was given to torch.compile."""
+    """Return whether this module itself was given to torch.compile."""
     if getattr(module, "_compiled_call_impl", None) is not None:
         return True
     return type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules

@@ -1,7 +1,7 @@
-"""A function that is given numbers of rows: it is called again with what they are for parts of the rows.
+"""Functions of numbers of rows: they are called again for parts of the rows.
 
-So it is seen whether it makes the same for each row (`zeros(len(x), 3)`), which then belongs to rows as the
-batch does, or something else for each part (`arange(len(x))`).
+This shows whether a function makes the same for each row (`zeros(len(x), 3)`), so that the result has rows
+like the batch, or another value for each part (`arange(len(x))`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DRAWS = {"rand", "randn", "randint", "normal"}
 
 
 def rows_in(value: Any) -> Iterator[Rows]:
-    """The numbers of rows among arguments."""
+    """Yield the numbers of rows among arguments."""
     if is_counted(value):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -40,7 +40,7 @@ def rows_in(value: Any) -> Iterator[Rows]:
 
 
 def call(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function with such numbers among its arguments."""
+    """Call a function that has numbers of rows among its arguments."""
     name = func.__name__
     marks = map(watch.of, tensors((*args, *kwargs.values())))
     if any(mark is not None and type(mark) is not Drawn for mark in marks) and not name.startswith("new_"):
@@ -70,7 +70,7 @@ def _here(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _with(args: Any, kwargs: Any, number: Callable[[Rows], int]) -> tuple[Any, Any]:
-    """Arguments with plain numbers in place of numbers of rows."""
+    """Return the arguments with plain integers in place of numbers of rows."""
 
     def plain(value: Any) -> Any:
         if is_counted(value):
@@ -85,13 +85,16 @@ def _with(args: Any, kwargs: Any, number: Callable[[Rows], int]) -> tuple[Any, A
 
 
 def _writes(name: str, kwargs: Any) -> bool:
-    """Whether it would do something each time that it is called."""
+    """Return whether a call would have side effects."""
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name.startswith("__i") or name == "__setitem__" or kwargs.get("out") is not None
 
 
 def _beside_rows(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
-    """A function that is given rows of the batch, too: with the numbers of a part it gives that part."""
+    """Call a function of numbers of rows and of the batch's rows.
+
+    With the numbers for a part it must return that part's rows.
+    """
     if not all(each.is_size() for each in rows_in((args, kwargs))):
         raise MixesRows(COUNTS)
     parts = [_on_part(watch, func, args, kwargs, part) for part in PARTS]
@@ -113,7 +116,7 @@ def _beside_rows(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _on_part(watch: Watch, func: Any, args: Any, kwargs: Any, part: int) -> list[torch.Tensor]:
-    """What it gives for a part of the rows."""
+    """Return a function's results for a part of the rows."""
 
     def shown(value: Any) -> Any:
         mark = watch.of(value) if isinstance(value, torch.Tensor) else None
@@ -127,12 +130,12 @@ def _on_part(watch: Watch, func: Any, args: Any, kwargs: Any, part: int) -> list
         args, kwargs = replaced(_with(args, kwargs, lambda rows: rows.part(part)), shown)
         try:
             return tensors(func(*args, **kwargs))
-        except Exception:  # its own, on what it was never given
+        except Exception:  # an error of the script, on arguments that it never had
             raise MixesRows(COUNTS) from None
 
 
 def _made(watch: Watch, func: Any, name: str, given: tuple[Any, Any]) -> list[torch.Tensor]:
-    """What it makes with the numbers of a part; of what has no fixed values the shape only."""
+    """Return results for the numbers of a part; on "meta" if random or empty."""
     args, kwargs = given
     if name in _DRAWS or name in _EMPTY:
         kwargs = {key: value for key, value in kwargs.items() if key != "generator"} | {"device": "meta"}
@@ -141,7 +144,7 @@ def _made(watch: Watch, func: Any, name: str, given: tuple[Any, Any]) -> list[to
 
 
 def _spread(watch: Watch, parts: Sequence[Sequence[torch.Tensor]]) -> tuple[int, Order] | None:
-    """Along which dimension it makes something for each row."""
+    """Return the dimension along which results have one slice per row, and its order."""
     if not parts[0]:
         return None
     few, first = parts[0][0].shape, parts[1][0].shape
@@ -155,7 +158,7 @@ def _spread(watch: Watch, parts: Sequence[Sequence[torch.Tensor]]) -> tuple[int,
 def _adopt(
     watch: Watch, made: torch.Tensor, parts: Sequence[torch.Tensor], lies: tuple[int, Order] | None
 ) -> None:
-    """Know of a tensor what it is for parts of the rows."""
+    """Mark a result by its values for the parts."""
     if type(watch.of(made)) is Label or all(_is_same(made, each) for each in parts):
         return
     few, *others = parts

@@ -1,4 +1,4 @@
-"""Random operations: those on rows are carried out as one device would, and our rows of them taken."""
+"""Random operations: drawn as on one device, then cut to this rank's rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ronde.tensor.layout import memory_order
 
 __all__ = ["carry_out"]
 
-# What is drawn for each entry of a first operand, or for each of its rows.
+# Operations that draw for each entry, or each row, of their first operand.
 _OF_FIRST = {
     *("native_dropout", "_fused_dropout", "bernoulli", "multinomial", "rand_like"),
     *("randn_like", "randint_like", "bernoulli_", "uniform_", "normal_", "exponential_", "random_"),
@@ -46,7 +46,7 @@ def carry_out(watch: Watch, op: Operation) -> Any:
 
 
 def _without_rows(watch: Watch, op: Operation) -> Any:
-    """What every rank draws alike."""
+    """Carry out a draw that is independent of rows, equally on all ranks."""
     try:
         dims = drawn_dims(op.facts.name, op.args)
     except UnknownDraw:

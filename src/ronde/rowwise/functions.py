@@ -1,6 +1,6 @@
-"""Looks at functions and attributes of tensors during an observed call: what no operation shows.
+"""A function mode for observed calls: lengths and host reads, which no operation shows.
 
-Lengths along an axis of rows are given out as `Rows`. What reads values on the host is stopped.
+A length along an axis of rows is returned as `Rows`. Reading values on the host is an error.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _HOOKS = {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
 
 
 class Functions(TorchFunctionMode):
-    """Gives out lengths, and stops what reads values on the host.
+    """Returns lengths as `Rows`, and rejects host reads of values.
 
     Args:
-        note: is told of each tensor that depends on the batch and that code gets hold of.
+        note: function called with each tensor that depends on the batch and is visible to code.
     """
 
     def __init__(self, watch: Watch, note: Callable[[torch.Tensor], None]) -> None:
@@ -75,7 +75,7 @@ class Functions(TorchFunctionMode):
         if name in _NOISES:
             return self._within(func, args, kwargs, "makes_noise")
         if (
-            getattr(func, "__wrapped__", func) in _ONE_OPERATION  # of a session's replacement, torch's own
+            getattr(func, "__wrapped__", func) in _ONE_OPERATION  # torch's own function, if patched
             and self._watch.rows_of(args[0]) is not None
             and not _keeps_statistics(args, kwargs)
         ):
@@ -87,7 +87,7 @@ class Functions(TorchFunctionMode):
         return type(self._watch.of(value)) is Drawn and value.dim() == 0
 
     def _filled(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Make a tensor full of a value that torch alone reads on the host."""
+        """Fill a tensor with a scalar tensor's value, which torch alone may read."""
 
         def plain(value: Any) -> Any:
             return value.item() if isinstance(value, torch.Tensor) and self._is_own(value) else value
@@ -101,7 +101,7 @@ class Functions(TorchFunctionMode):
         return result
 
     def _within(self, func: Any, args: Any, kwargs: Any, what: str) -> Any:
-        """One of which the operations are taken for something else than by themselves."""
+        """Call a function with a flag of the watch, `what`, set for its operations."""
         setattr(self._watch, what, True)
         try:
             return func(*args, **kwargs)
@@ -122,13 +122,13 @@ class Functions(TorchFunctionMode):
             self._check_set(func, name, args[0])
 
     def _check_set(self, func: Any, name: str, tensor: torch.Tensor) -> None:
-        """Whether something is set on a tensor object that is not its own."""
+        """Reject setting an attribute of a tensor that is not local to the call."""
         if (called := self._watch.undo.called(tensor)) is not None:
             what = name if name != "__set__" else f".{func.__self__.__name__} ="
             raise MixesRows(f"it changes {called} ({what})")
 
     def _length(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """A length, a shape or a number of entries."""
+        """Return a length, shape or number of entries, with `Rows` where due."""
         tensor = args[0]
         plain = tuple(each.here if isinstance(each, Rows) else each for each in args)
         result = func(*plain, **kwargs)
@@ -142,7 +142,7 @@ class Functions(TorchFunctionMode):
         return shape[plain[1] if len(plain) > 1 else kwargs.get("dim", 0)]
 
     def _shape_of(self, tensor: torch.Tensor) -> list[int] | None:
-        """With what is a number of rows as such; None where there is none."""
+        """Return the tensor's shape with `Rows` for numbers of rows; None without any."""
         mark = self._watch.rows_of(tensor)
         with DisableTorchFunction():
             shape: list[int] = list(tensor.shape)
@@ -158,18 +158,18 @@ class Functions(TorchFunctionMode):
         return shape
 
 
-# They come as many operations, of which some take rows for something else.
+# Functions that are analysed as one operation: some of their operations would misread rows.
 _ONE_OPERATION = {F.instance_norm, torch.instance_norm, F.embedding_bag, torch.embedding_bag}
-# Of one value, which may be that of a tensor.
+# Functions that fill a tensor with one value, which may be a scalar tensor.
 _FILLS = {"full", "new_full", "full_like"}
-# It looks whether its operand is in range.
+# Functions that check whether their operand is in range.
 _CHECK_RANGE = {F.one_hot}
-# They make noise for each row and channel, of a size that Python does not see.
+# Functions that draw noise per row and channel, of a size that Python does not see.
 _NOISES = {"dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_alpha_dropout"}
 
 
 def _keeps_statistics(args: Any, kwargs: Any) -> bool:
-    """Whether a norm of instances keeps what depends on the batch."""
+    """Return whether an instance norm updates running statistics."""
     return kwargs.get("running_mean") is not None and kwargs.get("use_input_stats", True)
 
 
@@ -178,7 +178,7 @@ _NUMBERS_OF_ENTRIES = {"numel", "nelement"}
 
 
 def _times(counts: Any, length: int) -> int:
-    """A length that is a multiple of the number of rows."""
+    """Return a length as a multiple of the number of rows."""
     times, rest = divmod(length, counts.mine)
     if rest:
         raise MixesRows(COUNTS)

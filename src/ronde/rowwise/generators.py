@@ -1,4 +1,4 @@
-"""States of the random generators from which a call of a module may draw."""
+"""Saved states of the random generators from which a module's call may draw."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ import torch
 __all__ = ["GENERATORS", "States"]
 
 GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
-# Those of Python and numpy from which everybody draws.
+# The global generators of Python and numpy.
 _HOSTS = (random._inst, numpy.random.mtrand._rand)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class States:
-    """Of some generators, as they are now."""
+    """The saved states of some generators."""
 
     def __init__(self, generators: Iterable[Any]) -> None:
         self._states = [(each, _state(each)) for each in generators]
 
     @staticmethod
     def of_hosts(others: Iterable[Any]) -> States:
-        """Of those of Python and numpy, and others."""
+        """Save the global generators of Python and numpy, and others."""
         return States((*_HOSTS, *others))
 
     @staticmethod
     def of_torch(others: Iterable[Any]) -> States:
-        """Of torch's own, and others."""
+        """Save torch's default generators, and others."""
         return States((*_torchs(), *others))
 
     def moved(self) -> bool:
-        """Whether one was drawn from."""
+        """Return whether one of them has drawn since."""
         return any(_told(_state(each)) != _told(state) for each, state in self._states)
 
     def now(self) -> States:
-        """Of the same generators as they are now."""
+        """Save the present states of the same generators."""
         return States([each for each, _ in self._states])
 
     def restore(self) -> None:
@@ -59,7 +59,7 @@ def _state(generator: Any) -> Any:
 
 
 def _told(state: Any) -> Any:
-    """A state, to be compared."""
+    """Return a state in comparable form."""
     return state.tolist() if isinstance(state, torch.Tensor) else pickle.dumps(state)
 
 

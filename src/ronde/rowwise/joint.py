@@ -1,4 +1,4 @@
-"""What ranks do together in the midst of a module's call comes as one operation to those that look on."""
+"""Interface by which collectives inside of a call appear as one operation to observers."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ __all__ = ["Onlooker", "onlooker"]
 
 @runtime_checkable
 class Onlooker(Protocol):
-    """Looks at each operation of a call, in which all ranks go the same way."""
+    """A dispatch mode that observes each operation of a call."""
 
     def unseen(self) -> AbstractContextManager[object]:
-        """Inside, operations are none of the call's; all ranks come there together."""
+        """Exclude operations inside the `with` block from the observed call. Collective."""
         ...
 
     def as_one(self, name: str, given: Any, run: Callable[[], Any]) -> Any:
-        """Carry out a function that keeps rows apart, whatever it consists of.
+        """Run a function that keeps rows apart as one operation, whatever it consists of.
 
         Args:
-            given: what it is given; its results lie as the first tensor of rows among this.
+            given: arguments; results have the rows of the first tensor with rows among them.
         """
         ...
 
 
 @final
 class _Nobody:
-    """Nobody looks on."""
+    """The fallback without an observer."""
 
     def unseen(self) -> AbstractContextManager[object]:
         return disable_current_modes()
@@ -40,6 +40,6 @@ class _Nobody:
 
 
 def onlooker() -> Onlooker:
-    """The innermost mode that looks on, if any does."""
+    """Return the innermost observer, or a fallback."""
     modes = [mode for mode in current_dispatch_modes() if isinstance(mode, Onlooker)]
     return modes[-1] if modes else _Nobody()

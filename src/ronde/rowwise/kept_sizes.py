@@ -1,7 +1,7 @@
-"""Sizes of the batch that modules keep as attributes from call to call (`self.shape = x.shape`).
+"""Batch sizes that modules keep as attributes between calls (`self.shape = x.shape`).
 
 Between calls such an attribute has its value for the whole batch, as on one device. Inside a call on shards
-it has that for this rank's rows, and inside an observed one it is a number of rows.
+it has the value for this rank's rows, and inside an observed call it is a number of rows (`Rows`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ronde.rowwise.verdict import Attribute
 
 __all__ = ["AMBIGUOUS", "KeptSizes", "ObservedSizes"]
 
-# It has as many rows as another batch, and as a rank's part of this one.
+# The size fits both another batch and a rank's part of this one.
 AMBIGUOUS = "ambiguous"
 
 _TUPLES = (tuple, torch.Size)
@@ -27,25 +27,25 @@ _TUPLES = (tuple, torch.Size)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Size:
-    """A number, or a tuple with numbers.
+    """A number, or a tuple with numbers, that depends on the batch size.
 
     Attributes:
-        value: for the whole batch.
-        times: for each number how many times the number of rows it is, 0 where it is something else.
+        value: value for the whole batch.
+        times: quotient of each number and the number of rows; 0 for an unrelated number.
     """
 
     value: Any
     times: tuple[int, ...]
 
     def of(self, number: Callable[[int], int]) -> Any:
-        """The size with `number(times)` in place of each number of rows."""
+        """Return the size with `number(times)` in place of each number of rows."""
         if type(self.value) not in _TUPLES:
             return number(self.times[0])
         entries = zip(self.value, self.times, strict=True)
         return type(self.value)([number(times) if times else each for each, times in entries])
 
     def is_of(self, rows: int) -> bool:
-        """Whether it is that of a batch with so many rows."""
+        """Return whether it is the size of a batch with this number of rows."""
         return self.value == self.of(lambda times: times * rows)
 
     def counted(self) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ _Kept = tuple[torch.nn.Module, str, _Size]
 
 
 class KeptSizes:
-    """Registry of attributes of modules that are sizes of the batch; one per session."""
+    """Registry of module attributes that are batch sizes; one per session."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, _Size]] = (
@@ -66,20 +66,20 @@ class KeptSizes:
     def form(
         self, module: torch.nn.Module, rows: int, parts: Callable[[int], Iterable[int]]
     ) -> tuple[Any, ...]:
-        """Tell what the sizes in a module are to a batch, as a part of the form of the call.
+        """Return how a module's kept sizes relate to a batch, for the call's form.
 
-        Of each: None where it is that of a batch with so many rows; the numbers of another batch; or
+        For each size: None if it is that of a batch with `rows` rows; the numbers of another batch; or
         `AMBIGUOUS`.
 
         Args:
-            parts: given a number of rows, how many of them ranks have.
+            parts: function of a number of rows that returns the ranks' shares.
         """
         return tuple([_relation(size, rows, parts(rows)) for _, _, size in self.of(module)])
 
     def shown(
         self, module: torch.nn.Module, rows: int, mine: int, written: Sequence[Attribute] = ()
     ) -> AbstractContextManager[None]:
-        """Let sizes in a module be those of this rank's rows inside, and of the whole batch afterwards.
+        """Show sizes for this rank's rows inside the `with` block, and restore them after.
 
         Args:
             written: attributes that the observed call of this form has set.
@@ -101,7 +101,7 @@ class KeptSizes:
 
     @contextmanager
     def kept_whole(self, module: torch.nn.Module, rows: int) -> Iterator[None]:
-        """Remember what a body sets inside that is carried out on the whole batch."""
+        """Remember sizes that a body sets while it runs on the whole batch."""
         held = self.of(module)
         try:
             yield
@@ -112,13 +112,13 @@ class KeptSizes:
     def _make_whole(
         self, part: torch.nn.Module, name: str, times: tuple[int, ...], rows: int, mine: int
     ) -> None:
-        """Let an attribute be of the whole batch that a call on this rank's rows has set."""
+        """Scale an attribute set by a call on this rank's rows to all rows."""
         value = vars(part).get(name)
         if len(_entries(value)) == len(times) and _Size(value, times).is_of(mine):
             self.know(part, name, _whole(value, times, rows))
 
     def of(self, module: torch.nn.Module) -> list[_Kept]:
-        """List the sizes in a module that are still as a call has left them."""
+        """Return the kept sizes in a module that were not overwritten since."""
         if not self._known:
             return []
         parts = [part for part in module.modules() if part in self._known]
@@ -126,16 +126,16 @@ class KeptSizes:
         return [(part, name, size) for part, name, size in found if vars(part).get(name) is size.value]
 
     def know(self, part: torch.nn.Module, name: str, size: _Size) -> None:
-        """Set an attribute, and remember that it is a size of the batch."""
+        """Set an attribute, and record it as a batch size."""
         vars(part)[name] = size.value
         self._known.setdefault(part, {})[name] = size
 
 
 class ObservedSizes:
-    """The sizes in a module during an observed call, where they are numbers of rows.
+    """A module's kept sizes during an observed call, shown as numbers of rows.
 
     Args:
-        keeps: what the call sets is to stay; else it is left as it is.
+        keeps: whether sizes that the call sets are recorded; else they are left unchanged.
     """
 
     def __init__(self, kept: KeptSizes, module: torch.nn.Module, counts: Counts, *, keeps: bool) -> None:
@@ -144,14 +144,14 @@ class ObservedSizes:
         self._found: list[_Kept] = []
 
     def show(self) -> None:
-        """Let sizes of this batch be numbers of rows."""
+        """Show sizes of this batch as numbers of rows."""
         counts = self._counts
         self._held = _show(
             self._kept.of(self._module), counts.whole, lambda times: Rows.length(counts, times)
         )
 
     def settle(self) -> tuple[Attribute, ...]:
-        """Make sizes those of the whole batch; which ones the call has set."""
+        """Scale sizes to the whole batch; return the attributes that the call has set."""
         _put_back(self._held)
         self._held = []
         if not self._keeps:
@@ -167,13 +167,13 @@ class ObservedSizes:
         return tuple(written)
 
     def know(self) -> None:
-        """Remember what the call has set, as it stands."""
+        """Record the sizes that the call has set, once it is accepted."""
         for part, name, size in self._found:
             self._kept.know(part, name, size)
 
 
 def _show(kept: Iterable[_Kept], rows: int, number: Callable[[int], int]) -> list[tuple[_Kept, Any]]:
-    """Put other numbers in place of the numbers of rows in sizes of this batch; what is there now."""
+    """Replace the numbers of rows in sizes of this batch, and return the replacements."""
     held = [(each, each[2].of(number) if each[2].is_of(rows) else each[2].value) for each in kept]
     for (part, name, _), here in held:
         vars(part)[name] = here
@@ -181,7 +181,7 @@ def _show(kept: Iterable[_Kept], rows: int, number: Callable[[int], int]) -> lis
 
 
 def _put_back(held: Iterable[tuple[_Kept, Any]]) -> dict[tuple[torch.nn.Module, str], tuple[int, ...]]:
-    """Undo `_show`; the attributes that were set meanwhile."""
+    """Undo `_show`, and return the attributes that were set meanwhile."""
     changed: dict[tuple[torch.nn.Module, str], tuple[int, ...]] = {}
     for (part, name, size), here in held:
         if vars(part).get(name) is here:
@@ -200,7 +200,10 @@ def _entries(value: Any) -> tuple[Any, ...]:
 
 
 def _times(value: Any) -> tuple[int, ...]:
-    """How many times the number of rows each number is; () where that holds for none, or not for all."""
+    """Return each number's multiple of the number of rows, 0 for unrelated ones.
+
+    The result is () if no entry is a number of rows, or one of these was computed.
+    """
     entries = _entries(value)
     if not any(map(is_counted, entries)):
         return ()

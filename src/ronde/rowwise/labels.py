@@ -1,8 +1,7 @@
-"""What is known of a tensor: which row of the batch each of its entries belongs to, or what else it is made
-of.
+"""Marks of tensors: the batch row of each entry, or another origin.
 
-It is known by memory, not by tensor: `.data`, `detach` and the copies that autograd makes of a tensor are
-other objects for the same numbers. A tensor of which nothing is known does not depend on the batch.
+Marks belong to memory, not to tensor objects: `.data`, `detach` and autograd's copies are other objects for
+the same numbers. A tensor without a mark does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ __all__ = [
 
 
 class Order:
-    """Rows along a dimension; those made by `Orders` are one object where they are equal.
+    """Batch rows along a dimension, interned by `Orders`.
 
     Attributes:
-        rows: the number of the row of each index, on the host.
+        rows: row number of each index, on the host.
     """
 
     def __init__(self, rows: torch.Tensor, counts: Counts) -> None:
@@ -50,13 +49,16 @@ class Order:
 
     @functools.cached_property
     def is_even(self) -> bool:
-        """Whether each row of the batch is in it, all equally often."""
+        """Return whether it has every row of the batch, all equally often."""
         often = torch.bincount(self.rows, minlength=self._counts.mine)
         return bool((often == often[0]).all())
 
     @functools.cached_property
     def repeats(self) -> tuple[int, int] | None:
-        """`outer`, `inner`, where it has `outer * rows * inner` indices in this order; None for any other."""
+        """Return (outer, inner) if its rows follow a regular repetition, else None.
+
+        Each row then comes `inner` times in a run, and the whole sequence `outer` times.
+        """
         mine = self._counts.mine
         if not self.is_even:
             return None
@@ -67,7 +69,7 @@ class Order:
         return None if rest or not torch.equal(expected, self.rows) else (outer, inner)
 
     def places(self, part: int) -> torch.Tensor:
-        """Where the rows of a part lie."""
+        """Return the indices of a part's rows."""
         if part not in self._places:
             few, first, _ = self._counts.parts
             low, high = ((0, few), (0, first), (first, few))[part]
@@ -75,7 +77,7 @@ class Order:
         return self._places[part]
 
     def pick(self, tensor: torch.Tensor, axis: int, part: int) -> torch.Tensor:
-        """The rows of a part, as a view where one exists."""
+        """Return the rows of a part, as a view if possible."""
         places = self.places(part)
         length = places.shape[0]
         if length and int(places[-1]) - int(places[0]) == length - 1:
@@ -84,15 +86,15 @@ class Order:
 
     @functools.cached_property
     def few(self) -> Order:
-        """The order of the few first rows."""
+        """The order of the first few rows."""
         return Order(self.rows[self.places(0)], self._counts)
 
 
 class Orders:
-    """All orders of an observed call.
+    """All orders of an observed call, equal ones being one object.
 
     Attributes:
-        batch: that of the batch itself: each row once, in order.
+        batch: order of the batch itself: each row once.
     """
 
     def __init__(self, counts: Counts) -> None:
@@ -108,19 +110,19 @@ class Orders:
         return self._known[key]
 
     def repeated(self, outer: int, inner: int) -> Order:
-        """Each row so many times one after the other, and all of that again."""
+        """Return the order with runs of `inner` equal rows, all repeated `outer` times."""
         return self.of(torch.arange(self._counts.mine, device="cpu").repeat_interleave(inner).repeat(outer))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Label:
-    """Its entries belong to rows, each equally often.
+    """A mark: entries belong to rows, each row equally often.
 
     Attributes:
-        ids: the number of the row of each entry; of the tensor's shape but, being expanded, of hardly any
-            memory; on the host.
-        axis: the one dimension along which rows change.
-        order: the rows along it.
+        ids: row number of each entry, in the tensor's shape; expanded, so it takes hardly any memory; on the
+            host.
+        axis: the only dimension along which rows change.
+        order: the rows along this dimension.
     """
 
     ids: torch.Tensor
@@ -129,19 +131,19 @@ class Label:
 
 
 def along(order: Order, axis: int, shape: Sequence[int]) -> Label:
-    """That of a tensor which has these rows along a dimension."""
+    """Make the label of a tensor with these rows along a dimension."""
     places = [1] * len(shape)
     places[axis] = len(order)
     return Label(order.rows.view(places).expand(*shape), axis, order)
 
 
 def labelled(ids: torch.Tensor, orders: Orders, before: Label) -> Label | None:
-    """That of a tensor whose entries belong to these rows.
+    """Make the label of a tensor with these row numbers as entries.
 
-    None where rows change along several dimensions, or are not all there.
+    None if rows change along several dimensions, or do not occur equally often.
 
     Args:
-        before: what the ids may be a view of.
+        before: label of a tensor that the ids may be a view of.
     """
     axes = [axis for axis in range(ids.dim()) if ids.shape[axis] > 1 and ids.stride(axis)]
     rows = ids[tuple(slice(None) if axis in axes else 0 for axis in range(ids.dim()))]
@@ -167,10 +169,10 @@ def _is_same_view(rows: torch.Tensor, others: torch.Tensor) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Relative:
-    """Made of the number of rows: it is another tensor for each part, as `arange(len(x))` is.
+    """A mark: a function of the number of rows, such as `arange(len(x))`.
 
     Attributes:
-        parts: what it is for the few first rows, and for the two parts of these.
+        parts: its values for the first few rows, and for the two parts of these.
     """
 
     parts: tuple[torch.Tensor, ...]
@@ -178,10 +180,10 @@ class Relative:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mixed:
-    """Made of several rows.
+    """A mark: a function of several rows.
 
     Attributes:
-        how: such as "sum mixes rows".
+        how: description, such as "sum mixes rows".
     """
 
     how: str
@@ -189,10 +191,10 @@ class Mixed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Drawn:
-    """Made of what has nothing to do with rows, but may be something else in a later call.
+    """A mark: independent of rows, but not constant across calls, e.g. a random draw.
 
     Attributes:
-        what: such as "a random draw".
+        what: description, such as "a random draw".
     """
 
     what: str = "a random draw"
@@ -204,7 +206,7 @@ _Place = tuple[Any, ...]
 
 @dataclasses.dataclass(slots=True)
 class _Memory:
-    """A storage: a weak reference, without which its address would be used again, and what is known of it."""
+    """The marks of a storage. The weak reference keeps its address from being reused."""
 
     held: StorageWeakRef
     is_new: bool
@@ -213,7 +215,7 @@ class _Memory:
 
 
 class Marks:
-    """Marks of tensors, by the memory they lie in; and which memory was handed out during the call."""
+    """Marks of tensors by memory, and the storages allocated during the call."""
 
     def __init__(self) -> None:
         self._memory: dict[int, _Memory] = {}
@@ -227,18 +229,18 @@ class Marks:
         return memory is not None and memory.is_new
 
     def lie_beside(self, tensor: torch.Tensor) -> bool:
-        """Whether other parts or views of its memory have marks."""
+        """Return whether other views of the tensor's memory have marks."""
         memory = self._memory.get(address(tensor))
         return memory is not None and bool(memory.marks.keys() - {_place(tensor)})
 
     def made(self, tensor: torch.Tensor) -> None:
-        """Its memory is new, unless an operation gave back what it was given."""
+        """Record a tensor's memory as new, unless it is known."""
         storage = _storage(tensor)
         if storage is not None and storage._cdata not in self._memory:
             self._memory[storage._cdata] = _Memory(StorageWeakRef(storage), True)
 
     def may_hold_rows(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Whether some of it was made of rows of the batch, whatever became of them."""
+        """Return whether some of the memory was ever made from rows of the batch."""
         known = (self._memory.get(address(each)) for each in tensors)
         return any(memory is not None and memory.may_hold_rows for memory in known)
 
@@ -268,14 +270,14 @@ class Marks:
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     try:
         return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # sparse tensors have none
+    except (NotImplementedError, RuntimeError):  # sparse tensors lack one
         return None
 
 
 def address(tensor: torch.Tensor) -> int:
-    """What tensors in the same memory have in common."""
+    """Return a key that tensors in the same memory share."""
     known = getattr(type(tensor), "address_of_whole", None)
-    if known is not None:  # a parameter in parts: it need not be gathered for that
+    if known is not None:  # a sharded parameter need not be gathered
         return known(tensor)
     storage = _storage(tensor)
     return 0 if storage is None else storage._cdata

@@ -1,4 +1,4 @@
-"""A look-up in an embedding table gives each row of ids its own, though it reads them on the host."""
+"""Analysis of an embedding look-up: rows stay apart, though the host reads ids."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["look_up"]
 
 
 def look_up(watch: Watch, name: str, args: Any, run: Callable[[], Any]) -> Any:
-    """Carry out a look-up, for which ranks may meet, if none of them has a problem.
+    """Carry out a look-up, which may be collective, if no rank has a problem.
 
-    Its result has the shape of the ids, and floats behind.
+    The result has the shape of the ids plus a last dimension.
     """
     with DisableTorchFunction():
         marks = [mark for each in tensors(args) if (mark := watch.rows_of(each)) is not None]

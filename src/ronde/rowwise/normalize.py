@@ -1,5 +1,4 @@
-"""Batch norm joins the rows of a batch on purpose, with statistics of all ranks: its result has the same
-rows."""
+"""Analysis of batch norm: it joins rows, but its result has the same rows."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _NORMS = {
 
 
 def keeps_statistics(op: Operation) -> bool:
-    """Whether it is a norm of torch's own, which writes statistics of this rank's rows."""
+    """Return whether an operation is a plain batch norm that updates running statistics."""
     facts = op.facts
     if facts.name not in _NORMS or not tensors(op.args[3:5]):
         return False
@@ -32,10 +31,10 @@ def keeps_statistics(op: Operation) -> bool:
 
 
 def normalize(watch: Watch, value: torch.Tensor, run: Callable[[], Any], *, keeps: bool) -> Any:
-    """Carry out a batch norm for which ranks meet, if none of them has a problem.
+    """Carry out a batch norm, which is collective, if no rank has a problem.
 
     Args:
-        keeps: it keeps statistics.
+        keeps: whether it updates running statistics.
     """
     with DisableTorchFunction():
         label = watch.rows_of(value)
@@ -61,10 +60,10 @@ def normalize(watch: Watch, value: torch.Tensor, run: Callable[[], Any], *, keep
 
 
 def require_all(watch: Watch) -> None:
-    """Before what all ranks do together: end the call if one of them has a problem.
+    """End the call before a collective if a rank has a problem.
 
     Raises:
-        Elsewhere: with that problem.
+        Elsewhere: another rank has the problem.
     """
     with watch.looking_away():
         problem = watch.ranks.agree("")
@@ -73,4 +72,4 @@ def require_all(watch: Watch) -> None:
 
 
 class Elsewhere(MixesRows):
-    """Another rank has a problem, of which all know."""
+    """An error: another rank has a problem, and all ranks know it."""

@@ -1,7 +1,7 @@
-"""The first call of a module, watched: is each row of its output made of one row of the batch?
+"""Observation of a first call: does each output row depend on one batch row?
 
-It runs for real, once, on this rank's rows, as if they were independent. If they are not, it is unwound, and
-the caller carries it out in another way.
+The call runs for real, once, on this rank's rows, as if rows were independent. If they are not, its effects
+are undone, and the caller runs it in another way.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Observation:
     """One observed call.
 
     Args:
-        module: what is called.
-        call: its positional arguments and those by name; what is a batch holds this rank's rows.
-        axes: the batch axis of each leaf of these, None for leaves that enter whole.
-        ranks: the run in which it is called.
-        outside: gives the variables beside the module that its code names, and what they hold.
-        sizes: sizes of the batch that modules keep.
-        stands: what it changes may stay.
+        module: module that is called.
+        call: positional and keyword arguments; batches hold this rank's rows.
+        axes: batch axis of each leaf of these, None for leaves without one.
+        ranks: the ranks of the run.
+        outside: function that returns the variables outside of the module that its code names, with values.
+        sizes: registry of batch sizes that modules keep.
+        stands: whether the call's changes may stay.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Observation:
         self._apart = False
 
     def run(self, plain: Callable[[], Any]) -> tuple[Any, Verdict, Steps]:
-        """Carry the call out: what it returns, what was found, and what later calls are compared by.
+        """Run the call; return its output, a verdict, and its operations for later comparison.
 
-        Where rows are not independent nothing is returned, and all is as it was before.
+        If rows are not independent, it restores all state and returns None for the output.
         """
         watch = self._watch
         try:
@@ -106,7 +106,7 @@ class Observation:
         return output, verdict, watch.sequence
 
     def unwind(self) -> None:
-        """All as it was before the call."""
+        """Restore all state from before the call."""
         self._watch.undo.unwind()
 
     def _tried(self, plain: Callable[[], Any]) -> tuple[Any, Verdict]:
@@ -117,7 +117,7 @@ class Observation:
         with _watched(watch, self._module, kept):
             box = [plain()]
         watch.away = Away.ENDED
-        if watch.counts.problem:  # and the model has gone on
+        if watch.counts.problem:  # the model caught the exception and went on
             raise MixesRows(watch.counts.problem)
         if watch.undo.has_gradients():
             raise MixesRows(BACKWARD)
@@ -151,7 +151,7 @@ class Observation:
         return self._verdict(reason, raised=self._watch.failed if reason.startswith(MIXES) else None)
 
     def _failed(self, error: Exception) -> Verdict:
-        if self._watch.counts.problem:  # TorchScript tells of an error of its own in its place
+        if self._watch.counts.problem:  # TorchScript raises its own error in its place
             return self._refused(self._watch.counts.problem)
         if isinstance(error, Unhashable):
             return self._refused(COUNTS)
@@ -193,7 +193,7 @@ def _watched(watch: Watch, module: torch.nn.Module, kept: Kept) -> Iterator[None
 
 @contextmanager
 def _lengths_watched() -> Iterator[None]:
-    """Inside, the length of a tensor of rows is a number that knows it is one."""
+    """Make `len` of a tensor with rows return `Rows` inside the `with` block."""
     plain = builtins.len
 
     def length(value: Any, /) -> int:

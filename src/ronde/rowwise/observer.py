@@ -1,4 +1,4 @@
-"""Looks at each operation of an observed call, and has it carried out."""
+"""The dispatch mode of an observed call: checks, runs and marks each operation."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _LIKE = {"zeros_like", "ones_like", "full_like", "empty_like"}
 
 
 class Observer(TorchDispatchMode):
-    """Has each operation carried out, and its results marked.
+    """Runs each operation of an observed call, and marks its results.
 
     Args:
-        note: is told of each tensor of rows that comes of several operations as one.
+        note: function called with each tensor of rows that several operations made as one.
     """
 
     supports_higher_order_operators = True
@@ -65,7 +65,7 @@ class Observer(TorchDispatchMode):
         if watch.away is Away.TRIED:
             return func(*args, **kwargs)
         if watch.away is not Away.ENDED and watch.ranks.catches():
-            raise MixesRows(CATCHES)  # on shards a rank would go on alone
+            raise MixesRows(CATCHES)  # on shards one rank alone would continue
         op = Operation(func, args, kwargs, watch.of)
         if watch.away:
             self._note(op)
@@ -87,7 +87,7 @@ class Observer(TorchDispatchMode):
         return _carry_out(watch, op)
 
     def _note(self, op: Operation) -> None:
-        """It is a part of a function that is looked at as one."""
+        """Record an operation inside of a function that is analysed as one."""
         watch = self._watch
         watch.undo.keep(op.written, watch.marks)
         if watch.away is not Away.NOTED:
@@ -100,7 +100,7 @@ class Observer(TorchDispatchMode):
                 raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
 
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """An operation was carried out without being handed over: a recurrent layer."""
+        """Analyse an operation that bypassed the dispatcher, such as a recurrent layer."""
         watch = self._watch
         if watch.away:
             return
@@ -117,17 +117,17 @@ class Observer(TorchDispatchMode):
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """As of `Onlooker`; ranks come here together, or one of them has ended its call.
+        """Implement `Onlooker.unseen`. Collective: a problem of one rank ends the call on all.
 
         Raises:
-            Elsewhere: with that rank's problem.
+            Elsewhere: another rank has a problem.
         """
         require_all(self._watch)
         with self._watch.looking_away(Away.JOINED), disable_current_modes():
             yield
 
     def as_one(self, name: str, given: Any, run: Callable[[], Any]) -> Any:
-        """As of `Onlooker`."""
+        """Implement `Onlooker.as_one`."""
         watch, values = self._watch, tensors(list(leaves(given)))
         if watch.away:
             return run()
@@ -165,7 +165,7 @@ def _check_words(op: Operation) -> None:
 
 
 def _check_operands(watch: Watch, op: Operation) -> None:
-    """Values with a gradient that come from elsewhere."""
+    """Refuse operands with a gradient that were computed outside of the module."""
     for operand, mark in op.pairs():
         if mark is None and operand.requires_grad and not watch.marks.is_new(operand):
             if watch.undo.name_of(operand) is not None or watch.undo.is_given(operand):
@@ -242,7 +242,7 @@ def _without_rows(watch: Watch, op: Operation, mark: Drawn | None) -> Any:
 
 
 def _new(watch: Watch, op: Operation) -> Any:
-    """Memory that has nothing of the tensor that is asked for it, but for noise, which has its rows."""
+    """Make new memory without rows, except for noise, which has the tensor's rows."""
     result = _without_rows(watch, op, None)
     label = op.marks[0]
     if watch.makes_noise and type(label) is Label:
@@ -251,7 +251,7 @@ def _new(watch: Watch, op: Operation) -> Any:
 
 
 def _mixed(watch: Watch, op: Operation, kinds: set[type]) -> Any:
-    """What is made of something that several rows have made is so, too; a row must not be."""
+    """Mark results of a mixed operand as mixed; refuse to combine it with rows."""
     how = next(mark for mark in op.marks if type(mark) is Mixed)
     if op.facts.name in _LIKE:
         return _without_rows(watch, op, None)
@@ -267,7 +267,7 @@ def _mixed(watch: Watch, op: Operation, kinds: set[type]) -> Any:
 
 
 def _shape_tells(op: Operation) -> bool:
-    """Whether the shape of its result tells of values."""
+    """Return whether the shape of the result depends on values."""
     if torch.Tag.dynamic_output_shape not in op.func.tags:
         return False
     if op.facts.name != "index":

@@ -1,4 +1,4 @@
-"""One operation of torch, as it comes to a dispatch mode, and what its schema says of it."""
+"""An operation of torch as a dispatch mode sees it, with its schema."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["Facts", "Operation", "facts_of", "numbers_in", "replaced", "tensors"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of an operation, whatever it is called with.
+    """Properties of an operation, independent of its arguments.
 
     Attributes:
-        name: such as "add_".
-        is_view: its results lie in the memory of what it is given.
-        is_pointwise: each entry is made of entries at the same place, with broadcasting.
-        written: the arguments that it changes, by place and name.
+        name: name without namespace, such as "add_".
+        is_view: whether results share the memory of an argument.
+        is_pointwise: whether each entry depends on entries at the same place, with broadcasting.
+        written: arguments that it changes, as (place, name).
         sizes: places of arguments that may be lengths.
-        names: of all arguments.
+        names: names of all arguments.
     """
 
     name: str
@@ -57,11 +57,11 @@ def facts_of(func: Any) -> Facts:
     )
 
 
-# Views in all but their memory.
+# Operations that are views except for their memory.
 _LIKE_VIEWS = {"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"}
-# Of a type that lengths have, too.
+# Arguments of the type of lengths that are not lengths.
 _NO_LENGTHS = {"shifts", "index"}
-# They are, though torch has no tag on them.
+# Pointwise operations without torch's tag.
 _POINTWISE = {
     *("_to_copy", "copy_", "fill_", "zero_", "masked_fill_", "native_dropout_backward", "lift_fresh_copy"),
     *("floor_divide", "floor_divide_", "contiguous", "isclose", "logical_not_", "glu_"),
@@ -69,22 +69,22 @@ _POINTWISE = {
 
 
 def _kind(declared: Any) -> str:
-    """What an argument is, or is a list of."""
+    """Return the type of an argument, or of its elements."""
     while declared.kind() in ("ListType", "OptionalType"):
         declared = declared.getElementType()
     return declared.kind()
 
 
 class Operation:
-    """An operation with what it is given.
+    """An operation with its arguments.
 
     Args:
-        of: what is known of a tensor.
-        facts: of what has no schema.
+        of: function that returns the mark of a tensor.
+        facts: properties, for a function without a schema.
 
     Attributes:
-        operands: the tensors among that, and those in lists.
-        marks: what is known of each.
+        operands: the tensors among the arguments, also in lists.
+        marks: mark of each operand, None without one.
     """
 
     __slots__ = ("args", "facts", "func", "kwargs", "marks", "operands")
@@ -115,23 +115,23 @@ class Operation:
         return zip(self.operands, self.marks, strict=True)
 
     def mark(self, tensor: torch.Tensor) -> Mark | None:
-        """What is known of an operand."""
+        """Return the mark of an operand."""
         return next((mark for operand, mark in self.pairs() if operand is tensor), None)
 
     def given(self, place: int) -> Any:
-        """The argument at a place of the schema; None where it was left out."""
+        """Return the argument at a place of the schema; None if left out."""
         if place < len(self.args):
             return self.args[place]
         return self.kwargs.get(self.facts.names[place])
 
     @property
     def written(self) -> list[torch.Tensor]:
-        """Tensors that it changes."""
+        """The tensors that it changes."""
         return [each for place, _ in self.facts.written for each in tensors(self.given(place))]
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """Those among arguments or results, and in lists of them."""
+    """Return the tensors among arguments or results, also in nested lists."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (tuple, list)):
@@ -140,20 +140,20 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 
 def written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The arguments of an operation that its schema says it changes."""
+    """Return the arguments that an operation changes, according to its schema."""
     places = facts_of(func).written
     return tensors([args[place] if place < len(args) else kwargs.get(name) for place, name in places])
 
 
 def numbers_in(value: Any) -> list[int]:
-    """Whole numbers among an argument."""
+    """Return the integers in an argument."""
     if isinstance(value, (tuple, list)):
         return [number for each in value for number in numbers_in(each)]
     return [value] if type(value) is int else []
 
 
 def replaced(value: Any, fn: Callable[[Any], Any]) -> Any:
-    """Arguments of an operation with each that is no list given to a function."""
+    """Apply a function to every argument, nested lists and dicts included."""
     if type(value) is tuple or type(value) is list:
         return type(value)(replaced(each, fn) for each in value)
     if type(value) is dict:

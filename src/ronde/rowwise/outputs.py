@@ -1,4 +1,4 @@
-"""Where rows lie in what an observed call returns, and what of it must not be cut."""
+"""Batch axes of an observed call's outputs, and outputs that forbid sharding."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NUMBER = "a number or text among its outputs depends on the batch (a count of i
 
 
 def axes_of(watch: Watch, results: Sequence[Any]) -> tuple[OutputAxis, ...]:
-    """The axis of each leaf.
+    """Return the batch axis of each output leaf.
 
     Raises:
-        MixesRows: where one is not rows of the batch.
+        MixesRows: an output depends on the batch without being rows of it.
     """
     if any(map(dispatches, results)):
         raise MixesRows("its output is of a class that carries out operations itself, below autograd")
@@ -40,7 +40,7 @@ def axes_of(watch: Watch, results: Sequence[Any]) -> tuple[OutputAxis, ...]:
 
 
 def _axis(watch: Watch, result: Any) -> OutputAxis | None:
-    """Where a leaf has rows; None for a number that depends on them."""
+    """Return an output's batch axis; None for a scalar that depends on rows."""
     if not isinstance(result, torch.Tensor):
         return OutputAxis(None)
     mark = watch.rows_of(result)
@@ -63,10 +63,10 @@ def _described(mark: Any) -> str:
 
 
 def same_as(results: Sequence[Any], given: Sequence[Any]) -> tuple[int | None, ...]:
-    """For each leaf of the output, which argument it is itself.
+    """Return the argument that each output is identical with, or None.
 
     Raises:
-        MixesRows: for a view of one.
+        MixesRows: an output is a view of an argument.
     """
     memories = {address(value) for value in given if isinstance(value, torch.Tensor)}
     found: list[int | None] = []

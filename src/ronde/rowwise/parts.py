@@ -1,4 +1,4 @@
-"""An operation on the few first rows and on two parts of these: what stands for its arguments there."""
+"""Trial runs of an operation on a few rows, and on parts of these."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["PARTS", "Parts", "alike", "is_real", "ways"]
 PARTS = (0, 1, 2)
 _ATEN = torch.ops.aten
 _RECURRENT = frozenset((_ATEN.lstm.input, _ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn_relu.input))
-# What has no rows is random too, if that costs little, or if it is nothing but zeros so far.
+# Operands without rows are random too, if they are small or all zeros.
 _SMALL = 1 << 16
 
 
@@ -26,12 +26,12 @@ def is_real(tensor: torch.Tensor) -> bool:
 
 
 class Parts:
-    """One way of carrying an operation out on some of the rows.
+    """One way to run an operation on some of the rows.
 
     Args:
-        random: with random values, where these are no places in others.
-        sizes: places of arguments in which a number of rows is taken for such.
-        constants: so are dimensions of other tensors that are constant along them.
+        random: whether operands have random values, except indices.
+        sizes: places of arguments in which a number equal to a row count is taken for one.
+        constants: whether dimensions of other tensors that are constant along them are also narrowed.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Parts:
         self._made: dict[int, torch.Tensor] = {}
 
     def results(self, part: int) -> list[torch.Tensor]:
-        """What comes of it."""
+        """Return the operation's results for a part."""
         op, names = self._op, self._op.facts.names
         args = [self._shown(value, place, part) for place, value in enumerate(op.args)]
         kwargs = {
@@ -57,11 +57,11 @@ class Parts:
         return tensors(written) or tensors(result)
 
     def tells(self, results: list[torch.Tensor]) -> bool:
-        """Whether random values led to something that can be compared."""
+        """Return whether random values led to comparable (finite) results."""
         return not self._random or all(bool(each.isfinite().all()) for each in results if is_real(each))
 
     def _shown(self, argument: Any, place: int, part: int) -> Any:
-        """What stands for an argument at a place of the schema."""
+        """Return the replacement of an argument for a part."""
         lengths = self._lengths if place in self._sizes else {}
 
         def shown(value: Any) -> Any:
@@ -83,7 +83,7 @@ class Parts:
         return mark.order.few.pick(few, mark.axis, part).clone()
 
     def _few(self, rows: torch.Tensor) -> torch.Tensor:
-        """The values of the few first rows of an operand."""
+        """Return the first few rows of an operand, or random values for them."""
         if self._random and is_real(rows):
             return self._drawn(rows)
         if self._random and len(self._op.operands) == 1 and rows.dtype is not torch.bool:
@@ -91,7 +91,7 @@ class Parts:
         return rows.clone()
 
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The values of an operand that has no rows."""
+        """Return an operand without rows, or random values for it."""
         if self._random and is_real(tensor) and (tensor.numel() <= _SMALL or _is_blank(tensor)):
             if id(tensor) not in self._made:
                 self._made[id(tensor)] = self._drawn(tensor)
@@ -107,7 +107,7 @@ class Parts:
         return tensor
 
     def _drawn(self, like: torch.Tensor) -> torch.Tensor:
-        """Numbers between zero and one, which few operations refuse."""
+        """Return random numbers in [0, 1), which most operations accept."""
         made = torch.empty_like(like)
         real = torch.view_as_real(made) if made.is_complex() else made
         real.uniform_(generator=self._watch.generator(like.device))
@@ -115,7 +115,7 @@ class Parts:
 
 
 def _check_states(args: Sequence[Any]) -> None:
-    """oneDNN's recurrent layers read past a state of fewer rows, where others refuse it."""
+    """Reject a state with other rows: oneDNN's recurrent layers would read past it."""
     sequence, state, batch_first = args[0], args[1], args[8]
     rows = sequence.shape[0 if batch_first else 1]
     for each in (state,) if isinstance(state, torch.Tensor) else state:
@@ -129,7 +129,7 @@ def _is_blank(tensor: torch.Tensor) -> bool:
 
 
 def _lengths(op: Operation) -> dict[int, tuple[int, ...]]:
-    """Numbers that are how many rows an operand has, and what they are for each part."""
+    """Map each length that counts rows to its values for the parts."""
     found: dict[int, tuple[int, ...]] = {}
     for operand, mark in op.pairs():
         if type(mark) is Label:
@@ -143,7 +143,10 @@ def _lengths(op: Operation) -> dict[int, tuple[int, ...]]:
 
 
 def ways(watch: Watch, op: Operation, *, random: bool) -> Iterator[Parts]:
-    """Ways of carrying it out: which numbers are lengths, and whether constants have rows, is not known."""
+    """Yield ways to run an operation on parts.
+
+    They differ in the numbers that are taken for lengths, and in whether constants have rows.
+    """
     lengths = _lengths(op)
     made = functools.partial(Parts, watch, op, random=random)
     sizes = [

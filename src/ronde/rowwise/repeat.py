@@ -1,9 +1,9 @@
-"""An operation is repeated on a few rows and on two parts of these: are the parts' results rows of theirs?
+"""Analysis of operations by trial runs on a few rows and on their parts.
 
-Operations have no side effects in Python, and what treats rows one by one stays so when it is composed. So no
-table of rules is needed. An operation is tried on random numbers once for each form of it: those of a first
-call hide much (a sum of zeros, rows that are sorted already). Whole numbers may be places in a table or in
-other rows, so they are tried as they are, each time.
+If the parts' results are rows of the whole's, the operation treats rows independently. Operations have no
+side effects in Python, and row-wise operations compose to row-wise ones, so no table of rules is needed. An
+operation is tried on random numbers once for each form, as the values of a first call hide much (a sum of
+zeros, sorted rows). Integers may be indices, so they are tried with their own values, each time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["Found", "Learnt", "carry_out", "learn", "mark_results", "matched"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
-    """What a result was found to be; by itself: the same whatever the rows.
+    """The analysis of one result; the default: independent of rows.
 
-    Attributes:
-        axis, order: where its rows lie.
-        parts: where it is made of the number of rows: what it is for each part.
+    axis, order: the axis of rows, and their order.
+        parts: values for each part, if it depends only on the number of rows.
+        mixed: whether it depends on several rows.
         mixed: it is made of several rows.
     """
 
@@ -52,11 +52,11 @@ _MIXED = Found(mixed=True)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Learnt:
-    """What was learnt of an operation before it is carried out.
+    """The analysis of an operation before it runs.
 
     Attributes:
-        found: of each result; of others, that rows meet there.
-        few: what the results are of the few first rows by themselves, where that is to be compared.
+        found: analysis of each result; results beyond its end mix rows.
+        few: results of the first few rows by themselves, if they are to be compared.
     """
 
     found: Sequence[Found] = ()
@@ -67,10 +67,10 @@ _ROWS_MEET = Learnt()
 
 
 def carry_out(watch: Watch, op: Operation, *, function: bool = False) -> Any:
-    """The operation itself, of which the results are marked by what its parts show.
+    """Run an operation, and mark its results by the analysis of its parts.
 
     Args:
-        function: it consists of others, which are not looked at.
+        function: whether it consists of other operations, which are not analysed.
     """
     learnt = learn(watch, op)
     with watch.looking_away(Away.NOTED) if function else nullcontext():
@@ -80,7 +80,7 @@ def carry_out(watch: Watch, op: Operation, *, function: bool = False) -> Any:
 
 
 def learn(watch: Watch, op: Operation) -> Learnt:
-    """What the parts of an operation show, before it is carried out."""
+    """Analyse an operation by its parts, before it runs."""
     with torch.no_grad(), watch.looking_away():
         candidates = _candidates(watch, op)
         if candidates is None:
@@ -93,7 +93,7 @@ def learn(watch: Watch, op: Operation) -> Learnt:
             return Learnt(known)
         if known is None:
             learnt = _tried(watch, op, candidates, random=True)
-            if learnt is not None:  # if it can be carried out so
+            if learnt is not None:  # if the trial was possible
                 known = watch.forms[form] = learnt.found
         if known is not None and not known:
             return _ROWS_MEET
@@ -101,7 +101,7 @@ def learn(watch: Watch, op: Operation) -> Learnt:
 
 
 def mark_results(watch: Watch, op: Operation, result: Any, learnt: Learnt) -> None:
-    """Know of the results what was learnt, if the few first rows are as they were by themselves."""
+    """Mark results by the analysis, if the first few rows equal their trial run."""
     with torch.no_grad(), watch.looking_away():
         results = op.written or tensors(result)
         if not op.written:
@@ -118,14 +118,14 @@ def mark_results(watch: Watch, op: Operation, result: Any, learnt: Learnt) -> No
 
 
 def _has_few(result: torch.Tensor, mark: Mark | None, few: torch.Tensor) -> bool:
-    """Whether the few first rows of a result are as they were by themselves, where it has rows."""
+    """Return whether a result's first few rows equal the trial run's."""
     if type(mark) is not Label:
         return True
     return alike(mark.order.pick(result, mark.axis, 0), few)
 
 
 def _form(op: Operation) -> Any:
-    """What all calls of an operation have in common that do the same with rows."""
+    """Return a key that is equal for calls with the same effect on rows."""
 
     def described(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -137,13 +137,13 @@ def _form(op: Operation) -> Any:
 
 
 def _candidates(watch: Watch, op: Operation) -> list[Order] | None:
-    """Orders that the rows of results may have; None where rows meet whatever comes of it."""
+    """Return the possible row orders of results; None if rows mix in any case."""
     labels = op.labels
     orders = list({id(label.order): label.order for label in labels}.values())
     if op.facts.name in ("cat", "stack") and labels:
         return _of_joined(watch, op, orders)
     if len({len(each) for each in orders}) < len(orders):
-        return None  # the same rows in two orders
+        return None  # different orders of equal length
     if op.facts.name == "repeat" and orders:
         times = op.args[1][len(op.args[1]) - op.args[0].dim() + labels[0].axis]
         return [watch.orders.of(orders[0].rows.repeat(times))]
@@ -152,7 +152,7 @@ def _candidates(watch: Watch, op: Operation) -> list[Order] | None:
 
 
 def _of_joined(watch: Watch, op: Operation, orders: list[Order]) -> list[Order] | None:
-    """Of tensors laid end to end: along the axis of rows, or beside it."""
+    """Return the rows' order after a `cat` or `stack` along any axis."""
     labels = op.labels
     dim = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", 0)
     if op.facts.name == "cat" and dim % labels[0].ids.dim() == labels[0].axis:
@@ -163,13 +163,13 @@ def _of_joined(watch: Watch, op: Operation, orders: list[Order]) -> list[Order] 
 
 
 def _tried(watch: Watch, op: Operation, candidates: Sequence[Order], *, random: bool) -> Learnt | None:
-    """What the first way shows in which rows do not meet; None where there is no way."""
+    """Return the analysis of the first way without mixing; None if no way runs."""
     failed: Exception | None = None
     carried_out = False
     for way in ways(watch, op, random=random):
         try:
             results = [way.results(part) for part in PARTS]
-        except Exception as error:  # an operation's own, on what it was never given
+        except Exception as error:  # an error of the operation, on arguments that it never had
             failed = error.with_traceback(None)
             continue
         if not way.tells(results[0]):
@@ -194,13 +194,13 @@ def _matched(
         if not labels and all(part.shape == whole.shape and alike(whole, part) for part in parts):
             found = Found()
         elif relative and found.mixed and not (labels and (is_real(whole) or whole.dtype is torch.bool)):
-            # Places that are counted from the first row of a part.
+            # Indices that count from the first row of a part.
             found = Found(parts=(whole, *parts))
         yield found
 
 
 def matched(whole: torch.Tensor, parts: Sequence[torch.Tensor], candidates: Sequence[Order]) -> Found:
-    """How the parts' results lie in the whole's."""
+    """Return the order in which the parts' results are rows of the whole's."""
     if any(part.dim() != whole.dim() for part in parts):
         return _MIXED
     dims = {d for part in parts for d in range(whole.dim()) if whole.shape[d] != part.shape[d]}

@@ -1,12 +1,12 @@
-"""A number of rows that remembers being one.
+"""An integer that knows that it is a number of rows.
 
-What a model reads as the length of its batch is an int here, that of this rank's rows, so that it serves as a
-size of any operation. Beside that it knows what it would be for the whole batch and for the few rows on which
-operations are tried: it is a function of the number of rows. Arithmetic makes another such function of it; a
-comparison must come out alike for the whole batch and for this rank's rows, or the number decides a branch.
+The length of a batch, as a model reads it, is an int: the number of this rank's rows, so it works as a size
+of any operation. It also knows its values for the whole batch and for the few rows of trial runs: it is a
+function of the number of rows. Arithmetic yields another such function; a comparison must have the same
+result for the whole batch and for this rank's rows, or the number decides a branch.
 
-Like torch's own symbolic sizes (`torch.SymInt`) it has no hash, so no cache keeps it: einops, for one,
-computes anew where a size has none. Once the observed call is over it is the plain int that it was here.
+Like torch's symbolic sizes (`torch.SymInt`) it is unhashable, so caches do not keep it: einops, for instance,
+recomputes for an unhashable size. After the observed call it is a plain int.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Branch:
     """A comparison that a model made with a number of rows.
 
     Attributes:
-        compare: such as `operator.gt`.
-        left, right: its operands, as functions of the number of rows.
+        compare: comparison function, such as `operator.gt`.
+        left, right: operands, as functions of the number of rows.
     """
 
     compare: Callable[[Any, Any], bool]
@@ -38,7 +38,7 @@ class Branch:
     right: Callable[[int], Any]
 
     def holds_for_both(self, whole: int, mine: int) -> bool:
-        """Whether it comes out alike for so many rows of the whole batch and of this rank."""
+        """Return whether the result is the same for both numbers of rows."""
         return self.at(whole) == self.at(mine)
 
     def at(self, rows: int) -> bool:
@@ -47,16 +47,16 @@ class Branch:
 
 @dataclasses.dataclass(slots=True)
 class Counts:
-    """How many rows there are.
+    """The numbers of rows of an observed call.
 
     Attributes:
-        whole: of the batch, on all ranks.
-        mine: here.
-        parts: those of the few first rows on which operations are tried, and of two parts of these.
-        branches: comparisons with a number of rows that were made, in order.
-        alive: how many of these numbers there are.
-        over: the observed call has ended, and these numbers are plain ones.
-        problem: why the call must not be cut; kept here, as a model may go on after any exception.
+        whole: rows of the batch on all ranks.
+        mine: rows on this rank.
+        parts: rows of a trial run: the first few, and two parts of these.
+        branches: comparisons with a number of rows, in order.
+        alive: number of living `Rows` objects.
+        over: whether the call has ended, so that `Rows` are plain ints.
+        problem: reason against sharding; kept here, as a model may catch any exception.
     """
 
     whole: int
@@ -69,20 +69,23 @@ class Counts:
 
     @staticmethod
     def of(whole: int, mine: int) -> Counts:
-        """The second part begins with the second row, so that what is done by pairs or turns is seen."""
+        """Choose the parts: the first row, and up to four more.
+
+        A second part that begins with row 1 reveals operations on pairs or alternate rows.
+        """
         few = min(mine, 5)
         return Counts(whole, mine, (few, 1, few - 1))
 
 
 class Unhashable(TypeError):
-    """A number of rows was hashed."""
+    """An error: a number of rows was hashed."""
 
 
 class Rows(int):
-    """A number made of the number of rows; as an int it is what that is here.
+    """A function of the number of rows, usable as an int: its value here.
 
     Attributes:
-        times: how many times the number of rows it is, if it is a length; 0 where it was computed.
+        times: factor of the number of rows, if it is a length; 0 if it was computed.
     """
 
     counts: Counts
@@ -97,7 +100,7 @@ class Rows(int):
 
     @staticmethod
     def length(counts: Counts, times: int) -> Rows:
-        """The length of an axis on which so many entries belong to each row."""
+        """Make the length of an axis with this many entries per row."""
         return Rows(counts, lambda rows: rows * times, times)
 
     def __del__(self) -> None:
@@ -105,15 +108,15 @@ class Rows(int):
 
     @property
     def here(self) -> int:
-        """What it is for this rank's rows, as a plain int."""
+        """The value for this rank's rows, as a plain int."""
         return self.at(self.counts.mine)
 
     def part(self, number: int) -> int:
-        """What it would be for the few first rows (0) or one of their parts (1, 2)."""
+        """Return the value for the first few rows (0) or their parts (1, 2)."""
         return self.at(self.counts.parts[number])
 
     def is_size(self) -> bool:
-        """Whether it is as many times larger for the whole batch as that has rows."""
+        """Return whether it is proportional to the number of rows."""
         whole, mine = self.counts.whole, self.counts.mine
         return self.at(whole) * mine == self.at(mine) * whole
 
@@ -125,7 +128,7 @@ class Rows(int):
 
 
 def is_counted(value: Any) -> bool:
-    """Whether it is a number of rows of an observed call that is under way."""
+    """Return whether a value is a number of rows of a running observed call."""
     return isinstance(value, Rows) and not value.counts.over
 
 
@@ -189,13 +192,13 @@ def _swapped(combine: _Binary) -> _Binary:
 
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _ARITHMETIC = ("add", "sub", "mul", "floordiv", "mod")
-# What gives another kind of number, or looks at digits.
+# Operators that yield another kind of number, or depend on digits.
 _OTHER_ARITHMETIC = ("truediv", "pow", "divmod", "and", "or", "xor", "lshift", "rshift")
 _CONVERSIONS = ("int", "float", "str", "repr", "format", "round", "trunc", "floor", "ceil", "abs", "invert")
 
 
 def _methods() -> dict[str, Callable[..., Any]]:
-    """What each method of an int does while the call is observed, by its name."""
+    """Return the methods of an int that are replaced during the call, by name."""
     found: dict[str, Callable[..., Any]] = {
         "hash": _hashed,
         "bool": lambda number: _compared(number, 0, operator.ne),

@@ -1,5 +1,4 @@
-"""What later calls are compared by: the operations that the observed one carried out, and the numbers in
-them."""
+"""The recorded operations of an observed call, for comparison with later calls."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ Step = tuple[str, "tuple[Any, ...] | None"]
 
 @dataclasses.dataclass(slots=True)
 class Sequence:
-    """The operations of a call.
+    """The operations of a call, and their numbers.
 
     Attributes:
-        rows: how many the batch had here.
-        steps: each operation with the numbers that it was given.
+        rows: number of this rank's rows.
+        steps: each operation with its numeric arguments.
         branches: comparisons with the number of rows.
     """
 
@@ -33,19 +32,20 @@ class Sequence:
     branches: list[Branch] = dataclasses.field(default_factory=list)
 
     def without_numbers(self) -> Sequence:
-        """The operations alone."""
+        """Return a sequence of the operations alone."""
         return Sequence(self.rows, [(name, None) for name, _ in self.steps], self.branches)
 
     def fits(self, whole: int, mine: int) -> bool:
-        """Whether so many rows decide nothing that they did not decide in the observed call."""
+        """Return whether all branches decide as in the observed call."""
         return all(branch.at(whole) == branch.at(mine) == branch.at(self.rows) for branch in self.branches)
 
 
 def step_of(marks: Marks, func: Any, args: Any, kwargs: Any) -> Step | None:
-    """Describe an operation with its numbers; None for one without rows, which mixes none.
+    """Describe an operation with its numbers; None for one without rows. An operation without rows cannot mix
+    them.
 
-    Models make a mask or a grid anew when a length changes, and torch leaves out a slice that takes all.
-    A length is named by the dimension of an operand that is as long.
+    Models rebuild masks or grids when a length changes, and torch omits a slice that takes all. A length is
+    described by the equally long dimension of an operand.
     """
     facts = facts_of(func)
     name = str(func)
@@ -64,7 +64,7 @@ def step_of(marks: Marks, func: Any, args: Any, kwargs: Any) -> Step | None:
 
 
 def follow(marks: Marks, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Know of the memory of an operation's results whether it is new, and may hold rows."""
+    """Record whether results of an operation are new memory, and may hold rows."""
     results, changed = tensors(result), written(func, args, kwargs)
     if not (changed or facts_of(func).is_view):
         for each in results:
@@ -73,7 +73,7 @@ def follow(marks: Marks, func: Any, args: Any, kwargs: Any, result: Any) -> None
 
 
 def follow_function(marks: Marks, args: Any, result: Any) -> None:
-    """Know of the memory of a function's results whether it may hold rows."""
+    """Record whether results of a function may hold rows."""
     _pass_rows_on(marks, args, tensors(result))
 
 
@@ -93,7 +93,7 @@ def _numbers(value: Any) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Length:
-    """A number that may be a length: which dimension of the operands is as long, and how long."""
+    """A possible length: index of an equally long dimension (-1: none), and its value."""
 
     place: int
     value: int
@@ -108,7 +108,7 @@ def _described(value: Any, is_size: bool, lengths: list[int]) -> Any:
 
 
 def is_same(step: Step, known: Step, rows: int, known_rows: int) -> bool:
-    """Whether two operations, of calls on so many rows, are given the same numbers."""
+    """Return whether two operations match, for calls on these numbers of rows."""
     if step[0] != known[0]:
         return False
     if known[1] is None or step[1] is None:

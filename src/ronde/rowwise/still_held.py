@@ -1,8 +1,8 @@
-"""Rows that are still there when an observed call has ended, and are not its output: something keeps them.
+"""Detection of rows that outlive an observed call outside of its output.
 
-What the tree of modules holds is looked up. Anything else (a closure, a global list, a cache of a function)
-is found by counting references: a tensor that the script can reach has more of them than the gradient graph
-and the output account for.
+Contents of the module tree are searched. Anything else (a closure, a global list, a function's cache) is
+found by reference counts: a tensor that the script can reach has more references than the autograd graph and
+the output account for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ELSEWHERE = "it keeps values of the batch in a variable or object that is not i
 
 
 def check_tree(watch: Watch, module: torch.nn.Module) -> None:
-    """Refuse what the module's tree holds of the batch, or of the number of its rows."""
+    """Refuse batch data, or numbers of rows, in the module's tree."""
     for name in _of_rows(watch, Held.by(module)):
         raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
     if watch.undo.writes_on_arguments() or watch.undo.arguments.changed():
@@ -38,22 +38,22 @@ def check_tree(watch: Watch, module: torch.nn.Module) -> None:
 
 
 def check_variables(watch: Watch, variables: Iterable[tuple[str, Any]]) -> None:
-    """Refuse what variables that the code names hold of the batch, or of the number of its rows."""
+    """Refuse batch data, or numbers of rows, in variables that the code names."""
     for name in _of_rows(watch, Held(variables)):
         raise MixesRows(f"the variable {name} depends on the batch")
 
 
 def _of_rows(watch: Watch, held: Held) -> list[str]:
-    """Names of what depends on the batch, or is a number of its rows."""
+    """Return names of values that depend on the batch or its number of rows."""
     return [*(name for name, tensor in held.tensors if watch.rows_of(tensor) is not None), *held.counts]
 
 
 class Kept:
-    """Tensors of rows that the model's code had in hand.
+    """Tensors of rows that were visible to the model's code.
 
     Args:
-        given: the leaves of the arguments.
-        counts: knows of numbers of rows that are still there.
+        given: leaves of the arguments.
+        counts: counter of living numbers of rows.
     """
 
     def __init__(self, given: Sequence[Any], counts: Counts) -> None:
@@ -65,14 +65,14 @@ class Kept:
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def note(self, tensor: torch.Tensor) -> None:
-        """The model's code gets hold of it."""
+        """Record a tensor that becomes visible to the model's code."""
         self._made[id(tensor)] = weakref.ref(tensor)
 
     def check(self, output: list[Any]) -> None:
-        """Refuse what others than the output and the gradient graph hold.
+        """Refuse tensors that are held by others than the output and the autograd graph.
 
         Args:
-            output: a list that holds what was returned, and is all that does.
+            output: list with the sole reference to the call's output.
         """
         if torch.is_grad_enabled() and not _tells_of_graphs():
             return
@@ -86,7 +86,7 @@ class Kept:
                 raise MixesRows(_ELSEWHERE)
 
     def _held(self, returned: _Returned) -> list[torch.Tensor]:
-        """Tensors that have more holders than are accounted for."""
+        """Return tensors with more references than are accounted for."""
         before = {
             id(tensor): held - self._alone for ref, held in self._given if (tensor := ref()) is not None
         }
@@ -107,14 +107,14 @@ class Kept:
 
 
 class _Returned:
-    """What a call returned.
+    """References in a call's output.
 
     Args:
-        output: a list that holds it.
+        output: list that holds the output.
 
     Attributes:
-        references: how often it refers to which tensors, by their ids.
-        containers: ids of what they are in.
+        references: number of references to each tensor, by its id.
+        containers: ids of the containers in the output.
     """
 
     def __init__(self, output: list[Any]) -> None:
@@ -137,19 +137,19 @@ _NO_DATA = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionTyp
 
 
 def _references(tensor: Any) -> int:
-    """Count the references to a tensor, that of the graph left out, with those that the count itself adds."""
+    """Count references to a tensor, except the graph's, including the counter's own."""
     return sys.getrefcount(tensor) - (tensor._use_count() > 1)
 
 
 def _references_to_one() -> int:
-    """Count those to a tensor that one local variable holds: how many it is depends on the interpreter."""
+    """Count references to a tensor that one local variable holds. The number depends on the interpreter."""
     alone = torch.empty(0)
     return _references(alone)
 
 
 @functools.cache
 def _tells_of_graphs() -> bool:
-    """Whether one can tell what a gradient graph holds from what Python does."""
+    """Return whether reference counts distinguish autograd's references from Python's."""
     with torch.inference_mode(False), torch.enable_grad():
         made = torch.ones(1, requires_grad=True) * 2
         result = made.sin()
@@ -161,10 +161,10 @@ def _tells_of_graphs() -> bool:
 
 
 def _held_for_backward(tensors: list[torch.Tensor], known: set[int]) -> Counter[int]:
-    """How many objects hold each that are there for backward only.
+    """Count each tensor's holders that exist only for backward.
 
-    That is a function's context, or a part of a checkpoint; or something that no object holds: what a hook
-    for saved tensors has packed is held by the graph, which is none of Python's.
+    Such a holder is a function's context or a part of a checkpoint; or it has no holder in Python: values
+    that a saved-tensor hook has packed belong to the C++ graph.
 
     Args:
         known: ids of holders that are accounted for.
@@ -180,7 +180,7 @@ def _held_for_backward(tensors: list[torch.Tensor], known: set[int]) -> Counter[
 
 
 def _referrers(values: list[Any]) -> list[Any]:
-    """What holds any of these, but frames, and this list."""
+    """Return the holders of these values, except frames, iterators and the list itself."""
     passing = (types.FrameType, types.GeneratorType, type(iter([])))
     found = gc.get_referrers(*values)
     return [each for each in found if each is not values and not isinstance(each, passing)]
@@ -195,12 +195,12 @@ def _home(holder: Any) -> str:
 
 
 def _is_namespace(holder: dict[Any, Any]) -> bool:
-    """Whether it holds the attributes of an object, which need not be whole without one."""
+    """Return whether a dict is an object's `__dict__`, from which nothing may be removed."""
     return any(getattr(each, "__dict__", None) is holder for each in gc.get_referrers(holder))
 
 
 def _take_back(tensor: torch.Tensor) -> None:
-    """Out of the containers that it was put into."""
+    """Remove a tensor from the lists and dicts that hold it."""
     for holder in gc.get_referrers(tensor):
         if isinstance(holder, list):
             holder[:] = [each for each in holder if each is not tensor]

@@ -1,7 +1,7 @@
-"""The way back from an observed call that must not be cut: what it changed is as before.
+"""Undo of an observed call: restores state that the call has changed.
 
-That is what the module's own tree holds: tensors, by copy on write, plain attributes and plain containers;
-and the random generators of torch, numpy and Python.
+It covers the module tree (tensors, by copy on write, plain attributes and plain containers), and the random
+generators of torch, numpy and Python.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from ronde.tensor.global_tensor import GlobalTensor
 __all__ = ["Held", "Undo", "is_open"]
 
 _DEPTH = 6
-# Classes whose own methods are called on what holds others, as those of a subclass may do anything.
+# Container classes, whose own methods are called, as those of a subclass may do anything.
 _CONTAINERS = (collections.OrderedDict, dict, list, set, collections.deque, tuple)
 
 
-# A namespace has that of all objects, as one of its own.
+# A namespace defines object's `__getattribute__` as its own.
 _SHOW = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
 
-# What torch keeps on each: tables of hooks, mostly empty.
+# torch's attributes of each module: tables of hooks, mostly empty.
 _OF_EVERY_MODULE = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
 
 
 def is_open(kind: type) -> bool:
-    """Whether objects of a class are nothing to call, and show their attributes."""
+    """Return whether instances of a class are not callable and show plain attributes."""
     hides = kind.__getattribute__ not in _SHOW
     return not hides and not any("__call__" in vars(each) for each in kind.__mro__)
 
 
 def attributes_of(value: Any, *, any_class: bool = False) -> dict[Any, Any] | None:
-    """The attributes of an object of the user's, or one that is nothing but these.
+    """Return the attributes of a user's object or a plain namespace; else None.
 
     Args:
-        any_class: of a library's, too.
+        any_class: whether objects of libraries are included.
     """
     kind = type(value)
     if issubclass(kind, (type, torch.nn.Module, types.ModuleType)) or not is_open(kind):
@@ -59,18 +59,18 @@ def attributes_of(value: Any, *, any_class: bool = False) -> dict[Any, Any] | No
     return held if isinstance(held, dict) else None
 
 
-# A weak proxy has the methods of whatever it may stand for.
+# A weak proxy has the methods of any class.
 _STAYING = (torch.nn.Module, *weakref.ProxyTypes)
 
 
 class Held:
-    """What a tree of modules, or the arguments of a call, hold: each container with its content.
+    """The contents of a tree of modules or arguments, container by container.
 
     Attributes:
-        tensors: the tensors among that, and their names.
+        tensors: tensors in the tree, with their names.
         counts: names of numbers of rows.
-        generators: random generators.
-        used_up: what is used up as it is read, in words.
+        generators: random generators in the tree.
+        used_up: descriptions of iterators, which a read would consume.
     """
 
     def __init__(self, roots: Iterable[tuple[str, Any]], *, any_class: bool = False) -> None:
@@ -85,9 +85,9 @@ class Held:
 
     @staticmethod
     def by(module: torch.nn.Module) -> Held:
-        """What a module and those in it hold."""
+        """Collect the contents of a module and its submodules."""
         held = Held((name, vars(part)) for name, part in module.named_modules())
-        # TorchScript keeps them elsewhere.
+        # TorchScript keeps parameters and buffers elsewhere.
         known = {id(tensor) for _, tensor in held.tensors}
         own = (*module.named_parameters(), *module.named_buffers())
         held.tensors += [(name, tensor) for name, tensor in own if id(tensor) not in known]
@@ -95,7 +95,7 @@ class Held:
 
     def _add(self, name: str, value: Any, depth: int) -> None:
         if issubclass(type(value), GlobalTensor):
-            return  # kept from another call, in rows: what uses it is refused where it does
+            return  # sharded rows from another call: refused where they are used
         if issubclass(type(value), torch.Tensor):
             self.tensors.append((name, value))
         elif is_counted(value):
@@ -126,11 +126,11 @@ class Held:
                 self._add(name, each, depth - 1)
 
     def changed(self) -> bool:
-        """Whether a container holds something else by now."""
+        """Return whether a container's content has changed."""
         return any(True for _ in self.changes())
 
     def changes(self) -> Iterator[str]:
-        """Names of the entries, or containers, that are others by now."""
+        """Yield names of changed entries or containers."""
         for held, before in self._containers.values():
             now = _copy(held)
             if _is_same(held, now, before):
@@ -148,7 +148,7 @@ class Held:
 
 
 def _joined(name: str, key: Any) -> str:
-    """The name of an entry; a module's parameters, buffers and modules have it as attributes do."""
+    """Return the name of an entry; `_parameters`, `_buffers` and `_modules` are omitted."""
     if type(key) is not str or key in ("_parameters", "_buffers", "_modules"):
         return name
     return f"{name}.{key}" if name else key
@@ -159,7 +159,7 @@ def _base(content: Any) -> Any:
 
 
 def _copy(content: Any) -> tuple[Any, ...]:
-    """What is in a container by now; of a mapping, pairs."""
+    """Return the content of a container; pairs for a mapping."""
     base = _base(content)
     return tuple(base.items(content) if issubclass(base, dict) else base.__iter__(content))
 
@@ -183,17 +183,18 @@ def _refill(content: Any, before: Any) -> None:
 
 
 class Undo:
-    """What a call of a module may change, as it was before.
+    """The state that a module's call may change, from before the call.
 
     Args:
-        arguments: what it is given.
-        outside: variables beside the module that its code names, and what they hold.
+        arguments: arguments of the call.
+        outside: variables outside of the module that its code names, with their values.
 
     Attributes:
-        module: what the tree of modules holds.
-        outside: what these variables hold.
-        arguments: what the arguments hold.
-        generators: those from which it must not draw (of Python, numpy and the module), and others.
+        module: contents of the module tree.
+        outside: contents of these variables.
+        arguments: contents of the arguments.
+        generators: states of generators that it must not draw from (Python, numpy, the module's), and of
+            others.
     """
 
     def __init__(
@@ -221,39 +222,42 @@ class Undo:
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
-        """What the module calls the memory that a tensor lies in."""
+        """Return the module's name for a tensor's memory; None if unknown."""
         return self._names.get(address(tensor))
 
     def is_given(self, tensor: torch.Tensor) -> bool:
-        """Whether it lies in the memory of an argument."""
+        """Return whether a tensor shares memory with an argument."""
         return address(tensor) in self._given
 
     def called(self, tensor: torch.Tensor) -> str | None:
-        """What a tensor of the module's, or an argument, is called: this one, whatever lies in its memory."""
+        """Return a description of a tensor object of the module or arguments.
+
+        Other tensors in the same memory have none.
+        """
         return self._objects.get(id(tensor))
 
     def keep(self, written: Iterable[torch.Tensor], marks: Marks) -> None:
-        """Before they are written to: copies of those that were there before the call."""
+        """Copy the present values of old tensors before they are written to."""
         for tensor in written:
             place = address(tensor)
             if place and place not in self._before and not marks.is_new(tensor):
                 self._before[place] = tensor, _whole(tensor).clone()
 
     def has_gradients(self) -> bool:
-        """Whether a gradient was added to one of the module's tensors."""
+        """Return whether a gradient was added to one of the module's tensors."""
         return any(_gradient(tensor) is not before for tensor, before in self._gradients)
 
     def writes_on_arguments(self) -> bool:
-        """Whether attributes were set on a tensor among the arguments."""
+        """Return whether attributes were set on a tensor among the arguments."""
         return any(vars(tensor) != before for tensor, before in self._written_on)
 
     def changes(self) -> str:
-        """What the call has changed of the module, or beside it; "" where nothing is another."""
+        """Return a name of state that the call has changed; "" if it changed none."""
         written = [name for place in self._before if (name := self._names.get(place)) is not None]
         return next(iter((*written, *self.module.changes(), *self.outside.changes())), "")
 
     def unwind(self) -> None:
-        """All as before the call."""
+        """Restore all state from before the call."""
         with torch.no_grad(), DisableTorchFunction():
             for tensor, before in self._before.values():
                 _whole(tensor).copy_(before)
@@ -271,12 +275,12 @@ _grad: Any = TensorBase.grad
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Not by `tensor.grad`, which makes gradients whole of which ranks hold parts."""
+    """Return the gradient as stored; `tensor.grad` would gather a sharded one."""
     with DisableTorchFunction():
         return _grad.__get__(tensor)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of the memory that it lies in, without autograd's knowing."""
+    """Return all bytes of a tensor's storage, bypassing autograd."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)

@@ -1,6 +1,6 @@
-"""Whether a model may be cut: what an observed call found out, and the reasons why it must not be.
+"""The verdict of an observed call: whether its module may run on shards.
 
-`observe` carries a call out and finds it; `observer` and `repeat` look at each operation for that.
+`observe` runs the call; `observer` and `repeat` analyse its operations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
     "meet",
 ]
 
-# The path of a module, the name of its attribute, and how many times the number of rows each number in it is.
+# Path of a module, name of its attribute, and the multiples of the number of rows in it.
 Attribute = tuple[str, str, tuple[int, ...]]
 
 MIXES = "rows of its output depend on other rows, or on their number"
@@ -36,23 +36,23 @@ NO_AXIS = "its output has no batch axis"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a module may run on this rank's rows.
+    """The result of an observation: whether a module may run on this rank's rows.
 
     Attributes:
-        sharded: it may.
-        reason: why not, as the end of a sentence; empty when it may.
-        inputs: the batch axis of every leaf of the arguments, in order.
-        outputs: the axis of every leaf of the output, in order.
-        draws: the random operations on rows, in order.
-        same_as: for every leaf of the output, which leaf of the arguments it is itself, or None.
-        foreign: it uses leaves with a gradient that are no parameters of its own.
-        candidate: which of the places where the batch could lie this is about.
-        raised: what the module raised on this rank's rows, without its traceback.
-        joint: it normalizes by statistics of the whole batch, for which ranks meet inside it.
-        batchless: it normalizes, but nothing with rows of the batch (its weights, say).
-        keeps: something on itself or beside it that each call changes, the same way for whatever rows.
-        sizes: attributes that it has set to sizes of the batch.
-        apart: its outputs are rows of the batch, be it cut or not.
+        sharded: whether it may.
+        reason: reason against it, as the end of a sentence; "" if it may.
+        inputs: batch axis of every leaf of the arguments, in order.
+        outputs: batch axis of every leaf of the output, in order.
+        draws: random operations on rows, in order.
+        same_as: index of the identical argument leaf, or None, for every leaf of the output.
+        foreign: whether it uses leaves with a gradient other than its own parameters.
+        candidate: index of the possible batch placement that this is about.
+        raised: exception of the module on this rank's rows, without its traceback.
+        joint: whether it normalizes by statistics of the whole batch, a collective.
+        batchless: whether it normalizes only tensors without rows, such as weights.
+        keeps: name of state that each call changes, independent of the rows; "" for none.
+        sizes: attributes that it has set to batch sizes.
+        apart: whether its outputs are rows of the batch, even if it must not be sharded.
     """
 
     sharded: bool
@@ -72,12 +72,12 @@ class Verdict:
 
 
 class MixesRows(BaseException):
-    """The module must not be cut; the message is the reason, as the end of a sentence.
+    """An interrupt: the module must not run on shards. The message is the reason, as the end of a sentence.
 
-    A `BaseException`, so that no `except Exception` of the model's goes on with one rank's rows.
+    It is a `BaseException`, so that an `except Exception` of the model cannot continue with one rank's rows.
     """
 
 
 def meet(name: str) -> str:
-    """That an operation makes something of several rows."""
+    """Return the reason that an operation mixes rows."""
     return f"{MIXES} ({name})"

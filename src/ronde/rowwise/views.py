@@ -1,4 +1,4 @@
-"""Operations of which it is known what they do with rows: views, moves, and what works entry by entry."""
+"""Operations with known effect on rows: views, reshapes and pointwise operations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AS_IT_IS = {"alias", "detach", "lift_fresh", "_conj", "_neg_view", "conj"}
 
 
 def carry_out_view(watch: Watch, op: Operation) -> Any:
-    """A view, or what is one for its entries: the same is done with the numbers of their rows."""
+    """Run a view or reshape, and apply it to the entries' row numbers."""
     label = op.labels[0]
     _check_places(watch, op, label)
     if op.facts.name == "squeeze":
@@ -34,13 +34,13 @@ def carry_out_view(watch: Watch, op: Operation) -> Any:
         if made is None and each.numel():
             raise MixesRows(meet(op.facts.name))
         if made is not None and op.facts.name == "as_strided":
-            made = along(made.order, made.axis, each.shape)  # in no more memory than it takes
+            made = along(made.order, made.axis, each.shape)  # expanded again, to save memory
         watch.put(each, made)
     return result
 
 
 def _check_places(watch: Watch, op: Operation, label: Label) -> None:
-    """Refuse what takes rows by their number: what takes all here may not take all of the batch."""
+    """Refuse row ranges by number, as they may differ for the whole batch."""
     name = op.facts.name
     if name not in _TAKES:
         return
@@ -54,13 +54,13 @@ def _check_places(watch: Watch, op: Operation, label: Label) -> None:
         number = op.given(op.facts.names.index(bound))
         if not isinstance(number, int) or number in watch.counted or number >= whole:
             continue
-        # Copies of the batch laid end to end are taken apart again.
+        # Concatenated copies of the batch may be split again.
         if number == len(label.order) or number % watch.counts.mine:
             raise MixesRows(meet(name))
 
 
 def _note_squeeze(watch: Watch, op: Operation, label: Label) -> None:
-    """Note that a single row would be left without its axis."""
+    """Record the branch that a single row would lose its axis."""
     dims = op.args[1] if len(op.args) > 1 else label.axis
     dims = [dims] if isinstance(dims, int) else dims
     if any(dim % label.ids.dim() == label.axis for dim in dims):
@@ -88,7 +88,7 @@ def _ids(op: Operation, label: Label, result: Any) -> Sequence[torch.Tensor]:
 
 
 def _strided(op: Operation, label: Label) -> torch.Tensor:
-    """Pieces that may overlap, as a Fourier transform of windows takes them."""
+    """Return the row numbers of possibly overlapping strided pieces, as in an STFT."""
     tensor, size, stride = op.args[:3]
     offset = op.args[3] if len(op.args) > 3 else None
     ids = torch.empty_strided(tensor.shape, tensor.stride(), dtype=label.ids.dtype).copy_(label.ids)
@@ -96,7 +96,7 @@ def _strided(op: Operation, label: Label) -> torch.Tensor:
 
 
 def reshaped(label: Label, shape: Sequence[int]) -> torch.Tensor:
-    """The numbers of rows in another shape: only dimensions that are joined with that of rows take memory."""
+    """Return row numbers in another shape; only dimensions merged with rows take memory."""
     before = label.ids.shape
     outer, inner = math.prod(before[: label.axis]), math.prod(before[label.axis + 1 :])
     start, ends = _span(shape, outer, len(label.order), inner)
@@ -111,7 +111,7 @@ def reshaped(label: Label, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _span(shape: Sequence[int], outer: int, rows: int, inner: int) -> tuple[int | None, int]:
-    """The dimensions of a shape that hold that of rows, and what of the others is joined with it."""
+    """Return the range of dimensions into which the rows' dimension is merged."""
     if not outer * rows * inner:
         return None, 0
     start, before = 0, 1
@@ -128,7 +128,7 @@ def _span(shape: Sequence[int], outer: int, rows: int, inner: int) -> tuple[int 
 
 
 def carry_out_pointwise(watch: Watch, op: Operation) -> Any:
-    """Each entry is made of those at the same place, which must be of one row."""
+    """Run a pointwise operation. Each entry must depend on one row only."""
     result = op.run()
     results = tensors(result) if not op.written else op.written
     shape = results[0].shape
@@ -143,7 +143,7 @@ def carry_out_pointwise(watch: Watch, op: Operation) -> Any:
 
 
 def broadcast(op: Operation, shape: Sequence[int]) -> Label | None:
-    """The label of a result of this shape; None where rows meet."""
+    """Return the label of a result of this shape; None if rows mix."""
     labels = op.labels
     first = labels[0]
     behind = first.ids.dim() - first.axis
@@ -157,7 +157,7 @@ def broadcast(op: Operation, shape: Sequence[int]) -> Label | None:
 
 
 def _fit(op: Operation, shape: Sequence[int], axis: int) -> bool:
-    """Whether operands without rows have the same for each row."""
+    """Return whether operands without rows are equal for each row."""
     for operand, mark in op.pairs():
         if type(mark) is Label or operand.dim() == 0 or not _is_read(op, operand):
             continue
@@ -168,7 +168,7 @@ def _fit(op: Operation, shape: Sequence[int], axis: int) -> bool:
 
 
 def _is_read(op: Operation, operand: torch.Tensor) -> bool:
-    """Memory that is only written to may hold anything before."""
+    """Return whether an operand is read, not only written to."""
     only_written = op.args[0] if op.facts.name == "copy_" else op.kwargs.get("out")
     return operand is not only_written
 

@@ -1,4 +1,4 @@
-"""What is known during an observed call."""
+"""The state of an observed call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Away", "Ranks", "Watch"]
 
 
 class Away(enum.Enum):
-    """Why operations are not looked at."""
+    """The reason why operations are not analysed."""
 
     TRIED = "they are not the model's: something is tried, or rows are compared"
     NOTED = "they are parts of something that is looked at as one operation"
@@ -31,52 +31,52 @@ class Away(enum.Enum):
 
 
 class Ranks(Protocol):
-    """What is asked of the run in which a call is observed.
+    """The run's operations that an observation needs.
 
     Attributes:
-        rows: of the whole batch.
-        mine: those here, at least 2.
+        rows: rows of the whole batch.
+        mine: rows of this rank, at least 2.
     """
 
     rows: int
     mine: int
 
     def draw(self, func: Any, args: Any, kwargs: Any, draw: Draw) -> Any:
-        """Carry out a random operation whose result has rows: as one device, of which our rows are taken."""
+        """Draw random rows as on one device, and return this rank's."""
         ...
 
     def agree(self, problem: str) -> str:
-        """A collective: the first problem that a rank has, "" where none has one."""
+        """Return the first problem of any rank, "" without one. Collective."""
         ...
 
     def normalizes(self, func: Any) -> bool:
-        """Whether an `autograd.Function` is a batch norm with statistics of all ranks."""
+        """Return whether an `autograd.Function` is a batch norm over all ranks' rows."""
         ...
 
     def looks_up(self, func: Any) -> bool:
-        """Whether it looks up rows of an embedding table by their ids."""
+        """Return whether an `autograd.Function` looks up embedding-table rows by ids."""
         ...
 
     def catches(self) -> bool:
-        """Whether the model itself would catch what the operation under way raises."""
+        """Return whether the model itself would catch an exception of the running operation."""
         ...
 
 
 @dataclasses.dataclass(slots=True)
 class Watch:
-    """What is known during an observed call.
+    """The state of an observed call.
 
     Attributes:
-        forms: of operations that were tried: what was found of their results.
+        forms: analysis of the results, by form of operation.
         draws: random operations on rows, in order.
-        away: why operations are carried out without being looked at; None where they are looked at.
-        checking: what is under way looks at values only to check them.
-        makes_noise: what is under way makes it for each row.
-        drawn: where the rows of the next random operation lie, when sizes tell.
-        counted: numbers of rows that the function under way was given.
-        joint, batchless: rows were, or something else was, normalized over the batch.
-        foreign: the memory of leaves with a gradient that were used and are not the module's.
-        failed: what an operation raised on a part of the rows.
+        away: reason why operations are not analysed; None if they are.
+        checking: whether the running function reads values only to check them.
+        makes_noise: whether the running function draws noise for each row.
+        drawn: axis and order of rows of the next random operation, if its size has a number of rows.
+        counted: numbers of rows that the running function was given.
+        joint, batchless: whether rows, or other tensors, were normalized over the batch.
+        foreign: memory of leaves with a gradient that were used and are not the module's.
+        failed: exception of an operation on a part of the rows.
     """
 
     counts: Counts
@@ -100,7 +100,7 @@ class Watch:
 
     @contextmanager
     def looking_away(self, kind: Away = Away.TRIED) -> Iterator[None]:
-        """Inside, operations are carried out without being looked at."""
+        """Run operations inside the `with` block without analysis."""
         before, self.away = self.away, kind
         try:
             yield
@@ -108,13 +108,13 @@ class Watch:
             self.away = before
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """Of random values to try operations on."""
+        """Return the generator of random values for trial runs."""
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(0)
         return self._generators[device]
 
     def note(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Let later calls be compared by an operation."""
+        """Record an operation for comparison with later calls."""
         if (step := step_of(self.marks, func, args, kwargs)) is not None:
             self.sequence.steps.append(step)
 
@@ -122,7 +122,7 @@ class Watch:
         return self.marks.of(tensor)
 
     def rows_of(self, tensor: torch.Tensor) -> Label | Relative | Mixed | None:
-        """What is known of a tensor that has to do with rows."""
+        """Return a tensor's mark if it depends on rows; None else."""
         mark = self.marks.of(tensor)
         return None if isinstance(mark, Drawn) else mark
 
@@ -130,7 +130,7 @@ class Watch:
         self.marks.put(tensor, mark)
 
     def overwrite(self, op: Operation, target: torch.Tensor, mark: Mark | None) -> None:
-        """Know this of a tensor that an operation has written to, whose memory others may see."""
+        """Mark a tensor after a write; refuse if other views see it."""
         before = op.mark(target)
         if type(before) is not Label or type(mark) is not Label:
             covered = target.numel() * target.element_size() >= target.untyped_storage().nbytes()
@@ -139,12 +139,12 @@ class Watch:
         self.marks.put(target, mark)
 
     def made(self, results: Iterable[torch.Tensor]) -> None:
-        """Their memory is new."""
+        """Record the results' memory as new."""
         for each in results:
             self.marks.made(each)
 
     def label(self, tensor: torch.Tensor, order: Order, axis: int) -> Label:
-        """Know of a tensor that it has these rows."""
+        """Label a tensor with rows along an axis."""
         made = along(order, axis, tensor.shape)
         self.marks.put(tensor, made)
         return made

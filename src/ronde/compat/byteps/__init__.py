@@ -1,1 +1,1 @@
-"""What `byteps.torch` 0.2 offers, over the engine of Horovod's interface; names are BytePS's."""
+"""The API of `byteps.torch` 0.2, on the engine of the Horovod API."""

@@ -1,4 +1,4 @@
-"""`init`, `suspend` and `resume`, and who this rank is: a suspended one says what it said before."""
+"""`init`, `suspend`, `resume`, rank and size; while suspended, their last values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["init", "local_rank", "local_size", "rank", "resume", "shutdown", "si
 
 
 class _State:
-    """Where this rank stood when it was suspended."""
+    """The rank's place in the job when it was suspended."""
 
     place: JobPlace | None = None
 
@@ -18,31 +18,31 @@ _state = _State()
 
 
 def init(lazy: bool = True) -> None:
-    """Meet the other ranks. All ranks come here.
+    """Start the engine, together with all ranks. Collective.
 
     Args:
-        lazy: taken, and without effect: groups are made at once.
+        lazy: accepted without effect: groups are made at once.
     """
     basics.init()
 
 
 def shutdown() -> None:
-    """Leave the others, when all have come here."""
+    """Stop the engine once all ranks have called it."""
     basics.shutdown()
     _state.place = None
 
 
 def suspend() -> None:
-    """Leave the others; `resume` meets them again."""
+    """Stop the engine until `resume`; rank and size keep their values."""
     _state.place = _place()
     basics.shutdown()
 
 
 def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
-    """Meet the ranks again that the job was started with.
+    """Start the engine again with the job's ranks.
 
     Raises:
-        NotImplementedError: there are to be more or fewer.
+        NotImplementedError: another number of workers is asked for.
     """
     if num_workers not in (size(), size() // local_size()):
         raise NotImplementedError(
@@ -53,7 +53,8 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
 
 
 def _place() -> JobPlace:
-    """
+    """Return the rank's place in the job, also while suspended.
+
     Raises:
         ValueError: `init` has not been called.
     """

@@ -1,6 +1,6 @@
-"""`byteps.torch.cross_barrier.CrossBarrier`: the next forward begins while gradients still travel.
+"""`byteps.torch.cross_barrier.CrossBarrier`: overlaps the next forward with communication.
 
-A parameter is updated when the next call needs it, or when `step` comes again (Peng et al. 2019).
+A parameter is updated when the next forward needs it, or at the next `step` (Peng et al. 2019).
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ def CrossBarrier(
     backward_passes_per_step: int = 1,
     num_steps: int = 10**6,
 ) -> Any:
-    """A `DistributedOptimizer` whose `step` does not wait. On one rank there is nothing to wait for.
+    """Make a `DistributedOptimizer` with a `step` that does not wait. With one rank it is a plain one.
 
     Args:
-        model: whose modules wait for their own parameters, and its `state_dict` for all.
-        optimizer: it updates parameters one by one.
-        num_steps: the last step, which waits: after it, parameters are read as they are.
+        model: model with modules that wait for their own parameters; its `state_dict` waits for all.
+        optimizer: optimizer to wrap; it updates parameters one by one.
+        num_steps: number of the last step, which waits, so that parameters are final after it.
     """
     reducing = DistributedOptimizer(optimizer, named_parameters, compression, backward_passes_per_step)
     return reducing if size() == 1 else _CrossBarrier(model, reducing, num_steps)
 
 
 class _CrossBarrier(torch.optim.Optimizer):
-    """Stands for a `DistributedOptimizer`, which has all attributes."""
+    """A wrapper of a `DistributedOptimizer` that defers each parameter's update."""
 
     def __init__(self, model: nn.Module, reducing: Any, num_steps: int) -> None:
         self._optimizer = reducing
         self._steps_left = num_steps
-        # By parameter: what is on its way, and its group with the options of that step.
+        # By parameter: the pending gradient, and a group with the options of that step.
         self._late: dict[int, tuple[Any, dict[str, Any]]] = {}
         for module in model.modules():
             if any(True for _ in module.parameters(recurse=False)):
@@ -54,7 +54,7 @@ class _CrossBarrier(torch.optim.Optimizer):
         return getattr(self._optimizer, name)
 
     def step(self, closure: Any = None) -> Any:
-        """Have gradients applied as they arrive."""
+        """Finish late updates, and hand this step's gradients over to deferred updates."""
         loss = None if closure is None else closure()
         self._catch_up()
         optimizer = self._optimizer
@@ -70,7 +70,7 @@ class _CrossBarrier(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Gradients are let go of when they have been applied."""
+        """No-op: each gradient is dropped when it is applied."""
 
     def state_dict(self) -> Any:
         self._catch_up()

@@ -1,4 +1,4 @@
-"""`byteps.torch.parallel.DistributedDataParallel`: gradients are averaged when backward is over."""
+"""`byteps.torch.parallel.DistributedDataParallel`, which averages gradients at the end of backward."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["DistributedDataParallel"]
 
 
 class DistributedDataParallel(nn.Module):
-    """A module whose gradients are averaged over ranks.
+    """A module wrapper that averages gradients over ranks.
 
     Args:
-        device_ids: taken, and without effect: a rank has one device.
-        broadcast_buffers: rank 0's buffers are all ranks' before each call in training.
+        device_ids: accepted without effect: a rank has one device.
+        broadcast_buffers: whether rank 0's buffers are broadcast before each forward in training.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class DistributedDataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, gradients are not averaged: they add up."""
+        """Accumulate gradients locally inside the `with` block."""
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
@@ -74,7 +74,7 @@ class DistributedDataParallel(nn.Module):
         self._handles.append((parameter, handle, sent, context))
 
     def _complete(self) -> None:
-        """Backward is over."""
+        """Wait for all gradients at the end of backward."""
         handles, self._handles = self._handles, []
         for parameter, handle, sent, context in handles:
             synchronize(handle)

@@ -1,4 +1,4 @@
-"""`push_pull`, and what stands around it."""
+"""BytePS's `push_pull` and broadcasts, on Horovod's operations."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = [
 
 
 def declare(name: str, **options: Any) -> int:
-    """Say a tensor's name before it is first exchanged: needed by servers, of which there are none."""
+    """Return 0: servers would need a tensor's name in advance, but none are used."""
     return 0
 
 
 def push_pull_async_inplace(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
 ) -> int:
-    """Begin to add or average a tensor over ranks, in place.
+    """Start to sum or average a tensor over ranks, in place; return a handle.
 
     Args:
-        version, priority: taken, and without effect: exchanges go in the order in which they are ready.
+        version, priority: accepted without effect: tensors are exchanged in the order of readiness.
     """
     return ops.allreduce_async_(tensor, name=name and f"push_pull.{name}", op=Average if average else Sum)
 
@@ -37,14 +37,14 @@ def push_pull_async_inplace(
 def push_pull_async(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
 ) -> int:
-    """Begin to add or average a tensor over ranks; the result is a new one."""
+    """Start to sum or average a tensor, out of place; return a handle."""
     return ops.allreduce_async(tensor, name=name and f"push_pull.{name}", op=Average if average else Sum)
 
 
 def push_pull_inplace(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
 ) -> torch.Tensor:
-    """Add or average a tensor over ranks, in place."""
+    """Sum or average a tensor over ranks, in place."""
     return synchronize(push_pull_async_inplace(tensor, average, name))
 
 
@@ -67,7 +67,7 @@ def push_pull(
     priority: int = 0,
     compression: Any = Compression.none,
 ) -> torch.Tensor:
-    """A tensor added or averaged over ranks, as a new one, with a gradient."""
+    """Sum or average a tensor over ranks; out of place and differentiable."""
     given, context = compression.compress(tensor)
     return compression.decompress(_PushPull.apply(given, average, name), context)
 
@@ -79,11 +79,11 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1,
     **options: Any,
 ) -> Any:
-    """An optimizer whose gradients are averaged over ranks while backward goes on.
+    """Wrap an optimizer so that gradients are averaged during backward.
 
     Raises:
-        NotImplementedError: an option is given that is not there.
-        ValueError: as Horovod's.
+        NotImplementedError: an option is not supported.
+        ValueError: an argument is invalid, as for Horovod's `DistributedOptimizer`.
     """
     if options:
         raise NotImplementedError(
@@ -93,10 +93,10 @@ def DistributedOptimizer(
 
 
 def broadcast_parameters(params: Any, root_rank: int, prefix: str = "Parameter.") -> None:
-    """Copy a rank's tensors into those of all.
+    """Broadcast a rank's tensors to all ranks, in place.
 
     Args:
-        prefix: stands before names that servers know; taken, and without effect.
+        prefix: prefix of names on servers; accepted without effect.
     """
     functions.broadcast_parameters(params, root_rank)
 
@@ -104,9 +104,9 @@ def broadcast_parameters(params: Any, root_rank: int, prefix: str = "Parameter."
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, prefix: str = "Parameter."
 ) -> None:
-    """Have a rank's options and state in the optimizers of all.
+    """Broadcast a rank's optimizer state and options to all ranks.
 
     Args:
-        prefix: as that of `broadcast_parameters`.
+        prefix: accepted without effect.
     """
     functions.broadcast_optimizer_state(optimizer, root_rank)

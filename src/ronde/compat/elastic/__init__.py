@@ -1,1 +1,1 @@
-"""Jobs written for Horovod whose hosts come and go while ranks go on: `ronde horovodrun --min-np`."""
+"""Elastic Horovod jobs, with ranks on a changing set of hosts: `ronde horovodrun --min-np`."""

@@ -1,8 +1,8 @@
-"""The driver of an elastic job: starts ranks on hosts that come, and has others go on where hosts go.
+"""The driver of an elastic job, which adapts ranks to changing hosts.
 
-A unit is the ranks of one host, started together by a launcher of their own. When one of them fails its unit
-ends, and its host is not used again, or not for a while. Ranks that live keep their processes and their
-memory: they meet again (`rendezvous`), with those of hosts that have come.
+A unit is the ranks of one host, started together by their own launcher. When one of them fails, its unit
+ends, and its host is excluded for good or for a while. Surviving ranks keep their processes and memory: they
+form a new generation (`rendezvous`), together with the ranks of new hosts.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _ENDED_S = 20.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """Between which numbers of ranks a job may be, and for how long it holds out.
+    """Limits of an elastic job: number of ranks, times and restarts.
 
     Attributes:
-        first: ranks with which it begins.
-        least: fewer do not go on; more hosts are waited for.
-        most: more are not used; None: as many as there are slots.
-        patience: seconds for which hosts are waited for.
-        start: seconds in which ranks that were started must have called `init`.
-        resets: how often ranks may meet anew; None: as often as it takes.
-        cooldown: seconds after which a host that has failed is used again, at first and at most; it doubles
-            each time. None: it is not used again.
+        first: number of ranks to begin with.
+        least: minimum number of ranks; with fewer, the driver waits for hosts.
+        most: maximum number of ranks; None: the number of slots.
+        patience: seconds to wait for hosts.
+        start: seconds within which started ranks must call `init`.
+        resets: number of generations after the first; None: unlimited.
+        cooldown: seconds for which a failed host is excluded, at first and at most; they double with each
+            failure. None: excluded for good.
     """
 
     first: int
@@ -71,22 +71,22 @@ def drive(
     say: Callable[[str], object],
     explain: Explain | None = None,
 ) -> int:
-    """Run an elastic job to its end; its exit code.
+    """Run an elastic job to its end, and return its exit code.
 
     Args:
-        job: what every unit is; its ranks are each unit's own.
-        hosts: how hosts are reached.
-        explain: says what evidence of a stall or a failure means, for the launchers of hosts.
+        job: description of every unit; each unit has its own ranks.
+        hosts: the way in which hosts are reached.
+        explain: function that explains evidence of a stall or failure, for the launchers of hosts.
 
     Raises:
-        LaunchError: too few hosts for too long, or ranks have met anew too often.
+        LaunchError: too few hosts for too long, or the limit of resets is reached.
     """
-    from torch.distributed import TCPStore  # which takes its time, and options are checked before
+    from torch.distributed import TCPStore  # a slow import, after options were checked
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     driver = _Driver(job, hosts, bounds, membership, say, store, explain)
     for number in ENDING:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # e.g. under nohup
             signal.signal(number, driver.interrupt)
     try:
         return driver.run()
@@ -99,9 +99,9 @@ class _Running:
     """A unit that was started.
 
     Attributes:
-        until: on the monotonic clock: when its ranks must have come to `init`; of one that leaves: when it is
+        until: deadline on the monotonic clock: for `init`, or, for a unit that is leaving, until it is
             killed.
-        is_ready: its ranks have come to `init`.
+        is_ready: whether all its ranks have called `init`.
     """
 
     unit: Unit
@@ -111,16 +111,16 @@ class _Running:
 
     @property
     def knows(self) -> bool:
-        """Whether its ranks know the job's state: they have met others."""
+        """Return whether its ranks have the job's state, from an earlier generation."""
         return self.unit.joined is not None
 
 
 class _Hosts:
-    """Looks who is there, in a thread of its own, and remembers who has failed.
+    """Discovery of hosts in a thread, with a record of failed ones.
 
     Attributes:
-        used: names of hosts that need not be asked whether they answer.
-        trouble: why nobody could say who is there; "" if somebody could.
+        used: names of hosts in use, which need not be probed.
+        trouble: error of the last discovery; "" if it succeeded.
     """
 
     def __init__(self, membership: Membership, cooldown: tuple[float, float] | None) -> None:
@@ -137,16 +137,16 @@ class _Hosts:
 
     @property
     def are_known(self) -> bool:
-        """Whether there has been a look."""
+        """Return whether hosts have been discovered at least once."""
         return self._looked.is_set()
 
     def usable(self) -> Sequence[HostSlots]:
-        """Those that answer and have not failed."""
+        """Return the hosts that answer and are not excluded."""
         now = time.monotonic()
         return [host for host in self._there if self._back_at.get(host.name, 0.0) <= now]
 
     def fail(self, name: str) -> None:
-        """A rank on it has failed."""
+        """Exclude a host after a rank on it has failed."""
         self._failures[name] = self._failures.get(name, 0) + 1
         pause = float("inf")
         if self._cooldown is not None:
@@ -162,14 +162,14 @@ class _Hosts:
             try:
                 self._there = self._membership.answering(trusted=self.used)
                 self.trouble = self._membership.trouble
-            except Exception as error:  # of any kind: the hosts of the last look are used
+            except Exception as error:  # any error: keep the hosts of the last discovery
                 self.trouble = str(error)
             self._looked.set()
             self._over.wait(_LOOK_S)
 
 
 class _Driver:
-    """One job."""
+    """The state of one elastic job."""
 
     def __init__(
         self, job: Job, hosts: Hosts, bounds: Bounds, membership: Membership,
@@ -195,7 +195,7 @@ class _Driver:
         self._too_few_since: float | None = None
 
     def interrupt(self, number: int, _: object) -> None:
-        """A signal of the user or a batch system: the ranks have it too."""
+        """Forward a signal of the user or batch system to the ranks."""
         self._signal, self._is_ending = number, True
         for each in (*self._running, *self._leaving):
             each.process.send_signal(number)
@@ -213,7 +213,7 @@ class _Driver:
             time.sleep(_TICK_S)
 
     def close(self) -> None:
-        """End what is left."""
+        """End all remaining units."""
         self._hosts.close()
         left = [each.process for each in (*self._running, *self._leaving)]
         for process in left:
@@ -227,13 +227,16 @@ class _Driver:
                 process.wait()
 
     def _is_going_on(self) -> bool:
-        """Whether somebody lives who knows the job's state; before its begin: whether somebody lives."""
+        """Return whether a unit with the job's state is running.
+
+        Before the first generation, any running unit counts.
+        """
         return any(not self._sealed.generation or each.knows for each in self._running)
 
     # Units that end.
 
     def _bury(self) -> None:
-        """Take notice of units that have ended."""
+        """Remove units that have ended, and end units without `init` in time."""
         now = time.monotonic()
         for each in list(self._leaving):
             if each.process.poll() is not None:
@@ -260,7 +263,7 @@ class _Driver:
             self._failed = shell_code(code)
             self._hosts.fail(ended.unit.host)
         else:
-            # Its script has come to the end, and the others' will. Who waits for them waits in vain.
+            # Its script has finished, so the others will too; units that wait for a generation wait in vain.
             self._is_ending = True
             self._rendezvous.end()
             for each in list(self._running):
@@ -268,13 +271,13 @@ class _Driver:
                     self._dismiss(each)
 
     def _dismiss(self, running: _Running) -> None:
-        """End a unit that has not begun."""
+        """End a unit that has not joined a generation."""
         running.process.terminate()
         self._leave(running)
         running.until = time.monotonic() + _ENDED_S
 
     def _leave(self, running: _Running) -> None:
-        """The job goes on without this unit."""
+        """Move a unit from the running to the leaving ones."""
         running.until = float("inf")
         self._running.remove(running)
         self._leaving.append(running)
@@ -282,7 +285,7 @@ class _Driver:
     # Units that come, and generations.
 
     def _change(self) -> None:
-        """Bring ranks and hosts together."""
+        """Adapt the units to the present hosts, and advance the generation."""
         hosts = self._hosts.usable()
         if not self._hosts.are_known:
             return
@@ -296,7 +299,7 @@ class _Driver:
         self._too_few_since = None
         for each in list(self._running):
             if each.unit.number not in shares.kept and not each.knows:
-                self._dismiss(each)  # its host is gone before it has begun
+                self._dismiss(each)  # its host left before it had begun
         for host, ranks in shares.started:
             if not self._is_ending:
                 self._start(host, ranks)
@@ -309,20 +312,20 @@ class _Driver:
             self._seal()
 
     def _publish(self, shares: Shares, least: int) -> None:
-        """Have a new generation begin where one is due."""
+        """Publish a new generation if one is due."""
         ready = [
             dataclasses.replace(each.unit, ranks=shares.kept[each.unit.number])
             for each in self._running
             if each.is_ready and each.unit.number in shares.kept
         ]
         if self._sealed.generation and all(unit.joined is None for unit in ready):
-            # Those that know the state stay until the new ones know it too.
+            # Units that have the state stay until the new ones have it too.
             ready += [each.unit for each in self._running if each.knows]
         members = members_of(ready)
         newest = self._world.generation
         is_asked = bool(newest) and self._rendezvous.left(newest) > 0
         is_due = members != self._world.members or is_asked
-        # Those that are about to come are waited for, unless somebody waits for a world.
+        # Wait for units that are starting, unless a rank waits for a new generation.
         starting = any(not each.is_ready for each in self._running)
         if not is_due or len(members) < least or (starting and not is_asked):
             return
@@ -341,10 +344,10 @@ class _Driver:
             if each.unit.number in kept:
                 each.unit = kept[each.unit.number]
             elif each.knows:
-                self._leave(each)  # its ranks will hear of it
+                self._leave(each)  # its ranks will learn it from the store
 
     def _seal(self) -> None:
-        """All ranks of the newest generation have come."""
+        """Seal the newest generation, as all its ranks have joined."""
         is_reset = bool(self._sealed.generation)
         self._resets += is_reset
         self._sealed = self._world
@@ -360,7 +363,7 @@ class _Driver:
             self._say(f"{what} with {many} rank{'s' if many > 1 else ''} on {said}")
 
     def _look_at_rendezvous(self) -> None:
-        """Leave out the youngest where ranks that live cannot meet: it may not reach the others."""
+        """Dismiss the youngest unit if living ranks fail to connect twice. It may not reach the others."""
         world = self._sealed
         if world is not self._world or not world.generation or not self._rendezvous.left(world.generation):
             return
@@ -371,7 +374,7 @@ class _Driver:
         if self._rendezvous.have_met(world.generation) == len(world.members) or world.units - alive:
             self._unmet = ()
         elif self._unmet != world.members or len(world.units) == 1:
-            self._unmet = world.members  # once more: one may have died whose end is not known yet
+            self._unmet = world.members  # try again: a rank may have died without notice yet
         else:
             self._unmet = ()
             there = [each for each in self._running if each.unit.number in world.units]
@@ -406,7 +409,7 @@ class _Driver:
         unit = Unit(number=self._units, host=host, ranks=ranks)
         until = time.monotonic() + self._bounds.start
         self._running.append(_Running(unit=unit, process=process, until=until))
-        if self._signal:  # it has come meanwhile
+        if self._signal:  # a signal arrived meanwhile
             process.send_signal(self._signal)
 
     def _wait_for_hosts(self, hosts: Sequence[HostSlots], least: int) -> None:
@@ -423,7 +426,10 @@ class _Driver:
 
 
 def _addresses(hosts: Sequence[str]) -> dict[str, str]:
-    """By which others reach this host, where there are others: its ranks were told what they need alone."""
+    """Return addresses of this host for other hosts, if there are any.
+
+    Ranks on this host only know a local one.
+    """
     others = [host for host in hosts if not is_this_host(host)]
     if not others:
         return {}

@@ -1,4 +1,4 @@
-"""The process that starts the ranks of one unit on its host, and sees them through to their end."""
+"""A launcher process for one unit: starts its ranks and waits for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["main", "start_launcher"]
 
-# Nothing of the directory in which it happens to start may stand for a module.
+# Keep the working directory off sys.path, so that its files cannot shadow modules.
 _COMMAND = (
     sys.executable,
     "-c",
@@ -30,13 +30,13 @@ _COMMAND = (
 def start_launcher(
     job: Job, hosts: Hosts, directory: Path | None, explain: Explain | None
 ) -> subprocess.Popen[bytes]:
-    """Start it for the one host of `hosts`; its exit code is the job's.
+    """Start the launcher of one host. Its exit code is the job's.
 
-    It is in a group of its own, for the terminal's keys are for the driver, and dies with the driver.
+    It has its own process group, as the terminal's keys are for the driver, and dies with the driver.
 
     Args:
-        directory: the unit's own run directory, to be made; None: among those of the user's state.
-        explain: a function of a module, which is given to the launcher by its name.
+        directory: run directory of the unit, to be made; None: one in the user's state directory.
+        explain: a module-level function, pickled by name.
     """
     process = subprocess.Popen([*_COMMAND, str(os.getpid())], stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
@@ -46,7 +46,7 @@ def start_launcher(
 
 
 def main() -> None:
-    """Run the job that is told on stdin."""
+    """Run the job that is pickled on stdin."""
     bind_to_parent(load_prctl(), int(sys.argv[1]))
     job, hosts, directory, explain = pickle.load(sys.stdin.buffer)
     try:

@@ -1,15 +1,15 @@
-"""How ranks of an elastic job and its driver agree on who is there: words in a store.
+"""Agreement between the driver and ranks on members, through keys in a store.
 
-    now          the newest generation, and the newest one that is sealed
-    over         whether the job has come to its end
-    world/G      who is in generation G
-    here/U       how many ranks of unit U have come to `init` for the first time
-    in/G         how many ranks have come to `init` for generation G
-    met/G        how many ranks of generation G have met after it was sealed
-    out/G        how many ranks have left generation G
+    now          newest generation, and newest sealed generation
+    over         whether the job has ended
+    world/G      members of generation G
+    here/U       number of ranks of unit U that have called `init` for the first time
+    in/G         number of ranks that have joined generation G
+    met/G        number of ranks of G that have connected after it was sealed
+    out/G        number of ranks that have left generation G
 
-A rank that comes joins the newest generation, and moves to a newer one until the driver has sealed that in
-which it is: then all its members have come, and meet. So nobody waits for a rank of an older generation.
+A rank joins the newest generation, and moves on to newer ones until the driver seals the one that it is in:
+then all members have joined, and connect. So no rank waits for one of an older generation.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _POLL_S = 0.05
 
 
 class LeftOut(Exception):
-    """The job goes on without this rank, or has come to its end."""
+    """An error: the job continues without this rank, or has ended."""
 
 
 class Rendezvous:
-    """The store, as ranks and the driver use it.
+    """The store of an elastic job, as ranks and the driver use it.
 
     Args:
         store: a `torch.distributed.Store`.
@@ -44,7 +44,7 @@ class Rendezvous:
 
     @classmethod
     def connect(cls, address: str, within: float) -> Rendezvous:
-        """A rank's.
+        """Connect to the driver's store, on a rank.
 
         Raises:
             LaunchError: the driver is not reached within `within` seconds.
@@ -54,20 +54,20 @@ class Rendezvous:
         except RuntimeError as error:
             raise LaunchError(f"the launcher's store at {address} is not reached: {error}") from None
 
-    # A rank's.
+    # Methods of ranks.
 
     def newest(self) -> int:
-        """The newest generation."""
+        """Return the newest generation."""
         return self._now()[0]
 
     def come(self, place: JobPlace, within: float) -> JobPlace:
-        """Wait until the ranks of a generation newer than `place.generation` are there; this rank's place.
+        """Join a generation newer than `place.generation`; return this rank's place in it.
 
-        A rank that comes for the first time waits without a limit: the driver ends it.
+        A rank's first call waits without a limit, as the driver ends the rank.
 
         Raises:
-            LeftOut: the job goes on without this rank.
-            LaunchError: after `within` seconds there is none.
+            LeftOut: the job continues without this rank.
+            LaunchError: no newer generation appeared within `within` seconds.
         """
         before, joined = place.generation, place.generation
         self._store.add(f"out/{before}" if before else f"here/{place.unit}", 1)
@@ -95,46 +95,46 @@ class Rendezvous:
             time.sleep(_POLL_S)
 
     def meet(self, generation: int) -> None:
-        """This rank has met the others of a generation."""
+        """Report that this rank is connected with the others of a generation."""
         self._store.add(f"met/{generation}", 1)
 
-    # The driver's.
+    # Methods of the driver.
 
     def open(self) -> None:
-        """Before any rank is started."""
+        """Initialize the store, before any rank starts."""
         self._store.set("now", "0,0")
 
     def publish(self, world: World, sealed: int) -> None:
-        """Have ranks come together anew.
+        """Publish a new generation for ranks to join.
 
         Args:
-            sealed: the newest generation that is sealed.
+            sealed: the newest sealed generation.
         """
         self._store.set(f"world/{world.generation}", world.to_json())
         self._store.set("now", f"{world.generation},{sealed}")
 
     def seal(self, generation: int) -> None:
-        """All ranks of the newest generation have come."""
+        """Seal the newest generation: all its ranks have joined."""
         self._store.set("now", f"{generation},{generation}")
 
     def arrived(self, unit: int) -> int:
-        """How many ranks of a unit have come to `init`."""
+        """Return the number of ranks of a unit that have called `init`."""
         return self._store.add(f"here/{unit}", 0)
 
     def inside(self, generation: int) -> int:
-        """How many ranks have come for this generation."""
+        """Return the number of ranks that have joined a generation."""
         return self._store.add(f"in/{generation}", 0)
 
     def have_met(self, generation: int) -> int:
-        """How many ranks of this generation have met the others."""
+        """Return the number of ranks of a generation that are connected."""
         return self._store.add(f"met/{generation}", 0)
 
     def end(self) -> None:
-        """The job has come to its end: ranks that wait for others are to leave."""
+        """Mark the job as ended, so that waiting ranks leave."""
         self._store.add("over", 1)
 
     def left(self, generation: int) -> int:
-        """How many ranks of this generation wait for another."""
+        """Return the number of ranks of a generation that wait for another."""
         return self._store.add(f"out/{generation}", 0)
 
     def _now(self) -> tuple[int, int]:

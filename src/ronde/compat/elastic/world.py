@@ -1,4 +1,4 @@
-"""Who the ranks of an elastic job are, from one change of hosts to the next: pure."""
+"""Assignment of an elastic job's ranks to hosts, as pure functions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ __all__ = ["Shares", "Unit", "World", "members_of", "share_out"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """Ranks that were started together on one host, and that end together when one of them fails.
+    """Ranks that were started together on one host, and fail together.
 
     Attributes:
-        number: counts up with each start; a host that returns is another unit.
-        ranks: of how many the job makes use: it may become less, and never more.
-        joined: the first generation in which its ranks have met others; None: they know nothing of the
-            job's state.
+        number: number of the start; a host that returns is a new unit.
+        ranks: number of its ranks in use, which may only decrease.
+        joined: first generation in which its ranks were connected; None: they do not have the job's state.
     """
 
     number: int
@@ -31,19 +30,19 @@ class Unit:
 
     @property
     def age(self) -> tuple[float, int]:
-        """By this the oldest comes first."""
+        """Return the sort key that puts the oldest unit first."""
         return (math.inf if self.joined is None else self.joined, self.number)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """The ranks between two changes of hosts.
+    """The members of one generation.
 
     Attributes:
-        generation: which one it is, from 1.
-        members: by rank: the host, the unit, and which of the unit's ranks. Those of a host are neighbours,
-            and the first rank is one of those that have been in the job for longest: it knows the state.
-        addresses: by which a host is reached from others, where that is not what its ranks were told.
+        generation: number of the generation, from 1.
+        members: host, unit and index in the unit, by rank. Ranks of a host are adjacent, and rank 0 belongs
+            to the oldest unit, which has the state.
+        addresses: address of a host for other hosts, if it differs from the one that its ranks know.
     """
 
     generation: int
@@ -55,10 +54,10 @@ class World:
         return frozenset(unit for _, unit, _ in self.members)
 
     def place_of(self, place: JobPlace) -> JobPlace | None:
-        """Where a process stands now; None where it has been left out.
+        """Return a process's place in this generation; None if left out.
 
         Args:
-            place: where it stood before, or as its launcher has told.
+            place: its place in the generation before, or from its launcher.
         """
         own = next((each for each in self.members if each[1:] == (place.unit, place.index)), None)
         if own is None:
@@ -90,11 +89,11 @@ class World:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """What becomes of the hosts that there are.
+    """The assignment of ranks to units and hosts.
 
     Attributes:
-        kept: of each unit that goes on, how many ranks.
-        started: hosts with slots that nobody uses yet, and how many ranks go there.
+        kept: number of ranks of each unit that continues.
+        started: hosts with free slots, and the number of ranks to start there.
     """
 
     kept: Mapping[int, int]
@@ -106,12 +105,12 @@ class Shares:
 
 
 def share_out(hosts: Sequence[HostSlots], units: Sequence[Unit], most: int | None) -> Shares:
-    """Who goes on and who is started: units that are there come first, the oldest before others.
+    """Assign slots to living units, oldest first, and free slots to new units.
 
     Args:
-        hosts: that may be used.
-        units: that live.
-        most: ranks in all; None: as many as there are slots.
+        hosts: usable hosts.
+        units: living units.
+        most: maximum number of ranks in all; None: the number of slots.
     """
     free = {host.name: host.slots for host in hosts}
     left = sum(free.values()) if most is None else most
@@ -132,7 +131,7 @@ def share_out(hosts: Sequence[HostSlots], units: Sequence[Unit], most: int | Non
 
 
 def members_of(units: Sequence[Unit]) -> tuple[tuple[str, int, int], ...]:
-    """By rank, as `World` has it."""
+    """Return the members by rank, as `World.members`."""
     ordered = sorted(units, key=lambda each: each.age)
     hosts = dict.fromkeys(unit.host for unit in ordered)
     return tuple(

@@ -1,1 +1,1 @@
-"""What `horovod.torch` 0.28 offers, over ronde's collectives; names and semantics are Horovod's."""
+"""The API of `horovod.torch` 0.28, on ronde's collectives."""

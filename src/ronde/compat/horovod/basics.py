@@ -1,6 +1,6 @@
-"""`init` and `shutdown`, who this rank is, and process sets.
+"""`init` and `shutdown`, rank and size, and process sets.
 
-Horovod's interface is functions of a module, so the engine of this process is the module's: one at a time.
+Horovod's API consists of module functions, so this module holds the process's engine: one at a time.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ __all__ = [
 ]  # fmt: skip
 
 
-# So often the ranks of an elastic job try to come together, before `init` fails.
+# Attempts of an elastic job's ranks to connect before `init` fails.
 _TRIES = 4
 
 
 class ProcessSet:
-    """Some ranks that exchange tensors among themselves.
+    """A subset of ranks with collectives of its own.
 
     Args:
-        ranks_or_comm: their numbers.
+        ranks_or_comm: the ranks' numbers.
 
     Attributes:
-        process_set_id: its number, the same on all ranks; None before it is added, and when it is removed.
-        ranks: sorted.
+        process_set_id: number of the set, the same on all ranks; None before it is added and after it is
+            removed.
+        ranks: sorted numbers of the ranks.
     """
 
     def __init__(self, ranks_or_comm: Sequence[int] | Any) -> None:
@@ -51,21 +52,21 @@ class ProcessSet:
         self.process_set_id: int | None = None
 
     def size(self) -> int | None:
-        """How many ranks it has; None while it is not there."""
+        """Return the number of ranks; None if the set is not added."""
         return None if self.process_set_id is None else len(self._members())
 
     def rank(self) -> int:
-        """This rank's number among its members.
+        """Return this rank's index in the set.
 
         Raises:
-            ValueError: it is not there, or this rank is no member.
+            ValueError: the set is not added, or this rank is not a member.
         """
         if not self.included():
             raise ValueError(f"rank {rank()} is no member of {self}")
         return self._members().index(rank())
 
     def included(self) -> bool:
-        """Whether this rank is a member."""
+        """Return whether this rank is a member."""
         if self.process_set_id is None:
             raise ValueError(f"{self} has not been added; give it to init() or add_process_set()")
         return rank() in self._members()
@@ -79,7 +80,7 @@ class ProcessSet:
 
 
 class _Global(ProcessSet):
-    """All ranks; what they are is known after `init`."""
+    """The set of all ranks, known after `init`."""
 
     def __init__(self) -> None:
         self.process_set_id = WORLD
@@ -93,7 +94,7 @@ global_process_set = _Global()
 
 
 class _State:
-    """What `init` has made."""
+    """Module state that `init` makes."""
 
     engine: Engine | None = None
     timeline: Timeline | None = None
@@ -108,14 +109,14 @@ _state.sets = []
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Meet the other ranks; a second call does nothing. All ranks come here.
+    """Start the engine, together with all ranks; a second call does nothing. Collective.
 
     Args:
         comm: None, or the numbers of all ranks.
-        process_sets: that are to be there, or "dynamic", so that `add_process_set` may be called.
+        process_sets: initial process sets, or "dynamic" to allow `add_process_set`.
 
     Raises:
-        NotImplementedError: `comm` are some of the ranks, or is a communicator.
+        NotImplementedError: `comm` is a communicator or a subset of the ranks.
         ValueError: two process sets have the same members.
     """
     if _state.engine is not None:
@@ -128,7 +129,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         place = _come(place)
         try:
             _begin(place, comm, process_sets)
-        except (LaunchError, OSError, PeerLost):  # a rank that has come has died: there will be another
+        except (LaunchError, OSError, PeerLost):  # a joined rank died: another generation follows
             if not left:
                 raise
         else:
@@ -138,7 +139,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def _come(place: JobPlace) -> JobPlace:
-    """Wait for the others of an elastic job; this rank's place among those that are there now."""
+    """Join a generation of an elastic job; return this rank's place in it."""
     within = float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or 600)
     if _state.rendezvous is None:
         _state.rendezvous = Rendezvous.connect(place.store, within)
@@ -190,7 +191,7 @@ def _checked(process_set: ProcessSet, place: JobPlace) -> tuple[int, ...]:
 
 
 def shutdown() -> None:
-    """Leave the others, when all have come here; `init` may be called again."""
+    """Stop the engine once all ranks have called it; `init` may follow."""
     current, _state.engine = _state.engine, None
     stop_timeline()
     if current is None:
@@ -206,7 +207,7 @@ atexit.register(shutdown)
 
 
 def newest_generation() -> int:
-    """Of an elastic job: it is newer than this rank's when hosts have come or gone."""
+    """Return the newest generation, which exceeds this rank's after a change of hosts."""
     assert _state.rendezvous is not None
     return _state.rendezvous.newest()
 
@@ -216,7 +217,7 @@ def is_initialized() -> bool:
 
 
 def engine() -> Engine:
-    """This process's.
+    """Return the engine of this process.
 
     Raises:
         ValueError: `init` has not been called.
@@ -243,20 +244,20 @@ def local_rank() -> int:
 
 
 def cross_size() -> int:
-    """How many hosts there are."""
+    """Return the number of hosts."""
     return engine().place.cross_size
 
 
 def cross_rank() -> int:
-    """This host's number."""
+    """Return the number of this host."""
     return engine().place.cross_rank
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Have one more process set. All ranks come here.
+    """Add a process set. Collective.
 
     Raises:
-        ValueError: sets may not change, or one of these members is there.
+        ValueError: sets are not dynamic, or one has the same members.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     _check_dynamic()
@@ -267,7 +268,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Take a process set away; False where it is that of all ranks or not there. All ranks come here."""
+    """Remove a process set; False if it is the global one or not added. Collective."""
     _check_dynamic()
     if process_set.process_set_id in (None, WORLD):
         return False
@@ -298,10 +299,10 @@ def _change(what: str, members: tuple[int, ...] = (), root: int = -1) -> int:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Write what rank 0 exchanges, and when, as a Chrome trace; the file can be read while it grows.
+    """Write rank 0's exchanges as a Chrome trace, readable while it grows.
 
     Args:
-        mark_cycles: there are no cycles; taken, and without effect.
+        mark_cycles: accepted without effect: ronde exchanges without cycles.
     """
     current = engine()
     stop_timeline()
@@ -311,7 +312,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Write no more."""
+    """Close the timeline."""
     timeline, _state.timeline = _state.timeline, None
     if _state.engine is not None:
         _state.engine.listener = None
@@ -320,9 +321,10 @@ def stop_timeline() -> None:
 
 
 def mpi_threads_supported() -> bool:
-    """
+    """Raise an error, as ronde does not use MPI.
+
     Raises:
-        ValueError: there is no MPI.
+        ValueError: MPI is not supported.
     """
     raise ValueError("MPI is not built in: ranks exchange tensors by ronde's collectives")
 
@@ -336,7 +338,7 @@ def mpi_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """True: scripts ask whether they may go without MPI."""
+    """Return True, so that scripts run without MPI."""
     return True
 
 
@@ -345,7 +347,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version as one number, 0 without it."""
+    """Return NCCL's version as one number, 0 without NCCL."""
     import torch
 
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""`hvd.Compression`: how gradients travel. A class of one's own with these two methods does as well."""
+"""`hvd.Compression`: encodings of gradients. A user's class with these two methods works too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Compression"]
 
 
 class NoneCompressor:
-    """As they are."""
+    """The identity encoding."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -22,7 +22,7 @@ class NoneCompressor:
 
 
 class FP16Compressor:
-    """As float16, where they are of another floating type."""
+    """Encoding of floating-point tensors as float16."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
@@ -34,7 +34,7 @@ class FP16Compressor:
 
 
 class Compression:
-    """The choices."""
+    """The available encodings."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

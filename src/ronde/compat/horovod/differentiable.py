@@ -1,4 +1,4 @@
-"""Collectives that wait, with a gradient."""
+"""Blocking collectives with autograd support."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """A tensor reduced over ranks, as a new one."""
+    """Reduce a tensor over ranks; out of place and differentiable."""
     options = _options(operation_of(average, op), name, prescale_factor, postscale_factor, process_set)
     return _compressed(compression, [tensor], partial(_Allreduce.apply, False, options))[0]
 
@@ -60,7 +60,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Tensors reduced over ranks, when all are there on all ranks."""
+    """Reduce tensors over ranks as one group; out of place and differentiable."""
     options = _options(operation_of(average, op), name, prescale_factor, postscale_factor, process_set)
     return _compressed(compression, tensors, partial(_Allreduce.apply, True, options))
 
@@ -75,7 +75,7 @@ def _options(
 def _compressed(
     compression: Any, tensors: Sequence[torch.Tensor], exchange: Callable[..., Any]
 ) -> list[torch.Tensor]:
-    """What `exchange` makes of tensors, which go compressed."""
+    """Compress tensors, call `exchange` on them, and decompress its results."""
     given = [compression.compress(each) for each in tensors]
     made = exchange(*(each for each, _ in given))
     made = made if isinstance(made, tuple) else (made,)
@@ -91,7 +91,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Reduce a tensor over ranks, in place; without a gradient."""
+    """Reduce a tensor over ranks in place; not differentiable."""
     options = _options(operation_of(average, op), name, prescale_factor, postscale_factor, process_set)
     return synchronize(ops.allreduce_async_(tensor, **options))
 
@@ -105,7 +105,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduce tensors over ranks, in place; without a gradient."""
+    """Reduce tensors over ranks in place; not differentiable."""
     options = _options(operation_of(average, op), name, prescale_factor, postscale_factor, process_set)
     return synchronize(ops.grouped_allreduce_async_(tensors, **options))
 
@@ -120,7 +120,7 @@ class _Allgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """This rank's rows of the average, as Horovod has it."""
+        """Return this rank's rows of the averaged gradient, like Horovod."""
         process_set, place, found = ctx.process_set, ctx.process_set.rank(), []
         for gradient, mine in zip(gradients, ctx.rows, strict=True):
             mean = synchronize(ops.allreduce_async(gradient, op=Average, process_set=process_set))
@@ -133,14 +133,14 @@ class _Allgather(torch.autograd.Function):
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Tensors [rows, ...] of all ranks, one after the other; rows may differ."""
+    """Concatenate the tensors [rows, ...] of all ranks; the numbers of rows may differ."""
     return _Allgather.apply(name, process_set, tensor)  # type: ignore[return-value]
 
 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """As `allgather` of several, when all are there on all ranks."""
+    """Gather several tensors as one group, each like `allgather`."""
     if len(tensors) == 1:
         return [allgather(tensors[0], name, process_set)]
     made: Any = _Allgather.apply(name, process_set, *tensors)
@@ -157,7 +157,7 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """The average at the root, zero elsewhere, as Horovod has it."""
+        """Return the averaged gradient at the root, zero elsewhere, like Horovod."""
         mean = synchronize(ops.allreduce_async(gradients[0], op=Average, process_set=ctx.process_set))
         return mean if rank() == ctx.root else torch.zeros_like(mean), None, None, None
 
@@ -168,7 +168,7 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """A rank's tensor, on all."""
+    """Return a rank's tensor on all ranks."""
     return _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[return-value]
 
 
@@ -178,7 +178,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Copy a rank's tensor into that of all; without a gradient."""
+    """Broadcast a rank's tensor in place; not differentiable."""
     return synchronize(ops.broadcast_async_(tensor, root_rank, name, process_set))
 
 
@@ -190,7 +190,7 @@ class _Alltoall(torch.autograd.Function):
         members = process_set.size() or 1
         given = [tensor.shape[0] // members] * members if splits is None else splits
         if splits is None and tensor.shape[0] % members:
-            given = None  # what is submitted says why not
+            given = None  # `alltoall_async` raises the error
         received, ctx.received = synchronize(ops.alltoall_async(tensor, given, name, process_set))
         ctx.process_set = process_set
         ctx.mark_non_differentiable(ctx.received)
@@ -208,7 +208,7 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Rows that come from ranks; with `splits` also how many from each, int32 [members]."""
+    """Return the rows from all ranks; with `splits` also their counts, int32 [members]."""
     return _Alltoall.apply(tensor, splits, name, process_set)
 
 
@@ -222,7 +222,7 @@ class _Reducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """All rows, of a sum times the number of ranks, as Horovod has it."""
+        """Gather the gradient's rows, times the number of ranks for a sum, like Horovod."""
         process_set = ctx.options["process_set"]
         times = process_set.size() if ctx.options["op"] == Sum else 1
         factor = times * ctx.options["prescale_factor"] * ctx.options["postscale_factor"]
@@ -242,7 +242,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """A tensor [rows, ...] reduced over ranks, of which this rank has its rows."""
+    """Reduce a tensor [rows, ...] over ranks, and return this rank's share of rows."""
     options = _options(op, name, prescale_factor, postscale_factor, process_set)
     return _compressed(compression, [tensor], partial(_Reducescatter.apply, options))[0]
 
@@ -256,6 +256,6 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """As `reducescatter` of several, when all are there on all ranks."""
+    """Reduce and scatter several tensors as one group, each like `reducescatter`."""
     options = _options(op, name, prescale_factor, postscale_factor, process_set)
     return _compressed(compression, tensors, partial(_Reducescatter.apply, options))

@@ -1,7 +1,6 @@
-"""`hvd.elastic`: state that is committed, restored after a failure, and brought to all ranks.
+"""`hvd.elastic`: training state that is committed, restored after failures and synchronized.
 
-Under `ronde horovodrun --min-np` ranks come and go (`ronde.compat.elastic`); else they are those that the
-job was started with.
+Under `ronde horovodrun --min-np` ranks come and go (`ronde.compat.elastic`); otherwise they are fixed.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from ronde.compat.horovod.operations import broadcast_async, synchronize
 
 __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "run"]
 
-# Of one call among the same ranks, after which it is given up.
+# Failures of one call among the same ranks after which it is given up.
 _MOST_FAILURES = 3
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts have come or gone: ranks meet anew, and go on from where they are."""
+    """An interrupt: hosts have come or gone. Ranks form a new generation and continue with their state."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("hosts have come or gone")
@@ -37,13 +36,13 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class State:
-    """What a training goes on from. Attributes are the caller's."""
+    """The base of a training state; attributes are the caller's."""
 
     def __init__(self) -> None:
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], None]]) -> None:
-        """Have these called when ranks have met again."""
+        """Add functions to call after each new generation."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -52,18 +51,18 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Nothing: `check_host_updates` asks by itself."""
+        """No-op: `check_host_updates` polls."""
 
     def commit(self) -> None:
-        """Keep the state as it is now."""
+        """Save the state, and check for changed hosts."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """See whether hosts have come or gone. All ranks come here.
+        """Check whether hosts have come or gone. Collective.
 
         Raises:
-            HostsUpdatedInterrupt: they have.
+            HostsUpdatedInterrupt: hosts have come or gone.
         """
         place = basics.engine().place
         if not place.is_elastic:
@@ -82,11 +81,11 @@ class State:
         raise NotImplementedError(f"{type(self).__name__} needs sync()")
 
     def reset(self) -> None:
-        """Ranks have met again."""
+        """Adapt the state to a new generation."""
 
 
 class ObjectState(State):
-    """Attributes that can be pickled."""
+    """A state of picklable attributes."""
 
     def __init__(
         self, bcast_object: Any = broadcast_object, get_rank: Any = basics.rank, **kwargs: Any
@@ -103,17 +102,17 @@ class ObjectState(State):
         self.__dict__.update(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """Have what rank 0 has kept."""
+        """Load the values that rank 0 has saved."""
         if self._saved:
             self._saved = self._broadcast(self._saved)
             self.__dict__.update(copy.deepcopy(self._saved))
 
 
 class TorchState(ObjectState):
-    """A model, an optimizer, samplers and attributes that can be pickled.
+    """A state of model, optimizer, samplers and picklable attributes.
 
     Args:
-        kwargs: what has `state_dict` is kept by that, all else as an object.
+        kwargs: objects, kept by their `state_dict` if they have one, else by a copy.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
@@ -150,7 +149,7 @@ class TorchState(ObjectState):
 
 
 class ElasticSampler(Sampler[int]):
-    """Each rank's share of the samples of an epoch that have not been seen."""
+    """A sampler of this rank's share of the epoch's unseen samples."""
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
         self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
@@ -161,7 +160,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, of which nothing has been seen."""
+        """Begin an epoch with all samples unseen."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
@@ -170,12 +169,12 @@ class ElasticSampler(Sampler[int]):
         """Count a batch of each rank as seen.
 
         Args:
-            batch_idx: taken, and not needed.
+            batch_idx: accepted without effect.
         """
         self.processed_num += batch_size * self.num_replicas
 
     def reset(self) -> None:
-        """Share what is left among the ranks that there are."""
+        """Distribute the unseen samples over the present ranks."""
         if basics.is_initialized():
             self.num_replicas, self.rank = basics.size(), basics.rank()
         order = list(range(len(self.dataset)))
@@ -186,7 +185,7 @@ class ElasticSampler(Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        """This rank's samples, as many as every other rank's: some samples are there twice."""
+        """Yield this rank's samples, equally many on every rank by repeating some."""
         filled = itertools.islice(itertools.cycle(self.remaining_indices), self.total_size)
         return itertools.islice(filled, self.rank, None, self.num_replicas)
 
@@ -202,9 +201,9 @@ class ElasticSampler(Sampler[int]):
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Call `func(state, ...)`; when ranks are lost, come or go, meet anew and call it again.
+    """Wrap `func(state, ...)` to be called again after ranks change or are lost.
 
-    After a failed collective the state is restored to what was committed.
+    After a failed collective the state is first restored to the last commit.
     """
 
     @functools.wraps(func)
@@ -225,7 +224,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 state.restore()
                 to_sync = True
             except HostsUpdatedInterrupt as changed:
-                state.save()  # or `sync` would bring back what was committed, beside newer weights
+                state.save()  # else `sync` would mix committed values with newer weights
                 to_sync = not changed.skip_sync
             basics.shutdown()
             basics.init()

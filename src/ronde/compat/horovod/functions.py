@@ -1,4 +1,4 @@
-"""Parameters, an optimizer's state and objects, from one rank to all."""
+"""Broadcasts of parameters, optimizer state and objects."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def broadcast_parameters(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Copy a rank's tensors into those of all: a `state_dict()`, or `named_parameters()`.
+    """Broadcast a rank's `state_dict()` or `named_parameters()` to all ranks, in place.
 
     Raises:
-        ValueError: these are no names with tensors.
+        ValueError: `params` are not named tensors.
     """
     if isinstance(params, Mapping):
         named = list(params.items())
@@ -50,15 +50,15 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Have a rank's options and state in the optimizers of all.
+    """Broadcast a rank's optimizer state and options to all ranks.
 
-    Tensors go as such; all else is pickled. An optimizer that has not stepped has no state, and none is made.
+    Tensors are broadcast as such; the rest is pickled. An optimizer that has not stepped gets no state.
 
     Args:
-        model: taken, and not needed.
+        model: accepted without effect.
 
     Raises:
-        ValueError: the optimizer is LBFGS, whose state is of one process.
+        ValueError: the optimizer is LBFGS.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of LBFGS is of one process, and is not broadcast")
@@ -78,7 +78,7 @@ def broadcast_optimizer_state(
 
 
 class _Tensor:
-    """Stands for a tensor, by its number."""
+    """A placeholder for a tensor in a pickled state, by its index."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -111,7 +111,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """A rank's object, on all."""
+    """Return a rank's object on all ranks."""
     data = _bytes_of(obj) if rank() == root_rank else torch.empty(0, dtype=torch.uint8)
     size = torch.tensor([data.numel()])
     synchronize(ops.broadcast_async_(size, root_rank, name and f"{name}.size", process_set))
@@ -124,7 +124,7 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Every rank's object, in rank order."""
+    """Return every rank's object, in rank order."""
     data = _bytes_of(obj)
     sizes = synchronize(
         ops.allgather_async(torch.tensor([data.numel()]), name and f"{name}.sizes", process_set)
@@ -138,7 +138,7 @@ def _bytes_of(obj: Any) -> torch.Tensor:
 
 
 def pickled(obj: Any) -> bytes:
-    """An object by cloudpickle, which takes functions of a script; by pickle where that is not installed."""
+    """Pickle an object, by cloudpickle if installed, which also takes a script's functions."""
     try:
         import cloudpickle
     except ImportError:
@@ -147,7 +147,7 @@ def pickled(obj: Any) -> bytes:
 
 
 def dumps_base64(obj: Any, to_ascii: bool = True) -> str | bytes:
-    """An object as text that an argument of a command can hold."""
+    """Pickle an object as base64 text, for a command's arguments."""
     encoded = base64.b64encode(pickled(obj))
     return encoded.decode("ascii") if to_ascii else encoded
 

@@ -1,4 +1,4 @@
-"""`horovod.runner.common.util.hosts`: which ranks a launcher would give each host."""
+"""`horovod.runner.common.util.hosts`: assignment of ranks to hosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 @dataclasses.dataclass
 class HostInfo:
-    """A host, and how many ranks it takes."""
+    """A host and its number of slots."""
 
     hostname: str
     slots: int
@@ -33,7 +33,7 @@ class HostInfo:
 
 @dataclasses.dataclass
 class SlotInfo:
-    """A rank's place."""
+    """A rank's place in the job."""
 
     hostname: str
     rank: int
@@ -54,30 +54,30 @@ INVALID_SLOT_INFO = SlotInfo("", -1, -1, -1, -1, -1, -1)
 
 
 def parse_hosts(hosts_string: str) -> list[HostInfo]:
-    """Read `host1:2,host2:4`.
+    """Parse `host1:2,host2:4`.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: the text is malformed.
     """
     found = _or_value_error(host_list.parse_hosts, hosts_string, origin=f"hosts={hosts_string}")
     return [HostInfo(each.name, each.slots) for each in found]
 
 
 def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
-    """Names in `host1:2,host2:4`, and slots by name.
+    """Parse `host1:2,host2:4` into names, and slots by name.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: the text is malformed.
     """
     found = parse_hosts(hosts)
     return [each.hostname for each in found], {each.hostname: each.slots for each in found}
 
 
 def parse_host_files(filename: str) -> str:
-    """Read a file of lines `host slots=2`; as `host1:2,host2:4`.
+    """Read a file of lines `host slots=2`; return `host1:2,host2:4`.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: the file is unreadable or malformed.
     """
     found = _or_value_error(host_list.read_hostfile, Path(filename))
     return ",".join(f"{each.name}:{each.slots}" for each in found)
@@ -93,10 +93,10 @@ def _or_value_error(read: Any, *args: Any, **options: Any) -> Sequence[host_list
 def get_host_assignments(
     hosts: Sequence[HostInfo], min_num_proc: int, max_num_proc: int | None = None
 ) -> list[SlotInfo]:
-    """Ranks of hosts that are filled one after another, `max_num_proc` at most.
+    """Assign ranks to hosts in order, `max_num_proc` at most.
 
     Raises:
-        ValueError: there are fewer slots than `min_num_proc`.
+        ValueError: the hosts have fewer slots than `min_num_proc`.
     """
     shares: list[tuple[str, int]] = []
     size = 0
@@ -116,7 +116,7 @@ def get_host_assignments(
 
 
 def host_hash(salt: Any = None) -> str:
-    """A name of this host, the same for processes that share its memory."""
+    """Return a name of this host, equal for processes that share its memory."""
     name, namespaces = socket.gethostname(), Path("/proc/self/ns")
     spaces = sorted(os.readlink(each) for each in namespaces.iterdir()) if namespaces.is_dir() else []
     told = "/".join((name, *spaces, str(salt or "")))

@@ -1,4 +1,4 @@
-"""Collectives by name: asynchronous ones give a handle, in-place ones end in an underscore."""
+"""Named collectives: asynchronous ones return a handle, in-place ones end in an underscore."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = [
 Average, Sum, Adasum, Min, Max, Product = range(6)
 _OPERATIONS = ("average", "sum", "adasum", "min", "max", "product")
 
-# What is waited for, by handle: one entry, or several of a group.
+# Submitted tensors by handle: one entry, or the entries of a group.
 _handles: dict[int, list[Entry] | Entry] = {}
 _numbers = itertools.count(1)
 
 
 def operation_of(average: bool | None, op: int | None) -> int:
-    """`op`, or what the older `average` says.
+    """Return `op`, or the operation that the deprecated `average` selects.
 
     Raises:
-        ValueError: both are given, or there is no such operation.
+        ValueError: both are given, or `op` is unknown.
     """
     if op is not None and average is not None:
         raise ValueError("op and average say the same; give only op")
@@ -53,7 +53,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin to reduce a tensor over ranks; the result is a new one."""
+    """Start to reduce a tensor over ranks, out of place; return a handle."""
     options = operation_of(average, op), prescale_factor, postscale_factor, process_set
     return _reduce([tensor], name, *options, in_place=False, grouped=False)
 
@@ -67,7 +67,10 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin to reduce a tensor over ranks, in place; it may not be written to before `synchronize`."""
+    """Start to reduce a tensor over ranks, in place; return a handle.
+
+    The tensor must not be written to before `synchronize`.
+    """
     options = operation_of(average, op), prescale_factor, postscale_factor, process_set
     return _reduce([tensor], name, *options, in_place=True, grouped=False)
 
@@ -81,7 +84,10 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As `allreduce_async` of several tensors, which are exchanged when all are there on all ranks."""
+    """Start to reduce tensors as one group, out of place; return a handle.
+
+    They are exchanged once all are ready on all ranks.
+    """
     options = operation_of(average, op), prescale_factor, postscale_factor, process_set
     return _reduce(tensors, name, *options, in_place=False, grouped=True)
 
@@ -95,7 +101,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As `grouped_allreduce_async`, in place."""
+    """Start to reduce tensors as one group, in place; return a handle."""
     options = operation_of(average, op), prescale_factor, postscale_factor, process_set
     return _reduce(tensors, name, *options, in_place=True, grouped=True)
 
@@ -103,13 +109,13 @@ def grouped_allreduce_async_(
 def allreduce_held_(
     tensor: torch.Tensor, name: str | None, op: int, before: float, after: float, process_set: ProcessSet
 ) -> int:
-    """As `allreduce_async_` of one of several tensors, which may wait for the others until `release`."""
+    """Start to reduce a tensor in place; it may wait for others until `release`."""
     options = operation_of(None, op), before, after, process_set
     return _reduce([tensor], name, *options, in_place=True, grouped=False, held=True)
 
 
 def release() -> None:
-    """Send what waits for others, unless nothing is exchanged any more."""
+    """Send held requests, if the engine runs."""
     if is_initialized():
         engine().release()
 
@@ -139,12 +145,15 @@ def _reduce(  # noqa: PLR0913 - the arguments of the interface, and how they are
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Without gaps, and without a gradient."""
+    """Return a contiguous copy, detached from the graph."""
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _into(target: torch.Tensor, output: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What is left to do when `output`, which may lie in the memory of `target`, has been exchanged."""
+    """Return the function that finishes an in-place exchange of `target`.
+
+    It copies the result, unless `output` shares the memory of `target`.
+    """
     lies_there = output.data_ptr() == target.data_ptr()
 
     def finish(result: torch.Tensor) -> torch.Tensor:
@@ -171,7 +180,7 @@ def _check_adasum(current: Engine, process_set: ProcessSet) -> None:
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Begin to sum or average a sparse tensor (COO) over ranks; call what this returns for the result."""
+    """Start to sum or average a sparse COO tensor over ranks. Call the returned function for the result."""
     if op not in (Sum, Average):
         raise NotImplementedError("sparse_allreduce_async takes op=Sum or op=Average")
     given = tensor.coalesce()
@@ -191,7 +200,7 @@ def sparse_allreduce_async(
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Begin to gather tensors [rows, ...] of all ranks; rows may differ."""
+    """Start to gather tensors [rows, ...] of all ranks; the numbers of rows may differ."""
     current = _engine_of(process_set)
     return _submitted(current, _entries(current, "allgather", [_with_rows(tensor)], name, process_set))
 
@@ -199,7 +208,7 @@ def allgather_async(
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """As `allgather_async` of several, which are exchanged when all are there on all ranks."""
+    """Start to gather several tensors as one group, each like `allgather_async`."""
     current = _engine_of(process_set)
     given = [_with_rows(each) for each in tensors]
     entries = _entries(current, "allgather", given, name, process_set, grouped=True)
@@ -212,7 +221,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin to copy a rank's tensor to all; the result is a new one. The root is a rank among all."""
+    """Start to broadcast a rank's tensor, out of place; return a handle. The root is a global rank."""
     output = _copy(tensor)
     return _broadcast(output, output, root_rank, name, process_set)
 
@@ -223,7 +232,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin to copy a rank's tensor into that of all."""
+    """Start to broadcast a rank's tensor, in place; return a handle."""
     return _broadcast(tensor.detach().contiguous(), tensor, root_rank, name, process_set)
 
 
@@ -244,13 +253,13 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin to send rows to ranks; with `splits`, `synchronize` gives the received splits too.
+    """Start to send rows to ranks; with `splits`, `synchronize` also returns received counts.
 
     Args:
-        splits: rows for each member, int32 [members]; None: as many for each.
+        splits: number of rows for each member, int32 [members]; None: equal numbers.
 
     Raises:
-        ValueError: they do not add up to the rows.
+        ValueError: the splits do not add up to the tensor's rows.
     """
     current, given = _engine_of(process_set), _with_rows(tensor)
     members = len(current.sets[_number(process_set)])
@@ -281,7 +290,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Begin to reduce a tensor [rows, ...] of which each rank is given some rows."""
+    """Start to reduce a tensor [rows, ...] and scatter its rows; return a handle."""
     factors = prescale_factor, postscale_factor
     return _reducescatter([tensor], op, name, process_set, *factors, grouped=False)
 
@@ -294,7 +303,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """As `reducescatter_async` of several, which are exchanged when all are there on all ranks."""
+    """Start to reduce and scatter tensors as one group, each like `reducescatter_async`."""
     factors = prescale_factor, postscale_factor
     return _reducescatter(tensors, op, name, process_set, *factors, grouped=True)
 
@@ -319,13 +328,13 @@ def _reducescatter(
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank has no more data: it takes part in the others' allreduce with zeros.
+    """Contribute zeros to the others' all-reduces until all ranks have joined. Collective.
 
     Args:
-        device: where zeros are made is told by the others; taken, and without effect.
+        device: accepted without effect: the other ranks' requests name the device.
 
     Returns:
-        the rank that came here last, when all have.
+        the rank that joined last.
     """
     current = engine()
     request = Request(name="join", kind="join", counts=current.counts())
@@ -335,7 +344,7 @@ def join(device: int = -1) -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when all members have come here; what was submitted before may be on its way still."""
+    """Wait until all members have called it. Earlier requests may still be pending."""
     current = _engine_of(process_set)
     name = current.name_for("barrier", None)
     entry = Entry(Request(name=name, kind="barrier", process_set=_number(process_set)), None)
@@ -344,7 +353,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def poll(handle: int) -> bool:
-    """Whether `synchronize` would return at once; then the name may come again."""
+    """Return whether `synchronize` would return at once; if so, release the name."""
     entries = _entries_of(_handles.get(handle))
     if not entries:
         return True
@@ -357,7 +366,7 @@ def poll(handle: int) -> bool:
 
 
 def give_up(handle: int) -> None:
-    """Forget a handle for which nobody will wait."""
+    """Drop a handle without waiting for it."""
     for entry in _entries_of(_handles.pop(handle, None)):
         entry.let_go()
 
@@ -369,10 +378,10 @@ def _entries_of(found: list[Entry] | Entry | None) -> list[Entry]:
 
 
 def synchronize(handle: int) -> Any:
-    """Wait for what a handle stands for, and return it; None for one that was waited for.
+    """Wait for a handle's result, and return it; None after the first wait.
 
     Raises:
-        HorovodInternalError: it has failed, on all ranks.
+        HorovodInternalError: the collective failed, on all ranks.
     """
     entries = _handles.pop(handle, None)
     if entries is None:
@@ -390,10 +399,10 @@ def _number(process_set: ProcessSet) -> int:
 
 
 def _engine_of(process_set: ProcessSet) -> Engine:
-    """The engine, where this rank is a member.
+    """Return the engine, if this rank is a member of the process set.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the rank is not a member.
     """
     current = engine()
     if current.place.rank not in current.sets.get(_number(process_set), ()):
@@ -417,7 +426,7 @@ def _entries(
     grouped: bool = False,
     fields: dict[str, Any] | None = None,
 ) -> list[Entry]:
-    """A request for each tensor; those of a group have one name with a number behind it."""
+    """Make an entry for each tensor; names in a group get a numeric suffix."""
     base = current.name_for(f"grouped_{kind}" if grouped else kind, name)
     group, size = (base, len(tensors)) if grouped else ("", 0)
     given = tuple(fields.items()) if fields else ()
@@ -441,7 +450,7 @@ def _request(  # noqa: PLR0913 - what a request is made of
     group_size: int,
     fields: tuple[tuple[str, Any], ...],
 ) -> Request:
-    """The same object for the same tensor: training submits it in every step."""
+    """Make a request, cached: training submits equal requests in every step."""
     return Request(
         name=name,
         kind=kind,

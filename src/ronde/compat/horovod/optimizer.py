@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: gradients are reduced in bundles while backward goes on; `step` waits for them."""
+"""`DistributedOptimizer`: reduces gradients during backward; `step` waits for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["DistributedOptimizer"]
 
 
 class _Reducing:
-    """What is added to the class of an optimizer; its own class comes behind it."""
+    """A mixin that reduces gradients; combined with the wrapped optimizer's class."""
 
     _parameter_names: dict[torch.Tensor, str]
 
@@ -44,9 +44,9 @@ class _Reducing:
         self._groups = self._divided(groups)
         self._group_of = {id(each): number for number, group in enumerate(self._groups) for each in group}
         self._come: Counter[int] = Counter()
-        self._backward = -1  # the number of the last one
+        self._backward = -1  # id of the last backward
         self._hooks: list[Any] = []
-        # A rank outside of the set trains for itself.
+        # A rank outside of the process set trains alone.
         if process_set.included() and (size() > 1 or engine().place.is_elastic):
             for parameter in self._parameters():
                 if parameter.requires_grad:
@@ -58,7 +58,7 @@ class _Reducing:
             yield from group["params"]
 
     def _divided(self, groups: Any) -> list[list[torch.Tensor]]:
-        """The trained parameters of each group; neighbours are ready together."""
+        """Split the trained parameters into groups; neighbours become ready together."""
         if not groups:
             return []
         trained = [each for each in self._parameters() if each.requires_grad]
@@ -69,7 +69,7 @@ class _Reducing:
         return [trained[start : start + share] for start in range(0, len(trained), share)]
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Reduce gradients after so many backwards from now on."""
+        """Reduce gradients after this number of backwards from now on."""
         self.backward_passes_per_step = passes
         self._delay = dict.fromkeys(self._delay, passes)
 
@@ -87,20 +87,23 @@ class _Reducing:
             if backward != self._backward:
                 self._backward = backward
                 engine: Any = execution_engine
-                engine.queue_callback(ops.release)  # at its end
+                engine.queue_callback(ops.release)  # at the end of backward
 
     def _send(self, parameter: torch.Tensor) -> None:
         number = self._group_of.get(id(parameter))
         if number is None:
             self._handles[id(parameter)] = self._reduce([parameter])
             return
-        self._handles[id(parameter)] = (None, None)  # on its way with the last of the group
+        self._handles[id(parameter)] = (None, None)  # sent with the last gradient of the group
         self._come[number] += 1
         if self._come[number] == len(self._groups[number]):
             self._handles[id(parameter)] = self._reduce(self._groups[number], f"group.{number}")
 
     def _reduce(self, parameters: Sequence[torch.Tensor], name: str | None = None) -> tuple[Any, Any]:
-        """Begin to reduce gradients; what to wait for, and what to do then."""
+        """Start to reduce gradients; return a handle and the data to finish it.
+
+        The handle of a sparse gradient is a function.
+        """
         before, after = 1.0, 1.0
         if self.op == Average and self.gradient_predivide_factor != 1.0:
             before, after = 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
@@ -119,7 +122,7 @@ class _Reducing:
         if name is None:
             label = self._parameter_names.get(parameters[0])
             handle = ops.allreduce_held_(tensors[0], label, self.op, before, after, self.process_set)
-            if tensors[0].is_cuda:  # Python is ahead of the device: messages cost nothing there
+            if tensors[0].is_cuda:  # Python runs ahead of the device: messages are free
                 ops.release()
         else:
             handle = ops.grouped_allreduce_async_(
@@ -133,14 +136,14 @@ class _Reducing:
         return handle, (parameters, [context for _, context in sent])
 
     def send_missing(self) -> None:
-        """Begin to reduce what is not on its way; what no backward has made takes part as zeros."""
+        """Start to reduce all gradients not yet sent; missing ones count as zeros."""
         for parameter in self._parameters():
             if parameter.requires_grad and id(parameter) not in self._handles:
                 self._send(parameter)
         ops.release()
 
     def synchronize(self) -> None:
-        """Wait for all gradients; those that no backward has made take part as zeros."""
+        """Wait for all gradients; missing ones count as zeros."""
         if not self._hooks:
             self._synchronized = True
             return
@@ -162,13 +165,13 @@ class _Reducing:
         self._synchronized = True
 
     def _forget(self) -> None:
-        """Begin anew with a step's backwards."""
+        """Reset the state of a step's gradients."""
         self._handles.clear()
         self._come.clear()
         self._delay = dict.fromkeys(self._delay, self.backward_passes_per_step)
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Give up what is on its way: state is restored after a collective has failed."""
+        """Load the state after dropping pending gradients, as after a failed collective."""
         for handle, _ in self._handles.values():
             if isinstance(handle, int):
                 ops.give_up(handle)
@@ -179,7 +182,7 @@ class _Reducing:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Inside, `step` does not wait for gradients: `synchronize` was called before."""
+        """Make `step` skip `synchronize` inside the `with` block, after an explicit call."""
         self._should_synchronize = False
         try:
             yield
@@ -210,13 +213,13 @@ class _Reducing:
 
 
 class _Adding:
-    """What is added to the class of an optimizer whose updates, not gradients, are added by Adasum."""
+    """A mixin that combines updates, not gradients, by Adasum."""
 
     def _begin(self, compression: Any) -> None:
         self._compression = compression
 
     def synchronize(self) -> None:
-        """Updates are added by `step`: there is nothing to wait for before."""
+        """No-op: `step` combines the updates."""
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -250,21 +253,22 @@ def DistributedOptimizer(  # noqa: PLR0913 - Horovod's name and arguments
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """An optimizer of a subclass of the given one's class, with the same groups and state.
+    """Wrap an optimizer so that it reduces gradients over ranks. The result has a subclass of its class, with
+    the same groups and state.
 
     Args:
-        named_parameters: all parameters of the optimizer with their names, by which ranks know them.
-        backward_passes_per_step: backwards whose gradients are added up before they are reduced.
-        gradient_predivide_factor: gradients are divided by it before they are added, and the rest after.
-        groups: how many groups of parameters are reduced together, or lists of these parameters.
-        sparse_as_dense: make sparse gradients dense first.
-        process_set: ranks that reduce gradients among themselves; a rank outside of it trains for itself.
+        named_parameters: names and parameters of the whole optimizer; ranks match tensors by name.
+        backward_passes_per_step: number of backwards that accumulate before a reduction.
+        gradient_predivide_factor: divisor of gradients before the sum; the sum is divided by the rest.
+        groups: number of groups of parameters that are reduced together, or lists of these parameters.
+        sparse_as_dense: whether sparse gradients are converted to dense ones.
+        process_set: ranks that reduce gradients among themselves; other ranks train alone.
 
-    With op=Adasum whole updates are exchanged by `step`, all as one group and after whatever backwards there
-    were: there is nothing for `backward_passes_per_step`, `groups` and `sparse_as_dense` to do.
+    With op=Adasum, `step` exchanges whole updates as one group after any number of backwards;
+    `backward_passes_per_step`, `groups` and `sparse_as_dense` then have no effect.
 
     Raises:
-        ValueError: names are missing or there twice, or options do not go together.
+        ValueError: names are missing or duplicated, or options are incompatible.
     """
     named = _checked_names(optimizer, named_parameters)
     if gradient_predivide_factor != 1.0 and op != Average:
@@ -294,7 +298,7 @@ def DistributedOptimizer(  # noqa: PLR0913 - Horovod's name and arguments
 def _checked_names(optimizer: torch.optim.Optimizer, named: Any) -> list[tuple[str, torch.Tensor]]:
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     if named is None:
-        # Not those of tensors that are reduced without a name, "noname.N".
+        # Prefixed, so as not to collide with "noname.N" of unnamed tensors.
         return [
             (f"allreduce.noname.{number}.{place}", each)
             for number, group in enumerate(optimizer.param_groups)

@@ -1,4 +1,4 @@
-"""`horovod.run`: call a function on ranks. `python -m ronde.compat.horovod.running FOLDER` is a rank."""
+"""`horovod.run`: calls a function on ranks. `python -m ronde.compat.horovod.running FOLDER` is a rank."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def run(  # noqa: PLR0913 - Horovod's options
     disable_cache: bool | None = None,
     **others: Any,
 ) -> list[Any]:
-    """Call `func(*args, **kwargs)` on ranks of this host; what each has returned, by rank.
+    """Call `func(*args, **kwargs)` on ranks of this host; return their results by rank.
 
     Args:
-        num_proc, np: how many ranks; `np` is the older name.
+        num_proc, np: number of ranks; `np` is the deprecated name.
         hosts: "localhost:N"; other hosts are refused.
-        start_timeout, output_filename, network_interfaces, verbose: as of `ronde horovodrun`.
-        use_gloo, disable_cache: taken, and without effect: there is one controller, and no cache of checks.
+        start_timeout, output_filename, network_interfaces, verbose: options of `ronde horovodrun`.
+        use_gloo, disable_cache: accepted without effect: ronde has one controller, and no cache of checks.
 
     Raises:
-        NotImplementedError: another host is named, or an option is given that is not there.
+        NotImplementedError: another host is named, or an option is not supported.
         UsageError: the function or its arguments cannot be pickled.
-        RuntimeError: a rank has failed.
+        RuntimeError: a rank failed.
     """
     given = sorted(name for name, value in others.items() if value not in (None, False))
     if given:
@@ -79,7 +79,7 @@ def _result(folder: str, rank: int) -> Path:
 
 
 def main(folder: str) -> None:
-    """Call on this rank what `run` has left in a folder, and leave there what it returns."""
+    """Call the function in a folder that `run` prepared, and write its result there."""
     func, (args, kwargs) = read_call(Path(folder, CALL).read_bytes())
     sys.argv[1:] = []
     _result(folder, int(os.environ["HOROVOD_RANK"])).write_bytes(pickled(func(*args, **kwargs)))

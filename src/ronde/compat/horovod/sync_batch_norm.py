@@ -1,4 +1,4 @@
-"""Batch norm by the statistics of all ranks' rows, on a CPU too."""
+"""Synchronized batch norm, also on CPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ __all__ = ["SyncBatchNorm"]
 
 
 class SyncBatchNorm(BatchNorm):
-    """As `torch.nn.SyncBatchNorm`; input [rows, channels, ...]. In evaluation it is a usual batch norm."""
+    """Batch norm with statistics of all ranks, like `torch.nn.SyncBatchNorm`.
+
+    Input: [rows, channels, ...]. In evaluation mode it is a plain batch norm.
+    """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
@@ -43,14 +46,14 @@ class SyncBatchNorm(BatchNorm):
 
 
 def _summed(*values: torch.Tensor) -> list[torch.Tensor]:
-    """Flat sums over ranks, of what is [channels] or a number, in one exchange."""
+    """Sum tensors over ranks in one exchange; each is [channels] or a scalar."""
     flat = torch.cat([each.reshape(-1) for each in values])
     whole = synchronize(ops.allreduce_async_(flat, op=Sum))
     return list(whole.split([each.numel() for each in values]))
 
 
 class _Normalized(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, of the rows of all ranks."""
+    """Normalization with statistics of all ranks: `(x - mean) / sqrt(variance + eps) * weight + bias`."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: Any, bias: Any, eps: float) -> Any:

@@ -1,4 +1,4 @@
-"""`HOROVOD_TIMELINE`: what rank 0 exchanges, as a Chrome trace that can be read while it grows."""
+"""`HOROVOD_TIMELINE`: a Chrome trace of rank 0's exchanges, readable while it grows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Timeline"]
 
 
 class Timeline:
-    """A file of events, one for each tensor and exchange.
+    """A trace file with one event per tensor and exchange.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: str) -> None:
@@ -23,7 +23,7 @@ class Timeline:
         self._first: float | None = None
 
     def add(self, kind: str, names: Sequence[str], begin: float, end: float) -> None:
-        """An exchange of these tensors together, in seconds of one clock."""
+        """Add the exchange of these tensors; `begin` and `end` are in seconds."""
         with self._lock:
             if self._first is None:
                 self._first = begin
@@ -37,7 +37,7 @@ class Timeline:
             self._file.flush()
 
     def close(self) -> None:
-        """The file is a whole document from now on."""
+        """Complete the JSON document, and close the file."""
         with self._lock:
             self._file.write('{"ph": "M", "name": "end"}\n]\n')
             self._file.close()

@@ -1,4 +1,4 @@
-"""`horovod.common.util`: what is built in, and small functions that scripts import from there."""
+"""`horovod.common.util`: build information, and helpers that scripts import from there."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ Value = TypeVar("Value")
 
 
 class HorovodVersionMismatchError(ImportError):
-    """A framework has changed since Horovod was built; never raised: nothing here is compiled for one."""
+    """An error of Horovod for mismatched framework versions; never raised here."""
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """See whether a framework's interface is there.
+    """Check that the interface of a framework exists.
 
     Args:
-        ext_name: "horovod.torch", for example; the other arguments say where Horovod would have built it.
+        ext_name: name such as "horovod.torch"; the other arguments name the place of Horovod's build, and are
+            ignored.
 
     Raises:
-        ImportError: it is not PyTorch's.
+        ImportError: the framework is not PyTorch.
     """
     if not extension_available(ext_name.rpartition(".")[2]):
         raise ImportError(f"{ext_name}: ronde has the PyTorch interface only, horovod.torch")
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
-    """Accept any version of a framework: nothing here is compiled for one."""
+    """Accept any version of a framework, as nothing is compiled for one."""
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -48,7 +49,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether a framework that is there has a CUDA device."""
+    """Return whether a supported framework has a CUDA device."""
     import torch
 
     return extension_available(ext_base_name) and torch.cuda.is_available()
@@ -75,13 +76,13 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """The rank of this process and how many there are, before `init`; 0 and 1 without a launcher."""
+    """Return rank and size before `init`; 0 and 1 without a launcher."""
     return int(os.environ.get("HOROVOD_RANK", "0")), int(os.environ.get("HOROVOD_SIZE", "1"))
 
 
 @contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Set variables of the environment inside; a value of None leaves its variable as it is."""
+    """Set environment variables inside the `with` block; None leaves one unchanged."""
     given = {name: value for name, value in kwargs.items() if value is not None}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
@@ -96,17 +97,17 @@ def env(**kwargs: str | None) -> Iterator[None]:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | None, bool | None], int]:
-    """A function of `op` and the older `average` that gives the operation."""
+    """Return a function of `op` and the deprecated `average` that selects the operation."""
     return lambda op, average: operation_of(average, op)
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether Adasum can add so many ranks."""
+    """Return whether Adasum supports this number of ranks."""
     return num_rank > 0 and num_rank.bit_count() == 1
 
 
 def split_list(values: Sequence[Value], parts: int) -> list[Sequence[Value]]:
-    """Pieces of nearly equal length, one behind the other."""
+    """Split a list into consecutive pieces of nearly equal length."""
     share, more = divmod(len(values), parts)
     starts = [place * share + min(place, more) for place in range(parts)]
     return [values[start : start + share + (place < more)] for place, start in enumerate(starts)]
@@ -121,10 +122,10 @@ def is_iterable(value: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Compare versions.
+    """Return whether a version is at least `target`.
 
     Raises:
-        ValueError: `target` is not of the form major.minor.patch, or one of them is no text.
+        ValueError: `target` is not major.minor.patch, or an argument is not a string.
     """
     from torch.torch_version import TorchVersion
 

@@ -1,4 +1,4 @@
-"""Refuses by name what ronde lacks of Horovod's modules."""
+"""An import finder that refuses Horovod's missing modules by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _FRAMEWORKS = ("_keras", "keras", "mxnet", "ray", "spark", "tensorflow")
 
 
 class Absent:
-    """A finder to be asked last: what it is asked for is in no folder."""
+    """The last finder on `sys.meta_path`: it is asked for modules that do not exist."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):

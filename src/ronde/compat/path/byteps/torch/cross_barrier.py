@@ -1,4 +1,4 @@
-"""Scripts take this module for all of `byteps.torch`, with `CrossBarrier` for `DistributedOptimizer`."""
+"""Replacement of `byteps.torch`, with `CrossBarrier` in place of `DistributedOptimizer`."""
 
 from byteps.torch import (
     Compression,

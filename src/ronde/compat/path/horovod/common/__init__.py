@@ -1,1 +1,1 @@
-"""What is not of one framework."""
+"""Modules of Horovod that are independent of a framework."""

@@ -1,3 +1,3 @@
-"""Starts functions on ranks."""
+"""Launchers of functions on ranks."""
 
 from ronde.compat.horovod.running import run
