@@ -21,7 +21,6 @@ from ronde.bench.kinds import read_report
 from ronde.bench.machine import Machine
 from ronde.errors import UsageError
 from ronde.testing import forked
-from ronde.testing.hosts import HostsUnavailable
 from ronde.testing.two_hosts import two_hosts
 from ronde.trace.evidence import read_evidence
 from ronde.trace.explanation import Explanation, read_explanation
@@ -82,10 +81,7 @@ def test_every_fault_is_explained(case: Case, on_two_hosts: bool) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("case", CASES_OF_HOSTS, ids=lambda case: case.name)
 def test_every_fault_of_hosts_is_explained(case: Case) -> None:
-    try:
-        check_explained(case, two_hosts)
-    except HostsUnavailable as why:
-        pytest.skip(str(why))
+    check_explained(case, two_hosts)
 
 
 def check_explained(case: Case, at: MakePlace | None) -> None:

@@ -66,7 +66,8 @@ def stack(file: str = "/usr/lib/python3.11/threading.py", function: str = "wait"
 def test_recorded_evidence_has_its_cause_and_rank(path: Path) -> None:
     recorded = json.loads(path.read_text())
     found = explain(Evidence.from_json(json.dumps(recorded["evidence"])))
-    assert {"cause": found.cause, "rank": found.rank} == recorded["expected"], found
+    expected = recorded["expected"]
+    assert {name: getattr(found, name) for name in expected} == expected, found
     assert found.summary
     assert found.fix or found.told
 
@@ -218,6 +219,14 @@ def test_the_same_line_with_other_shapes() -> None:
 def test_what_the_launcher_has_lost(kind: str, cause: str) -> None:
     found = explain(failed(rank(0), kind=kind, said="the connection to two is lost (x)\nmore"))
     assert (found.cause, found.summary) == (cause, "the connection to two is lost (x)")
+
+
+def test_a_loader_worker_that_dies_while_its_rank_waits_for_others() -> None:
+    """The error of torch comes out of a collective then."""
+    words = "DataLoader worker (pid 12) is killed by signal: Killed. "
+    error = {"type": "PeerLost", "message": words, "kind": "peer"}
+    found = explain(failed(rank(0, where="a:1"), rank(1, where="a:2", error=error), kind="peer"))
+    assert (found.cause, found.rank) == ("loader-worker-killed", 1)
 
 
 ONE, TWO = Host(name="one", address="10.0.0.1"), Host(name="two", address="10.0.0.2")

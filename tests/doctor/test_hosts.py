@@ -59,23 +59,22 @@ def test_what_is_good_on_hosts_is_counted() -> None:
 
 
 def test_two_hosts_are_asked_and_their_link_is_measured(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("")
-    (tmp_path / "hosts").write_text("127.0.0.1 slots=1\n127.0.0.2 slots=1\n")
-    words = ["--ssh-command", "true", "--json"]
-    done = forked.run(["doctor", "--hostfile", "hosts", "--script", "train.py", *words], directory=tmp_path)
+    names = ["127.0.0.1", "127.0.0.2"]
+    (tmp_path / "hosts").write_text("".join(f"{name} slots=1\n" for name in names))
+    words = ["doctor", "--hostfile", "hosts", "--script", "no.py", "--ssh-command", "true", "--json"]
+    done = forked.run(words, directory=tmp_path)
+    assert done.returncode == 1
     findings = json.loads(done.stdout)
-    by_host = {
-        name: {each["check"] for each in findings if each["host"] == name}
-        for name in ("127.0.0.1", "127.0.0.2")
-    }
-    assert by_host["127.0.0.1"] == by_host["127.0.0.2"] >= {"versions", "disk", "threads", "host-name"}
+    checks = [{each["check"] for each in findings if each["host"] == name} for name in names]
+    assert checks[0] == checks[1] >= {"versions", "disk", "threads", "host-name", "script"}
     (link,) = [each for each in findings if each["check"] == "link" and each["level"] == "good"]
     assert "2 ways between hosts measured; the slowest is from 127.0.0." in link["summary"]
-    missing = forked.run(
-        ["doctor", "-H", "127.0.0.1:1,127.0.0.2:1", "--script", "no.py", *words], directory=tmp_path
-    )
-    assert missing.returncode == 1
-    wrong = [each for each in json.loads(missing.stdout) if each["check"] == "script"]
-    assert [each["host"] for each in wrong] == ["127.0.0.1", "127.0.0.2"]
-    refused = forked.run(["doctor", "--ssh-port", "22"], directory=tmp_path)
-    assert "are about other hosts, and none is named" in refused.stderr
+    assert [(each["host"], each["check"]) for each in findings if each["level"] == "wrong"] == [
+        (name, "script") for name in names
+    ]
+
+
+def test_options_for_other_hosts_need_hosts(tmp_path: Path) -> None:
+    done = forked.run(["doctor", "--ssh-port", "22"], directory=tmp_path)
+    assert done.returncode == 2
+    assert "are about other hosts, and none is named" in done.stderr

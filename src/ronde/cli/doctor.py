@@ -15,6 +15,7 @@ from ronde.cluster.linux import check_linux
 from ronde.errors import UsageError
 
 if TYPE_CHECKING:
+    from ronde.cluster.host_list import HostSlots
     from ronde.doctor.finding import Finding
 
 __all__ = ["doctor"]
@@ -43,6 +44,10 @@ def doctor(  # noqa: PLR0913 - one parameter per option
     script: Annotated[
         str, typer.Option(metavar="FILE", help="The script, which must be the same on all hosts.")
     ] = "",
+    logs: Annotated[
+        Path | None,
+        typer.Option("--run-dir", metavar="DIR", help="Where the logs of the hosts' ranks are to go."),
+    ] = None,
     ssh_port: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=65535, help="Of the hosts' ssh servers.")
     ] = None,
@@ -66,10 +71,12 @@ def doctor(  # noqa: PLR0913 - one parameter per option
     number = hosts if hosts is not None and hosts.isdecimal() else None
     named = None if number else hosts
     if named is None and hostfile is None:
-        _check_hosts_are_named(script, ssh_port, ssh_command, local_addr)
+        _check_hosts_are_named(script, logs, ssh_port, ssh_command, local_addr)
         findings = _here(ranks, threads, int(number or 1))
     else:
-        findings = _everywhere(named, hostfile, ranks, threads, script, ssh_port, ssh_command, local_addr)
+        findings = _everywhere(
+            _slots(named, hostfile), ranks, threads, script, logs, ssh_port, ssh_command, local_addr
+        )
     raise typer.Exit(_told(findings, as_json=json_))
 
 
@@ -91,35 +98,44 @@ def _here(ranks: int | None, threads: int | None, hosts: int) -> Sequence[Findin
     return examine(os.environ, ranks=ranks, threads=threads, hosts=max(1, hosts))
 
 
+def _slots(named: str | None, hostfile: Path | None) -> tuple[HostSlots, ...]:
+    from ronde.cluster.host_list import parse_hosts, read_hostfile
+
+    if hostfile is None:
+        return parse_hosts(named or "")
+    if named is not None:
+        raise UsageError("-H and --hostfile both name the hosts; leave one of them out")
+    return read_hostfile(hostfile)
+
+
 def _everywhere(
-    named: str | None,
-    hostfile: Path | None,
+    slots: tuple[HostSlots, ...],
     ranks: int | None,
     threads: int | None,
     script: str,
+    logs: Path | None,
     port: int | None,
     command: str | None,
     address: str | None,
 ) -> Sequence[Finding]:
     """What agents of the hosts have found."""
     from ronde.cli.hosts_options import hosts_of
-    from ronde.cluster.host_list import parse_hosts, ranks_of_hosts, read_hostfile
+    from ronde.cluster.host_list import ranks_of_hosts
     from ronde.doctor.hosts import examine_hosts
     from ronde.launch.where import Where
 
-    if named is not None and hostfile is not None:
-        raise UsageError("-H and --hostfile both name the hosts; leave one of them out")
-    slots = parse_hosts(named) if named is not None else read_hostfile(hostfile or Path())
     hosts = hosts_of(Where(), ranks_of_hosts(slots, ranks), port, command, (), address)
     assert hosts is not None
-    return examine_hosts(hosts, os.environ, script=script, threads=threads)
+    return examine_hosts(
+        hosts, os.environ, script=script, run_dir=str(logs.absolute()) if logs else "", threads=threads
+    )
 
 
 def _check_hosts_are_named(*given: object) -> None:
     if any(given):
         raise UsageError(
-            "--script, --ssh-port, --ssh-command and --local-addr are about other hosts, and none is named; "
-            "add -H host1:2,host2:2"
+            "--script, --run-dir, --ssh-port, --ssh-command and --local-addr are about other hosts, and none "
+            "is named; add -H host1:2,host2:2"
         )
 
 

@@ -1,4 +1,4 @@
-"""How long the way to another host takes, and how much it carries: measured over one TCP connection."""
+"""Latency and bandwidth of the way to another host, measured over TCP."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class LinkSpeed(NamedTuple):
 
 
 def measure(address: str, port: int, word: str) -> LinkSpeed:
-    """Measure the way to a `Reflector` with that word, and what comes from it.
+    """Measure the way to a `Reflector` with that word, and its rate back.
 
     Raises:
-        OSError: it is not reached, or does not answer.
+        OSError: the other host is not reached, or does not answer.
     """
     with _connected(address, port, word, _ECHO) as link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -48,7 +48,7 @@ def measure(address: str, port: int, word: str) -> LinkSpeed:
 
 
 class Reflector:
-    """Answers those who measure the way here, each in a thread of its own, until the socket is closed."""
+    """Answers other hosts that measure the way here, in a thread each."""
 
     def __init__(self, listener: socket.socket, word: str) -> None:
         self._listener, self._word = listener, word.encode()
@@ -119,7 +119,7 @@ def _give(link: socket.socket) -> None:
 
 
 def _take(link: socket.socket) -> float:
-    """What comes in a given time, as a rate."""
+    """Receive for a given time, and return the rate."""
     came = [(time.monotonic(), 0)]
     room = bytearray(1 << 18)
     with contextlib.suppress(TimeoutError):

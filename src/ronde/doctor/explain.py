@@ -23,6 +23,7 @@ RULES: tuple[Rule, ...] = (
     network.host_lost,
     network.host_silent,
     network.link_cut,
+    errors.loader_killed,
     paths.shapes_differ,
     paths.paths_differ,
     crashes.memory_of_the_host,

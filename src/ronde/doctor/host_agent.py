@@ -1,4 +1,4 @@
-"""The agent that `ronde doctor -H` starts on each host: a launcher's, which answers the doctor besides."""
+"""The agent of `ronde doctor -H` on each host: a launcher's, with two more answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def _examine(asked: dict[str, Any]) -> dict[str, Any]:
-    """What is wrong with this host; and from now on others may measure the way here."""
+    """Examine this host, and let others measure the way here from now on."""
     listener = listen_everywhere()
     Reflector(listener, asked["word"])
     # As for a run on one host: others learn its address from the agent, whatever its name means here.

@@ -1,4 +1,4 @@
-"""Measures the link of each pair of hosts, and names the slowest: pairs that share no host at one time."""
+"""Judges the link of each pair of hosts, and names the slowest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_FASTEST = 0.25
 
 
 class Pair(NamedTuple):
-    """A link between two hosts: what each of them has measured, None where it has not reached the other."""
+    """A link as both hosts have measured it; None: the other was not reached."""
 
     one: str
     two: str
@@ -27,7 +27,7 @@ class Pair(NamedTuple):
 
 
 def rounds(hosts: int) -> Sequence[Sequence[tuple[int, int]]]:
-    """All pairs of so many hosts, in rounds of pairs without a host in common (the circle method)."""
+    """Put all pairs of hosts into rounds of disjoint pairs (the circle method)."""
     places = [*range(hosts), *([-1] if hosts % 2 else [])]
     made: list[list[tuple[int, int]]] = []
     for _ in range(len(places) - 1):
@@ -39,7 +39,7 @@ def rounds(hosts: int) -> Sequence[Sequence[tuple[int, int]]]:
 
 
 def judge(pairs: Sequence[Pair]) -> Sequence[Finding]:
-    """A finding for each pair that is slow or cut, and one that names the slowest."""
+    """Return a finding for each slow or cut link, and one about the slowest."""
     findings: list[Finding] = []
     measured: dict[tuple[str, str], tuple[float, float]] = {}
     for pair in pairs:

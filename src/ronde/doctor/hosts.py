@@ -22,7 +22,7 @@ from ronde.cluster.reach import (
 from ronde.doctor.finding import Finding
 from ronde.doctor.host_links import Pair, judge, rounds
 from ronde.launch.agent_link import AgentLink, News
-from ronde.launch.agents import Agents
+from ronde.launch.agents import Agents, about_run
 from ronde.launch.clock import HostClock
 from ronde.launch.failure import ENDING
 from ronde.launch.frames import Kind
@@ -40,13 +40,14 @@ _Answers = Mapping[int, dict[str, Any]]
 
 
 def examine_hosts(
-    hosts: Hosts, environment: Mapping[str, str], *, script: str, threads: int | None
+    hosts: Hosts, environment: Mapping[str, str], *, script: str, run_dir: str, threads: int | None
 ) -> Sequence[Finding]:
-    """What is wrong with hosts, each by itself and with them together, and with the links between them.
+    """Examine hosts by themselves and together, and the links between them.
 
     Args:
-        script: that is to run, which all must have; "" for none.
-        threads: that each rank is told to compute with; None: nothing was said.
+        script: path of the script, which all must have; "" for none.
+        run_dir: folder of its logs; "": the user's state directory.
+        threads: number of threads that each rank is told to use; None: an equal share of the cores.
 
     Raises:
         LaunchError: the command that leads to hosts cannot be started.
@@ -56,11 +57,14 @@ def examine_hosts(
         exam = _Exam(hosts, links, agents, environment)
         loopback = names_of_loopback([link.name for link in links], addresses_of)
         agents.start(inbox, environment, "doctor.host_agent")
-        return [*_findings(loopback), *exam.findings(script, threads)]
+        return [*_findings(loopback), *exam.findings(script, run_dir, threads)]
 
 
 class _Exam:
-    """Questions to the agents, one after another; a host that does not answer one is asked no more."""
+    """Questions to the agents, one after another.
+
+    A host that does not answer one is asked no more.
+    """
 
     def __init__(
         self,
@@ -74,14 +78,18 @@ class _Exam:
         self._word = os.urandom(16).hex()
         self._troubles: list[Trouble] = []
 
-    def findings(self, script: str, threads: int | None) -> Sequence[Finding]:
+    def findings(self, script: str, run_dir: str, threads: int | None) -> Sequence[Finding]:
         given, _ = host_environment(self._environment, self._hosts.variables)
-        about = {"script": script, "cwd": os.getcwd()}
-        ready = self._ask_all(Kind.HELLO, {"environment": given, "about": about}, Kind.READY, _READY_S)
+        hello = {
+            link.index: {"environment": given, "about": about_run(script, run_dir, link.index)}
+            for link in self._links
+        }
+        ready = self._ask({index: (Kind.HELLO, each) for index, each in hello.items()}, Kind.READY, _READY_S)
         told = [(link.name, link.ranks, ready[link.index]) for link in self._links if link.index in ready]
         if told:
             self._troubles += differences(told, script, sys.executable, self._hosts.reference)
-        self._ask_all(Kind.CLOCK, HostClock.question(), Kind.CLOCK, _READY_S)
+        asked = dict.fromkeys(ready, (Kind.CLOCK, HostClock.question()))
+        self._ask(asked, Kind.CLOCK, _READY_S)
         clocks = {link.name: link.clock for link in self._links if link.clock.is_known}
         self._troubles += filter(None, (each.first.trouble(name) for name, each in clocks.items()))
         asked = {
@@ -101,7 +109,7 @@ class _Exam:
         return [*local, *_findings(self._troubles), *links]
 
     def _measured(self, examined: _Answers) -> Sequence[Finding]:
-        """What the links between hosts that answer are like."""
+        """Measure the links between hosts that answer."""
         addresses = self._addresses(examined)
         places = sorted(addresses)
         pairs: list[Pair] = []
@@ -118,7 +126,7 @@ class _Exam:
     def _speeds(
         self, ways: Sequence[tuple[int, int]], addresses: Mapping[int, str], examined: _Answers
     ) -> Mapping[int, LinkSpeed]:
-        """By the host that measures the way to another."""
+        """Let hosts measure the way to another; by the host that has measured."""
         asked = {
             one: (
                 Kind.MEASURE,
@@ -134,7 +142,7 @@ class _Exam:
         }
 
     def _addresses(self, examined: _Answers) -> Mapping[int, str]:
-        """By which address others reach each host: its own on the way to this one."""
+        """Find each host's address: its own on the way to this one."""
         tried = (
             (self._hosts.local_address,) if self._hosts.local_address else candidates(self._agents.elsewhere)
         )
@@ -165,9 +173,6 @@ class _Exam:
             )
         return {index: answer["reached"][address] for index, answer in dialed.items() if address}
 
-    def _ask_all(self, kind: Kind, fields: Mapping[str, Any], wanted: Kind, within: float) -> _Answers:
-        return self._ask({link.index: (kind, fields) for link in self._links}, wanted, within)
-
     def _ask(
         self, asked: Mapping[int, tuple[Kind, Mapping[str, Any]]], wanted: Kind, within: float
     ) -> _Answers:
@@ -195,7 +200,7 @@ def _wait(inbox: SignalInbox, seconds: float) -> None:
 
 @contextlib.contextmanager
 def _links(hosts: Hosts) -> Iterator[tuple[Sequence[AgentLink], queue.SimpleQueue[News]]]:
-    """What leads to the agents, and ends with them."""
+    """Make the links to the agents, and close them."""
     news: queue.SimpleQueue[News] = queue.SimpleQueue()
     links = [
         AgentLink(index, name, 0, ranks, news=news, show=_nothing, save=_nothing)

@@ -1,4 +1,4 @@
-"""Agents of all hosts before a run: they are started, and each is asked the same."""
+"""Agents of all hosts before a run: how they are started and asked."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ronde.launch.remote_command import agent_line, why_it_failed
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.trouble import Trouble
 
-__all__ = ["Agents"]
+__all__ = ["Agents", "about_run"]
 
 
 class Agents:
-    """What leads to the agents, and what they answer.
+    """The agents of all hosts, and their answers.
 
     Args:
         links: one for each host.
-        news: what they say.
+        news: frames of all agents.
         wait: waits so many seconds at most, for news or a signal, which may end the wait by an exception.
     """
 
@@ -51,7 +51,7 @@ class Agents:
 
         Args:
             environment: variables of this process.
-            module: of ronde, whose `main` is the agent.
+            module: module of ronde with the agent's `main`.
 
         Raises:
             LaunchError: the command that leads to hosts cannot be started.
@@ -73,7 +73,7 @@ class Agents:
         """Ask agents, and wait for the answer of each.
 
         Args:
-            asked: what, of each by its number; one that is gone is not asked.
+            asked: question to each agent, by its number; one that is gone is not asked.
 
         Returns:
             the answers that have come, and why others have not.
@@ -117,8 +117,20 @@ class Agents:
         )
 
 
+def about_run(script: str, run_dir: str, host: int) -> dict[str, str]:
+    """Return the arguments of `agent.about_this_host`.
+
+    Args:
+        script: its path; "" for a module.
+        run_dir: the user's choice; "": the user's state directory.
+        host: number of the host.
+    """
+    place = run_dir and os.path.join(run_dir, f"host-{host}")
+    return {"script": script, "cwd": os.getcwd(), "run_dir": place}
+
+
 def _for_python(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the agent's interpreter must have when it starts."""
+    """Return the variables that the agent's interpreter needs when it starts."""
     value = environment.get("PYTHONPATH", "")
     paths = [os.path.abspath(path) for path in value.split(os.pathsep) if path]
     return {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}

@@ -1,4 +1,4 @@
-"""What Linux tells about the connections of ranks to other hosts, without asking the ranks."""
+"""The connections of ranks to other hosts, as Linux shows them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REMOTE, _STATE, _QUEUES, _REPEATED, _INODE = 2, 3, 4, 6, 9
 
 
 class Look(NamedTuple):
-    """What is known at one moment.
+    """Connections and traffic at one moment.
 
     Attributes:
         connections: queued bytes and repetitions by inode and peer.
@@ -50,7 +50,7 @@ def look(pids: Collection[int], proc: Path = Path("/proc")) -> Look:
 
 
 def compared(before: Look, after: Look) -> Sequence[Connection]:
-    """What two looks have in common, by peer."""
+    """Compare two looks, by peer."""
     found: dict[str, Connection] = {}
     for key, (queued, repeated) in after.connections.items():
         earlier, _ = before.connections.get(key, (0, 0))
@@ -76,7 +76,7 @@ def _rows(table: str) -> Iterator[tuple[str, str, int, int]]:
 
 
 def _address(text: str) -> str:
-    """An address as the kernel prints it: words of 32 bits, each in the processor's order of bytes."""
+    """Read an address of the kernel: words of 32 bits, little end first."""
     words = (bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
     address = ipaddress.ip_address(b"".join(words))
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None

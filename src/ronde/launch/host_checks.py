@@ -1,4 +1,4 @@
-"""What must be alike on the hosts of a run before it starts: pure functions of what their agents say."""
+"""Checks of the hosts of a run before it starts: pure functions of their descriptions."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def differences(
     python: str,
     reference: Mapping[str, Any] | None = None,
 ) -> list[Trouble]:
-    """What keeps the hosts from running one script together; [] for nothing.
+    """Find the reasons why hosts cannot run one script together.
 
     Args:
-        hosts: of each its name, its ranks, and what its agent says (`agent.about_this_host`).
+        hosts: name, ranks and description (`agent.about_this_host`) of each.
         script: the path of it; "" for a module.
-        python: the interpreter, for the line that mends it.
-        reference: what this host says of itself; None: hosts are to be like the first of them.
+        python: the interpreter, for the line that installs a version.
+        reference: description of this host; None: hosts are compared with the first of them.
     """
     first, _, told = hosts[0] if reference is None else ("this host", 0, reference)
     troubles: list[Trouble] = []

@@ -18,7 +18,7 @@ from typing import Any
 from ronde.cluster.reach import Greeter, addresses_of, candidates, ephemeral_ports, listen_everywhere
 from ronde.errors import LaunchError, UsageError
 from ronde.launch.agent_link import AgentLink, News
-from ronde.launch.agents import Agents
+from ronde.launch.agents import Agents, about_run
 from ronde.launch.carried_checkpoints import CheckpointsFrom, mark_folder
 from ronde.launch.frames import Kind
 from ronde.launch.host_checks import (
@@ -110,9 +110,7 @@ class Meeting:
         asked: dict[int, tuple[Kind, Mapping[str, Any]]] = {}
         with self._marked() as mark:
             for link in self._links:
-                chosen = self._job.chosen_directory
-                place = chosen and os.path.join(chosen, f"host-{link.index}")
-                about = {"script": script, "cwd": os.getcwd(), "run_dir": place}
+                about = about_run(script, self._job.chosen_directory, link.index)
                 sees = {"mark": mark, "server_state": self._job.run.server_state}
                 asked[link.index] = (Kind.HELLO, {"environment": given, "about": about, "sees": sees})
             found = self._answers(asked, Kind.READY, _READY_S)

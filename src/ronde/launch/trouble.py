@@ -1,4 +1,4 @@
-"""What keeps a host from taking part in a run, or would spoil it."""
+"""A reason why a host cannot take part in a run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A command in place of ssh, between hosts of `ronde.testing.hosts`: what it carries goes over their network.
+"""A command in place of ssh, over the network of `ronde.testing.hosts`.
 
-    python -m ronde.testing.remote_shell serve ADDRESS        on a host
+    python -m ronde.testing.remote_shell serve                on a host
     ronde run --ssh-command "python -m ronde.testing.remote_shell dial" -H one:1,two:1 train.py
 
 A link that is cut is noticed by nobody, as under an ssh without `ServerAliveInterval`.
@@ -29,9 +29,9 @@ def command() -> tuple[str, ...]:
     return (sys.executable, "-m", _MODULE, "dial")
 
 
-def serve(address: str) -> None:
-    """Run what comes in a shell, each line in a process of its own, until this one is ended."""
-    listener = socket.create_server((address, PORT), backlog=64)
+def serve() -> None:
+    """Run each line that comes, until this process is ended."""
+    listener = socket.create_server(("", PORT), backlog=64)
     os.write(1, b"listens\n")
     while True:
         link, _ = listener.accept()
@@ -39,7 +39,7 @@ def serve(address: str) -> None:
 
 
 def dial(host: str, line: str) -> int:
-    """Run a shell line on a host, with this process's stdin, stdout and stderr; its exit code."""
+    """Run a line on a host with this process's streams; return its code."""
     try:
         link = socket.create_connection((host, PORT), _PATIENCE_S)
     except OSError as error:
@@ -110,5 +110,5 @@ def _finish(
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        serve(sys.argv[2])
+        serve()
     sys.exit(dial(*sys.argv[2:]))

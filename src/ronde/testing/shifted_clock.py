@@ -1,4 +1,4 @@
-"""A clock that is wrong: a library that a host's processes load before all others, and that adds seconds."""
+"""A clock that is wrong, by a library that a host's processes load first."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ time_t time(time_t *found) {
 
 
 def shifted_clock(seconds: float, here: Path) -> dict[str, str]:
-    """Variables under which processes have a time of day that is so many seconds ahead.
+    """Return variables under which a process's time of day is ahead.
 
     Args:
+        seconds: number of seconds by which it is ahead.
         here: folder for the library.
 
     Raises:
-        HostsUnavailable: there is no compiler.
+        HostsUnavailable: the compiler is missing.
     """
     compiler = shutil.which("cc")
     if compiler is None:

@@ -1,4 +1,4 @@
-"""A place for `ronde bench chaos`: hosts of their own network, whose links can be cut, slowed and parted."""
+"""A place for `ronde bench chaos`: hosts with links that can be cut and slowed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, final
 
 from ronde.bench.chaos.case import Case, Harm
-from ronde.bench.chaos.place import Place
+from ronde.bench.chaos.place import Place, PlaceUnavailable
 from ronde.testing import remote_shell
 from ronde.testing.hosts import Host, HostsUnavailable, Network
 from ronde.testing.shifted_clock import shifted_clock
@@ -27,27 +27,36 @@ _SSH_PORT = 2222
 
 @contextlib.contextmanager
 def two_hosts(case: Case, here: Path) -> Iterator[Place]:
-    """The hosts of one case, with what the case wants to be otherwise on them.
+    """Make the hosts of one case, with the differences that it wants.
 
     Args:
         here: folder of the case.
 
     Raises:
-        HostsUnavailable: hosts cannot be made here.
+        PlaceUnavailable: hosts cannot be made here, or not as the case wants them.
     """
-    with Network(len(NAMES), names=NAMES) as network, contextlib.ExitStack() as served:
-        launcher, other = network.hosts[0], network.hosts[1]
-        for host, line in ((launcher, case.launcher_there), (other, case.there)):
-            if line:
-                _shell(host, line.format(here=here, torch=_torch_version_file()))
-        for host in network.hosts:
-            seconds = case.clock if host is other else 0.0
-            environment = {**os.environ, **(shifted_clock(seconds, here) if seconds else {})}
-            served.callback(_end, _serve(host, environment))
-        place = _TwoHosts(case, network.hosts)
-        if case.needs.endswith("sshd"):
-            place.ssh = _sshd(network.hosts[:2], here, served)
+    with contextlib.ExitStack() as made:
+        try:
+            place = _made(case, here, made)
+        except HostsUnavailable as why:
+            raise PlaceUnavailable(str(why)) from None
         yield place
+
+
+def _made(case: Case, here: Path, made: contextlib.ExitStack) -> Place:
+    network = made.enter_context(Network(len(NAMES), names=NAMES))
+    launcher, other = network.hosts[0], network.hosts[1]
+    for host, line in ((launcher, case.launcher_there), (other, case.there)):
+        if line:
+            _shell(host, line.format(here=here, torch=_torch_version_file()))
+    for host in network.hosts:
+        seconds = case.clock if host is other else 0.0
+        environment = {**os.environ, **(shifted_clock(seconds, here) if seconds else {})}
+        made.callback(_end, _serve(host, environment))
+    place = _TwoHosts(case, network.hosts)
+    if case.needs == "sshd":
+        place.ssh = _sshd(network.hosts[:2], here, made)
+    return place
 
 
 @final
@@ -105,7 +114,7 @@ class _TwoHosts(Place):
 
 
 def _serve(host: Host, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    words = [*remote_shell.command()[:-1], "serve", host.address]
+    words = [*remote_shell.command()[:-1], "serve"]
     server = host.popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert server.stdout is not None
     with server.stdout:
@@ -115,7 +124,7 @@ def _serve(host: Host, environment: Mapping[str, str]) -> subprocess.Popen[str]:
 
 
 def _sshd(hosts: Sequence[Host], here: Path, served: contextlib.ExitStack) -> Sequence[str]:
-    """Start ssh servers, of which the last one knows no key; the options by which ssh leads to them."""
+    """Start ssh servers, the last one without a key; return options of ssh."""
     server = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     for name in ("host-key", "key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(here / name)], check=True)

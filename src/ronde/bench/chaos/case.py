@@ -1,4 +1,4 @@
-"""One case: a fault, where it is put, and what the explanation must say."""
+"""One case: a fault, its place, and the explanation that it must have."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ class Case:
 
     Attributes:
         fault: code that defines `at_step(step, out)`, `make_model()`, `make_data()` or `LOADER`.
-        causes: of which the explanation must have one.
-        rank: that it must name; None where none is to be named, -1 where any may be.
+        causes: names, of which the explanation must have one.
+        rank: number that it must name; None for no rank, -1 for any.
         outcome: the run fails by itself; it stalls, and is ended when that was explained; it ends well, and
             `ronde doctor` is asked; `preflight`: `ronde doctor` is asked before a run; `refused`: it is, and
             the run then does not begin.
-        options: of `ronde run`.
+        options: more options of `ronde run`.
         environment: variables of the run.
         needs: a file that must be writable for it, or a program; "" for none.
         before: a line of the shell that is run in a mount namespace of its own before; needs root.
-        host: that the explanation must name, of a fault that only several hosts have; "": that of its rank.
-        harm: what is done to the last host, or a link, when the fault is marked.
+        host: name that the explanation must have, of a fault of hosts, "-" for any; "": that of its rank.
+        harm: harm to the last host, or a link, when the fault is marked.
         there, launcher_there: lines of the shell, run before on the last host, and on the launcher's.
         clock: seconds by which the last host's clock is ahead.
-        hosts: of the ranks, in place of the first two.
+        hosts: names of the ranks' hosts, in place of the first two.
     """
 
     name: str

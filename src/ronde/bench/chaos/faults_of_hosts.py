@@ -1,4 +1,4 @@
-"""Faults that only several hosts have: of hosts, of links between them, and of what is not alike on them."""
+"""Faults of hosts, of links between them, and of differences between hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ CASES_OF_HOSTS = (
     Case(
         name="link cut between two hosts",
         causes=("link-cut",),
-        host="three",
+        rank=0,
+        host="two",
         hosts=("two", "three"),
         harm="forget",
         outcome="stalls",
@@ -84,7 +85,7 @@ CASES_OF_HOSTS = (
         host="two",
         outcome="refused",
         launcher_there="sed 's/.* two$/127.0.0.1 two/' /etc/hosts > {here}/hosts; "
-        "mount --bind {here}/hosts /etc/hosts",
+        "cat {here}/hosts > /etc/hosts",
     ),
     Case(
         name="full disk on a host",

@@ -1,4 +1,4 @@
-"""Where the ranks of a case run: this host, or several, and what can be done to them."""
+"""Places for the ranks of a case: this host, or several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from typing import IO, final
 
 from ronde.bench.chaos.case import Case, Harm
 
-__all__ = ["MakePlace", "Place", "Stubs", "ThisHost"]
+__all__ = ["MakePlace", "Place", "PlaceUnavailable", "Stubs", "ThisHost"]
+
+
+class PlaceUnavailable(Exception):
+    """The machine cannot make this place; the message says why."""
 
 
 class Place(ABC):
@@ -30,7 +34,7 @@ class Place(ABC):
 
     @abstractmethod
     def host_of(self, rank: int, ranks: int) -> str:
-        """The name that an explanation has for the host of a rank; "" where there is one only."""
+        """Name the host of a rank, as an explanation does; "" for the only one."""
 
     def start(
         self, words: Sequence[str], here: Path, environment: Mapping[str, str], output: IO[bytes] | int
@@ -51,7 +55,7 @@ class Place(ABC):
         return process.pid
 
     def harm(self, what: Harm, launcher: int) -> None:
-        """Do this to the place."""
+        """Harm the place in this way."""
         raise NotImplementedError(f"{what}: there is one host")
 
 
@@ -71,7 +75,7 @@ class ThisHost(Place):
 
 @final
 class Stubs(Place):
-    """The last rank on another host, which is this one, too, behind a command in place of ssh."""
+    """Two hosts, both of them this one, behind a command in place of ssh."""
 
     def options(self, ranks: int) -> Sequence[str]:
         command = shlex.join(("sh", "-c", 'eval "$1"'))

@@ -1,4 +1,4 @@
-"""Runs one case, and judges what was said about it."""
+"""Runs one case, and judges its explanation."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from ronde.bench.chaos.case import Case, script_of
-from ronde.bench.chaos.place import MakePlace, Place, ThisHost
+from ronde.bench.chaos.place import MakePlace, Place, PlaceUnavailable, ThisHost
 from ronde.launch.sweep import leftovers
 from ronde.trace.explanation import Explanation, read_explanation
 from ronde.trace.launch_record import read_launch_record
 
 __all__ = ["Found", "judge", "run_case"]
 
-_MOST_S = 60.0
+_BEGUN_S, _MOST_S = 120.0, 60.0
 # An agent without a sign of its launcher ends after a minute.
 _ORPHANS_S = 75.0
 _LOOK_S = 0.05
@@ -35,7 +35,7 @@ _RONDE = (sys.executable, "-m", "ronde")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What came of a case.
+    """Result of a case.
 
     Attributes:
         cause, rank, host, summary: of the explanation.
@@ -43,7 +43,7 @@ class Found:
         after: seconds from the fault to the explanation, None where there is no such moment.
         hung: the run did not end by itself, or when it was told to.
         orphans: processes that it left.
-        skipped: why it was not run.
+        skipped: reason why it was not run.
     """
 
     name: str
@@ -83,15 +83,11 @@ def run_case(
     environment = {**environment, "CHAOS_HERE": str(here), **variables}
     (here / "train.py").write_text(script_of(case))
     made = contextlib.nullcontext(ThisHost()) if at is None or _is_of_this_host(case) else at(case, here)
-    with made as place:
-        if case.host and not place.has_links:
-            found = dataclasses.replace(blank, skipped="needs hosts with links between them")
-        elif case.outcome == "preflight":
-            found = _preflight(case, here, environment, blank, place)
-        elif case.outcome == "refused":
-            found = _refused(case, here, environment, blank, place)
-        else:
-            found = _run(case, here, environment, blank, place)
+    try:
+        with made as place:
+            found = _found(case, here, environment, blank, place)
+    except PlaceUnavailable as why:
+        return dataclasses.replace(blank, skipped=str(why))
     for group in Path(case.needs).parent.glob(f"{here.name}*") if case.needs.startswith("/") else ():
         group.rmdir()  # a control group of the fault's
     if keep is not None:
@@ -101,8 +97,18 @@ def run_case(
     return found
 
 
+def _found(case: Case, here: Path, environment: Mapping[str, str], blank: Found, place: Place) -> Found:
+    if case.host and not place.has_links:
+        return dataclasses.replace(blank, skipped="needs hosts with links between them")
+    if case.outcome == "preflight":
+        return _preflight(case, here, environment, blank, place)
+    if case.outcome == "refused":
+        return _refused(case, here, environment, blank, place)
+    return _run(case, here, environment, blank, place)
+
+
 def judge(case: Case, explanation: Explanation | None, host: str = "") -> bool:
-    """Whether it names the cause, the rank and its host ("": which is not asked for)."""
+    """Compare an explanation with cause, rank and host of a case ("": any host)."""
     if explanation is None or explanation.cause not in case.causes:
         return False
     if host and explanation.host != host:
@@ -129,7 +135,9 @@ def _run(case: Case, here: Path, environment: Mapping[str, str], blank: Found, p
         run = place.start(command, here, environment, output)
         told = lambda: read_explanation(directory) is not None  # noqa: E731
         ended = lambda: run.poll() is not None  # noqa: E731
-        if case.harm and _until(lambda: ended() or (here / "fault").exists()):
+        # Ranks come up slowly where cores are busy: the time runs from the fault on.
+        _until(lambda: ended() or (here / "fault").exists(), _BEGUN_S)
+        if case.harm and not ended():
             place.harm(case.harm, place.launcher(run))
         came = _until(lambda: ended() or (case.outcome == "stalls" and told()))
         after = _after(here, directory)
@@ -168,13 +176,13 @@ def _run(case: Case, here: Path, environment: Mapping[str, str], blank: Found, p
 def _command(case: Case, here: Path, place: Place) -> Sequence[str]:
     return [
         *_RONDE, "run", *place.options(case.ranks), "--seed", "1", "--timeout", "40",
-        "--run-dir", str(here / "run"),
+        "--run-dir", str(here / "run"), "--env", "CHAOS_HERE",
         *case.options, str(here / "train.py"),
     ]  # fmt: skip
 
 
 def _refused(case: Case, here: Path, environment: Mapping[str, str], blank: Found, place: Place) -> Found:
-    """What `ronde doctor` says before the run, which has to say the same and to end."""
+    """Ask `ronde doctor` before the run, which has to say the same and to end."""
     found = _preflight(case, here, environment, blank, place)
     begun = time.monotonic()
     run = place.start(_command(case, here, place), here, environment, subprocess.PIPE)
@@ -196,7 +204,7 @@ def _preflight(case: Case, here: Path, environment: Mapping[str, str], blank: Fo
     words = [*_RONDE, "doctor", *place.options(case.ranks), *case.options, "--json"]
     host = _expected_host(case, place)
     if host:
-        words += ["--script", str(here / "train.py")]
+        words += ["--script", str(here / "train.py"), "--run-dir", str(here / "run")]
     if case.before:
         words = ["sh", "-c", f"{case.before}; {shlex.join(words)}"]
     if "mount" in case.before:
@@ -224,7 +232,7 @@ def _preflight(case: Case, here: Path, environment: Mapping[str, str], blank: Fo
 
 
 def _asked(directory: Path, here: Path, environment: Mapping[str, str], place: Place) -> Explanation | None:
-    """What `ronde doctor` says of it."""
+    """Ask `ronde doctor` about the run."""
     done = place.start([*_RONDE, "doctor", str(directory), "--json"], here, environment, subprocess.PIPE)
     out, _ = done.communicate(timeout=_MOST_S)
     try:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ronde.trace.evidence import Evidence, RankEvidence
 from ronde.trace.explanation import Explanation
 
-__all__ = ["known_error", "not_finite_error", "refused", "script_error"]
+__all__ = ["known_error", "loader_killed", "not_finite_error", "refused", "script_error"]
 
 
 class _Known(NamedTuple):
@@ -22,16 +22,17 @@ class _Known(NamedTuple):
     fix: str
 
 
+_LOADER_KILLED = _Known(
+    "loader-worker-killed",
+    "",
+    r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal|exited unexpectedly)",
+    "a loader worker of rank {rank} was killed",
+    "its memory was too much (fewer workers, smaller samples), or /dev/shm is too small: see dmesg and "
+    "df /dev/shm",
+)
 # The first that fits. Words are of Python, torch and the system.
 _ERRORS = (
-    _Known(
-        "loader-worker-killed",
-        "",
-        r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal|exited unexpectedly)",
-        "a loader worker of rank {rank} was killed",
-        "its memory was too much (fewer workers, smaller samples), or /dev/shm is too small: see dmesg and "
-        "df /dev/shm",
-    ),
+    _LOADER_KILLED,
     _Known(
         "checkpoint-truncated",
         "",
@@ -154,6 +155,22 @@ _ERRORS = (
     ),
 )
 _NOT_FINITE = re.compile(r"\b(nan|inf|non-?finite|not finite)\b", re.IGNORECASE)
+
+
+def loader_killed(evidence: Evidence) -> Explanation | None:
+    """Explain a loader worker that died while its rank waited for others."""
+    failure = evidence.failure
+    rank = None if failure is None or failure.kind != "peer" else evidence.rank(failure.rank)
+    error = {} if rank is None or rank.error is None else rank.error
+    if rank is None or not re.search(_LOADER_KILLED.words, str(error.get("message", ""))):
+        return None
+    return Explanation(
+        cause=_LOADER_KILLED.cause,
+        rank=rank.rank,
+        summary=_LOADER_KILLED.means.format(rank=rank.rank),
+        evidence=(_first_line(error),),
+        fix=_LOADER_KILLED.fix,
+    )
 
 
 def known_error(evidence: Evidence) -> Explanation | None:

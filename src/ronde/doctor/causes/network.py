@@ -1,4 +1,4 @@
-"""What stands between hosts: one that has fallen silent, a link that carries nothing, or little."""
+"""Rules about hosts that fall silent, and links that carry nothing, or little."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Way(NamedTuple):
 
 
 def host_lost(evidence: Evidence) -> Explanation | None:
-    """The launcher has ended the run, because the way to a host has been closed."""
+    """Explain a run that was ended because the connection to a host was closed."""
     failure = evidence.failure
     if failure is None or failure.kind != "host":
         return None
@@ -49,7 +49,7 @@ def host_lost(evidence: Evidence) -> Explanation | None:
 
 
 def host_silent(evidence: Evidence) -> Explanation | None:
-    """Nothing comes from a host any more, not even from the agent on it."""
+    """Explain a host of which no sign has come, not even from its agent."""
     if evidence.failure is not None and evidence.failure.kind not in _LOST:
         return None
     silent = [each for each in evidence.silent if each.seconds >= _SILENT_S]
@@ -68,7 +68,7 @@ def host_silent(evidence: Evidence) -> Explanation | None:
 
 
 def link_cut(evidence: Evidence) -> Explanation | None:
-    """Both hosts speak to the launcher, and what one sends to the other is not acknowledged."""
+    """Explain bytes between two hosts that are not acknowledged, though both reach the launcher."""
     if evidence.failure is not None and evidence.failure.kind not in _LOST:
         return None
     dead = list(_dead(evidence))
@@ -89,7 +89,7 @@ def link_cut(evidence: Evidence) -> Explanation | None:
 
 
 def slow_link(evidence: Evidence) -> Explanation | None:
-    """Ranks wait, and what they send leaves the host slowly."""
+    """Explain ranks that wait while their bytes leave the host slowly."""
     if evidence.failure is not None and evidence.failure.kind != "standstill":
         return None
     held = [way for way in _ways(evidence) if way.connection.queued >= _QUEUED and 0 < way.start.sent < _SLOW]
