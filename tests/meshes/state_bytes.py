@@ -72,22 +72,17 @@ def formula(plan: str, ranks: int, rank: int, model: str) -> dict[Kind, float]:
     """The bytes that this rank has to hold.
 
     A matrix is cut by `tensor`, a layer is on one stage, an expert on one rank of its group. ZeRO divides
-    what a rank has of the model by the ranks that have the same, but an expert's parameters and gradients.
-    Where parameters are cut, two units are whole at a time.
+    what a rank has of the model by the ranks that have the same. Where parameters are cut, two units are
+    whole at a time.
     """
     placement = expand(plan).state.placement
     parameters = gradients = optimizer = 0.0
     units: dict[str, float] = {}
     for each in _shares(sized(model), plan, ranks, rank):
-        # Of parameters and gradients, and of optimizer state.
-        divided = owned = each.numel
-        if not each.is_expert or each.replicas == 1:
-            divided, owned = each.numel / each.replicas, each.numel * each.is_first
+        divided, owned = each.numel / each.replicas, each.numel * each.is_first
         parameters += {"zero3": divided, "central": owned}.get(placement, each.numel)
         gradients += {"zero2": divided, "zero3": divided, "central": owned}.get(placement, each.numel)
-        of_zero = each.numel / each.replicas
-        by_state = {"replicated": each.numel, "central": each.numel * each.is_first}
-        optimizer += 2 * by_state.get(placement, of_zero)
+        optimizer += 2 * {"replicated": each.numel, "central": owned}.get(placement, divided)
         units[each.unit] = units.get(each.unit, 0.0) + each.numel
     if placement in ("zero3", "central"):
         parameters += 2 * max(units.values())
@@ -109,7 +104,6 @@ class _Share:
     numel: float
     replicas: int
     is_first: bool
-    is_expert: bool
 
 
 def _shares(net: nn.Module, plan: str, ranks: int, rank: int) -> Iterator[_Share]:
@@ -129,7 +123,6 @@ def _shares(net: nn.Module, plan: str, ranks: int, rank: int) -> Iterator[_Share
             numel=parameter.numel() / cut / of_expert if on_stage else 0.0,
             replicas=rows // of_expert,
             is_first=row < of_expert,
-            is_expert=is_expert,
         )
 
 

@@ -42,6 +42,7 @@ COUNTED = {
     ("data=2,tensor=2", "zero3", "gpt"),
     ("pipeline=2", "zero2", "llama"),
     ("data=2,tensor=2,expert=2", "zero2", "mixtral"),
+    ("data=4,expert=2", "zero3", "mixtral"),
 }
 # Of the formula's bytes.
 ALLOWED = 1.1

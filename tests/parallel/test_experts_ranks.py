@@ -224,6 +224,24 @@ def test_state_beside_experts_is_cut(two: Ranks, name: str, plan: str):
     compare(two, plan, named, name)
 
 
+@pytest.mark.parametrize(
+    ("name", "plan", "rows"),
+    [
+        ("listed", "zero3", 2),
+        *(
+            pytest.param(name, plan, rows, marks=pytest.mark.soak)
+            for name in MODELS
+            for plan in ("ddp", "zero1", "zero2", "zero3", "central", "zero3,offload=all")
+            for rows in (2, 6)
+            if (name, plan, rows) != ("listed", "zero3", 2)
+        ),
+    ],
+)
+def test_state_of_experts_is_cut_over_their_replicas(four: Ranks, name: str, plan: str, rows: int):
+    """Of two rows an expert has tokens on some of the ranks that have it, or on none."""
+    compare(four, f"data=4,expert=2,{plan}", named, name, rows)
+
+
 def train_and_hold(rank: Rank, name: str, plan: str = "expert=2") -> tuple[int, int, list[str]]:
     with rank.session(plan) as session:
         model = MODELS[name]()

@@ -77,6 +77,14 @@ def test_copies_are_known():
     assert [blocks_of_stage(0, 1, SHAPE, ranks=2).is_first(rank) for rank in range(2)] == [True, False]
 
 
+def test_copies_are_on_other_neighbours_and_not_on_ranks_of_a_tensor_group():
+    both = blocks_of_stage(0, 1, SHAPE, ranks=4, cut=DimCut(0, 2))
+    assert both.has_copies
+    assert not both.of([0, 1]).has_copies
+    assert both.of([0, 2]).has_copies
+    assert both.of([1, 1, 0]).spans == ((12, 24), (12, 24), (0, 12))
+
+
 def test_a_run_lies_within_another():
     assert within((5, 8), (2, 10)) == slice(3, 6)
     assert within(None, (2, 10)) == slice(0, 0)

@@ -530,3 +530,30 @@ SITUATIONS = {
 @pytest.mark.parametrize("name", list(SITUATIONS))
 def test_gradients_are_the_mean_over_ranks(ranks: Any, name: str, world_size: int) -> None:
     assert ranks(world_size, SITUATIONS[name]) == [[]] * world_size
+
+
+def leaves_of_fewer(rank: Rank, early: bool) -> list[list[float] | None]:
+    """Each rank uses one of three leaves; a node that both have says that backward has been past them.
+
+    Args:
+        early: it says so before, and has to be corrected when backward ends.
+    """
+    with _inside_a_model(rank) as session:
+        inner = session.reducer.of_fewer(session._meet_members("others", None, range(rank.world_size)))
+        leaves = [torch.ones(2, dtype=_D, requires_grad=True) for _ in range(3)]
+        for leaf in leaves:
+            inner.adopt(leaf)
+        for _ in range(2):
+            for leaf in leaves:
+                leaf.grad = None
+            node = torch.zeros((), dtype=_D, requires_grad=True) * 1
+            used = (leaves[rank.rank] * (rank.rank + 1)).sum()
+            node = node * 1 if early else node
+            node.register_hook(lambda _: inner.passed(leaves))
+            (used + node).backward()
+        return [None if leaf.grad is None else leaf.grad.tolist() for leaf in leaves]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_leaves_that_some_ranks_use_are_averaged_when_all_have_passed_them(ranks: Any, early: bool) -> None:
+    assert ranks(2, leaves_of_fewer, early) == [[[0.5, 0.5], [1.0, 1.0], None]] * 2

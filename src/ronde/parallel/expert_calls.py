@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ronde.errors import UsageError
-from ronde.parallel.expert_exchange import Cannot, Exchange, linked
+from ronde.parallel.expert_exchange import Cannot, Exchange, announced, linked
 from ronde.parallel.expert_shares import Among, Shares
 from ronde.parallel.holding import holding
 from ronde.policies.expert_structure import Mixture
@@ -106,17 +106,19 @@ def call_fused(
     comm, share = among.comm, among.shares.of(counts)
     exchange = Exchange(comm, share.counts, [count > 0 for count in counts])
     rows = exchange.there(share.own(tokens[of_token]))
+    rows = announced(rows, rows, among.passed)
     importance = exchange.there(share.own(weights.reshape(-1)[order]))
     here = mixture.count // comm.world_size
     numbers = torch.tensor([list(range(here))] * comm.world_size, device=rows.device).reshape(-1)
     experts = numbers.repeat_interleave(torch.tensor(exchange.here, device=rows.device).reshape(-1))
+    among.gather()
     with holding(mixture.module, leaf), _counting(mixture.module, here):
         if len(rows):
             made = mixture.module.forward(rows, experts[:, None], importance[:, None])
         else:
             made = linked(rows.new_zeros(rows.shape), rows)
         used = list(mixture.module.parameters())
-    made = _reaching(made, used)
+    made = announced(_reaching(made, used), importance, among.gather)
     answered = share.whole(exchange.back(made, importance))
     output = tokens.new_zeros(tokens.shape).index_add(0, of_token, answered.to(tokens.dtype))
     return linked(output, answered)
@@ -151,7 +153,10 @@ def call_listed(
     exchange = Exchange(comm, share.counts, called, problem, among.everybody)
     given = [part for each in by_expert for part in each] or [outputs.given(0)]
     rows = exchange.there(share.own(torch.cat(given)))
+    rows = announced(rows, rows, among.passed)
+    among.gather()
     made = _made_here(mixture, leaf, exchange, rows, outputs.made(0), run)
+    made = announced(made, rows, among.gather)
     answered = share.whole(exchange.back(made, rows))
     parts = answered.split([len(part) for each in by_expert for part in each])
     places = sorted(range(len(rehearsed)), key=lambda place: rehearsed[place][0])

@@ -6,7 +6,7 @@ Every rank takes part in every exchange, forward and backward, with no tokens if
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from ronde.comm.process_group import Comm
 from ronde.tensor.context import Context
 
-__all__ = ["Cannot", "Exchange", "linked", "true_gradient"]
+__all__ = ["Cannot", "Exchange", "announced", "linked", "true_gradient"]
 
 _Function: Any = torch.autograd.Function
 
@@ -38,6 +38,23 @@ class _AllToAll(_Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         return None, _exchanged(ctx.comm, gradient, ctx.come, ctx.sent), None, None, None
+
+
+class _Announced(_Function):
+    """A tensor itself; backward of what made it is announced before it begins, on all ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, link: torch.Tensor, announce: Callable[[], object]
+    ) -> torch.Tensor:
+        ctx.announce = announce
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        ctx.announce()
+        return gradient, None, None
 
 
 class _Linked(_Function):
@@ -82,6 +99,11 @@ def true_gradient(context: Context, leaf: torch.Tensor, replicas: int = 1) -> to
 def linked(tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     """The tensor, by which backward comes to what made others too."""
     return _Linked.apply(tensor, *others) if torch.is_grad_enabled() else tensor
+
+
+def announced(tensor: torch.Tensor, link: torch.Tensor, announce: Callable[[], object]) -> torch.Tensor:
+    """The tensor; in backward `announce` is called before what made it, and what made `link`, is reached."""
+    return _Announced.apply(tensor, link, announce) if torch.is_grad_enabled() else tensor
 
 
 class Exchange:

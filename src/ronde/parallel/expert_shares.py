@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import torch
@@ -14,7 +14,7 @@ from ronde.tensor.edges import Gather, Slice
 from ronde.tensor.global_tensor import materialize
 from ronde.tensor.layout import Layout
 
-__all__ = ["Among", "Share", "Shares"]
+__all__ = ["Among", "Share", "Shares", "nothing"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,6 +66,10 @@ class Shares:
         return value if self.context is None else materialize(value)
 
 
+def nothing() -> None:
+    """No other rank has the same experts."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Among:
     """The ranks that call a mixture.
@@ -74,8 +78,13 @@ class Among:
         comm: those over which experts are spread.
         everybody: those that go on together, or not; `comm` by default.
         shares: those that have the same tokens.
+        gather: has the experts of this rank whole; every rank comes, with tokens or without, and before
+            backward comes to them.
+        passed: hears that backward has been past them, on every rank.
     """
 
     comm: Comm
     everybody: Comm | None = None
     shares: Shares = Shares()
+    gather: Callable[[], object] = nothing
+    passed: Callable[[], object] = nothing

@@ -50,20 +50,24 @@ class Scattered:
     """Gradients of blocks, cut once more over replicas (ZeRO-2 in a block).
 
     Attributes:
-        gradients: by block, and by whole parameter, this rank's elements of the mean over replicas.
+        gradients: by block, and by whole parameter, this rank's elements of the mean over replicas; for each
+            group of replicas those of its own.
         partition: the elements of a parameter that each of all ranks updates.
         everybody: all ranks.
         blocks: of each of these, the block that it has.
+        keep: adds what all replicas have of a block's gradient to this rank's elements; False where none of
+            them has a part.
     """
 
-    gradients: ReducedGradients
+    gradients: Sequence[ReducedGradients]
     partition: Partition
     everybody: Comm
     blocks: Sequence[int]
+    keep: Callable[[Block, torch.Tensor], bool]
 
-    def with_replicas(self, spec: ShardSpec) -> ShardSpec:
-        """Expand a spec by block to a spec by rank, replicas included."""
-        return dataclasses.replace(spec, spans=tuple(spec[block] for block in self.blocks))
+    def of(self, leaf: torch.Tensor) -> ReducedGradients | None:
+        """Those that have a shard of a gradient; None where it is whole, or not there."""
+        return next((each for each in self.gradients if leaf in each), None)
 
 
 @final
@@ -104,7 +108,11 @@ class BlockGradients(GradientShards):
         self._count = 0
 
     def _any(self) -> bool:
-        return bool(len(self._blocks)) or (self._scattered is not None and bool(self._scattered.gradients))
+        return bool(len(self._blocks)) or any(self._scattered_gradients)
+
+    @property
+    def _scattered_gradients(self) -> Sequence[ReducedGradients]:
+        return () if self._scattered is None else self._scattered.gradients
 
     @property
     def blocks(self) -> list[Block]:
@@ -194,13 +202,15 @@ class BlockGradients(GradientShards):
             return self._held_scattered(tensor, block)
         spec, rank = block.spec, self._comm.rank
         if self._scattered is not None:
-            spec, rank = self._scattered.with_replicas(spec), self._scattered.everybody.rank
+            spec, rank = spec.of(self._scattered.blocks), self._scattered.everybody.rank
         return HeldGradient(block.number, block.parameter, spec, gradient.view(-1), rank)
 
     def _held_scattered(self, tensor: torch.Tensor, block: Block | None) -> HeldGradient | None:
         if self._scattered is None:
             return None
-        held = self._scattered.gradients.held(tensor if block is None else block.leaf)
+        of = tensor if block is None else block.leaf
+        found = self._scattered.of(of)
+        held = None if found is None else found.held(of)
         (spec,) = self._scattered.partition.assign([tensor])
         if held is None or spec is None:
             return None
@@ -209,20 +219,21 @@ class BlockGradients(GradientShards):
 
     def _gather_replicas(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Gather the gradient of a block, or of a whole parameter, from its replicas. A collective."""
-        return None if self._scattered is None else self._scattered.gradients.whole(tensor)
+        found = None if self._scattered is None else self._scattered.of(tensor)
+        return None if found is None else found.whole(tensor)
 
     def tell(self, census: Census) -> None:
         for block in self.blocks:
             census.count("gradients", gradient_of(block.leaf))
-        if self._scattered is not None:
-            self._scattered.gradients.tell(census)
+        for each in self._scattered_gradients:
+            each.tell(census)
 
     def drop(self, tensor: torch.Tensor) -> None:
         block = self._blocks.get(tensor)
         if block is not None:
             give_gradient(block.leaf, None)
-        if self._scattered is not None:
-            self._scattered.gradients.drop(tensor if block is None else block.leaf)
+        for each in self._scattered_gradients:
+            each.drop(tensor if block is None else block.leaf)
 
     @torch.no_grad()
     def scale(self, factor: float | torch.Tensor) -> None:
@@ -230,12 +241,13 @@ class BlockGradients(GradientShards):
             gradient = gradient_of(block.leaf)
             if gradient is not None:
                 gradient.mul_(factor)
-        if self._scattered is not None:
-            self._scattered.gradients.scale(factor)
+        for each in self._scattered_gradients:
+            each.scale(factor)
 
     def own(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         if tensor not in self._blocks:
-            return whole if self._scattered is None else self._scattered.gradients.own(tensor, whole)
+            found = None if self._scattered is None else self._scattered.of(tensor)
+            return whole if found is None else found.own(tensor, whole)
         held = self.held(tensor)
         return (
             whole
@@ -248,8 +260,8 @@ class BlockGradients(GradientShards):
             tensor = block.parameter.tensor
             assert tensor is not None
             self.whole(tensor)
-        if self._scattered is not None:
-            self._scattered.gradients.restore()
+        for each in self._scattered_gradients:
+            each.restore()
 
     def beside(self) -> list[torch.Tensor]:
         """What a backward has computed that comes to blocks when it has ended."""
@@ -283,9 +295,8 @@ class BlockGradients(GradientShards):
                     give_gradient(block.leaf, block.leaf.new_empty(0))
 
     def _has_gradient(self, block: Block) -> bool:
-        if self._scattered is not None and block.leaf in self._scattered.gradients:
-            return True
-        return gradient_of(block.leaf) is not None
+        shared = self._scattered is not None and self._scattered.of(block.leaf) is not None
+        return shared or gradient_of(block.leaf) is not None
 
     @torch.no_grad()
     def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -338,6 +349,9 @@ class BlockGradients(GradientShards):
 
     @torch.no_grad()
     def _add(self, block: Block, own: torch.Tensor) -> None:
+        scattered = None if gradient_of(block.leaf) is not None else self._scattered
+        if scattered is not None and scattered.keep(block, own):
+            return
         self._gather_replicas(block.leaf)
         gradient = gradient_of(block.leaf)
         give_gradient(block.leaf, own if gradient is None else gradient.add_(own))

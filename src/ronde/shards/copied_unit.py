@@ -130,6 +130,7 @@ class CopiedUnit(Unit):
         self._home = home
         self._coming: Pending | None = None
         if parts is not None:
+            self.aliased = True
             for member, part in zip(members, parts, strict=True):
                 member.part = part
             self._free()
@@ -146,8 +147,7 @@ class CopiedUnit(Unit):
             census.count("parameters", member.part)
 
     def start(self) -> None:
-        if self.lingers:
-            self._keep()  # whoever holds a view may have written to it
+        self._keep_lingering()
         for member in self.members:
             member.make_room()
         self._coming = self._complete()
@@ -170,7 +170,7 @@ class CopiedUnit(Unit):
     def let_go(self) -> bool:
         if not self.lingers or any(member.held for member in self.members):
             return False
-        self._keep()  # whoever held it may have written
+        self._keep_lingering()
         self.lingers = False
         return self._free()
 
@@ -179,8 +179,7 @@ class CopiedUnit(Unit):
         return True
 
     def begin_update(self) -> None:
-        if self.lingers:
-            self._keep()
+        self._keep_lingering()
 
     def end_update(self) -> None:
         """What lingers on some rank gets the updated elements, by a message of all ranks."""
@@ -190,6 +189,11 @@ class CopiedUnit(Unit):
         self._arrive()
         if not self.lingers:
             self._free()
+
+    def _keep_lingering(self) -> None:
+        """Whoever holds a view may have written to it, unless the parts may be newer."""
+        if self.lingers and not self.aliased:
+            self._keep()
 
     def _keep(self) -> None:
         self._home.down(

@@ -266,7 +266,7 @@ class ShardedParameters:
         for unit in list(self._whole)[: -1 if keep_last else None]:
             self._reshard(unit)
         for unit in self._whole:
-            unit.written = True  # the script has it before it
+            unit.written = unit.written or not unit.aliased  # the script has it before it
         with _aside(self._context):
             for unit in self._table.units:
                 if unit.let_go():
@@ -352,7 +352,8 @@ class ShardedParameters:
             return
         with _aside(context):
             unit.gather()
-            unit.written = context.region not in (Region.SHARDED, Region.OBSERVED) and not self._reading
+            in_model = context.region in (Region.SHARDED, Region.OBSERVED)
+            unit.written = not (unit.aliased or in_model or self._reading)
             for member, tensor in unit.parameters:
                 tensor.__class__ = torch.nn.Parameter
                 member.version = tensor._version

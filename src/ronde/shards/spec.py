@@ -54,6 +54,10 @@ class ShardSpec:
         spans = sorted(span for span in self.spans if span is not None)
         return any(second[0] < first[1] for first, second in pairwise(spans))
 
+    def of(self, ranks: Sequence[int]) -> ShardSpec:
+        """The spec of another group, of whose ranks each has the elements of one of these."""
+        return dataclasses.replace(self, spans=tuple(self.spans[rank] for rank in ranks))
+
     def is_first(self, rank: int) -> bool:
         """Whether no earlier rank has the same elements as this one."""
         return self.spans.index(self.spans[rank]) == rank

@@ -114,6 +114,7 @@ class Unit(ABC):
         whole: elements of all members are there, for anybody to use; the same on all ranks.
         written: while it was whole, somebody may have changed elements.
         lingers: it is not whole, but somebody on this rank holds a view of its memory still.
+        aliased: its parts are those of another unit, by which scripts write to them; here models read.
     """
 
     def __init__(self, number: int, members: Sequence[Any], comm: Comm, *, whole: bool) -> None:
@@ -122,6 +123,7 @@ class Unit(ABC):
         self.whole = whole
         self.written = False
         self.lingers = False
+        self.aliased = False
         self._comm = comm
 
     @property

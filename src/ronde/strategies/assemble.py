@@ -22,7 +22,7 @@ from ronde.strategies.zero import ZeroStrategy
 from ronde.tensor.context import Context
 
 if TYPE_CHECKING:
-    from ronde.strategies.blocks import BlockRanks
+    from ronde.strategies.block_ranks import BlockRanks
     from ronde.strategies.context import ContextStrategy
     from ronde.strategies.mixture_calls import MixtureRanks
 
@@ -182,10 +182,12 @@ class _Groups:
         return [rank for rank, place in enumerate(self._places) if place.block == mine.block]
 
     def of_blocks(self) -> BlockRanks:
-        from ronde.strategies.blocks import BlockRanks
+        from ronde.strategies.block_ranks import BlockRanks
 
         mesh, parts, experts = self._mesh, self._parts, self._experts
         replicas = self._replicas()
+        few = experts > 1 and len(replicas) > 1
+        cuts_parameters = parts.plan.state.on(parts.rows.world_size).cuts_parameters
         beside = experts > 1 and mesh.degree("tensor") * mesh.degree("pipeline") > 1
         return BlockRanks(
             rows=parts.rows,
@@ -193,7 +195,8 @@ class _Groups:
             everybody=parts.everybody,
             places=self._places,
             row_ranks=mesh.members(parts.rank, "data", "context"),
-            replica_group=self._of("replicas", replicas) if experts > 1 and len(replicas) > 1 else None,
+            replica_group=parts.meet("replicas-reducer", replicas) if few else None,
+            gathering=self._of("replicas", replicas) if few and cuts_parameters else None,
             copies=[self._copy(rank) for rank in range(mesh.ranks)] if beside else None,
             sequences=self._sequences,
         )

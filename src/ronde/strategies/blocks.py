@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import functools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
 import torch
@@ -16,7 +17,7 @@ from ronde.parallel.building import Building
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.policies.units import find_units
-from ronde.policies.zero import RUNS, Place, divided, in_equal_parts, replica_spec, zero_within
+from ronde.policies.zero import RUNS, divided, in_equal_parts, replica_spec, zero_within
 from ronde.shards import gradients
 from ronde.shards.block_gradients import Block, BlockGradients, Scattered
 from ronde.shards.nested_parameters import NestedParameters
@@ -27,17 +28,19 @@ from ronde.shards.sharded_parameters import ShardedParameters
 from ronde.shards.sharded_update import ShardedUpdate
 from ronde.shards.spec import ShardSpec
 from ronde.shards.unit_table import Find
+from ronde.strategies.block_ranks import BlockRanks
 from ronde.strategies.homes import homes
 from ronde.strategies.parts import Parts
-from ronde.strategies.sharded_state import ShardedState
+from ronde.strategies.replica_group import ReplicaGroup
+from ronde.strategies.sharded_state import ShardedState, all_of
 from ronde.strategies.zero import is_worth_sharding
-from ronde.sync.averaging.protocol import average_gradients
-from ronde.sync.home import Home, OnDevice
+from ronde.sync.home import OnDevice
 from ronde.sync.reduced_gradients import ReducedGradients
+from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Context, Region
 from ronde.tensor.tensor_table import TensorTable
 
-__all__ = ["BlockRanks", "Cutting", "ModelBlocks", "Reduced"]
+__all__ = ["Cutting", "ModelBlocks", "Reduced"]
 
 
 class Reduced(enum.Enum):
@@ -49,39 +52,6 @@ class Reduced(enum.Enum):
 
     def has(self, spec: ShardSpec) -> bool:
         return self is Reduced.ALL or (self is Reduced.COPIES and spec.has_copies)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class BlockRanks:
-    """The groups among which blocks are spread.
-
-    Attributes:
-        rows: the reducer's group: ranks with the same blocks and other rows.
-        group: ranks with other blocks and the same rows.
-        everybody: all ranks.
-        places: of each of these.
-        row_ranks: those of `rows`, among all.
-        replica_group: ranks with the same blocks, where these are fewer than `rows`.
-        copies: of all ranks the places for parameters of which ranks of `rows` have the same blocks, where
-            they have other blocks of other parameters; None without such.
-        sequences: in which values inside of models are cut too; None without.
-    """
-
-    rows: Comm
-    group: Comm
-    everybody: Comm
-    places: Sequence[Place]
-    row_ranks: Sequence[int]
-    replica_group: Comm | None = None
-    copies: Sequence[Place] | None = None
-    sequences: Context | None = None
-
-    @property
-    def replicas(self) -> list[int]:
-        """The replicas of this rank's blocks, in the order of their group."""
-        block = self.places[self.everybody.rank].block
-        same = [rank for rank, place in enumerate(self.places) if place.block == block]
-        return sorted(same, key=lambda rank: self.places[rank].replica)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +71,14 @@ class Cutting:
     item: str
     reduces: Reduced = Reduced.ALL
     cuts_whole: bool = True
+
+
+def _find_nothing(module: torch.nn.Module) -> list[list[torch.Tensor]]:
+    return []
+
+
+def _adopt_none(leaf: torch.Tensor) -> None:
+    """Ranks that gather parameters have no values of the script between them."""
 
 
 @final
@@ -129,37 +107,42 @@ class ModelBlocks:
         self._script, self._ranks, self._note = context, ranks, note
         self._reducer, self._cutting = reducer, cutting
         self._axis = plan.state.on(ranks.rows.world_size)
-        self._home, home_of_shards = homes(self._axis)
+        self._home, self._home_of_shards = homes(self._axis)
         # Leaves that the reducer leaves alone.
         self._alone: TensorTable[bool] = TensorTable()
         # A group of its own, in which the model's cut values are whole: nothing of the batch is cut there.
         self.comm = Context.within_rows(ranks.group, ranks.sequences)
         partition, find = cutting.partition, self._built_whole(cutting.find)
         # All ranks, for what is cut over the replicas of blocks too.
-        everybody = Context(comm=ranks.everybody, adopt=lambda leaf: None)
+        everybody = Context(comm=ranks.everybody, adopt=_adopt_none)
         self._among = everybody if self._axis.cuts_optimizer else self.comm
         runs = RUNS.get(self._axis.placement, in_equal_parts)
         self._of_rows = divided(runs, ranks.rows.world_size)
         self._nested = zero_within(partition, self._of_rows, ranks.places, runs, ranks.copies)
-        scattered = self._scattered(home_of_shards)
-        self.gradients = BlockGradients(ranks.group, self._adopt, self._mean, self._give, scattered)
+        # The ranks with other rows, and those of them that have the same experts.
+        whole = self._built_whole(self._find_whole) if cutting.cuts_whole else _find_nothing
+        self._rows = self._replicas(ranks.rows, ranks.row_ranks, reducer, parts.replicas, whole)
+        self._experts: ReplicaGroup | None = None
+        if (few := ranks.replica_group) is not None:
+            gathering = None if ranks.gathering is None else Context(comm=ranks.gathering, adopt=_adopt_none)
+            self._experts = self._replicas(few, ranks.replicas, reducer.of_fewer(few), gathering)
+        self._groups = [each for each in (self._rows, self._experts) if each is not None]
+        self.gradients = BlockGradients(ranks.group, self._adopt, self._mean, self._give, self._scattered())
         # Whether blocks are cut once more: there is nothing to divide where one rank has a block.
-        divides = ranks.copies is not None or len(ranks.replicas) == ranks.rows.world_size > 1
-        self._nests = self._axis.cuts_parameters and divides
+        sharing = self._groups if cutting.reduces is not Reduced.NONE else self._groups[1:]
+        self._sharing = [each for each in sharing if each.divides]
+        self._nests = self._axis.cuts_parameters and bool(self._sharing)
         if self._nests:
             kept = Partition(self._kept, partition)
-            self.parameters = ShardedParameters(everybody, kept, home_of_shards, note, find)
+            self.parameters = ShardedParameters(everybody, kept, self._home_of_shards, note, find)
         else:
             self.parameters = ShardedParameters(self.comm, partition, OnDevice(), note, find)
         # Blocks that are cut once more, gathered by the ranks that have the same.
-        self._leaves: ShardedParameters | None = None
-        if self._axis.cuts_parameters:
-            whole = self._built_whole(self._find_whole) if cutting.cuts_whole else _find_nothing
-            self._leaves = ShardedParameters(parts.replicas, self._of_rows, home_of_shards, note, whole)
+        self._leaves = [each.leaves for each in self._groups if each.leaves is not None]
         # A layer's place in a model is not known before the model's call: until then it is spread evenly.
         evenly = divided(in_equal_parts, ranks.everybody.world_size)
         self._built = ShardedParameters(everybody, evenly, OnDevice(), note, find_units)
-        stores = [each for each in (self.parameters, self._leaves, self._built) if each is not None]
+        stores = [self.parameters, *self._leaves, self._built]
         self._saved = SavedParameters(*stores)
         self.state = ShardedState(
             parameters=stores,
@@ -170,55 +153,79 @@ class ModelBlocks:
             building=Building(self.comm, self._built.cut_new),
         )
         reducer.instead_of = self._leaf_of
-        reducer.on_averaged = self._end_backward
+        reducer.on_averaged = self.gradients.end_backward
         reducer.beside = self.gradients.beside
-        if cutting.reduces is Reduced.ALL:
+        if cutting.reduces is not Reduced.NONE:
             reducer.encoded = self._encoded
 
-    def _scattered(self, home: Home) -> Scattered | None:
-        """The shards to which gradients of blocks are reduced over rows, under zero2 and zero3."""
-        if not self._axis.cuts_gradients:
+    def _replicas(
+        self,
+        comm: Comm,
+        ranks: Sequence[int],
+        reducer: Reducer,
+        gathering: Context | None,
+        find: Find = _find_nothing,
+    ) -> ReplicaGroup:
+        """What a group of replicas averages, and under zero2 and zero3 divides and gathers.
+
+        Args:
+            gathering: of the same ranks, in an order of their own.
+            find: cuts what is cut over these ranks though it is in no block.
+        """
+        home, gradients, leaves = self._home_of_shards, None, None
+        if self._axis.cuts_gradients:
+            gradients = ReducedGradients(comm, self._rows_of, home)
+            reducer.reduce_to(shards=gradients)
+        if self._axis.cuts_parameters and gathering is not None:
+            leaves = ShardedParameters(gathering, self._of_rows, home, self._note, find)
+        return ReplicaGroup(comm=comm, ranks=ranks, reducer=reducer, gradients=gradients, leaves=leaves)
+
+    def _scattered(self) -> Scattered | None:
+        """The shards to which gradients of blocks are reduced, under zero2 and zero3."""
+        gradients = [each.gradients for each in self._groups if each.gradients is not None]
+        if not gradients:
             return None
-        ranks = self._ranks
-        reduced = ReducedGradients(ranks.rows, self._rows_of, home)
-        self._reducer.reduce_to(shards=reduced)
-        return Scattered(reduced, self._nested, ranks.everybody, [place.block for place in ranks.places])
+        blocks = [place.block for place in self._ranks.places]
+        return Scattered(gradients, self._nested, self._ranks.everybody, blocks, self._keep)
+
+    def _keep(self, block: Block, gradient: torch.Tensor) -> bool:
+        group, spec = self._group_of(block.spec), self._of_rows.spec(block.leaf)
+        if group is None or group.gradients is None or spec is None:
+            return False
+        group.gradients.keep(block.leaf, spec, gradient)
+        return True
 
     def _update(self) -> ShardedUpdate:
         """Cut the steps of optimizers as the plan's state axis says."""
         ranks, note, home = self._ranks, self._note, self._home
         if not self._axis.cuts_optimizer:
-            held = OptimizerShards(
-                self._cutting.partition,
-                ranks.group.rank,
-                home,
-                self.gradients,
-                self.parameters,
-                whole_too=False,
-            )
+            blocks, rank = self._cutting.partition, ranks.group.rank
+            held = OptimizerShards(blocks, rank, home, self.gradients, self.parameters, whole_too=False)
             return ShardedUpdate(self.comm, held, self._has_blocks, note)
         parameters: ParameterShards = self.parameters
-        if self._leaves is not None:
-            parameters = NestedParameters(self.parameters, self._leaves, self._leaf_of)
-        replicas: list[Replicas] = []
-        if len(ranks.replicas) > 1 and not (self._nests and ranks.copies is None):
-            group = ranks.replica_group or ranks.rows
-            replicas.append(
-                Replicas(group, ranks.replicas, self.parameters, lambda each: not self._is_copied(each))
-            )
-        if ranks.copies is not None and not self._nests:
-            replicas.append(Replicas(ranks.rows, ranks.row_ranks, self.parameters, self._is_copied))
+        if self._leaves:
+            parameters = NestedParameters(self.parameters, self._leaves[0], self._leaves[1:], self._leaf_of)
+        replicas = [
+            Replicas(each.comm, each.ranks, self.parameters, functools.partial(self._is_in, each))
+            for each in (() if self._nests else self._sharing)
+        ]
         held = OptimizerShards(
             self._nested, ranks.everybody.rank, home, self.gradients, parameters, replicas=replicas
         )
         return ShardedUpdate(self._among, held, self._takes, note)
 
-    def _sharers(self, spec: ShardSpec) -> Sequence[int]:
-        """The ranks of `rows`, where all have this rank's block; else none."""
-        ranks = self._ranks
-        if ranks.copies is not None:
-            return ranks.row_ranks if spec.has_copies else ()
-        return ranks.replicas if len(ranks.replicas) == ranks.rows.world_size > 1 else ()
+    def _group_of(self, spec: ShardSpec) -> ReplicaGroup | None:
+        """The ranks that have this rank's block; None where no other has."""
+        return self._rows if self._cutting.reduces.has(spec) else self._experts
+
+    def _is_in(self, group: ReplicaGroup, parameter: torch.Tensor) -> bool:
+        spec = self._cutting.partition.spec(parameter)
+        return spec is not None and self._group_of(spec) is group
+
+    def _is_divided(self, spec: ShardSpec) -> bool:
+        """Whether other ranks have this rank's block."""
+        group = self._group_of(spec)
+        return group is not None and group.divides
 
     def _kept(self, members: Sequence[torch.Tensor]) -> list[ShardSpec]:
         """The elements of parameters in blocks that each of all ranks keeps."""
@@ -227,14 +234,9 @@ class ModelBlocks:
             spec = self._cutting.partition.spec(each)
             assert spec is not None
             assert nested is not None
-            spans = tuple(spec[place.block] for place in self._ranks.places)
-            found.append(nested if self._sharers(spec) else dataclasses.replace(spec, spans=spans))
+            blocks = [place.block for place in self._ranks.places]
+            found.append(nested if self._is_divided(spec) else spec.of(blocks))
         return found
-
-    def _is_copied(self, parameter: torch.Tensor) -> bool:
-        """Whether other ranks of `rows` have the same block, though not of all parameters."""
-        spec = self._cutting.partition.spec(parameter)
-        return self._ranks.copies is not None and spec is not None and spec.has_copies
 
     def _find_whole(self, module: torch.nn.Module) -> list[list[torch.Tensor]]:
         """The units of the parameters that are not in blocks."""
@@ -251,8 +253,12 @@ class ModelBlocks:
     def _encoded(self) -> Collection[int]:
         """Return ids of the leaves whose gradients may be encoded.
 
-        Copies would drift apart: each rank encodes them beside other blocks."""
-        return {id(block.leaf) for block in self.gradients.blocks if not block.spec.has_copies}
+        Copies on ranks with the same rows would drift apart: each rank encodes them beside other blocks.
+        """
+        places, rank = self._ranks.places, self._ranks.everybody.rank
+        alike = [place.block for place in places if place.row == places[rank].row]
+        reduced = [block for block in self.gradients.blocks if self.is_reduced(block)]
+        return {id(block.leaf) for block in reduced if not block.spec.of(alike).has_copies}
 
     def install(self, patches: Patches) -> None:
         among = self._among if self._axis.cuts_gradients else self.comm
@@ -270,33 +276,45 @@ class ModelBlocks:
         """Around a call for which every rank gathers the model; gradients of it come to whole parameters."""
         if self._cutting.reduces is not Reduced.NONE and torch.is_grad_enabled():
             self._reducer.expect_parts()
+        self._rest_leaves()
         with self._using_leaves(module), self.parameters.calling(module):
             yield
 
-    def cut_call(self, module: torch.nn.Module) -> AbstractContextManager[None]:
+    def cut_call(self, module: torch.nn.Module) -> AbstractContextManager[object]:
         """Around a call in which every rank has its blocks."""
         self.parameters.rest(keep_last=False)  # what the script has written to whole parameters is in blocks
-        if self._leaves is not None:
-            self._leaves.rest(keep_last=False)
+        self._rest_leaves()
         return self._using_leaves(module)
 
-    def _using_leaves(self, module: torch.nn.Module) -> AbstractContextManager[None]:
-        return nullcontext() if self._leaves is None else self._leaves.calling(module)
+    def _rest_leaves(self) -> None:
+        for each in self._leaves:
+            each.rest(keep_last=False)
+
+    def _using_leaves(self, module: torch.nn.Module) -> AbstractContextManager[object]:
+        return all_of([each.calling(module) for each in self._leaves])
+
+    def gather_experts(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Have this rank's elements of experts whole. A collective of the ranks that have the same ones."""
+        leaves = None if self._experts is None else self._experts.leaves
+        if leaves is not None:
+            leaves.touch([leaf for each in parameters if (leaf := self._leaf_of(each)) is not None])
+
+    def send_experts(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Reduce gradients of this rank's elements of experts. A collective as `gather_experts`."""
+        if self._experts is not None:
+            leaves = [leaf for each in parameters if (leaf := self._leaf_of(each)) is not None]
+            self._experts.reducer.passed(leaves)
+
+    @property
+    def backwards(self) -> int:
+        """How many backwards have ended."""
+        return self._reducer.backwards
 
     @contextmanager
     def around_backward(self) -> Iterator[None]:
         self.gradients.begin_backward()
         with self.state.around_backward():
             yield
-
-    def _end_backward(self) -> None:
-        """What the reducer averages is there: average what it does not, over its replicas."""
-        group = self._ranks.replica_group
-        if group is not None:
-            blocks = self.gradients.everywhere(self._ranks.everybody)
-            alone = [block.leaf for block in blocks if not self.is_reduced(block) and block.leaf.numel()]
-            average_gradients(group, alone)
-        self.gradients.end_backward()
 
     def cut_new(self, module: torch.nn.Module) -> None:
         """Cut what is new in a module. A collective."""
@@ -313,8 +331,8 @@ class ModelBlocks:
             taken = [self._take_block(*new[id(each)]) for each in known]
             if self._axis.cuts_gradients:
                 self._divide(unit, known, taken)
-        if built and self._leaves is not None:
-            self._leaves.cut(module, again=True)
+        if built and self._rows.leaves is not None:
+            self._rows.leaves.cut(module, again=True)
         for each in built:
             self._built.dissolve(each)
 
@@ -332,18 +350,18 @@ class ModelBlocks:
     def _take_block(self, parameter: torch.Tensor, spec: ShardSpec, part: torch.Tensor) -> Block:
         optimizer = self._reducer.let_go(parameter)
         shape = spec.shape(parameter.shape, self._ranks.group.rank)
-        if self._nests and self._sharers(spec):
-            leaf: torch.Tensor = torch.nn.Parameter(
-                torch.empty(shape, dtype=part.dtype, device=parameter.device)
-            )
+        if self._nests and self._is_divided(spec):
+            room = torch.empty(shape, dtype=part.dtype, device=parameter.device)
+            leaf: torch.Tensor = torch.nn.Parameter(room)
         else:
             leaf = part.view(shape).detach()
         block = self.gradients.add_block(parameter, spec, part, leaf)
         if not self.is_reduced(block):
             self._alone.set(leaf, True)
         self.gradients.take_part(parameter)
-        if self._reducer.averages(leaf):
-            self._reducer.adopt(leaf, optimizer)
+        group = self._group_of(spec)
+        if group is not None and group.reducer.averages(leaf):
+            group.reducer.adopt(leaf, optimizer)
         return block
 
     def _divide(
@@ -354,17 +372,20 @@ class ModelBlocks:
         Args:
             known: the parameters of the blocks.
         """
-        divided: list[Block] = []
+        there: dict[int, list[Block]] = {id(group): [] for group in self._sharing}
         for block, spec in zip(blocks, self._nested.assign(known), strict=True):
-            sharers = self._sharers(block.spec)
-            if spec is not None and sharers:
-                of_block = block.spec[self._ranks.group.rank]
-                self._of_rows.decide(block.leaf, replica_spec(spec, of_block, sharers))
-                divided.append(block)
+            group = self._group_of(block.spec)
+            if spec is None or group is None or not group.divides:
+                continue
+            of_block = block.spec[self._ranks.group.rank]
+            self._of_rows.decide(block.leaf, replica_spec(spec, of_block, group.ranks))
+            if block.leaf.numel():
+                there[id(group)].append(block)
         self._of_rows.assign([each for each in unit if not self.has(each)])
-        there = [block for block in divided if block.leaf.numel()]
-        if self._nests and self._leaves is not None and there:
-            self._leaves.adopt([each.leaf for each in there], [each.part for each in there])
+        for group in self._sharing:
+            mine = there[id(group)]
+            if self._nests and group.leaves is not None and mine:
+                group.leaves.adopt([each.leaf for each in mine], [each.part for each in mine])
 
     def make_whole(self, parameter: torch.Tensor, module: torch.nn.Module) -> None:
         """Have a parameter of a model on every rank from now on. A collective."""
@@ -377,14 +398,15 @@ class ModelBlocks:
         self.parameters.rest(keep_last=False)
 
     def _adopt(self, block: Block) -> None:
-        if self.is_reduced(block) and block.leaf.numel():
-            self._reducer.adopt(block.leaf)
+        group = self._group_of(block.spec)
+        if group is not None and block.leaf.numel():
+            group.reducer.adopt(block.leaf)
 
     def _give(self, block: Block, gradient: torch.Tensor) -> bool:
         return self.is_reduced(block) and self._reducer.give(block.leaf, gradient)
 
     def is_reduced(self, block: Block) -> bool:
-        """Whether the reducer averages the gradient of a block."""
+        """Whether the reducer of all rows averages the gradient of a block."""
         return self._cutting.reduces.has(block.spec)
 
     def _mean(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -421,7 +443,3 @@ class ModelBlocks:
             return plain(tensor, hook)
 
         patches.set(torch.Tensor, "register_hook", modes_first(register_hook))
-
-
-def _find_nothing(module: torch.nn.Module) -> list[list[torch.Tensor]]:
-    return []

@@ -14,7 +14,8 @@ from ronde.policies.expert import expert_specs
 from ronde.policies.tensor_structure import placements
 from ronde.shards.partition import Partition
 from ronde.shards.spec import blocks_of_stage
-from ronde.strategies.blocks import BlockRanks, Cutting, ModelBlocks, Reduced
+from ronde.strategies.block_ranks import BlockRanks
+from ronde.strategies.blocks import Cutting, ModelBlocks, Reduced
 from ronde.strategies.mixture_calls import MixtureCalls, MixtureRanks
 from ronde.strategies.parts import Parts
 from ronde.strategies.strategy import Strategy

@@ -18,7 +18,7 @@ from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.parallel.expert_calls import Outputs, call_fused, call_listed, noting
 from ronde.parallel.expert_exchange import Cannot, true_gradient
-from ronde.parallel.expert_shares import Among, Shares
+from ronde.parallel.expert_shares import Among, Shares, nothing
 from ronde.parallel.expert_trial import Given, alike, all_equal, try_call
 from ronde.parallel.holding import holding
 from ronde.patching.patches import Patches
@@ -28,6 +28,7 @@ from ronde.policies.expert_structure import Mixture, mixtures
 from ronde.rowwise.joint import onlooker
 from ronde.rowwise.operation import tensors
 from ronde.strategies.blocks import ModelBlocks
+from ronde.strategies.held_experts import HeldExperts
 from ronde.strategies.parts import Parts
 from ronde.tensor.context import Context, Region
 from ronde.tensor.edges import gather_data
@@ -64,11 +65,17 @@ class MixtureRanks:
     sequences: Context | None
     in_stages: bool
 
-    def among(self, *, cut: bool) -> Among:
-        """The ranks of a call on whole sequences, or on parts of these."""
+    def among(self, held: HeldExperts, *, cut: bool) -> Among:
+        """The ranks of a call on whole sequences, or on parts of these.
+
+        Args:
+            held: the experts of this rank.
+        """
         everybody = None if self.together.world_size == self.experts.world_size else self.together
         shares = Shares(self.tensor if cut else self.alike)
-        return Among(comm=self.experts, everybody=everybody, shares=shares)
+        return Among(
+            comm=self.experts, everybody=everybody, shares=shares, gather=held.gather, passed=held.passed
+        )
 
 
 @final
@@ -93,6 +100,9 @@ class MixtureCalls:
         self._plan = parts.plan
         self._item = parts.plan.item("expert")
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Mixture] = weakref.WeakKeyDictionary()
+        # What stands for parameters in a stage's modules, and whether it is the leaf of gradients itself.
+        self._standing: TensorTable[bool] = TensorTable()
+        self._held: weakref.WeakKeyDictionary[torch.nn.Module, HeldExperts] = weakref.WeakKeyDictionary()
         self._experts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._of: TensorTable[weakref.ref[torch.nn.Module]] = TensorTable()
         # Models in which no mixture was found, by their class.
@@ -119,6 +129,7 @@ class MixtureCalls:
     def take(self, mixture: Mixture) -> None:
         """The experts of a mixture are about to be spread."""
         self._known[mixture.module] = mixture
+        self._held[mixture.module] = HeldExperts(self._blocks, [each for each, _ in mixture.parameters])
         self._experts.update(mixture.parts)
         for tensor, _ in mixture.parameters:
             self._of.set(tensor, weakref.ref(mixture.module))
@@ -169,7 +180,11 @@ class MixtureCalls:
         """
         of = self._of.get(parameter)
         mixture = None if of is None or (module := of()) is None else self._known.get(module)
-        return self._true(leaf) if mixture is not None and self._is_spread(mixture) else None
+        if mixture is None or not self._is_spread(mixture) or not leaf.numel():
+            return None
+        block = self._blocks.gradients.block(parameter)
+        self._standing.set(leaf, block is not None and block.leaf is leaf)
+        return leaf
 
     def _true(self, leaf: torch.Tensor) -> torch.Tensor | None:
         return true_gradient(self._script, leaf, self._ranks.replicas) if leaf.numel() else None
@@ -367,7 +382,9 @@ class MixtureCalls:
             cut: they are of parts of sequences.
         """
         args, kwargs = map_leaves(materialize, call)
-        among = self._ranks.among(cut=cut)
+        among = self._ranks.among(self._held[mixture.module], cut=cut)
+        if any(self._standing.get(each) is False for each in mixture.module.parameters()):
+            among = dataclasses.replace(among, passed=nothing)  # gradients come when a schedule has ended
         if not self._ranks.in_stages:
             self._blocks.parameters.rest(keep_last=False)
         if mixture.is_fused:
@@ -387,7 +404,8 @@ class MixtureCalls:
             return expert(rows)
 
     def _leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """None too for what stands in a module of a stage already."""
+        if parameter in self._standing:
+            return self._true(parameter)
         gradients = self._blocks.gradients
         block = gradients.block(parameter)
         if block is None:

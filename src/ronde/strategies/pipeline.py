@@ -30,7 +30,8 @@ from ronde.policies.stages import Stages
 from ronde.policies.tensor_structure import placements
 from ronde.shards.dim_cut import DimCut
 from ronde.shards.partition import Partition, by_kind
-from ronde.strategies.blocks import BlockRanks, Cutting, ModelBlocks, Reduced
+from ronde.strategies.block_ranks import BlockRanks
+from ronde.strategies.blocks import Cutting, ModelBlocks, Reduced
 from ronde.strategies.mixture_calls import MixtureCalls, MixtureRanks
 from ronde.strategies.parts import Parts
 from ronde.strategies.strategy import Strategy

@@ -12,7 +12,8 @@ from ronde.plan.cuts import cuts_by_pattern
 from ronde.policies.tensor_structure import placements
 from ronde.shards.partition import Partition
 from ronde.shards.spec import blocks
-from ronde.strategies.blocks import BlockRanks, Cutting, ModelBlocks
+from ronde.strategies.block_ranks import BlockRanks
+from ronde.strategies.blocks import Cutting, ModelBlocks
 from ronde.strategies.parts import Parts
 from ronde.strategies.strategy import Strategy
 from ronde.strategies.tensor_calls import TensorCalls

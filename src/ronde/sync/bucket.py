@@ -55,6 +55,8 @@ class Bucket:
         self._own = [self._part_of(place) for place in range(len(self.leaves))]
         self._places = {id(leaf.tensor): place for place, leaf in enumerate(self.leaves)}
         self._ready: set[int] = set()
+        # Those to which nothing comes any more in this backward, computed or not.
+        self._passed: set[int] = set()
         # Gradients that were there when backward began; those of them that lie in the buffer.
         self._before: set[int] = set()
         self._inside: set[int] = set()
@@ -88,7 +90,7 @@ class Bucket:
         What is accumulated on an earlier gradient is accumulated in the buffer itself, which must
         not be touched any more once it has left.
         """
-        return self.complete and not self._before
+        return len(self._ready | self._passed) == len(self.leaves) and not self._before
 
     @property
     def touched(self) -> bool:
@@ -116,6 +118,10 @@ class Bucket:
         if self.launched:
             self.stale = True
         self._ready.add(place)
+
+    def pass_by(self, tensor: torch.Tensor) -> None:
+        """Nothing comes to this leaf any more in this backward, whether something has come or not."""
+        self._passed.add(self._places[id(tensor)])
 
     @torch.no_grad()
     def launch(self) -> None:
@@ -222,6 +228,7 @@ class Bucket:
     def reset(self) -> None:
         """Forget this backward."""
         self._ready.clear()
+        self._passed.clear()
         self._before.clear()
         self._views, self._flags = [], None
         self.launched = False

@@ -85,6 +85,14 @@ class ReducedGradients(GradientShards):
         else:
             self._held.set(tensor, HeldGradient(self._come, leaf, spans, part, self._comm.rank))
 
+    def keep(self, tensor: torch.Tensor, spans: Spans, mean: torch.Tensor) -> None:
+        """Add this rank's elements of a mean that all ranks have, contiguous. All ranks come here."""
+        own = mean.view(-1)[slice(*(spans[self._comm.rank] or (0, 0)))]
+        with torch.inference_mode(False):  # later backwards add to it
+            part = self._home.send_down(own.clone())
+        self._home.down([], [])
+        self.add(Leaf(tensor), spans, part)
+
     def own(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         held = self._held.get(tensor)
         if held is None:

@@ -13,8 +13,8 @@ for each task) are forgotten as soon as they are gone on every rank.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -85,6 +85,7 @@ class Reducer:
     Attributes:
         hooks: the user's own on accumulated gradients.
         memory: knows which gradients lie in buckets.
+        backwards: how many have ended.
         on_finish: hears, while it is set, that a backward has computed all gradients; averages come next.
         on_averaged: hears, while it is set, that all averages are there; the user's hooks come next.
         instead_of: the leaf that is reduced in the place of a parameter; None for the parameter itself.
@@ -115,6 +116,10 @@ class Reducer:
         # In this backward, or the next, a bucket may leave before the last part of a gradient.
         self._in_parts = False
         self._graph = False
+        # Of leaves that only some of the ranks have; buckets of such a reducer leave when it is told so.
+        self._of_fewer: list[Reducer] = []
+        self._by_word = False
+        self.backwards = 0
         self.hooks = GradientHooks()
         self.memory = GradientMemory()
         self.on_finish: Callable[[], object] | None = None
@@ -147,6 +152,19 @@ class Reducer:
             self._rows = rows
         if allocate is not None:
             self._allocate = allocate
+
+    def of_fewer(self, comm: Comm) -> Reducer:
+        """Make a reducer of leaves that only some of the ranks have; its backwards lie inside of this one's.
+
+        Which of these get a gradient, and when, differs between its ranks: see `passed`.
+
+        Args:
+            comm: those ranks, a group of the new reducer's own.
+        """
+        made = Reducer(comm, self._bucket_bytes, self._clock)
+        made._by_word = True
+        self._of_fewer.append(made)
+        return made
 
     def adopt(self, tensor: torch.Tensor, optimizer: Any = None) -> None:
         """Reduce this leaf's gradient from now on; a second call changes nothing.
@@ -226,6 +244,8 @@ class Reducer:
 
     def tell(self, census: Census) -> None:
         """Count the leaves, the buckets, and gradients that lie in none."""
+        for each in self._of_fewer:
+            each.tell(census)
         leaves = self._leaves
         for leaf in leaves:
             census.count("parameters", leaf.tensor)
@@ -270,7 +290,8 @@ class Reducer:
             self._in_parts = True
             self._depth += 1
             try:
-                yield
+                with self._around_fewer(graph):
+                    yield
             finally:
                 self._depth -= 1
             return
@@ -289,7 +310,8 @@ class Reducer:
                 bucket.begin(graph=graph)
         self.hooks.waiting = True
         try:
-            yield
+            with self._around_fewer(graph):
+                yield
             self._finish()
             if self._parts is not None and rounded:
                 self._parts.restore()  # what they lose by rounding, they lose here
@@ -301,6 +323,7 @@ class Reducer:
             raise
         finally:
             self._depth = 0
+            self.backwards += 1
             self._in_parts = False
             if narrow is not None:
                 narrow.unwatch()
@@ -315,6 +338,29 @@ class Reducer:
         if self.on_averaged is not None:
             self.on_averaged()
         self.hooks.run(self._comm)
+
+    @contextmanager
+    def _around_fewer(self, graph: bool) -> Iterator[None]:
+        """Around a backward of leaves that only some ranks have: their gradients are divided by nobody."""
+        with ExitStack() as stack:
+            for each in self._of_fewer:
+                stack.enter_context(each.backward(graph=graph))
+            yield
+
+    def passed(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Send what is there of these leaves in a backward under way. Ranks come alike, to the same ones.
+
+        What comes later all the same is sent again when backward ends.
+        """
+        if not self._depth:
+            return
+        for tensor in tensors:
+            known = self._known.get(id(tensor))
+            bucket = None if known is None else known[1].of.get(id(tensor))
+            if bucket is not None:
+                bucket.pass_by(tensor)
+        for group in self._groups:
+            self._launch_early(group)
 
     def expect_parts(self) -> None:
         """The next backward may be given parts of gradients; called on all ranks."""
@@ -338,6 +384,8 @@ class Reducer:
 
     def settle(self) -> None:
         """Average partial gradients after a backward raised on all ranks. A collective."""
+        for each in self._of_fewer:
+            each.settle()
         groups = [group for group in self._groups if group.leaves and group.buckets]
         for group in groups:
             for bucket in group.buckets[group.next :]:
@@ -457,10 +505,14 @@ class Reducer:
         if self._first is not None:
             self._first(tensor)
             self._first = None
-        while group.next < len(group.buckets) and group.buckets[group.next].early:
-            self._launch_next(group)
+        if not self._by_word:
+            self._launch_early(group)
         if before is not None:
             self._clock.enter(before)
+
+    def _launch_early(self, group: _Group) -> None:
+        while group.next < len(group.buckets) and group.buckets[group.next].early:
+            self._launch_next(group)
 
     def _launch_next(self, group: _Group) -> None:
         """Send a bucket in the midst of a backward; ranks come here at different places of it."""
@@ -497,7 +549,7 @@ class Reducer:
         A backward within backward can do so (reentrant checkpoints whose segments share a parameter), and
         whoever gives parts.
         """
-        if not self._in_parts:
+        if not (self._in_parts or self._by_word):
             if any(bucket.stale for bucket in buckets):
                 raise RondeError("a gradient was accumulated twice in one backward; use Tensor.backward()")
             return
@@ -509,11 +561,13 @@ class Reducer:
                 bucket.launch()
 
     def _active_groups(self) -> list[_Group]:
-        """Groups of which some rank computed a gradient in this backward."""
+        """Groups of which some rank computed a gradient in this backward, or all have sent a bucket."""
         groups = [group for group in self._groups if group.leaves and group.buckets]
         if len(groups) <= 1:
             return groups
-        votes = self._comm.votes([any(bucket.touched for bucket in group.buckets) for group in groups])
+        votes = self._comm.votes(
+            [any(bucket.touched or bucket.launched for bucket in group.buckets) for group in groups]
+        )
         return [group for group, count in zip(groups, votes, strict=True) if count]
 
     def _learn_arrival(self, group: _Group, given: Sequence[torch.Tensor]) -> None:

@@ -1,0 +1,49 @@
+"""The groups among which a mesh spreads blocks of models."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import final
+
+from ronde.comm.process_group import Comm
+from ronde.policies.zero import Place
+from ronde.tensor.context import Context
+
+__all__ = ["BlockRanks"]
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BlockRanks:
+    """The groups among which blocks are spread.
+
+    Attributes:
+        rows: the reducer's group: ranks with the same blocks and other rows.
+        group: ranks with other blocks and the same rows.
+        everybody: all ranks.
+        places: of each of these.
+        row_ranks: those of `rows`, among all.
+        replica_group: ranks with the same experts, where these are fewer than `rows`; of a reducer.
+        gathering: the same ranks, which gather experts in an order of their own; None where these are whole.
+        copies: of all ranks the places for parameters of which ranks of `rows` have the same blocks, where
+            they have other blocks of other parameters; None without such.
+        sequences: in which values inside of models are cut too; None without.
+    """
+
+    rows: Comm
+    group: Comm
+    everybody: Comm
+    places: Sequence[Place]
+    row_ranks: Sequence[int]
+    replica_group: Comm | None = None
+    gathering: Comm | None = None
+    copies: Sequence[Place] | None = None
+    sequences: Context | None = None
+
+    @property
+    def replicas(self) -> list[int]:
+        """The replicas of this rank's blocks, in the order of their group."""
+        block = self.places[self.everybody.rank].block
+        same = [rank for rank, place in enumerate(self.places) if place.block == block]
+        return sorted(same, key=lambda rank: self.places[rank].replica)

@@ -1,0 +1,39 @@
+"""Ranks that have the same blocks: they average gradients, and ZeRO divides state among them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import final
+
+from ronde.comm.process_group import Comm
+from ronde.shards.sharded_parameters import ShardedParameters
+from ronde.sync.reduced_gradients import ReducedGradients
+from ronde.sync.reducer import Reducer
+
+__all__ = ["ReplicaGroup"]
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaGroup:
+    """A group of replicas, with what it averages, divides and gathers.
+
+    Attributes:
+        comm: of the reducer.
+        ranks: the places of its members among all ranks.
+        reducer: averages gradients of their blocks.
+        gradients: shards to which these are reduced; None where each member has all of them.
+        leaves: gathers blocks that are cut once more; None where each member has all of its blocks.
+    """
+
+    comm: Comm
+    ranks: Sequence[int]
+    reducer: Reducer
+    gradients: ReducedGradients | None
+    leaves: ShardedParameters | None
+
+    @property
+    def divides(self) -> bool:
+        """Whether there is anything to divide."""
+        return self.comm.world_size > 1
