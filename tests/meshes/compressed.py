@@ -117,8 +117,8 @@ class _Randomly:
     def __call__(self, all_gradients: Gradients, order: Order, step: int) -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
         for place, own in enumerate(zip(*all_gradients, strict=True)):
-            # Buckets are made anew when the first backward has shown in which order gradients come.
-            codec = RandomK(0.5, key=self._numbers[place] << 40 | max(step, 1), unbiased=True)
+            key = self._numbers[place] << 48 | step << 16 | 1  # one message between two steps
+            codec = RandomK(0.5, key=key, unbiased=True)
             found.append(_mean([_through(codec, each) for each in own]))
         return found
 

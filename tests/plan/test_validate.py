@@ -104,8 +104,6 @@ NOT_TOGETHER = [
     ("tensor=2,compile=true", "compile=true", "compile=false"),
 ]
 NOT_WITH_EXPERTS = [
-    ("expert=2,tensor=2,bytegrad", "compressor=int8", "compressor=none"),
-    ("expert=2,pipeline=2,bytegrad", "compressor=int8", "compressor=none"),
     ("expert=2,reduction=sum", "reduction=sum", "reduction=mean"),
 ]
 NOT_WITH_CONTEXT = [

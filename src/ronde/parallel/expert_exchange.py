@@ -41,7 +41,7 @@ class _AllToAll(_Function):
 
 
 class _Announced(_Function):
-    """A tensor itself; backward of what made it is announced before it begins, on all ranks."""
+    """The identity; its backward is announced on all ranks before it goes on."""
 
     @staticmethod
     def forward(
@@ -102,7 +102,7 @@ def linked(tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
 
 
 def announced(tensor: torch.Tensor, link: torch.Tensor, announce: Callable[[], object]) -> torch.Tensor:
-    """The tensor; in backward `announce` is called before what made it, and what made `link`, is reached."""
+    """Return the tensor; backward calls `announce` before it goes on to both arguments."""
     return _Announced.apply(tensor, link, announce) if torch.is_grad_enabled() else tensor
 
 

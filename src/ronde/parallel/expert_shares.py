@@ -67,7 +67,7 @@ class Shares:
 
 
 def nothing() -> None:
-    """No other rank has the same experts."""
+    """Return at once: no other rank has the same experts."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +78,8 @@ class Among:
         comm: those over which experts are spread.
         everybody: those that go on together, or not; `comm` by default.
         shares: those that have the same tokens.
-        gather: has the experts of this rank whole; every rank comes, with tokens or without, and before
-            backward comes to them.
+        gather: makes the experts of this rank whole; every rank calls it, with tokens or without, and again
+            before backward comes to them.
         passed: hears that backward has been past them, on every rank.
     """
 

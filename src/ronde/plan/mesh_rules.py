@@ -25,11 +25,6 @@ _WITH_PIPELINE: dict[str, tuple[object, ...]] = {
 _WITH_EXPERT: dict[str, tuple[object, ...]] = {
     key: values for key, values in _WITH_ANY.items() if key != "update"
 }
-# Ranks that have the same blocks beside other experts would encode each block among other gradients.
-_WITH_EXPERT_AND_BLOCKS: dict[str, tuple[object, ...]] = {
-    **_WITH_EXPERT,
-    "compressor": ("none",),
-}
 
 # What concerns ranks with other rows: key, the values that do not, and in words.
 _BETWEEN_ROWS: tuple[tuple[str, tuple[object, ...], str], ...] = (
@@ -48,8 +43,7 @@ def not_built_together(plan: Values) -> Iterator[str]:
     if plan.mesh.context > 1:
         yield from _among(plan, "context", _WITH_ANY)
     if plan.mesh.expert > 1:
-        alone = plan.mesh.tensor == plan.mesh.pipeline == 1
-        yield from _among(plan, "expert", _WITH_EXPERT if alone else _WITH_EXPERT_AND_BLOCKS)
+        yield from _among(plan, "expert", _WITH_EXPERT)
     if plan.mesh.cuts is not None and plan.mesh.tensor == 1:
         yield (
             f"tensor-cuts says what tensor=N cuts, and tensor=1 cuts nothing; nearest legal: tensor=2,"

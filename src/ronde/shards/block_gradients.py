@@ -50,8 +50,8 @@ class Scattered:
     """Gradients of blocks, cut once more over replicas (ZeRO-2 in a block).
 
     Attributes:
-        gradients: by block, and by whole parameter, this rank's elements of the mean over replicas; for each
-            group of replicas those of its own.
+        gradients: this rank's elements of the mean over replicas, for each group of replicas; their keys are
+            blocks and whole parameters.
         partition: the elements of a parameter that each of all ranks updates.
         everybody: all ranks.
         blocks: of each of these, the block that it has.
@@ -66,7 +66,7 @@ class Scattered:
     keep: Callable[[Block, torch.Tensor], bool]
 
     def of(self, leaf: torch.Tensor) -> ReducedGradients | None:
-        """Those that have a shard of a gradient; None where it is whole, or not there."""
+        """Find the shard of a gradient; None where it is whole, or not there."""
         return next((each for each in self.gradients if leaf in each), None)
 
 

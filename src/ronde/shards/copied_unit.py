@@ -191,7 +191,7 @@ class CopiedUnit(Unit):
             self._free()
 
     def _keep_lingering(self) -> None:
-        """Whoever holds a view may have written to it, unless the parts may be newer."""
+        """Keep elements written to a view, unless the parts may be newer."""
         if self.lingers and not self.aliased:
             self._keep()
 

@@ -55,7 +55,7 @@ class ShardSpec:
         return any(second[0] < first[1] for first, second in pairwise(spans))
 
     def of(self, ranks: Sequence[int]) -> ShardSpec:
-        """The spec of another group, of whose ranks each has the elements of one of these."""
+        """Return the spec of a group with copies of these ranks."""
         return dataclasses.replace(self, spans=tuple(self.spans[rank] for rank in ranks))
 
     def is_first(self, rank: int) -> bool:

@@ -22,13 +22,13 @@ class BlockRanks:
         rows: the reducer's group: ranks with the same blocks and other rows.
         group: ranks with other blocks and the same rows.
         everybody: all ranks.
-        places: of each of these.
-        row_ranks: those of `rows`, among all.
+        places: the place of each of these.
+        row_ranks: the ranks of `rows`, among all.
         replica_group: ranks with the same experts, where these are fewer than `rows`; of a reducer.
         gathering: the same ranks, which gather experts in an order of their own; None where these are whole.
-        copies: of all ranks the places for parameters of which ranks of `rows` have the same blocks, where
+        copies: the places of all ranks for parameters of which ranks of `rows` have the same blocks, where
             they have other blocks of other parameters; None without such.
-        sequences: in which values inside of models are cut too; None without.
+        sequences: the context in which values inside of models are cut too; None without.
     """
 
     rows: Comm

@@ -1,4 +1,4 @@
-"""The experts of a mixture that a rank has and others have too: gathered, and their gradients sent, alike.
+"""Experts that several ranks have are gathered, and their gradients sent, alike.
 
 Which experts have tokens differs between ranks, so when they are used, and when their gradients come, does
 too. What needs the ranks that have the same experts is done where every rank comes by: before a mixture's
@@ -20,10 +20,10 @@ __all__ = ["HeldExperts"]
 
 @final
 class HeldExperts:
-    """Those of one mixture.
+    """The experts of one mixture that this rank has.
 
     Args:
-        parameters: of all of its experts.
+        parameters: the parameters of all of its experts.
     """
 
     def __init__(self, blocks: ModelBlocks, parameters: Sequence[torch.Tensor]) -> None:
@@ -32,7 +32,7 @@ class HeldExperts:
         self._to_come, self._since = 0, 0
 
     def gather(self) -> None:
-        """Have this rank's experts whole. A collective of the ranks that have the same."""
+        """Gather this rank's experts. A collective of the ranks that have the same."""
         if torch.is_grad_enabled() and current_graph_task_id() == -1:
             self._begin()
             self._to_come += 1

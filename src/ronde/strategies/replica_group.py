@@ -1,4 +1,4 @@
-"""Ranks that have the same blocks: they average gradients, and ZeRO divides state among them."""
+"""Ranks with the same blocks average gradients, and ZeRO divides state among them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["ReplicaGroup"]
 @final
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaGroup:
-    """A group of replicas, with what it averages, divides and gathers.
+    """A group of replicas, with its reducer and its shards.
 
     Attributes:
-        comm: of the reducer.
+        comm: the group of the reducer.
         ranks: the places of its members among all ranks.
         reducer: averages gradients of their blocks.
         gradients: shards to which these are reduced; None where each member has all of them.
@@ -35,5 +35,5 @@ class ReplicaGroup:
 
     @property
     def divides(self) -> bool:
-        """Whether there is anything to divide."""
+        """Return whether there is anything to divide."""
         return self.comm.world_size > 1

@@ -120,7 +120,7 @@ class Bucket:
         self._ready.add(place)
 
     def pass_by(self, tensor: torch.Tensor) -> None:
-        """Nothing comes to this leaf any more in this backward, whether something has come or not."""
+        """Expect nothing more for this leaf in this backward."""
         self._passed.add(self._places[id(tensor)])
 
     @torch.no_grad()

@@ -85,7 +85,7 @@ class Reducer:
     Attributes:
         hooks: the user's own on accumulated gradients.
         memory: knows which gradients lie in buckets.
-        backwards: how many have ended.
+        backwards: the number of backwards that have ended.
         on_finish: hears, while it is set, that a backward has computed all gradients; averages come next.
         on_averaged: hears, while it is set, that all averages are there; the user's hooks come next.
         instead_of: the leaf that is reduced in the place of a parameter; None for the parameter itself.
@@ -154,12 +154,12 @@ class Reducer:
             self._allocate = allocate
 
     def of_fewer(self, comm: Comm) -> Reducer:
-        """Make a reducer of leaves that only some of the ranks have; its backwards lie inside of this one's.
+        """Make a reducer inside of this one, of leaves that some ranks have.
 
         Which of these get a gradient, and when, differs between its ranks: see `passed`.
 
         Args:
-            comm: those ranks, a group of the new reducer's own.
+            comm: a group of these ranks, for the new reducer alone.
         """
         made = Reducer(comm, self._bucket_bytes, self._clock)
         made._by_word = True
@@ -341,14 +341,17 @@ class Reducer:
 
     @contextmanager
     def _around_fewer(self, graph: bool) -> Iterator[None]:
-        """Around a backward of leaves that only some ranks have: their gradients are divided by nobody."""
+        """Surround a backward of leaves that only some ranks have.
+
+        Their gradients are true ones, and not divided.
+        """
         with ExitStack() as stack:
             for each in self._of_fewer:
                 stack.enter_context(each.backward(graph=graph))
             yield
 
     def passed(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Send what is there of these leaves in a backward under way. Ranks come alike, to the same ones.
+        """Send the gradients of these leaves in a backward under way. Ranks come alike, to the same ones.
 
         What comes later all the same is sent again when backward ends.
         """
@@ -561,7 +564,7 @@ class Reducer:
                 bucket.launch()
 
     def _active_groups(self) -> list[_Group]:
-        """Groups of which some rank computed a gradient in this backward, or all have sent a bucket."""
+        """Return groups with a gradient on some rank, or a bucket sent."""
         groups = [group for group in self._groups if group.leaves and group.buckets]
         if len(groups) <= 1:
             return groups
