@@ -3,7 +3,8 @@
 A rank joins its control group when the script is about to begin. Python and torch, which no plan makes
 smaller, are charged elsewhere by then. Where no control group can be made the rank has RLIMIT_DATA. That
 counts no shared memory, and all of a private mapping, whether anybody writes to it or not: the limit is moved
-by both. The run is a process of its own: memory_limit.py RUN_DIR RANKS PLAN SCRIPT.
+by both. The run is a process of its own: memory_limit.py RUN_DIR RANKS PLAN SCRIPT
+ARGUMENTS.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ def _remove(group: Path) -> None:
             time.sleep(0.05)
 
 
-def run(script: Path, *, plan: str, given: Limits, place: Path) -> subprocess.CompletedProcess[str]:
+def run(
+    script: Path, *arguments: str, plan: str, given: Limits, place: Path
+) -> subprocess.CompletedProcess[str]:
     """The script on ranks, each under its limit."""
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     environment = {
@@ -122,7 +125,7 @@ def run(script: Path, *, plan: str, given: Limits, place: Path) -> subprocess.Co
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         VARIABLE: json.dumps(dataclasses.asdict(given)),
     }
-    words = [str(place / "run"), str(given.ranks), plan, str(script)]
+    words = [str(place / "run"), str(given.ranks), plan, str(script), *arguments]
     return subprocess.run(
         [sys.executable, __file__, *words],
         cwd=place, env=environment, capture_output=True, text=True, timeout=600, check=False,
@@ -202,10 +205,11 @@ def main() -> None:
     from ronde.launch.run_spec import RunSpec
     from ronde.trace.run_directory import RunDirectory
 
-    run_dir, ranks, plan, script = sys.argv[1:]
+    run_dir, ranks, plan, script, *arguments = sys.argv[1:]
     job = Job(
         run=RunSpec(
             script=script,
+            arguments=tuple(arguments),
             plan=plan,
             extensions=("memory_limit:join",),
             threads=1,

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from parallel import large_model, large_transformer, long_sequence, memory_limit
+from parallel import large_model, memory_limit
+from parallel.large_transformer import LARGE, LONG
 
 _MODEL = 16 * large_model.PARAMETERS
-_TRANSFORMER = 16 * large_transformer.PARAMETERS + large_transformer.ACTIVATIONS
+_TRANSFORMER = 16 * LARGE.parameters + LARGE.activations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Case:
     nbytes: float
     plans: tuple[str, ...]
     ranks: int = 2
+    arguments: tuple[str, ...] = ()
 
 
 CASES = [
@@ -37,17 +39,18 @@ CASES = [
     Case("large_transformer.py", _TRANSFORMER / 1.6, ("tensor=2", "pipeline=2,micro-batches=4")),
     Case("large_transformer.py", _TRANSFORMER / 3.2, ("tensor=2,pipeline=2,micro-batches=4",), 4),
     Case(
-        "long_sequence.py",
-        16 * long_sequence.PARAMETERS + long_sequence.ACTIVATIONS / 3,
+        "large_transformer.py",
+        16 * LONG.parameters + LONG.activations / 3,
         ("context=4,context-attention=ring",),
         4,
+        ("long",),
     ),
 ]
 # What docs/memory.md says of memory that is tight under these plans: blocks that are freed go back at once.
 RETURNING = ("MALLOC_MMAP_THRESHOLD_", str(256 << 10))
 
 
-@pytest.fixture(params=CASES, ids=lambda case: f"{case.script}-{case.ranks}")
+@pytest.fixture(params=CASES, ids=lambda case: "-".join((case.script, str(case.ranks), *case.arguments)))
 def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Case:
     if request.param.script != "large_model.py":
         monkeypatch.setenv(*RETURNING)
@@ -69,8 +72,8 @@ def given(case: Case, request: pytest.FixtureRequest) -> Iterator[memory_limit.L
 
 
 @pytest.mark.soak
-def test_the_whole_is_too_much(script: Path, given: memory_limit.Limits, tmp_path: Path) -> None:
-    run = memory_limit.run(script, plan="ddp", given=given, place=tmp_path)
+def test_the_whole_is_too_much(case: Case, script: Path, given: memory_limit.Limits, tmp_path: Path) -> None:
+    run = memory_limit.run(script, *case.arguments, plan="ddp", given=given, place=tmp_path)
     assert run.returncode != 0
     if given.groups:
         assert any(given.struck(rank) for rank in range(given.ranks))
@@ -84,13 +87,14 @@ def test_the_whole_is_too_much(script: Path, given: memory_limit.Limits, tmp_pat
 def test_in_parts_it_trains_to_the_numbers_of_one_device(
     case: Case, script: Path, given: memory_limit.Limits, tmp_path: Path
 ) -> None:
-    alone = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600, check=True)
+    command = [sys.executable, script, *case.arguments]
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     expected = [float(line) for line in alone.stdout.split()]
     assert len(set(expected)) == len(expected) >= 2
     for place, plan in enumerate(case.plans):
         folder = tmp_path / str(place)
         folder.mkdir()
-        run = memory_limit.run(script, plan=plan, given=given, place=folder)
+        run = memory_limit.run(script, *case.arguments, plan=plan, given=given, place=folder)
         assert run.returncode == 0, (plan, run.stderr)
         assert not any(given.struck(rank) for rank in range(given.ranks)), plan
         assert [float(line) for line in run.stdout.split()] == pytest.approx(expected, rel=1e-5), plan
