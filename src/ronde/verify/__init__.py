@@ -1,1 +1,1 @@
-"""The proof: a script recorded in plain python and on N ranks, compared clause by clause of the law."""
+"""Proof of a script: plain python and N ranks, recorded and compared by clause."""

@@ -19,7 +19,7 @@ __all__ = ["BatchRecorder", "fingerprint"]
 
 
 class BatchRecorder:
-    """Wraps the loader's iterator where the script meets it, above whatever the boundary put there."""
+    """Records batches from the loader's iterator, in the outermost layer around its `__next__`."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -56,7 +56,7 @@ class BatchRecorder:
 
 
 def tensors_of(value: Any) -> Iterator[Any]:
-    """The tensors (and plain numbers and strings) in a batch, in order."""
+    """Yield the tensors, numbers and strings of a batch, in order."""
     if isinstance(value, dict):
         for each in value.values():
             yield from tensors_of(each)
@@ -70,7 +70,7 @@ def tensors_of(value: Any) -> Iterator[Any]:
 
 
 def fingerprint(value: Any) -> str:
-    """Shape, type and a hash of the contents."""
+    """Return shape, dtype and hash of a tensor's contents; `repr` of anything else."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     array = to_array(value)

@@ -1,7 +1,7 @@
-"""Records what a run learns of its circumstances (clock, seeds made of it), and lets another learn the same.
+"""Records clock times and seeds that a run reads, and replays them in another.
 
 A script that is named or seeded by the time gives another answer in every run of plain python, so there would
-be nothing to compare with. What the plain run learnt is therefore what the other runs are told.
+be nothing to compare with. The answers of the plain run are therefore replayed in the other runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def save_chances(path: Path, circumstances: Iterable[tuple[str, Any]]) -> None:
 
 
 class Chances:
-    """Answers as the run did that is replayed (each name in its own order), and records the answers."""
+    """Records clock times and seeds; replays recorded ones, each name in its order."""
 
     def __init__(self, writer: Writer, replay: str) -> None:
         self._writer = writer
@@ -36,14 +36,14 @@ class Chances:
                 self._known[name].append(value)
 
     def answer(self, name: str, value: Any) -> Any:
-        """What is known under `name`, or where that is used up this process's own value."""
+        """Return the next recorded value of `name`, or `value` once they are used up."""
         known = self._known[name]
         answer = known.popleft() if known else value
         self._writer.event("circumstance", name=name, value=answer)
         return answer
 
     def install(self) -> None:
-        """In plain python, where no session asks."""
+        """Patch the clock and seeds of plain python, where no session does so."""
         process = os.getpid()
 
         def in_step() -> bool:

@@ -14,7 +14,7 @@ __all__ = ["compare", "in_double"]
 
 
 def in_double(plain: Run) -> bool:
-    """Whether all parameters that are compared are in double precision, real or complex."""
+    """Return whether all compared parameters are in double precision, real or complex."""
     steps = plain.records[0].steps
     kinds = {numpy.dtype(stored.dtype) for step in steps for stored in step.parameters.values()}
     return bool(kinds) and kinds <= {numpy.dtype(numpy.float64), numpy.dtype(numpy.complex128)}
@@ -23,11 +23,12 @@ def in_double(plain: Run) -> bool:
 def compare(
     plain: Run, run: Run, tolerance: Tolerance, repeats: Sequence[Run] = (), until: int | None = None
 ) -> tuple[Verdict, ...]:
-    """The six clauses' verdicts on `run`, against plain python; all ranks are compared.
+    """Return the six clauses' verdicts on `run`, against plain python; all ranks are compared.
 
     Args:
-        repeats: further runs of plain python; what they print and write differently is left out.
-        until: the optimizer step (counted from 1) before which the comparison ends, but that of files.
+        repeats: further runs of plain python; differences among them in printed and written output are left
+            out.
+        until: the optimizer step (1-based) before which the comparison ends; files are compared whole.
     """
     reference, records = plain.records[0], run.records
     exits = plain.exit_code, run.exit_code

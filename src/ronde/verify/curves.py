@@ -1,4 +1,4 @@
-"""Loss curves of a proof: the values read at one line of the script, in plain python and on ranks."""
+"""Loss curves of a proof: values read at one line, plain and on ranks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LOSS = re.compile(r"loss|nll|perplexity|objective", re.IGNORECASE)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """One value that the script read again and again.
+    """Values that one line of the script read again and again.
 
     Attributes:
         name: the line that read it, with its source.
         steps: optimizer steps taken when it was read.
         plain, ranks: its values in plain python and on rank 0.
-        differences: the largest among all ranks, for each reading.
+        differences: the largest difference of any rank from plain python, for each reading.
         allowed: the difference that the law allows.
     """
 
@@ -45,10 +45,10 @@ class Curve:
 def loss_curves(
     plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance, directory: Path
 ) -> tuple[Curve, ...]:
-    """What looks like losses: finite numbers read at lines that speak of a loss, the most often read first.
+    """Return the curves of lines that speak of a loss, most often read first.
 
-    A script whose lines speak of none shows the number that it reads most often; one that reads none,
-    the norm of all gradients at each step.
+    In a script without such lines it is the number that it reads most often; in one that reads none, the norm
+    of all gradients at each step.
     """
     if not ranks:
         return ()
@@ -77,7 +77,7 @@ _Points = list[tuple[int, float]]
 
 
 def _curve(name: str, plain: _Points, ranks: Sequence[_Points | None], tolerance: Tolerance) -> Curve | None:
-    """The curve as far as all have come; None where they have nothing in common."""
+    """Return the curve over the readings common to all runs; None without any."""
     count = min(len(plain), *(len(points or ()) for points in ranks))
     if not count:
         return None
@@ -97,7 +97,10 @@ def _curve(name: str, plain: _Points, ranks: Sequence[_Points | None], tolerance
 
 
 def _series(record: RankRecord) -> dict[str, _Points]:
-    """The numbers that each line of the script read; a line that reads several counts as one."""
+    """Return the finite floats that each line of the script read, with their steps.
+
+    A line that reads several in turn has one series.
+    """
     series: dict[str, _Points] = {}
     for read in record.reads:
         value = _number(read, record)
@@ -107,7 +110,7 @@ def _series(record: RankRecord) -> dict[str, _Points]:
 
 
 def _number(read: Read, record: RankRecord) -> float | None:
-    """A finite number that is no count."""
+    """Return a finite floating-point value; None for counts and others."""
     value = read.value
     if isinstance(value, str):  # formatted
         try:
@@ -127,7 +130,7 @@ def _gradients(record: RankRecord) -> _Points:
 
 
 def _source(directory: Path, where: str) -> str:
-    """The line of source that `where` names; "" when it is not to be found."""
+    """Return the source line that `where` names; "" if it cannot be read."""
     name, _, number = where.rpartition(":")
     try:
         lines = (directory / name).read_text(encoding="utf-8").splitlines()

@@ -1,10 +1,11 @@
-"""Lets an unmodified script compute in double precision, whatever it asks for: rounding is then 1e-16.
+"""Makes an unmodified script compute in double precision, where rounding is 1e-16.
 
-The script and the libraries that it imports are given a *view* of torch, in which the narrower types of
-floating point (float32, float16, bfloat16, and complex ones alike) are those of double precision. torch's
-own modules, and ronde's, keep the real one: code that torch generates depends on what a type is called. What
-comes in a narrower type from elsewhere (arrays, batches of a loader's workers, saved tensors) is widened.
-A script that cannot run so fails loudly, since torch refuses to mix types, or its parameters tell.
+The script and the libraries that it imports see a *view* of torch, in which the narrower types of floating
+point (float32, float16, bfloat16, and complex ones alike) are those of double precision. torch's own modules,
+and ronde's, keep the real one: code that torch generates depends on the names of types. Narrower values from
+elsewhere (arrays, batches of a loader's workers, saved tensors) are widened.
+
+A script that cannot run so fails loudly, since torch refuses to mix types, or its parameters show it.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _NARROW = {
     torch.complex64: torch.complex128,
     torch.complex32: torch.complex128,
 }
-# Whose code means the type that it names.
+# Packages whose code means the type that it names.
 _OWN = ("torch", "ronde", "functorch", "torchgen", "triton")
 
 
 def compute_in_double() -> None:
-    """From now on, in this process: the script that is started next computes in double precision."""
+    """Patch this process, so that the script started next computes in double precision."""
     torch.set_default_dtype(torch.float64)
     _widen_casts()
     _widen_arrivals()
@@ -46,15 +47,15 @@ def compute_in_double() -> None:
 
 
 def widened(value: Any) -> Any:
-    """A tensor of a narrower floating-point type in double precision, anything else as it is."""
+    """Return a tensor of a narrower floating-point type in double precision, anything else unchanged."""
     if type(value) is torch.Tensor and value.dtype in _NARROW:
-        # A leaf stays one.
+        # A leaf stays a leaf.
         return value.detach().to(_NARROW[value.dtype]).requires_grad_(value.requires_grad)
     return value
 
 
 class _View(types.ModuleType):
-    """torch, but for the names in this module's own dictionary; what is set on it is set on torch."""
+    """A view of torch with replaced names; attributes set on it go to torch."""
 
     def __init__(self) -> None:
         super().__init__("torch")
@@ -89,13 +90,13 @@ class _View(types.ModuleType):
 
 
 def _entries(view: _View) -> dict[str, Any]:
-    """A view's own dictionary, which its attribute `__dict__` is not."""
+    """Return the view's own dictionary, which its attribute `__dict__` hides."""
     descriptor: Any = vars(types.ModuleType)["__dict__"]
     return descriptor.__get__(view)
 
 
 def _give_view(view: _View) -> None:
-    """Whoever imports torch from now on is given the view."""
+    """Replace `__import__`, so that importers of torch outside of `_OWN` see the view."""
     plain = builtins.__import__
     told = False
 
@@ -117,7 +118,7 @@ def _give_view(view: _View) -> None:
 
 
 def _widen_casts() -> None:
-    """`.float()`, `.half()`, `.bfloat16()` and `.type("torch.FloatTensor")`, of tensors and of modules."""
+    """Make `.float()`, `.half()`, `.bfloat16()` and `.type("torch.FloatTensor")` cast to double precision."""
     for name in ("float", "half", "bfloat16"):
         setattr(torch.Tensor, name, _cast_to_double(getattr(torch.Tensor, name)))
         setattr(torch.nn.Module, name, torch.nn.Module.double)
@@ -143,7 +144,7 @@ def _cast_to_double(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _widen_arrivals() -> None:
-    """Batches, which workers may have made elsewhere, and tensors that were saved."""
+    """Widen batches, which workers may have made elsewhere, and tensors that are loaded."""
     for kind in (BaseDataLoaderIter, *BaseDataLoaderIter.__subclasses__()):
         kind._next_data = _widening_tree(kind._next_data)  # pyright: ignore[reportAttributeAccessIssue]
     rebuilding: Any = sys.modules["torch._utils"]
@@ -186,7 +187,7 @@ def _widening_tree(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ignored(kind: Any) -> None:
-    """The default type stays double precision."""
+    """Ignore a new default type; it stays double precision."""
 
 
 def _reading_memory(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What a model draws in a forward on a whole batch, and the same draws for some of its rows."""
+"""Records a model's random draws in a forward, and repeats them for some rows."""
 
 from __future__ import annotations
 
@@ -16,32 +16,35 @@ __all__ = ["Draws", "UnknownDraw"]
 
 
 class Draws:
-    """The random operations of one forward on `rows` rows, in their order."""
+    """Random operations of one forward on `rows` rows, in their order."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._drawn: list[_Drawn] = []
 
     def noted(self) -> TorchDispatchMode:
-        """Within, what is drawn is noted."""
+        """Return a mode that records the draws made under it."""
         return _Noted(self._drawn)
 
     @property
     def known(self) -> bool:
-        """Whether all of it can be given again. A checkpoint must not even be tried: it cannot be left."""
+        """Tell whether all draws can be repeated.
+
+        If not, a checkpoint must not even be tried: it cannot be left halfway.
+        """
         return all(each.outcome is not None for each in self._drawn)
 
     def again(self, indices: torch.Tensor) -> TorchDispatchMode:
-        """Within, a forward on the rows `indices` [n] is given what they have drawn.
+        """Return a mode in which a forward on rows `indices` [n] repeats their draws.
 
         Raises:
-            UnknownDraw: by an operation that has no such rows.
+            UnknownDraw: raised by an operation that was not recorded, or not with these rows.
         """
         return _Again(self._drawn, self._rows, indices)
 
 
 class _Drawn:
-    """One draw: the operation, the shape that decided how much was drawn, and the outcome."""
+    """One draw: operation, outcome, and basis (the shape that sets the amount)."""
 
     __slots__ = ("basis", "func", "outcome")
 
@@ -87,11 +90,12 @@ class _Again(TorchDispatchMode):
     def _axis(self, whole: Sequence[int], part: Sequence[int]) -> int | None:
         if len(self._indices) < self._rows:
             return find_axis(whole, part, self._rows, len(self._indices))
-        # All rows in another order: no size tells, so it is the first that can be; a wrong one shows.
+        # All rows in another order: sizes do not tell the axis, so it is the first possible one; a wrong one
+        # shows.
         return next((axis for axis, size in enumerate(whole) if size and size % self._rows == 0), None)
 
     def _some(self, value: torch.Tensor, axis: int | None) -> torch.Tensor:
-        """Of what lies on the axis each row has as much, the first row's first."""
+        """Select the rows' draws along `axis`, where each row has an equal share."""
         if axis is None:
             return value.clone()
         rows = value.unflatten(axis, (self._rows, -1))
@@ -99,7 +103,7 @@ class _Again(TorchDispatchMode):
 
 
 def _basis(args: Sequence[Any]) -> Sequence[int]:
-    """The shape of what is filled or drawn from, or that was asked for."""
+    """Return the shape of the first tensor or sequence among the arguments."""
     for value in args:
         if isinstance(value, torch.Tensor):
             return tuple(value.shape)
@@ -109,7 +113,7 @@ def _basis(args: Sequence[Any]) -> Sequence[int]:
 
 
 def _computed_again() -> bool:
-    """Whether backward will compute this again, where it draws for itself."""
+    """Return whether `torch.utils.checkpoint` is on the stack: it draws again in backward."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_globals is vars(torch.utils.checkpoint):

@@ -1,4 +1,4 @@
-"""The end of a script that is ended before its own: threads may wait for what it does not send any more."""
+"""Ends a script before its own end, although threads may wait for its data."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def end_early() -> None:
     """End the script here.
 
     Raises:
-        EnoughSteps: always.
+        EnoughSteps: raised to end the script.
     """
-    # Called before the interpreter waits for threads, which `atexit` is not.
+    # Runs before the interpreter waits for threads; `atexit` would run after.
     register: Any = threading._register_atexit  # pyright: ignore[reportAttributeAccessIssue]
     register(_leave_behind)
     raise EnoughSteps
 
 
 def _leave_behind() -> None:
-    """Exit without threads that do not end, one that waits for its queue's last item, say."""
+    """Exit without threads that never end, such as one that waits for its queue."""
     workers: Any = concurrent.futures.thread
     workers._shutdown = True
     for queue in list(workers._threads_queues.values()):

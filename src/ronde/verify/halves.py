@@ -1,7 +1,7 @@
-"""A twin of the plain run: plain torch, every outermost forward computed in two halves.
+"""A twin of the plain run that computes every outermost forward in two halves.
 
-A model whose rows see each other (batch norm) is not the same function of two parts, but it is of a batch
-whose rows come in another order: that changes the order of sums as well.
+A model that couples rows of a batch (batch norm) is not the same function of two halves, but it is of a batch
+with its rows in another order, which changes the order of sums as well.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ronde.verify.record import Writer
 
 __all__ = ["InHalves"]
 
-# Parts differ from the whole by rounding only; what differs by more couples the rows of a batch.
+# Parts differ from the whole by rounding only; a larger difference shows that the rows are coupled.
 _ROUNDING = 1e-3
-# Under autocast what is wide may have been computed in a narrow type.
+# Under autocast a wide result may have been computed in a narrow type.
 _ROUNDING_IN_NARROW_TYPES = 3e-2
 
 
@@ -37,15 +37,15 @@ def _rounding(leaf: torch.Tensor, narrow: bool) -> float:
 
 
 class InHalves:
-    """Computes an outermost model call whole and, where that is the same function, again in parts.
+    """Computes an outermost model call whole and, where equal up to rounding, in parts.
 
-    The whole comes first, so that its side effects are there either way. Where the parts' rows are not the
-    whole's up to rounding, the batch is computed with its first part behind the others instead. What the
-    whole has drawn its rows are given again, from a module's second call on: by the first it is known to
-    draw. The whole is kept when nothing of this is possible.
+    The whole comes first, so that its side effects are there either way. Where the parts do not equal the
+    whole up to rounding, the batch is computed with its first half moved to the end instead. Draws of the
+    whole are repeated for its rows, from a module's second call on: the first shows that it draws. The whole
+    is kept when none of this is possible.
 
     Args:
-        narrow: models compute in half precision, by the plan.
+        narrow: whether models compute in half precision, by the plan.
     """
 
     def __init__(self, writer: Writer, *, narrow: bool = False) -> None:
@@ -59,7 +59,7 @@ class InHalves:
         call = torch.nn.Module.__call__
 
         def call_in_parts(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            # Within backward a checkpoint computes again, and must come to what it has computed before.
+            # In backward a checkpoint recomputes, and must give its earlier result.
             in_backward = current_graph_task_id() != -1
             if recorder._depth or in_backward or not recorder._writer.active:
                 return call(module, *args, **kwargs)
@@ -79,7 +79,7 @@ class InHalves:
         draws = Draws(rows)
         with draws.noted() if module in self._drawing else nullcontext():
             whole = call(module, *args, **kwargs)
-        # By value: running statistics are written past the tensors' versions.
+        # Compared by value: running statistics are written without a change of the tensors' versions.
         changed = [(buffer, before) for buffer, before in buffers if not torch.equal(buffer, before)]
         drew = not torch.equal(random_before, torch.get_rng_state())
         noisy = None
@@ -106,7 +106,7 @@ class InHalves:
     def _in_another_order(
         self, part: Callable[[torch.Tensor], list[Any]], whole: Any, rows: int, changed: list[Any]
     ) -> Any:
-        """What stands for `whole`, computed in parts or in another order of rows; None if nothing does."""
+        """Return `whole` computed in parts or another order of rows; None if neither works."""
         pieces = torch.arange(rows).tensor_split(2)
         noisy = None if changed else _join(whole, [part(each) for each in pieces], self._narrow)
         if noisy is None:
@@ -117,14 +117,15 @@ class InHalves:
 
 
 def _host_generators() -> Any:
-    """States of the generators whose draws cannot be given again."""
+    """Return the states of generators with draws that cannot be repeated."""
     return random.getstate(), pickle.dumps(numpy.random.get_state())
 
 
 def _put_back(changed: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Buffers as they were, so that a second call updates them once, or one that failed not at all.
+    """Restore buffers, so that a second call updates them once.
 
-    Past their versions, as they were written: backward of an earlier call may have kept them.
+    A failed call then does not update them. The tensors' versions stay: backward of an earlier call may have
+    saved the buffers.
     """
     for buffer, before in changed:
         buffer.data.copy_(before)
@@ -140,7 +141,7 @@ def _is_batch(leaf: Any, rows: int) -> bool:
 
 
 def _join(whole: Any, parts: list[list[Any]], narrow: bool) -> Any:
-    """The parts as one result, or None when they are not the whole's parts."""
+    """Join the parts to one result; None if they differ from the whole."""
     leaves, layout = pytree.tree_flatten(whole)
     if any(len(part) != len(leaves) for part in parts):
         return None
@@ -149,7 +150,7 @@ def _join(whole: Any, parts: list[list[Any]], narrow: bool) -> Any:
 
 
 def _turn_back(whole: Any, turned: list[Any], rows_behind: int, narrow: bool) -> Any:
-    """The result of the turned batch with its rows in their places, or None when they are not the whole's."""
+    """Restore the order of the turned rows; None if the result differs from `whole`."""
     leaves, layout = pytree.tree_flatten(whole)
     if len(leaves) != len(turned):
         return None
@@ -166,9 +167,9 @@ _DIFFERENT = object()
 
 
 def _rounded(leaf: Any, parts: list[Any], narrow: bool, *, join: bool) -> Any:
-    """What stands for `leaf`, when it differs by rounding only; else `_DIFFERENT`.
+    """Return `leaf` as computed in parts if it differs by rounding only, else `_DIFFERENT`.
 
-    With `join` that is the parts, one above the other; without, it is the only one.
+    With `join` the parts are concatenated; without, the only part is returned.
     """
     if not isinstance(leaf, torch.Tensor):
         return leaf if all(leaf == part for part in parts) else _DIFFERENT

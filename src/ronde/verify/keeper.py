@@ -1,7 +1,8 @@
-"""Runs a command and ends all that it has started: `python -m ronde.verify.keeper PARENT COMMAND...`.
+"""Runs a command and kills all its descendants: `python -m ronde.verify.keeper PARENT COMMAND...`.
 
 `ronde verify` may be killed, and a script may leave processes behind that nothing ends. The keeper inherits
-them, outlives `ronde verify` (the process PARENT) for long enough to kill them, and ends as the command does.
+them, outlives `ronde verify` (the process PARENT) for long enough to kill them, and returns the command's
+exit code.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ronde.launch.linux_process import become_subreaper, bind_to_parent, load_pr
 
 __all__ = ["main"]
 
-# How long ranks may take to end by themselves.
+# Time that ranks may take to end by themselves.
 _PATIENCE_S = 5.0
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _ended(child: subprocess.Popen[bytes], patience: float | None) -> bool:
-    """Wait until the child ends; whether a signal that ends this process came first.
+    """Wait until the child ends; return whether a signal or the limit came first.
 
     Args:
         patience: seconds; None to wait without a limit.
@@ -57,7 +58,7 @@ def _ended(child: subprocess.Popen[bytes], patience: float | None) -> bool:
 
 
 def _end_children() -> None:
-    """Kill all children, and those that they leave to this process."""
+    """Kill all children, and the descendants that this process inherits from them."""
     while True:
         for pid in _children():
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A clock that goes faster for libraries, so that what depends on it differs between two plain runs.
+"""A clock that runs faster for libraries, so that their measurements differ between runs.
 
 A library may write how long something took (`train_runtime` of Hugging Face's Trainer). Two runs of plain
 python often round it alike, and it would pass for a number that ranks must repeat. The clock of the script's
@@ -17,13 +17,13 @@ from ronde.patching.patches import Patches
 __all__ = ["PACE", "hurry"]
 
 PACE = 10
-"""How much faster: more than two plain runs differ by themselves, and seen in the first digit."""
+"""Factor of the speed: larger than the difference of two plain runs, and seen in the first digit."""
 
 _CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns")
 
 
 def hurry(patches: Patches, pace: int = PACE) -> None:
-    """From now on the clocks of `time` that measure go `pace` times as fast."""
+    """Make the measuring clocks of `time` run `pace` times as fast from now on."""
     for name in _CLOCKS:
         patches.set(time, name, _hurried(getattr(time, name), pace))
 

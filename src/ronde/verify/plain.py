@@ -1,7 +1,7 @@
 """The single-device side: `python -m ronde.verify.plain SEED PLAN script|module NAME ARGUMENTS...`.
 
-Plain python and plain torch, with the recorder: no cutting, no reducer, no process group. Of the plan it has
-what changes the numbers of one device: the precision.
+Plain python and plain torch, with the recorder: no cutting, no reducer, no process group. Only the precision
+is taken from the plan, since it changes the numbers of one device.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def main(arguments: list[str]) -> None:
     seeds.install(Patches(), int(seed))
     shift: list[torch.nn.Parameter] = []
     if config.replay:
-        # The second run. Beneath what the script is told, which is replayed: libraries only.
+        # The second run. The script's own clock is replayed above this patch, so only libraries see it.
         hurry(Patches())
-        # Objects of the script get other addresses than in the first run: the order of a set shows itself.
+        # Objects of the script get other addresses than in the first run, so that the order of a set differs.
         shift = [torch.nn.Parameter(torch.empty(0)) for _ in range(_SHIFT)]
     Chances(writer, config.replay).install()
     compute.install_alone(Plan.parse(plan), Patches(), lambda _: None)

@@ -1,4 +1,4 @@
-"""Draws a proof: the loss in plain python and on ranks, and below it their difference."""
+"""Draws a proof: losses in plain python and on ranks, below them their difference."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NAME_LENGTH = 60
 
 
 def check(path: Path) -> None:
-    """Refuse what could not be drawn, before minutes are spent on the proof.
+    """Refuse an impossible picture before minutes are spent on the proof.
 
     Raises:
-        UsageError: for an unknown kind of picture, a place that cannot be written, or without matplotlib.
+        UsageError: the kind of picture is unknown, the place unwritable, or matplotlib missing.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(
@@ -39,7 +39,7 @@ def draw(proof: Proof, path: Path) -> None:
     """Write the picture of a proof.
 
     Raises:
-        UsageError: when there is no curve: the script took no step and read no number.
+        UsageError: the proof has no curve, since the script took no step and read no number.
     """
     if not proof.curves:
         raise UsageError(
@@ -50,7 +50,7 @@ def draw(proof: Proof, path: Path) -> None:
 
 
 def figure(proof: Proof) -> Any:
-    """The picture as a figure of matplotlib: the values above, their differences below."""
+    """Return the picture as a figure of matplotlib: values above, their differences below."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -84,7 +84,7 @@ def _title(proof: Proof) -> str:
 
 
 def _values(axes: Any, curve: Curve, colour: str, ranks: int) -> None:
-    """Plain python as a broad band, the ranks as a thin line on it: where they agree both are seen."""
+    """Draw plain python as a broad band, and ranks as a thin line. Where they agree both are seen."""
     name = curve.name if len(curve.name) <= NAME_LENGTH else curve.name[: NAME_LENGTH - 3] + "..."
     name = name.replace("$", r"\$")  # no formula
     marker = "o" if len(curve.steps) < 30 else ""
@@ -101,7 +101,10 @@ def _values(axes: Any, curve: Curve, colour: str, ranks: int) -> None:
 
 
 def _differences(axes: Any, curves: Sequence[Curve]) -> None:
-    """On a logarithmic axis, on which zero has no place: it is drawn at the lower edge, hollow."""
+    """Draw differences on a logarithmic axis.
+
+    Zero has no place there: it is drawn at the lower edge, hollow.
+    """
     axes.set_yscale("log")
     positive = [value for curve in curves for value in curve.differences if value > 0]
     limits = [curve.allowed for curve in curves if curve.allowed > 0]

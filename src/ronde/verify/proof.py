@@ -1,4 +1,4 @@
-"""`ronde verify`: the plain run, the run on ranks, twins of the plain run if needed, and the comparison."""
+"""`ronde verify`: the plain run, the run on ranks, twins if needed, the comparison."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ronde.verify.twins import (
 
 __all__ = ["Proof", "judge", "verify"]
 
-# Where they were: the directory of a proof is gone when it is read.
+# Paths of logs: the directory of a proof is deleted before the proof is read.
 _LOGS = re.compile(r"(;|^) ?logs of all ranks: .*", re.MULTILINE)
 
 
@@ -39,16 +39,17 @@ class Proof:
     """The outcome of one verification.
 
     Attributes:
-        dtype: in what the parameters are: double precision may be the script's own choice.
-        tolerance: how close is close enough.
+        dtype: the parameters' type; double precision may be the script's own choice.
+        tolerance: the allowed differences.
         steps: optimizer steps that plain python took (fewer than asked when the script ended).
-        floor: how far twins of the plain run lie from it; None where none was needed.
-        twins: how many there are; none is run any more once what they show suffices.
+        floor: the largest difference of the vector of all parameters among twins; None without a repeat.
+        twins: the number of twins that were run; no more are run once the clauses hold.
         curves: the losses that the script read, plain and on ranks.
-        failure: the end of what the ranks wrote to standard error, when they failed.
-        note: why the runs are not in double precision, though that was asked for.
-        rounding: where numbers lay that rounding has turned, when that is why ranks differ.
-        parting: where a twin takes another course than the plain run; ranks are compared until there.
+        failure: the end of the ranks' standard error, when they failed.
+        note: the reason for which the runs are not in double precision, though that was asked for.
+        rounding: the numbers at ties or kinks that rounding has turned, when that explains the difference.
+        parting: the step where a twin takes another course than the plain run; ranks are compared until
+            there.
     """
 
     job: Job
@@ -74,8 +75,8 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = (), starter: S
     """Prove, or refute, that `ranks` ranks give the script's single-device answer.
 
     Raises:
-        UsageError: when the script fails in plain python or does not repeat itself there, the plan refuses
-            it, or the plan is inexact: nothing is to be compared.
+        UsageError: the script fails in plain python or does not repeat itself there, the plan refuses it, or
+            the plan is inexact, so that there is nothing to compare.
     """
     if inexact := Plan.parse(job.plan).inexact_because:
         raise UsageError(
@@ -83,7 +84,7 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = (), starter: S
             f"nearest legal: --plan ddp"
         )
     if job.precision != "fp32":
-        # The plan's own rounding is what is compared.
+        # The plan's own rounding is compared.
         job = dataclasses.replace(job, double=False)
     folder = TemporaryFolder.hold(new_run_id())
     try:
@@ -107,12 +108,15 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = (), starter: S
 
 
 def _plain(job: Job, place: Path, starter: Starter) -> tuple[Job, Run, str]:
-    """The plain run, in double precision if that is asked for and possible; else why it is not."""
+    """Return the plain run, in double precision if asked for and possible.
+
+    Otherwise the last item is the reason.
+    """
     plain = run_plain(job, place / "plain", starter=starter)
     if job.double and (plain.exit_code or not _is_double(plain)):
         as_is = dataclasses.replace(job, double=False)
         again = run_plain(as_is, place / "as-is", starter=starter)
-        # Where it fails either way, double precision is not why.
+        # Where it fails either way, double precision is not the reason.
         if not again.exit_code:
             return as_is, again, _why_not_double(plain)
     if plain.exit_code:
@@ -135,7 +139,10 @@ def _why_not_double(plain: Run) -> str:
 
 
 def _refusal(run: Run) -> str:
-    """What ronde said instead of running the script: no clause is broken by that. Empty where it ran."""
+    """Return ronde's message if it refused the script; empty if the script ran.
+
+    A refusal does not break a clause.
+    """
     said = re.search(r"^ronde: error: (.*)", run.stderr, re.MULTILINE)
     return said[1] if said and run.exit_code == UsageError.exit_code else ""
 
@@ -149,15 +156,16 @@ def judge(
     start: Callable[[Twin], Run] | None = None,
     strict: bool = False,
 ) -> Proof:
-    """The proof that these recorded runs amount to.
+    """Judge recorded runs, and run twins where a clause seems broken.
 
     Args:
-        start: runs a twin of the plain run. That is done only where a clause seems broken: then a bound may
-            have been too narrow for what rounding does in this script, or no two runs of plain python agree.
-        strict: in double precision to the last places, each parameter by itself.
+        start: function that runs a twin of the plain run. It is called only where a clause seems broken: then
+            a bound may have been too narrow for the rounding in this script, or no two runs of plain python
+            agree.
+        strict: whether each parameter is compared to the last places, in double precision.
 
     Raises:
-        UsageError: when plain python does not repeat itself.
+        UsageError: plain python does not repeat itself.
     """
 
     def proof(noise: Noise = QUIET, repeats: Sequence[Run] = ()) -> Proof:

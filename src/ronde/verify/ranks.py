@@ -1,7 +1,6 @@
-"""The ranks' side of the proof: `python -m ronde.verify.ranks RANKS RUN_DIR JOB` ends as they do.
+"""The ranks' side: `python -m ronde.verify.ranks RANKS RUN_DIR JOB` exits with their code.
 
-A process of its own, because the launcher wants a main thread, a working directory and an output that are
-the run's.
+It is a process of its own, because the launcher wants the run's main thread, working directory and output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records what the script reads on the host: the calls that turn a tensor into a python value."""
+"""Records the script's reads on the host: calls that make tensors python values."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ReadRecorder:
 
 
 def _is_guard(frame: FrameType) -> bool:
-    """Whether torch.compile asks if a function that it compiled before still fits; no line of the script."""
+    """Return whether the frame is a guard of torch.compile, not a script's line."""
     code = frame.f_code
     return (code.co_filename, code.co_name) == ("<string>", "guard") and "torch._dynamo" in sys.modules
 
@@ -100,9 +100,9 @@ def _tensor_types(kind: type) -> Iterator[type]:
 
 
 def to_array(tensor: torch.Tensor) -> numpy.ndarray:
-    """A tensor's entries, by ordinary operations, so that a sharded tensor puts itself together."""
+    """Return a tensor's entries. Only ordinary operations are used, so that a sharded tensor is gathered."""
     with torch.no_grad():
-        # A copy: whose memory is handed out is no longer cut.
+        # A copy: a batch whose memory is handed out would no longer be sharded.
         plain = tensor.detach().clone()
         if plain.layout is not torch.strided:
             plain = plain.to_dense()

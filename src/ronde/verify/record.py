@@ -1,4 +1,4 @@
-"""What a recorded run left behind: the format on disk, its writer and its reader.
+"""Format of a recorded run on disk, its writer and its reader.
 
 Every process writes two files into the record directory: `rank-N.events`, one JSON object a line, and
 `rank-N.tensors`, the raw entries that the events point into. Both are opened once, before the script
@@ -31,28 +31,31 @@ __all__ = [
 ]
 
 Twin = Literal["", "again", "halves", "up", "threads", "turned"]
-"""The same once more, batches computed in halves, parameters rounded up, another number of threads, numbers
-at a tie or a kink turned."""
+"""Difference of a run from the plain one.
+
+The same once more, batches computed in halves, parameters rounded up, another number of threads, numbers at a
+tie or a kink turned.
+"""
 
 ENVIRONMENT_KEY = "RONDE_RECORD"
 
-# Of a larger tensor only evenly spaced entries are kept: twenty steps of a large model would fill the disk.
+# Only evenly spaced entries of a larger tensor are kept: twenty steps of a large model would fill the disk.
 ENTRY_LIMIT = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RecordConfig:
-    """What a recorder is told; travels as JSON in one environment variable.
+    """Configuration of a recorder; travels as JSON in one environment variable.
 
     Attributes:
-        directory: where the record goes.
+        directory: the folder of the record.
         scratch: the run's copy of the user's directory, in which it runs.
-        tree: what is copied around it; writes under it count as the script's files.
-        steps: after so many optimizer steps the run ends.
-        double: compute in double precision, whatever the script asks for.
-        twin: in what this run differs from the plain one by rounding alone; empty where it does not.
-        narrow: models compute in half precision, by the plan.
-        replay: file of what another run learnt of its circumstances, to be learnt again; empty for none.
+        tree: the copy of the folders around it; writes under it count as the script's files.
+        steps: the number of optimizer steps after which the run ends.
+        double: whether to compute in double precision, whatever the script asks for.
+        twin: the difference from the plain run, by rounding alone; empty for the plain run.
+        narrow: whether models compute in half precision, by the plan.
+        replay: the file of another run's clock times and seeds, to be replayed; empty without.
     """
 
     directory: str
@@ -75,7 +78,7 @@ class RecordConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
-    """Entries of one tensor in `rank-N.tensors`; every `stride`-th one of the flat tensor."""
+    """Entries of one tensor in `rank-N.tensors`: every `stride`-th one of the flat tensor."""
 
     offset: int
     count: int
@@ -97,7 +100,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Read:
-    """One value that the script read on the host; an array's entries are stored apart.
+    """One value that the script read on the host. An array's entries are stored apart.
 
     `step`: optimizer steps that had been taken before.
     """
@@ -119,7 +122,7 @@ class Gradients:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """Parameters and states of the generators after a step (counted from 1 over all optimizers)."""
+    """Parameters and generators' states after a step, counted from 1 over all optimizers."""
 
     step: int
     optimizer: str
@@ -129,11 +132,11 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Turned:
-    """Numbers that were moved over a tie or a kink: how many, in which operation of which module.
+    """Numbers that one operation of a module had moved over a tie or kink.
 
     Attributes:
         step: the optimizer step that follows, counted from 1.
-        of: how many numbers there are.
+        of: the number of entries of the operation's input.
         apart: the least distance that one was moved, relative to the largest of them.
     """
 
@@ -146,15 +149,15 @@ class Turned:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RankRecord:
-    """All that one process recorded, in the order in which it happened within each kind.
+    """Events that one process recorded, in order within each kind.
 
     Attributes:
         ids: index batches of samplers (drawn ahead of the batches when a loader prefetches).
         circumstances: readings of the clock and seeds, by name, in order.
-        starts: by "process" and "thread", the script's lines that start some.
-        opened: how often each file under the scratch directory was opened for writing.
-        in_parts: outermost forwards that could (and could not) be computed in parts.
-        turned: how many numbers a twin has turned at a tie or a kink, by step and place.
+        starts: the script's lines that start a "process" or a "thread", by these words.
+        opened: the number of times that each file under the scratch directory was opened for writing.
+        in_parts: the numbers of outermost forwards that could, and could not, be computed in parts.
+        turned: the numbers that a twin has moved at ties and kinks, by step and place.
         stopped: whether the asked number of steps was reached.
     """
 
@@ -173,7 +176,7 @@ class RankRecord:
     tensors: Path
 
     def before(self, step: int) -> RankRecord:
-        """What was recorded until this step (counted from 1) began."""
+        """Return the record until this step (1-based) began."""
         batches = tuple(each for each in self.batches if each.step < step)
         return dataclasses.replace(
             self,
@@ -186,14 +189,14 @@ class RankRecord:
         )
 
     def entries(self, stored: Stored) -> numpy.ndarray:
-        """The kept entries of a stored tensor, flat."""
+        """Return the kept entries of a stored tensor, flat."""
         if not stored.count:
             return numpy.empty(0, stored.dtype)
         return numpy.memmap(self.tensors, stored.dtype, "r", stored.offset, (stored.count,))
 
 
 class Writer:
-    """Writes one process's record; does nothing in a process forked from it (a loader's worker)."""
+    """Writes one process's record, but not in a forked process (a loader's worker)."""
 
     def __init__(self, directory: str, rank: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
@@ -211,7 +214,7 @@ class Writer:
             _write_all(self._events, (json.dumps({"kind": kind, **fields}) + "\n").encode())
 
     def store(self, array: numpy.ndarray) -> dict[str, Any]:
-        """Keep an array's entries and return the fields of the `Stored` that finds them."""
+        """Store an array's entries, and return the fields of their `Stored`."""
         flat = array.reshape(-1)
         stride = max(1, -(-flat.size // ENTRY_LIMIT))
         kept = numpy.ascontiguousarray(flat[::stride])
@@ -240,7 +243,7 @@ def _stored(fields: Mapping[str, Any]) -> Stored:
 
 
 def read_record(directory: Path, rank: int) -> RankRecord:
-    """Read what one process recorded; a missing record reads as an empty one."""
+    """Read the record of one process; a missing one reads as empty."""
     batches: list[Batch] = []
     ids: list[str] = []
     reads: list[Read] = []

@@ -1,4 +1,4 @@
-"""Installs the recorder, in a rank (as an extension of the worker) or in the plain run.
+"""Installs the recorder in a rank, as a worker's extension, or the plain run.
 
 The recorder must not change what it records: it draws no random numbers, adds nothing to the graph, and
 its files are opened past ronde's own mediation of files.
@@ -54,7 +54,7 @@ class _Session(Protocol):
 
 
 def install(session: _Session | None) -> None:
-    """The extension `ronde.verify.recorder:install`: record this rank; a run of one has no session."""
+    """Record this rank: the extension `ronde.verify.recorder:install`. A run of one rank has no session."""
     config = RecordConfig.take_from(os.environ)
     if session is None:
         writer = Writer(config.directory, 0)
@@ -72,7 +72,7 @@ def record(
     writer: Writer,
     unmediated: Unmediated = contextlib.nullcontext,
 ) -> None:
-    """Start recording in this process; there is no way back, the process is the recording's."""
+    """Start recording in this process, for as long as it lives."""
     if config.double:
         compute_in_double()
     _differ(config, writer)
@@ -85,7 +85,7 @@ def record(
 
 
 def _differ(config: RecordConfig, writer: Writer) -> None:
-    """A twin differs from the plain run by rounding alone."""
+    """Make a twin differ from the plain run, by rounding alone."""
     if config.twin == "halves":
         InHalves(writer, narrow=config.narrow).install()
     elif config.twin == "up":

@@ -14,7 +14,7 @@ __all__ = ["to_json", "to_text"]
 
 
 def to_text(proof: Proof) -> str:
-    """The table that the command prints."""
+    """Return the table that the command prints."""
     job = proof.job
     tolerance = proof.tolerance
     allowed = tolerance.parameters
@@ -80,7 +80,7 @@ def _rounding(rounding: Rounding) -> str:
 
 
 def to_json(proof: Proof) -> str:
-    """The same, for programs."""
+    """Return the proof as JSON, for programs."""
     job = proof.job
     fields = {
         "holds": proof.holds,

@@ -1,4 +1,4 @@
-"""A twin of the plain run whose parameters start one rounding higher."""
+"""A twin of the plain run, with parameters that start one rounding higher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["RoundedUp"]
 
 
 class RoundedUp:
-    """Moves each parameter to the next larger number of its type, when its model is first called."""
+    """Moves each parameter to its type's next larger number, at its model's first call."""
 
     def __init__(self) -> None:
         self._moved: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -41,13 +41,13 @@ class RoundedUp:
             if id(parameter) in self._known or not parameter.is_floating_point():
                 continue
             self._known.add(id(parameter))
-            # Beside autograd: an earlier call may have kept it for its backward.
+            # Hidden from autograd: an earlier call may have saved the parameter for its backward.
             with torch.no_grad(), unsafe_preserve_version_counter(parameter):
                 parameter.copy_(_next(parameter))
 
 
 def _next(numbers: torch.Tensor) -> torch.Tensor:
-    """The next larger numbers of the type; float16 has no operation for that."""
+    """Return the next larger numbers of the type; float16 has no operation for that."""
     if numbers.dtype is torch.float16:
         return numbers + numbers.abs() * torch.finfo(torch.float16).eps
     return torch.nextafter(numbers, torch.full_like(numbers, math.inf))

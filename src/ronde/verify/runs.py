@@ -1,4 +1,4 @@
-"""Starts the recorded runs, plain and on ranks, each in a scratch directory of its own."""
+"""Starts the recorded runs, plain and on ranks, each in its own scratch directory."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ RECORDER = "ronde.verify.recorder:install"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What is run, the same for every run of one proof.
+    """Specification of the script and its settings, shared by all runs of a proof.
 
     Attributes:
         steps: optimizer steps after which a run ends.
-        directory: where the user stands; relative paths of the script start here.
-        double: every run computes in double precision, whatever the script asks for.
+        directory: the user's working directory; relative paths of the script start here.
+        double: whether every run computes in double precision, whatever the script asks for.
         threads: threads of every process, plain or rank: another number rounds differently.
         devices: a CUDA device for each rank, the first also for the plain run; empty: all on the CPU.
     """
@@ -47,18 +47,18 @@ class Job:
 
     @property
     def precision(self) -> Precision:
-        """In what the plan lets models compute."""
+        """The precision in which the plan lets models compute."""
         return expand(self.plan).compute.precision
 
     @property
     def reference(self) -> str:
-        """The plan of the single device: its own data and compute values, as far as they change numbers."""
+        """The plan of the single device: values that change numbers there."""
         return str(Plan(compute=Compute(precision=self.precision)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One finished run: a record per rank, what it printed, the files it wrote."""
+    """One finished run: a record per rank, its printed text and written files."""
 
     records: tuple[RankRecord, ...]
     files: Mapping[str, Path]
@@ -69,13 +69,13 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """One run about to start: what, where, and with which environment.
+    """One run about to start, with its directories and environment.
 
     Attributes:
-        ranks: how many; None for plain python.
-        place: a directory of the run's own; `stdout` and `stderr` go there as files, `run` is the ranks'.
-        directory: where the script runs.
-        extensions: what every rank loads, the recorder last.
+        ranks: the number of ranks; None for plain python.
+        place: a directory of the run's own, for the files `stdout` and `stderr` and the ranks' folder `run`.
+        directory: the working directory of the script.
+        extensions: the extensions that every rank loads, the recorder last.
     """
 
     job: Job
@@ -126,7 +126,7 @@ def spawn(start: Start) -> int:
 
 
 def plain_arguments(job: Job) -> list[str]:
-    """The arguments of `ronde.verify.plain`."""
+    """Return the arguments of `ronde.verify.plain`."""
     kind = "module" if job.module else "script"
     return [str(job.seed), job.reference, kind, job.script, *job.arguments]
 
@@ -134,11 +134,11 @@ def plain_arguments(job: Job) -> list[str]:
 def run_plain(
     job: Job, place: Path, *, twin: Twin = "", like: Run | None = None, starter: Starter = spawn
 ) -> Run:
-    """The script in plain python, recorded.
+    """Run the script in plain python, recorded.
 
     Args:
-        twin: in what it differs by rounding alone.
-        like: a run whose clock and seeds this one is to have.
+        twin: the difference from the plain run, by rounding alone.
+        like: a run whose clock and seeds this one replays.
     """
     return _run(job, place, starter, ranks=None, twin=twin, like=like)
 
@@ -152,10 +152,10 @@ def run_on_ranks(
     extensions: tuple[str, ...] = (),
     starter: Starter = spawn,
 ) -> Run:
-    """The script on N ranks, every rank recorded; `extensions` are loaded before the recorder.
+    """Run the script on N ranks, every rank recorded. `extensions` are loaded before the recorder.
 
     Args:
-        like: a plain run whose clock and seeds this one is to have.
+        like: a plain run whose clock and seeds this one replays.
     """
     return _run(job, place, starter, ranks=ranks, like=like, extensions=(*extensions, RECORDER))
 
@@ -170,7 +170,7 @@ def _run(
     twin: Twin = "",
     like: Run | None = None,
 ) -> Run:
-    # Every run stands in the same place while it runs, so a path that the script prints or saves is the same.
+    # Every run has the same directory while it runs, so that printed or saved paths are the same.
     stage = place.with_name("tree")
     scratch, config = _prepare(job, place, stage, twin=twin, like=like)
     start = Start(
@@ -210,7 +210,7 @@ def _prepare(
 
 def _environment(job: Job) -> dict[str, str]:
     threads = str(job.threads)
-    # The runs stand elsewhere, so what is relative to here would be lost.
+    # The runs have other working directories, so relative paths would be lost.
     paths = [os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     return {
         **os.environ,

@@ -1,8 +1,8 @@
-"""A copy of the user's directory for one run: links to what is there, and room for what the run writes.
+"""A copy of the user's directory for one run: links, and new files.
 
-Relative paths read the user's files (two levels up as well: `../data`), and what the run writes stays in the
-copy, also where the user's directory has a file of that name (see writes.py). The limits: absolute paths,
-other programs that the script starts, and libraries that write without python are not kept in.
+Relative paths read the user's files (two levels up as well: `../data`), and files that the run writes stay in
+the copy, also where the user's directory has a file of that name (see writes.py). Not confined are absolute
+paths, other programs that the script starts, and libraries that write without python.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MANY = 500
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Scratch:
-    """`directory` is where to run; `tree` holds it and what lies around it."""
+    """Folders of a copy: `directory`, in which to run, `tree` around it, and the `source`."""
 
     tree: Path
     directory: Path
@@ -45,7 +45,7 @@ def build(tree: Path, source: Path) -> Scratch:
 
 
 def move(scratch: Scratch, tree: Path) -> Scratch:
-    """Rename the copy, whose run has ended; its links stay what they are."""
+    """Rename the copy of a run that has ended; its links stay unchanged."""
     tree = tree.resolve()
     os.rename(scratch.tree, tree)
     return dataclasses.replace(
@@ -59,7 +59,10 @@ def _link(source: Path, place: Path, names: list[str]) -> None:
 
 
 def written(scratch: Scratch) -> dict[str, Path]:
-    """What the run wrote: every real file, by its path relative to the run's directory."""
+    """Return the files that the run wrote, by path relative to the run's directory.
+
+    Links to the user's files do not count.
+    """
     found: dict[str, Path] = {}
     for directory, _, names in os.walk(scratch.tree):
         for name in names:

@@ -1,4 +1,4 @@
-"""Which line of the script a call comes from, or that it does not come from the script itself."""
+"""Finds the line of the script that a call comes from, if any."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["Sites"]
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
-# Frames that merely stand between two functions of a script: decorators (`no_grad`, `autocast`) and closures
-# that an optimizer calls.
+# Frames between two functions of a script: decorators (`no_grad`, `autocast`), and calls of closures by an
+# optimizer.
 _TORCH_BETWEEN = tuple(
     _TORCH + name
     for name in (
@@ -34,7 +34,7 @@ class Sites:
     """Names call sites `file:line`, relative to the directory that the run was started in.
 
     Args:
-        scratch, tree: the copies of that directory and of what lies around it.
+        scratch, tree: the copies of that directory and of the folders around it.
     """
 
     def __init__(self, scratch: str, tree: str) -> None:
@@ -44,10 +44,12 @@ class Sites:
         self._kinds: dict[str, str] = {}
 
     def of(self, frame: FrameType | None) -> str | None:
-        """The nearest script line above `frame`; None for calls inside torch, ronde, a model or a loader.
+        """Return the nearest script line above `frame`.
 
-        What runs inside a model's forward or a dataset sees this rank's rows only, and may: the law
-        speaks of what the script reads outside.
+        None for calls inside torch, ronde, a model or a loader.
+
+        Code inside a model's forward or a dataset sees this rank's rows only, and may: the law speaks of
+        values that the script reads outside.
         """
         site: str | None = None
         nearest = True
@@ -65,15 +67,16 @@ class Sites:
         return site
 
     def is_temporary(self, name: str) -> bool:
-        """Whether code of this file was written among the temporary ones, with another name in every process.
+        """Return whether the file is generated code under a random name in `/tmp`.
 
-        The run may lie there too, as may the script and what is installed; none of these is meant.
+        That is, in the folder for temporary files. The run itself may lie there too, as may the script and
+        installed packages; these do not count.
         """
         path = os.path.realpath(name)
         if not path.startswith(self._temporary) or is_library(path):
             return False
         script = os.path.dirname(os.path.realpath(getattr(sys.modules["__main__"], "__file__", "")))
-        if os.path.join(script, "") == self._temporary:  # beside which anybody writes in folders of their own
+        if os.path.join(script, "") == self._temporary:  # others write in folders of their own there
             return os.path.dirname(path) != script
         return not any(path.startswith(folder + os.sep) for folder in (self._tree, script))
 
@@ -89,7 +92,7 @@ class Sites:
 
 
 def _kind(name: str) -> str:
-    """One of script, between, inside, installed (a library that the script calls)."""
+    """Return one of script, between, inside, installed (a library that the script calls)."""
     path = name if name.startswith("<") else os.path.abspath(name)
     if path.startswith(_TORCH_BETWEEN) or path.startswith(_RONDE_BETWEEN):
         return "between"

@@ -20,15 +20,17 @@ from ronde.verify.sites import Sites
 __all__ = ["StartRecorder"]
 
 
-# More than such a process or thread differs by itself, and too little to be noticed.
+# Longer than the variation of such a process or thread, and too short to be noticed.
 _DELAY_S = 0.3
 
 
 class StartRecorder:
-    """Wraps the calls that start them; those of a loader or a library's import are not the script's.
+    """Wraps the calls that start processes and threads of the script.
+
+    Starts by a loader or by a library's import do not count.
 
     Args:
-        delay: hold the first one back, so that what depends on its pace differs from another run.
+        delay: whether to hold the first one back, so that results that depend on its pace differ.
     """
 
     def __init__(self, writer: Writer, sites: Sites, *, delay: bool = False) -> None:
@@ -66,6 +68,6 @@ def _delayed(run: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _can_be_delayed(started: object) -> bool:
-    """Not a process that is started with a pickle of what it runs."""
+    """Return whether the start can be delayed: by a fork or thread, without pickling."""
     forks = isinstance(started, Process) and multiprocessing.get_start_method() == "fork"
     return forks or isinstance(started, (threading.Thread, ForkProcess))

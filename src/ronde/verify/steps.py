@@ -1,4 +1,7 @@
-"""Records every optimizer step (gradient norms before, parameters and generators after) and ends the run."""
+"""Records every optimizer step and ends the run after the last.
+
+Gradient norms are taken before the step, parameters and generators after it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class StepRecorder:
         self._writer = writer
         self._limit = steps
         self._done = 0
-        # Weak, so that what the script drops is freed when it would be.
+        # Weak references, so that tensors that the script drops are freed as usual.
         self._names: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
         self._met = 0
@@ -72,7 +75,7 @@ class StepRecorder:
         return list(result.items())
 
     def _name(self, parameter: torch.Tensor) -> str | None:
-        """Its name, unless that is one of a tensor which died and left its id to this one."""
+        """Return its name, unless the id was of a tensor that is gone."""
         known = self._names.get(id(parameter))
         return known[0] if known is not None and known[1]() is parameter else None
 
@@ -84,7 +87,10 @@ class StepRecorder:
         return name
 
     def _learn_names(self) -> None:
-        """Find parameters' names through the modules alive; the longest is that of the outermost module."""
+        """Learn parameters' names from the living modules.
+
+        The longest name is that in the outermost module.
+        """
         self._names.clear()
         owners: dict[int, str] = {}
         modules = living_modules()

@@ -1,9 +1,9 @@
-"""A twin of the plain run in which what lies within rounding of a tie or a kink lies on its other side.
+"""A twin of the plain run with numbers moved across near ties and kinks.
 
-A ReLU has a kink at zero, a maximum a tie where the two largest are equal: there a difference of one
-rounding decides where the gradient goes. Which numbers those are, two right runs need not agree on. So what
-they may come to is measured: before such an operation these numbers are moved by as much as rounding could.
-The idea of measuring rounding by perturbing it is that of stochastic arithmetic (CESTAC, Vignes 1993).
+A ReLU has a kink at zero, a maximum a tie where the two largest are equal: there a difference of one rounding
+decides where the gradient goes. Two right runs need not agree on these numbers. The possible effect is
+therefore measured: before such an operation these numbers are moved by as much as rounding could. The idea of
+measuring rounding by perturbing it is that of stochastic arithmetic (CESTAC, Vignes 1993).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ronde.verify.record import Writer
 
 __all__ = ["AtKinks", "Turning"]
 
-# How close is within rounding, in roundings of the largest number: sums over a batch in another order, after
-# some steps of training.
+# Distance that counts as rounding, in roundings of the largest number: sums over a batch in another order,
+# after some steps of training.
 _ROUNDINGS = 32
 
 _AT_NOUGHT = frozenset("relu relu_ abs sgn sign leaky_relu _prelu_kernel elu celu".split())
@@ -33,7 +33,7 @@ _MARK = "_ronde_computed"
 
 
 class Turning:
-    """Turns what lies at ties and kinks, and notes where that was."""
+    """Turns numbers at ties and kinks, and records the places."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -50,7 +50,7 @@ class Turning:
                 turning._modules.pop()
 
         torch.nn.Module.__call__ = noted_call
-        # For as long as the process lives.
+        # Stays for as long as the process lives.
         AtKinks(self._turned).__enter__()
 
     def _turned(self, operation: str, count: int, of: int, apart: float) -> None:
@@ -59,7 +59,7 @@ class Turning:
             self._writer.event("turned", place=place, count=count, of=of, apart=apart)
 
     def _module(self) -> str:
-        """The module that computes, by its name in the outermost one."""
+        """Return the name of the innermost running module, within the outermost one."""
         if not self._modules:
             return ""
         outermost, inner = self._modules[0], self._modules[-1]
@@ -70,7 +70,7 @@ class Turning:
 class AtKinks(TorchDispatchMode):
     """Moves numbers before operations that have a tie or a kink at them.
 
-    They are moved in place and beside autograd: what an operation keeps for its backward moves with them.
+    They are moved in place, hidden from autograd: tensors that an operation saves for backward move as well.
     """
 
     def __init__(self, turned: Callable[[str, int, int, float], None]) -> None:
@@ -96,7 +96,7 @@ class AtKinks(TorchDispatchMode):
 def _moved(
     func: Any, name: str, args: Any, kwargs: dict[str, Any]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Numbers that `func` is about to read, and what they are to be."""
+    """Yield the tensors that `func` is about to read, with their new values."""
     numbers: Any = args[0] if args else None
     if not _is_computed(numbers):
         return
@@ -121,7 +121,7 @@ def _moved(
 
 
 def _is_computed(value: Any) -> bool:
-    """Whether these are floating-point numbers that an operation has made, and not data or parameters."""
+    """Return whether a tensor is a floating-point result, and not data or a parameter."""
     return (
         isinstance(value, torch.Tensor)
         and value.is_floating_point()
@@ -131,12 +131,15 @@ def _is_computed(value: Any) -> bool:
 
 
 def _within(numbers: torch.Tensor) -> torch.Tensor:
-    """How far rounding may move these numbers."""
+    """Return the distance by which rounding may move these numbers."""
     return _ROUNDINGS * torch.finfo(numbers.dtype).eps * numbers.abs().max()
 
 
 def _mirrored(numbers: torch.Tensor, kink: Any) -> torch.Tensor:
-    """Those close to the kink on its other side; what lies on it was put there by no rounding."""
+    """Mirror numbers close to the kink.
+
+    Numbers that lie on it exactly stay, since rounding did not put them there.
+    """
     apart = (numbers - kink).abs()
     if apart.shape != numbers.shape:
         return numbers
@@ -144,7 +147,7 @@ def _mirrored(numbers: torch.Tensor, kink: Any) -> torch.Tensor:
 
 
 def _swapped(numbers: torch.Tensor, name: str, rest: Any, kwargs: dict[str, Any]) -> torch.Tensor:
-    """Neighbours in order that lie close together, in each other's place."""
+    """Swap neighbours in sorted order that differ by less than rounding."""
     ranked = name in ("topk", "kthvalue")
     dims = rest[1:] if ranked else rest
     dim = kwargs.get("dim", dims[0] if dims else (-1 if ranked or name == "sort" else None))
@@ -169,12 +172,15 @@ def _swapped(numbers: torch.Tensor, name: str, rest: Any, kwargs: dict[str, Any]
 
 
 def _turnable(first: torch.Tensor, second: torch.Tensor, within: torch.Tensor) -> torch.Tensor:
-    """Where two numbers lie close together. Two zeros behind a ReLU are no tie that rounding has made."""
+    """Return where two numbers differ by less than rounding.
+
+    Two zeros after a ReLU do not count: rounding did not make that tie.
+    """
     return ((first - second).abs() <= within) & ~((first == 0) & (second == 0))
 
 
 def _swapped_in_windows(func: Any, numbers: torch.Tensor, rest: Any, kwargs: dict[str, Any]) -> torch.Tensor:
-    """The largest and the second of each window, where they lie close together, in each other's place."""
+    """Swap the largest and second of each window where they nearly tie."""
     spatial = 2 if "2d" in func._schema.name else 3
     first, place = func(numbers, *rest, **kwargs)
     flat, place = numbers.flatten(-spatial), place.flatten(-spatial)
@@ -188,7 +194,7 @@ def _swapped_in_windows(func: Any, numbers: torch.Tensor, rest: Any, kwargs: dic
     close = _turnable(first, second, _within(numbers)) & second.isfinite()
     exact = torch.nextafter(first, torch.full_like(first, torch.inf))
     larger = torch.where(first == second, exact, first)
-    # What is not close is put back where it is.
+    # Numbers that are not close keep their value.
     moved = flat.scatter(-1, place, torch.where(close, second, first))
     kept = moved.gather(-1, next_place)
     return moved.scatter(-1, next_place, torch.where(close, larger, kept)).reshape(numbers.shape)

@@ -15,7 +15,7 @@ from ronde.verify.runs import Run
 __all__ = ["TWINS", "Parting", "Rounding", "first_parting", "noise_of", "rounding_of", "unrepeated", "why"]
 
 TWINS: tuple[Twin, ...] = ("halves", "up", "threads")
-"""Runs that differ from the plain one by rounding; the largest difference is the noise floor."""
+"""Twins that differ from the plain run by rounding; the largest difference is the noise floor."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +36,8 @@ class Rounding:
     """A departure from plain python by rounding, at a tie or a kink.
 
     Attributes:
-        step: the first optimizer step after which they lie further apart than the noise floor allows.
-        turned: of what lay within rounding of a tie or a kink until then, the closest.
+        step: the first optimizer step after which the runs differ by more than the noise floor allows.
+        turned: the closest of the numbers within rounding of a tie or a kink until then.
     """
 
     step: int
@@ -47,7 +47,7 @@ class Rounding:
 def unrepeated(plain: Run, again: Run, tolerance: Tolerance) -> Parting | None:
     """Find the first departure of a repeated plain run; None if it repeats.
 
-    What it prints and writes does not count: names and times that differ there are left out.
+    Printed and written output does not count: names and times that differ there are left out.
     """
     if again.exit_code != plain.exit_code:
         what = f"the second run ended with exit code {again.exit_code}, the first with {plain.exit_code}"
@@ -75,7 +75,7 @@ def _parting(
     if not differ(run, plain):
         return None
     steps = range(1, max(len(run.steps), len(plain.steps)) + 1)
-    # What is so of the records before a step is so before every later one.
+    # A difference in the records before a step is also in the records before every later one.
     count = bisect.bisect_left(
         steps, True, key=lambda n: bool(differ(run.before(n + 1), plain.before(n + 1)))
     )
@@ -105,7 +105,7 @@ def _course(run: RankRecord, plain: RankRecord) -> str:
 
 
 def why(plain: Run) -> str:
-    """Likely causes of a plain run's departure from its repeat."""
+    """Describe the likely causes of a plain run's departure from its repeat."""
     starts = plain.records[0].starts
     kinds = [(name, starts[what]) for what, name in _KINDS.items() if what in starts]
     if kinds:
@@ -142,7 +142,7 @@ def rounding_of(plain: Run, run: Run, turned: Run, noise: Noise) -> Rounding | N
 
     Args:
         turned: the twin whose numbers at ties and kinks were turned.
-        noise: what the other twins show.
+        noise: the noise of the other twins.
     """
     reference = plain.records[0]
     apart = Noise.largest(

@@ -1,4 +1,4 @@
-"""Keeps a run's writes inside its scratch directory, and records which files it opened for writing.
+"""Keeps a run's writes inside its scratch directory, and records files opened for writing.
 
 The scratch directory shows the user's files through symbolic links. An audit hook is called before
 python opens, renames or removes anything: it then puts a real file or directory in the place of the
@@ -34,12 +34,12 @@ _CHANGES = {
 }
 
 
-# Opens the way past ronde's own mediation of files, which the copying below is none of.
+# Context past ronde's own mediation of files, used for the copies that are made below.
 Unmediated = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 class WriteRecorder:
-    """Installs the audit hook; python offers no way to take one out, so only in a process of its own."""
+    """Installs the audit hook, in a process of its own: python cannot remove one."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class WriteRecorder:
                     self._unfolded(os.fsdecode(args[position]), whole=event == "shutil.rmtree")
 
     def about_to_write(self, path: str, *, keep: bool) -> None:
-        """A file is about to be opened for writing; `keep` its contents if it is there already."""
+        """Prepare a file that is about to be opened for writing; `keep` its contents."""
         if self._busy:
             return
         place = self._unfolded(path, whole=False)
@@ -94,7 +94,10 @@ class WriteRecorder:
             self._busy = False
 
     def _unfolded(self, path: str, *, whole: bool) -> str | None:
-        """The place under the scratch directory that `path` names, with real directories above it."""
+        """Return the place under the scratch directory that `path` names, its directories made real.
+
+        None outside of it.
+        """
         if self._busy:
             return None
         place = os.path.normpath(os.path.join(os.getcwd(), path))
@@ -119,7 +122,7 @@ def _replace_link(place: str, *, keep: bool) -> None:
 
 
 def unfold(root: str, directory: str) -> None:
-    """Make real every linked directory from `root` down to `directory`, its entries links in turn."""
+    """Turn each linked directory from `root` to `directory` into a real one of links."""
     place = root
     for part in os.path.relpath(directory, root).split(os.sep):
         if part == ".":
@@ -132,7 +135,7 @@ def unfold(root: str, directory: str) -> None:
             try:
                 os.unlink(place)
                 os.mkdir(place)
-            except FileNotFoundError:  # another rank is at it, which a correct run never is
+            except FileNotFoundError:  # another rank does the same, which does not happen in a correct run
                 continue
             for name in os.listdir(source):
                 os.symlink(os.path.join(source, name), os.path.join(place, name))

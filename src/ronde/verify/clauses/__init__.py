@@ -1,1 +1,1 @@
-"""One file per clause of the law: pure functions from recorded runs to a verdict."""
+"""Clauses of the law, one file each: pure functions from records to a verdict."""

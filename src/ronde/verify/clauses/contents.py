@@ -1,4 +1,4 @@
-"""Compares two files by what they mean: tensors, arrays, text with numbers, what is packed inside."""
+"""Compares two files by their contents: tensors, arrays, numbers in text, members of archives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Beyond(enum.Enum):
-    """Why no more can be said of a file than that it is there."""
+    """Reasons for which only the existence of a file can be compared."""
 
     unstable = "two runs of plain python differ in {}"
     unread = "{} has other bytes, in a format that is not read here"
@@ -40,11 +40,11 @@ class Beyond(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of comparing two files; empty where they agree.
+    """Outcome of comparing two files; empty where they agree.
 
     Attributes:
-        wrong: the first difference in words.
-        beyond: why (a part of) the file could not be compared.
+        wrong: description of the first difference.
+        beyond: reason for which (a part of) the file could not be compared.
     """
 
     wrong: str = ""
@@ -54,7 +54,11 @@ class Comparison:
 def compare_contents(
     mine: Path, reference: Path, tolerance: Tolerance, repeats: Sequence[Path] = ()
 ) -> Comparison:
-    """Compare by what the files mean; `repeats` are the files of further runs of plain python."""
+    """Compare the contents of two files.
+
+    Other differences than rounding that `repeats`, the files of further runs of plain python, also show are
+    passed over.
+    """
     content, expected = mine.read_bytes(), reference.read_bytes()
     if content == expected:
         return Comparison()
@@ -88,7 +92,7 @@ def compare_contents(
 
 
 def _compare_bytes(content: bytes, expected: bytes, repeats: Sequence[bytes]) -> Comparison:
-    """Of a format that is not known here: rounding may change any byte, but it does not cut a file short."""
+    """Compare an unknown format. Rounding may change any byte, but it does not cut a file short."""
     if any(again != expected for again in repeats):
         return Comparison(beyond=Beyond.unstable)
     if expected.startswith(content) or content.startswith(expected):
@@ -122,11 +126,11 @@ def _compare_packed(mine: Path, reference: Path, tolerance: Tolerance, repeats: 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Allowed:
-    """How far entries of a file's arrays may lie apart.
+    """Bounds for the differences between entries of a file's arrays.
 
     Attributes:
         scale: the least magnitude to which differences are relative.
-        noise: by place, how far runs of plain python lie apart.
+        noise: largest differences among runs of plain python, by place.
     """
 
     tolerance: Tolerance
@@ -135,7 +139,11 @@ class _Allowed:
 
     @classmethod
     def of(cls, tolerance: Tolerance, reference: Any, repeats: Sequence[Any]) -> _Allowed:
-        """As parameters: in the last places each tensor by itself, else against all that the file holds."""
+        """Compute the bounds from the reference and its repeats.
+
+        As for parameters: to the last places each tensor by itself, otherwise relative to the largest entry
+        of the file.
+        """
         numbers = dict(_numbers(reference, ""))
         arrays = (each for each in numbers.values() if isinstance(each, numpy.ndarray))
         scale = max((_scale(each) for each in arrays), default=0.0)
@@ -148,22 +156,22 @@ class _Allowed:
         return cls(tolerance, DUST * scale if tolerance.per_tensor else scale, noise)
 
     def apart(self, place: str, reference: numpy.ndarray) -> float:
-        """The largest difference of an entry of an array."""
+        """Return the largest allowed difference for an entry of an array."""
         scale = max(self.scale, _scale(reference))
         return max(scale * self.tolerance.values, self.tolerance.thrice(self.noise.get(place, 0.0)))
 
     def close(self, place: str, value: float, reference: float) -> bool:
-        """Whether two numbers that stand there by themselves agree."""
+        """Return whether two single numbers agree."""
         return self.tolerance.close(value, reference, 0.0, self.noise.get(place, 0.0))
 
 
 def _lies_in(place: str, places: Iterable[str]) -> bool:
-    """Whether the place is one of these, or inside of one."""
+    """Return whether the place is one of `places`, or inside of one."""
     return any(place == each or not each or place.startswith((f"{each}.", f"{each}[")) for each in places)
 
 
 def _apart(one: numpy.ndarray, other: numpy.ndarray) -> float:
-    """The largest difference of two arrays' finite entries."""
+    """Return the largest difference of finite entries; 0 for other shapes or dtypes."""
     if one.shape != other.shape or one.dtype != other.dtype or one.dtype.kind not in "fc":
         return 0.0
     both = numpy.isfinite(one) & numpy.isfinite(other)
@@ -171,7 +179,10 @@ def _apart(one: numpy.ndarray, other: numpy.ndarray) -> float:
 
 
 def _load(path: Path, unreadable: object) -> Any:
-    """The file's value, by plain torch, numpy or pickle without the script's classes; else `unreadable`."""
+    """Load a file by plain torch, numpy or pickle, without the script's classes.
+
+    Returns `unreadable` if that fails.
+    """
     try:
         if path.suffix in {".npy", ".npz"}:
             loaded: Any = numpy.load(path, allow_pickle=False)
@@ -198,7 +209,7 @@ def _is_torch_archive(path: Path) -> bool:
 
 
 def _is_script_archive(path: Path) -> bool:
-    """Whether the file is a TorchScript module, as `torch.jit.save` writes it."""
+    """Return whether the file is a TorchScript module, as `torch.jit.save` writes it."""
     return any(name.endswith("/constants.pkl") for name in _members(path))
 
 
@@ -217,7 +228,7 @@ def _state_and_code(path: Path) -> dict[str, Any]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts an empty class in the place of one that only the script knows."""
+    """Unpickler with an empty class for each class that only the script can import."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         try:
@@ -234,7 +245,7 @@ def _pickle_module() -> Any:
 
 
 def _numbers(value: Any, place: str) -> Iterator[tuple[str, numpy.ndarray | float]]:
-    """All arrays inside, and numbers that stand by themselves, by their places."""
+    """Yield all arrays and single floats inside a value, with their places."""
     if isinstance(value, torch.Tensor):
         yield place, _array(value)
     elif isinstance(value, (numpy.ndarray, float)):
@@ -254,14 +265,14 @@ def _inside(place: str, key: Any) -> str:
 
 
 def _scale(array: numpy.ndarray) -> float:
-    """The largest finite entry."""
+    """Return the largest finite magnitude; 0 for an array without floating-point numbers."""
     if array.dtype.kind not in "fc":
         return 0.0
     return float(numpy.abs(array[numpy.isfinite(array)]).max(initial=0.0))
 
 
 def _differences(mine: Any, reference: Any, allowed: _Allowed, place: str) -> Iterator[tuple[str, str]]:
-    """The places where two values differ, each with the difference in words."""
+    """Yield the places where two values differ, each with the difference in words."""
     wrong = _differing(mine, reference, allowed, place)
     if wrong:
         yield place, f"{place or 'contents'}{wrong}"
@@ -276,7 +287,10 @@ def _differences(mine: Any, reference: Any, allowed: _Allowed, place: str) -> It
 
 
 def _differing(mine: Any, reference: Any, allowed: _Allowed, place: str) -> str:
-    """In what two values differ, but for what they hold; empty if in nothing."""
+    """Describe how two values differ in type, shape or content; empty if they agree.
+
+    Items of containers are compared by the caller.
+    """
     if type(mine).__name__ != type(reference).__name__:
         return f": a {type(mine).__name__}, in plain python a {type(reference).__name__}"
     if isinstance(reference, (torch.Tensor, numpy.ndarray)):

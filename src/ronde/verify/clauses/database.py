@@ -1,4 +1,4 @@
-"""What an SQLite file holds: its bytes may differ where its rows do not."""
+"""Reads the rows of SQLite files, which may agree where bytes do not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_database(path: Path) -> bool:
 
 
 def database_rows(path: Path) -> dict[str, list[list[object]]]:
-    """Definitions, and the rows of every table in their order."""
+    """Return the schema, and the rows of every table in their order."""
     with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as database:
         schema = database.execute("SELECT type, name, sql FROM sqlite_master ORDER BY type, name").fetchall()
         found: dict[str, list[list[object]]] = {"schema": [list(row) for row in schema]}

@@ -1,4 +1,4 @@
-"""Compares TensorBoard's event files by what was logged: their bytes hold the time of day."""
+"""Compares TensorBoard's event files by the logged values, without the time of day."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def is_event_file(path: Path) -> bool:
 
 
 def can_read_events() -> bool:
-    """Whether TensorBoard is installed, which knows how its files are to be read."""
+    """Return whether TensorBoard is installed, which can read its files."""
     return importlib.util.find_spec("tensorboard") is not None
 
 
 def differing_events(
     mine: Path, reference: Path, tolerance: Tolerance, repeats: Sequence[Path] = ()
 ) -> str | None:
-    """The first difference in words, but for the times at which things were logged; None if there is none.
+    """Describe the first difference but for times; None if the files agree.
 
     Args:
         repeats: the files of further runs of plain python; events that differ there are passed over.
@@ -62,7 +62,7 @@ def differing_events(
 
 
 def _records(content: bytes) -> Iterator[bytes]:
-    """The records of a TFRecord file: length, its checksum, data, its checksum."""
+    """Yield the records of a TFRecord file: length, its checksum, data, its checksum."""
     place = 0
     while place + 12 <= len(content):
         (length,) = struct.unpack_from("<Q", content, place)

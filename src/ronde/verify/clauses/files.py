@@ -1,4 +1,4 @@
-"""L5: the files that the script writes, once and with the single-device contents, and what it prints."""
+"""L5: files that the script writes, once and with single-device contents, and printed text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Output", "compare"]
 
 
 class Output:
-    """What one run left for the user: files by name, and its standard output."""
+    """Output of one run: files by name, and its standard output."""
 
     def __init__(self, files: Mapping[str, Path], stdout: str) -> None:
         self.files = files
@@ -24,7 +24,7 @@ class Output:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Pair:
-    """A file of the ranks, those of plain python and of its repeats, and its name."""
+    """A file of the run on ranks, its counterparts, and its name."""
 
     mine: Path
     reference: Path
@@ -39,7 +39,11 @@ def compare(
     tolerance: Tolerance,
     repeats: Sequence[Output] = (),
 ) -> Verdict:
-    """`repeats` are further runs of plain python: what differs there cannot be expected to be equal here."""
+    """Compare the outputs of two runs.
+
+    Differences among plain python and `repeats`, further runs of it, cannot be expected to be equal here and
+    are left out.
+    """
     pairs, lonely = _pair(plain, run, repeats)
     wrong, beyond = _contents(pairs, tolerance)
     divergence = lonely or _written_once(ranks, run) or wrong
@@ -62,7 +66,10 @@ def compare(
 
 
 def _shapes(names: set[str], known: set[str]) -> dict[str, list[str]]:
-    """Names by kind: of a part that is not `known`, as a clock time or a random word, the suffix counts."""
+    """Group names by pattern.
+
+    A part that is not `known`, as a clock time or a random word, becomes `*` and its suffix.
+    """
     shapes: dict[str, list[str]] = {}
     for name in sorted(names):
         parts = Path(name).parts
@@ -81,10 +88,10 @@ def _parts(names: Iterable[str]) -> set[str]:
 
 
 def _pair(plain: Output, run: Output, repeats: Sequence[Output]) -> tuple[list[_Pair], str | None]:
-    """Files that belong together, and the first that has no counterpart.
+    """Pair the files that belong together, and name the first without a counterpart.
 
-    A name that not all runs of plain python write has a clock time or the like in it: such files are
-    paired by the rest of their names, in order.
+    A name that not all runs of plain python write has a clock time or the like in it: such files are paired
+    by the rest of their names, in order.
     """
     again = repeats or [plain]
     stable = set(plain.files).intersection(*(each.files for each in again))
@@ -127,7 +134,7 @@ def _written_once(ranks: Sequence[RankRecord], run: Output) -> str | None:
 
 
 def _contents(pairs: Sequence[_Pair], tolerance: Tolerance) -> tuple[str | None, dict[Beyond, list[str]]]:
-    """The first difference, and the files that cannot be compared, by the reason."""
+    """Return the first difference, and the files that cannot be compared, by the reason."""
     beyond: dict[Beyond, list[str]] = {}
     for pair in pairs:
         found = compare_contents(pair.mine, pair.reference, tolerance, pair.again)

@@ -1,4 +1,4 @@
-"""How far runs of plain python lie apart by rounding alone: the largest of several twins."""
+"""Differences of runs of plain python by rounding alone: the largest of several twins."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterable, Mapping
 __all__ = ["QUIET", "Noise", "Site"]
 
 Site = tuple[str, str, bool]
-"""A line of the script, the call by which it read, and whether it read whole numbers."""
+"""Line of the script, the call by which it read, and whether it read whole numbers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Noise:
-    """What twins of the plain run show. Differences grow, so each is the largest up to its step.
+    """Differences between the plain run and its twins. They grow, so each is the largest up to its step.
 
     Attributes:
-        vector: after each step, of the vector of all parameters, relative to its length.
-        shares: after each step, of one parameter, relative to the length of that vector.
-        gradients: before each step, of a parameter's gradient norm, relative to that of all gradients.
-        tensors: after each step, of one parameter, relative to its largest entry.
-        values: of what a line of the script read.
+        vector: distance of the vector of all parameters, relative to its length, after each step.
+        shares: distance of one parameter, relative to the length of that vector, by name and step.
+        gradients: difference of a parameter's gradient norm, relative to the norm of all, before each step.
+        tensors: difference of one parameter, relative to its largest entry, by name and step.
+        values: difference of the values that a line of the script read.
     """
 
     vector: tuple[float, ...] = ()
@@ -35,7 +35,7 @@ class Noise:
         return max(self.vector, default=0.0)
 
     def blurred(self, distance: float) -> dict[str, int]:
-        """The parameters in which twins lie further apart than that, and the step from which on they do."""
+        """Return parameters in which twins differ by more than `distance`, with their first step."""
         first = {
             name: next((step for step, apart in enumerate(share, 1) if not apart <= distance), 0)
             for name, share in self.shares.items()
@@ -43,24 +43,30 @@ class Noise:
         return {name: step for name, step in first.items() if step}
 
     def vector_at(self, step: int) -> float:
-        """After the step with this number, counted from 1."""
+        """Return the noise of the vector of all parameters after step `step` (1-based)."""
         return _at(self.vector, step)
 
     def share_at(self, name: str, step: int) -> float:
-        """Of this parameter after the step with this number, counted from 1."""
+        """Return the noise of a parameter after step `step` (1-based).
+
+        It is relative to the length of the vector of all.
+        """
         return _at(self.shares.get(name, ()), step)
 
     def tensor_at(self, name: str, step: int) -> float:
-        """Of this parameter's largest entry after the step with this number, counted from 1."""
+        """Return the noise of a parameter after step `step` (1-based).
+
+        It is relative to the parameter's largest entry.
+        """
         return _at(self.tensors.get(name, ()), step)
 
     def gradients_at(self, step: int) -> float:
-        """Before the step with this number, counted from 1."""
+        """Return the noise of gradient norms before step `step` (1-based)."""
         return _at(self.gradients, step)
 
     @classmethod
     def largest(cls, several: Iterable[Noise]) -> Noise:
-        """Of several twins the largest, by each."""
+        """Combine several twins: the largest difference of each kind."""
         found = cls()
         for each in several:
             found = cls(

@@ -1,4 +1,4 @@
-"""What is inside compressed files and archives, which themselves hold times and change with every bit."""
+"""Opens compressed files and archives, since their own bytes hold times."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ _COMPRESSIONS: tuple[tuple[bytes, Callable[..., Any]], ...] = (
 
 
 def is_packed(path: Path) -> bool:
-    """Whether this is a compressed file, a zip archive or a tar archive, by what it begins with."""
+    """Return whether a file begins like a compressed file, zip or tar archive."""
     return _opener(path) is not None or zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
 
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[dict[str, Path] | None]:
-    """Copies of the files inside, by name; None if it is damaged. What is merely compressed has no name."""
+    """Extract copies of the files inside, by name; None if damaged.
+
+    The content of a merely compressed file has the name "".
+    """
     with TemporaryDirectory(prefix="ronde-unpacked-") as place:
         try:
             found = dict(_unpack(path, Path(place)))
@@ -61,7 +64,7 @@ def _unpack(path: Path, place: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _copied(packed: Any, place: Path, number: int, name: str) -> Path:
-    """The number keeps members of one name in different folders apart."""
+    """Copy a member into a numbered folder, so that equal names stay apart."""
     target = place / str(number) / (Path(name).name or "contents")
     target.parent.mkdir()
     with target.open("wb") as file:

@@ -1,4 +1,4 @@
-"""L6: the random draws of the script, by the state of the generators after every step."""
+"""L6: random draws of the script, by the generators' states after every step."""
 
 from __future__ import annotations
 

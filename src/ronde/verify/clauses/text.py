@@ -14,7 +14,7 @@ __all__ = ["Unstable", "differing_number"]
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|\bnan\b|[-+]?\binf\b")
 
-# What a printed tensor says of its graph, in which ronde's nodes stand; where an object lies in memory.
+# The graph in a printed tensor, which has ronde's nodes in it, and the address of an object.
 _BESIDE_THE_VALUE = re.compile(r",\s+grad_fn=<[^>]*>|(?<=<)\w+Backward\d*(?= object at)| at 0x[0-9a-f]+")
 
 
@@ -23,8 +23,8 @@ class Unstable:
     """Differences between the first plain run and its repeats.
 
     Attributes:
-        lines: those whose words differ, counted from 0; None: there are more lines, or fewer.
-        numbers: by position (counted in numbers), how far these lie apart, where the words agree.
+        lines: numbers, from 0, of the lines whose words differ; None if the counts of lines differ.
+        numbers: the largest differences where the words agree, by position (counted in numbers).
         left_out: positions of numbers that differ by more than rounding: clock times and the like.
     """
 
@@ -90,7 +90,7 @@ def differing_number(
 
 
 def _with_lines_of(reference: str, text: str, places: Collection[int]) -> str:
-    """Replace lines of the text by the reference's lines."""
+    """Replace the lines at `places` by the reference's lines."""
     if not places:
         return text
     lines = text.splitlines(keepends=True)
@@ -101,7 +101,7 @@ def _with_lines_of(reference: str, text: str, places: Collection[int]) -> str:
 
 
 def _have_same_words(first: str, second: str) -> bool:
-    """Whether two texts differ in numbers only."""
+    """Return whether two texts differ in numbers only."""
     (words, _), (others, _) = _parts(first), _parts(second)
     return [_single_spaced(each) for each in words] == [_single_spaced(each) for each in others]
 
@@ -138,7 +138,7 @@ def _line(words: list[str], index: int) -> int:
 
 
 def _common(mine: str, expected: str) -> str:
-    """The common prefix."""
+    """Return the common prefix."""
     pairs = zip(mine, expected, strict=False)
     return "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 

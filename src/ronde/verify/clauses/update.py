@@ -17,7 +17,7 @@ __all__ = ["Differences", "compare", "differences", "differing_layout"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Difference:
-    """Relative differences of one step, by tensor and over all tensors."""
+    """Relative differences after one step, by tensor and over all tensors."""
 
     tensors: dict[str, float]
     shares: dict[str, float]
@@ -49,7 +49,7 @@ def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Found:
-    """The first divergence of one rank, with its step, and the worst difference before."""
+    """The first divergence of one rank, and the worst difference up to it."""
 
     step: int
     text: str
@@ -103,9 +103,9 @@ class Differences:
     """Running maxima of relative differences, one for each step.
 
     Attributes:
-        vector: of the vector of all parameters.
-        shares: by name of a parameter, relative to the length of that vector.
-        tensors: by name of a parameter, relative to its largest entry.
+        vector: distance of the vector of all parameters, relative to its length.
+        shares: distance of one parameter, relative to the length of that vector, by name.
+        tensors: difference of one parameter, relative to its largest entry, by name.
     """
 
     vector: tuple[float, ...]
@@ -114,7 +114,7 @@ class Differences:
 
 
 def differences(run: RankRecord, reference: RankRecord) -> Differences:
-    """Compute the distance of two runs, until they step other parameters."""
+    """Compute the differences of two runs, until they step other parameters."""
     pairs = itertools.takewhile(
         lambda pair: differing_layout(*pair) is None, zip(run.steps, reference.steps, strict=False)
     )
@@ -154,7 +154,7 @@ def _difference(rank: RankRecord, step: Step, plain: RankRecord, expected: Step)
     dust = DUST * max((_largest(reference) for reference in references.values()), default=0.0)
     for name, stored in step.parameters.items():
         mine, reference = _wide(rank.entries(stored)), references[name]
-        # Where plain python has an infinity or a not-a-number, the same one is no difference.
+        # Where plain python has an infinity or a not-a-number, the same one does not differ.
         same = (mine == reference) | (numpy.isnan(mine) & numpy.isnan(reference))
         with numpy.errstate(invalid="ignore"):
             apart = numpy.where(same, 0.0, numpy.abs(mine - reference))

@@ -1,4 +1,4 @@
-"""L3: what the script reads on the host, and the gradient norms before each step."""
+"""L3: values that the script reads on the host, and gradient norms."""
 
 from __future__ import annotations
 
@@ -33,16 +33,20 @@ def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Divergence:
-    """`time` is in optimizer steps: gradients of the third step come at 2.5, what is read behind it at 3."""
+    """First difference of a rank.
+
+    `time` is in optimizer steps: gradients of the third step have 2.5, values read after it 3.
+    """
 
     time: float
     text: str
 
 
 def _scales(plain: RankRecord) -> dict[Site, float]:
-    """The largest magnitude that each line read: a loss that falls to zero keeps its noise.
+    """Return the largest magnitude read at each line.
 
-    Of whole numbers and others apart, or a count beside it would widen what a loss is allowed.
+    A loss that falls to zero keeps its noise. Whole numbers and others are kept apart, or a count beside a
+    loss would widen the loss's bound.
     """
     scales: dict[Site, float] = {}
     for read in plain.reads:
@@ -76,7 +80,7 @@ def _reads(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Allowed:
-    """How far what a line reads may lie apart: its largest magnitude, and what twins differ there."""
+    """Bounds for the values of one line: largest magnitude, and noise of twins."""
 
     tolerance: Tolerance
     scale: float
@@ -125,7 +129,7 @@ def _is_number(value: Any) -> TypeGuard[int | float]:
 
 
 def _is_close_text(mine: str, reference: str, allowed: _Allowed) -> bool:
-    """Whether two formatted values are numbers that lie no further apart than twins' do."""
+    """Return whether two formatted values are numbers that agree within the noise of twins."""
     try:
         return allowed.noise > 0.0 and allowed.close(float(mine), float(reference))
     except ValueError:
@@ -159,7 +163,7 @@ def _gradients(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> _Di
                 continue  # L2 names parameters that are not there
             other = mine.norms[name]
             if norm is None or other is None:
-                # A gradient of zeros does what no gradient does, but for weight decay and momentum.
+                # A gradient of zeros acts like an absent gradient, but for weight decay and momentum.
                 close = norm is other
                 wrong = f"gradient of {name}: {_pair(_norm_text(other), _norm_text(norm))}"
             else:
@@ -171,7 +175,10 @@ def _gradients(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> _Di
 
 
 def norm_differences(run: RankRecord, reference: RankRecord) -> tuple[float, ...]:
-    """Before each step, of any gradient's norm, relative to that of all; the largest so far."""
+    """Return the largest difference of a gradient norm so far, before each step.
+
+    It is relative to the norm of all gradients.
+    """
     found: list[float] = []
     largest = 0.0
     for mine, expected in zip(run.gradients, reference.gradients, strict=False):
@@ -186,7 +193,7 @@ def norm_differences(run: RankRecord, reference: RankRecord) -> tuple[float, ...
 
 
 def value_differences(run: RankRecord, reference: RankRecord) -> dict[Site, float]:
-    """The largest difference of what each line read, as long as both runs read at the same lines."""
+    """Return the largest difference at each line, until the runs read at different lines."""
     found: dict[Site, float] = {}
     for mine, other in zip(run.reads, reference.reads, strict=False):
         if (mine.where, mine.call) != (other.where, other.call):
@@ -201,7 +208,7 @@ def value_differences(run: RankRecord, reference: RankRecord) -> dict[Site, floa
 
 
 def _entries(record: RankRecord, read: Read) -> numpy.ndarray | None:
-    """The numbers that were read, as floats; None where there are none."""
+    """Return the values that were read as floats; None for other types."""
     if read.stored is not None:
         entries = record.entries(read.stored)
         wide = numpy.complex128 if entries.dtype.kind == "c" else numpy.float64

@@ -1,4 +1,4 @@
-"""What a clause came to, and how close is close enough."""
+"""Verdict on one clause, and the tolerances of the comparisons."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["DUST", "Status", "Tolerance", "Verdict"]
 DUST = 1e-5
 
 
-# Twins of plain python show a part of what rounding can do.
+# Twins of plain python show only a part of the possible rounding errors.
 _NOISE = 3
 
-# Where twins lie further apart than this part of the vector, not much is proved.
+# Where twins differ by more than this part of the vector, the comparison does not prove much.
 _SHARP_IN_DOUBLE, _SHARP_AS_IS = 1e-6, 1e-2
 
-# Of the vector of all parameters, when gradients are sums of numbers that are rounded so: a few times the
-# rounding of one number. Twenty steps of small networks came to a tenth of it and more.
+# Tolerance for the vector of all parameters, by the precision in which summands of gradients are rounded: a
+# few times the rounding of one number. Twenty steps of small networks came to a tenth of it and more.
 _ROUNDING = {"tf32": 1e-3, "fp16": 2e-3, "bf16": 1e-2}
 
 
 class Status(enum.Enum):
-    """Whether a clause held; `nothing` says that the script gave no occasion to test it."""
+    """Outcome of a clause. `nothing`: the script gave no occasion to test it."""
 
     holds = "holds"
     broken = "broken"
@@ -38,12 +38,12 @@ class Status(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """One clause's outcome.
+    """Outcome of one clause.
 
     Attributes:
         clause: `L1` to `L6`.
         title: the clause in one word.
-        compared: what was compared, in words with counts.
+        compared: the kinds and counts of compared things, in words.
         divergence: the first divergence, naming rank, step, parameter, file or script line; empty if none.
         worst: the largest relative difference seen, where numbers were compared.
     """
@@ -58,17 +58,18 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerance:
-    """How close is close enough, as relative differences: a bound, or thrice what twins of plain python show.
+    """Allowed relative differences: the larger of a bound and thrice the noise of twins.
 
     Attributes:
-        parameters: of the largest entry of each tensor, or of the vector of all.
-        values: what the script reads, relative to the largest magnitude at that line of the script.
-        gradients: norms of gradients, relative to that of all gradients at this step.
+        parameters: bound relative to the largest entry of each tensor, or to the length of the vector of all.
+        values: bound for values that the script reads, relative to the largest magnitude at that line.
+        gradients: bound for norms of gradients, relative to that of all gradients at this step.
         per_tensor: whether parameters are judged tensor by tensor.
-        turns: the share by which a whole number may differ, and of those in an array how many may: under a
-            precision a count, or the largest of some, can turn by rounding. 0 where they must be equal.
-        sharp: how far twins may lie apart where a comparison with them proves much.
-        noise: what twins of plain python show.
+        turns: the share by which a whole number may differ, and the share of entries of an array that may
+            differ: under a reduced precision a count, or an argmax, can turn by rounding. 0 where they must
+            be equal.
+        sharp: the noise of twins up to which a comparison proves much.
+        noise: differences among twins of plain python.
     """
 
     parameters: float
@@ -81,7 +82,7 @@ class Tolerance:
 
     @classmethod
     def strict(cls, noise: Noise = QUIET) -> Tolerance:
-        """In double precision, to the last places: each tensor by itself, as the parity suite asks."""
+        """Return the parity suite's tolerance: double precision, to the last places of each tensor."""
         return cls(
             parameters=1e-11,
             values=1e-11,
@@ -93,16 +94,19 @@ class Tolerance:
 
     @classmethod
     def double(cls, noise: Noise = QUIET) -> Tolerance:
-        """In double precision: a hundred thousand times below what a mistake changes."""
+        """Return the tolerance in double precision.
+
+        It is a hundred thousand times smaller than the effect of a mistake.
+        """
         return cls(parameters=1e-9, values=1e-9, gradients=1e-9, sharp=_SHARP_IN_DOUBLE, noise=noise)
 
     @classmethod
     def as_is(cls, noise: Noise = QUIET, *, precision: str = "fp32", double: bool = False) -> Tolerance:
-        """In the script's own types, under a plan with this precision.
+        """Return the tolerance in the script's own types, under a plan with this precision.
 
         Args:
-            double: the parameters are in double precision by the script's own choice. What it reads need
-                not be: of a share of right answers, say, the mean is taken in single precision.
+            double: whether the parameters are in double precision by the script's own choice. Values that it
+                reads need not be: a mean of right answers, say, is taken in single precision.
         """
         narrow = precision in _ROUNDING
         rounding = _ROUNDING.get(precision, 1e-5)
@@ -115,39 +119,39 @@ class Tolerance:
         )
 
     def of_share(self, name: str, step: int) -> float:
-        """What is allowed of one parameter after this step, as a part of the vector of all."""
+        """Return a parameter's bound after this step, relative to the vector of all."""
         return max(self.parameters, self.thrice(self.noise.share_at(name, _ahead(step))))
 
     def of_tensor(self, name: str, step: int) -> float:
-        """What is allowed of one parameter after this step, as a part of its largest entry."""
+        """Return a parameter's bound after this step, relative to its largest entry."""
         return max(self.parameters, self.thrice(self.noise.tensor_at(name, _ahead(step))))
 
     @staticmethod
     def thrice(noise: float) -> float:
-        """What is allowed where twins of plain python lie apart by `noise`.
+        """Return the bound where twins of plain python differ by `noise`.
 
-        In double precision too: an optimizer divides by the gradient's size, and where the true gradient is
-        zero (the bias of an attention's keys) that is rounding over `eps`.
+        It applies in double precision too: an optimizer divides by the gradient's size, and where the true
+        gradient is zero (the bias of an attention's keys) that is rounding over `eps`.
         """
         return _NOISE * noise
 
     def close(self, value: float, reference: float, scale: float, noise: float = 0.0) -> bool:
-        """Whether two values agree; not-a-number and infinities agree with themselves.
+        """Return whether two values agree; not-a-number and infinities agree with themselves.
 
         Args:
-            noise: how far twins of plain python lie apart there.
+            noise: the difference among twins of plain python there.
         """
         return _close(value, reference, max(self.values * max(abs(reference), scale), self.thrice(noise)))
 
     def close_whole(self, value: float, reference: float, scale: float, noise: float = 0.0) -> bool:
-        """Whether two whole numbers agree."""
+        """Return whether two whole numbers agree."""
         allowed = max(self._whole_apart(max(abs(reference), scale)), noise)
         return value == reference or abs(value - reference) <= allowed
 
     def wrong_whole(
         self, mine: numpy.ndarray, reference: numpy.ndarray, scale: float, noise: float = 0.0
     ) -> numpy.ndarray:
-        """Of arrays of whole numbers or answers, which entries do not agree."""
+        """Return a mask of the entries that disagree, for whole numbers or booleans."""
         wrong = mine != reference
         if wrong.sum() <= self.turns * wrong.size:
             return numpy.zeros_like(wrong)
@@ -157,20 +161,29 @@ class Tolerance:
         return wrong
 
     def _whole_apart(self, scale: float) -> float:
-        """What may turn of a count: so many on average, and two standard deviations of a rare event."""
+        """Return the allowed difference of a count.
+
+        It is the mean number of turns plus two standard deviations.
+        """
         if not self.turns:
             return 0.0
         mean = self.turns * scale
         return max(1.0, mean + 2 * math.sqrt(mean))
 
     def close_norm(self, norm: float, reference: float, whole: float, step: int) -> bool:
-        """Whether two norms of a gradient before a step agree; `whole` is that of all gradients."""
+        """Return whether two norms of a gradient before a step agree.
+
+        `whole` is the norm of all gradients.
+        """
         allowed = max(self.gradients, self.thrice(self.noise.gradients_at(_ahead(step))))
         return _close(norm, reference, allowed * max(reference, whole))
 
 
 def _ahead(step: int) -> int:
-    """The step whose noise counts: where rounding grows from step to step, ranks may be a few steps ahead."""
+    """Return the step at which noise is read.
+
+    Rounding grows from step to step, and ranks may be a few steps ahead.
+    """
     return step + step // 4 + 1
 
 
@@ -183,7 +196,7 @@ def _close(value: float, reference: float, allowed: float) -> bool:
 def verdict(
     clause: str, title: str, *, count: int, compared: str, divergence: str | None, worst: float | None = None
 ) -> Verdict:
-    """A verdict from the first divergence (None if there is none) and how much was compared."""
+    """Make a verdict from the first divergence, None without one, and the amount compared."""
     if divergence:
         status = Status.broken
     else:
