@@ -1,4 +1,4 @@
-"""One value for all ranks: what rank 0 has at this place of the script."""
+"""One value for all ranks: that of rank 0."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ _FLOAT, _INTEGER, _OTHER = range(3)
 
 
 class Agreement:
-    """Called by all ranks with a name and a value of their own, it returns rank 0's.
+    """Function of a name and a value, called by all ranks; returns rank 0's.
 
-    One small broadcast for a number of 64 bits: scripts that time their steps ask several times a step.
+    A number of 64 bits takes one small broadcast: scripts that time their steps ask several times a step.
 
     Attributes:
-        proposed: what rank 0 proposes, given the name and its own value; `ronde verify` proposes what
-            plain python had.
-        around: is given a name and what asks the ranks; a run with checkpoints records the answers.
+        proposed: function of the name and rank 0's own value, which returns rank 0's proposal; `ronde verify`
+            proposes the values of plain python.
+        around: function of a name and the question to the ranks, or None; a run with checkpoints records the
+            answers.
     """
 
     def __init__(self, comm: Comm) -> None:

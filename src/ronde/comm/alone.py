@@ -1,4 +1,4 @@
-"""One rank by itself: every collective is complete before it begins, and nothing travels."""
+"""Backend of one rank by itself: every collective is complete at once, without traffic."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Alone:
         self.on_cuda = on_cuda
 
     def all_reduce(self, flat: torch.Tensor) -> None:
-        """The sum is there."""
+        """No-op: the sum over one rank is in place."""
 
     @torch.no_grad()
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> None:
         out.view(-1).copy_(flat)
 
     def broadcast(self, flat: torch.Tensor, source: int) -> None:
-        """Everybody has it."""
+        """No-op: the only rank has the value."""
 
     def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Every part is this rank's."""
+        """No-op: every part is this rank's."""
 
     @torch.no_grad()
     def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -45,13 +45,13 @@ class Alone:
         outs[0].copy_(pieces[0])
 
     def send(self, flat: torch.Tensor, to: int) -> None:
-        """There is nobody to send to."""
+        """No-op: one rank has no peer."""
 
     def receive(self, flat: torch.Tensor, source: int) -> None:
-        """Nobody has sent."""
+        """No-op: one rank has no peer."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """There is nobody to wait for."""
+        """No-op: one rank never waits."""
 
     def close(self) -> None:
-        """There are no connections."""
+        """No-op: one rank has no connections."""

@@ -1,4 +1,4 @@
-"""What carries a group's collectives: memory that the ranks of a host share, or torch's Gloo or NCCL."""
+"""Backends of a group's collectives: shared memory within a host, torch's Gloo, or NCCL."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from ronde.patching.torch_internals import (
 
 __all__ = ["Backend", "SharedMemoryBackend", "Together", "TorchBackend", "unseen"]
 
-# Bytes. Gloo sends a whole message both ways at once, and TCP's acknowledgements wait behind what is sent the
-# other way. At 100 Mbit/s and 1 Gbit/s 6 MB take up to twice as long whole as in slices. Gloo's two threads
-# have two slices on the way.
+# Bytes. Gloo sends a whole message both ways at once, and TCP's acknowledgements wait for the data that is
+# sent in their direction. At 100 Mbit/s and 1 Gbit/s 6 MB take up to twice as long whole as in slices. Gloo's
+# two threads have two slices on the way.
 _SLICE = 512 << 10
 
 
 class Backend(Protocol):
     """Collectives on flat contiguous tensors, called by all ranks in the same order.
 
-    Each starts and returns a handle whose `wait()` returns when the tensor may be read, or None when
-    that is so already.
+    Each starts and returns a handle whose `wait()` returns when the tensor may be read, or None when it may
+    be read already.
 
     Attributes:
-        name: as a user knows it.
-        on_cuda: tensors must live on the CUDA device.
-        blocks: a collective may wait for peers before it returns.
+        name: the name shown to users.
+        on_cuda: whether tensors must live on the CUDA device.
+        blocks: whether a collective may wait for peers before it returns.
     """
 
     name: str
@@ -59,33 +59,35 @@ class Backend(Protocol):
         ...
 
     def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> Any:
-        """Complete tensors of bytes: rank r has written `parts[r]`, and `rank` is this one."""
+        """All-gather tensors of bytes in place: rank r has written `parts[r]`. `rank` is this one."""
         ...
 
     def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> Any:
-        """Put the sum over ranks of `pieces[rank]`, end to end, into `out` of rank `rank`, this one."""
+        """Sum `pieces[rank]`, end to end, over ranks into `out`, on rank `rank`."""
         ...
 
     def all_to_all(
         self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor], longest: int = 0
     ) -> Any:
-        """Send `pieces[r]`, of bytes, to rank r; put what rank r sends into `outs[r]`, which is as long.
+        """Send `pieces[r]`, of bytes, to rank r, and receive from it into `outs[r]`.
+
+        Both sides have the same length.
 
         Args:
-            longest: the same on all ranks, of which none sends a longer piece; 0: nobody knows.
+            longest: upper bound of any rank's pieces in bytes, the same on all ranks; 0 if unknown.
         """
         ...
 
     def send(self, flat: torch.Tensor, to: int) -> Any:
-        """Start to send `flat` [n], of bytes, to one rank; it may be written to at once."""
+        """Start to send `flat` [n], of bytes, to one rank. The caller may overwrite `flat` at once."""
         ...
 
     def receive(self, flat: torch.Tensor, source: int) -> Any:
-        """Start to receive into `flat` [n], of bytes, what one rank has sent, in the order of sending."""
+        """Start to receive `flat` [n], of bytes, from one rank, in sending order."""
         ...
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long a collective waits for a peer from now on."""
+        """Set the time that a collective waits for a peer."""
         ...
 
     def close(self) -> None:
@@ -94,7 +96,7 @@ class Backend(Protocol):
 
 
 class TorchBackend:
-    """A process group of torch's, Gloo or NCCL, that nobody else knows."""
+    """A private process group of torch's, Gloo or NCCL."""
 
     blocks = False
 
@@ -151,10 +153,10 @@ class TorchBackend:
         self._group.set_timeout(timeout)
 
     def close(self) -> None:
-        """End the backend's threads as well.
+        """Close the group, and end the backend's threads.
 
         Gloo's `shutdown` leaves its threads running, and only the group's destruction joins them. A thread
-        that lets go of a tensor while the interpreter ends would abort the process.
+        that frees a tensor while the interpreter ends would abort the process.
         """
         group, self._group = self._group, None
         if group is not None:
@@ -162,7 +164,7 @@ class TorchBackend:
 
 
 class _Sending:
-    """A message under way, which whoever sends it may go on to write to."""
+    """A message under way, sent from a copy that the sender cannot overwrite."""
 
     def __init__(self, group: Any, held: torch.Tensor, to: int) -> None:
         self._held = held
@@ -173,7 +175,7 @@ class _Sending:
 
 
 class Together:
-    """Several works are one."""
+    """Several works as one handle."""
 
     def __init__(self, works: Sequence[Any]) -> None:
         self._works = works
@@ -184,7 +186,7 @@ class Together:
 
 
 class _Split:
-    """What came as one tensor is several."""
+    """Handle of an all-to-all that splits the received tensor into several."""
 
     def __init__(self, work: Any, out: torch.Tensor, outs: Sequence[torch.Tensor]) -> None:
         self._work, self._out, self._outs = work, out, outs
@@ -201,13 +203,13 @@ def _sliced(flats: Sequence[torch.Tensor], begin: int) -> list[torch.Tensor]:
 
 
 class unseen:
-    """As a library in C++ does things: neither autograd nor a dispatch mode of the script sees them.
+    """Context in which autograd and the script's dispatch modes see nothing, as in C++.
 
-    A class, because a small collective enters it twice; a generator takes as long as the exchange, and the
-    guard against modes does too.
+    It is a class, because a small collective enters it twice: a generator would take as long as the exchange,
+    and so does the guard against modes.
 
     Args:
-        flat: the only tensor from outside; without it the guard is always there.
+        flat: the only tensor from outside; without it the guard is always entered.
     """
 
     __slots__ = ("_guard", "_with_grad")
@@ -240,7 +242,7 @@ def _as_bytes_travel(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Unseen:
-    """A handle whose waiting neither autograd nor a mode sees."""
+    """A handle that hides its waiting from autograd and modes."""
 
     def __init__(self, started: Started) -> None:
         self._started = started
@@ -251,7 +253,7 @@ class _Unseen:
 
 
 class SharedMemoryBackend:
-    """Ranks of one host."""
+    """Backend of the ranks of one host."""
 
     name = "shared memory"
     on_cuda = False
@@ -266,7 +268,7 @@ class SharedMemoryBackend:
         return None if started is None else _Unseen(started)
 
     def all_reduce_now(self, flat: torch.Tensor) -> None:
-        """As `all_reduce`; on return the tensor may be read."""
+        """Sum like `all_reduce`, and return when the tensor may be read."""
         with unseen(flat):
             self.shared.all_reduce(flat)
 

@@ -1,4 +1,4 @@
-"""A backend whose all-reduce is one of ours, while the caller goes on; all else is another backend's."""
+"""A backend with our own all-reduce in the background; another does the rest."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ __all__ = ["BackgroundBackend", "Part"]
 
 
 class Part(Protocol):
-    """Something that waits for peers."""
+    """A component that waits for peers."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long it waits for a peer from now on."""
+        """Set the time that it waits for a peer."""
         ...
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release its resources."""
         ...
 
 
 class BackgroundBackend:
-    """Sums by an algorithm of ours, on the CPU.
+    """Backend that sums by an algorithm of ours, on the CPU.
 
     Args:
-        name: of the algorithm, for the user.
-        all_reduce: sums a flat tensor over all ranks in place, and returns when that is done.
-        rest: carries everything else.
-        parts: what `all_reduce` is made of: each is told time limits, and is closed before `rest`.
+        name: the algorithm's name, for the user.
+        all_reduce: function that sums a flat tensor over all ranks in place, and returns when that is done.
+        rest: the backend of everything else.
+        parts: components of `all_reduce`: each gets time limits, and is closed before `rest`.
     """
 
     on_cuda = False

@@ -1,8 +1,8 @@
-"""Wakes ranks of a host that sleep until another one has come further.
+"""Wakes sleeping ranks of a host when another rank has made progress.
 
 Each rank has a bell in memory that all share, a futex (Franke, Russell, Kirkwood, "Fuss, Futexes and
-Furwocks", 2002): who goes to sleep says so, and who has counted up wakes those that have said it. Without
-sleepers that costs one look at each peer.
+Furwocks", 2002): a rank that goes to sleep sets a flag, and a rank that has counted up wakes the flagged
+ones. Without sleepers that costs one look at each peer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Bell"]
 _SYS_FUTEX = 202  # x86-64
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _ALL = 2**31 - 1
-# In cache lines of their own.
+# Indices of words, in cache lines of their own.
 _ASLEEP, _STROKES = 0, 8
 
 
@@ -28,7 +28,10 @@ class _Time(ctypes.Structure):
 
 @functools.cache
 def _syscall() -> Any:
-    """One for all: a library that is opened again is freed only by the garbage collector."""
+    """Return `syscall` of one shared library object.
+
+    A library that is opened again is freed only by the garbage collector.
+    """
     return ctypes.CDLL(None).syscall
 
 
@@ -36,9 +39,9 @@ class Bell:
     """The bells of all ranks of a host, as one of them uses them.
 
     Args:
-        rank: this rank, counted on this host.
+        rank: the number of this rank on this host.
         maps: memory of each rank, shared by all; zero at first.
-        begin: where `NBYTES` of it are the bell's.
+        begin: offset of the bell's `NBYTES` bytes in each map.
     """
 
     NBYTES = 128
@@ -54,17 +57,17 @@ class Bell:
         ]
 
     def ring(self) -> None:
-        """Wake the peers that sleep; they look for themselves what has changed."""
+        """Wake the peers that sleep; each then looks for the change itself."""
         for words, address in self._peers:
             if words[_ASLEEP]:
                 words[_STROKES] += 1
                 self._call(address, _FUTEX_WAKE, _ALL, None)
 
     def sleep(self, come: Callable[[], bool], milliseconds: int) -> None:
-        """Return when a peer has rung since `come()` was false, or time is up.
+        """Sleep until a peer has rung since `come()` was false, or time is up.
 
-        A stroke may be missed, where a peer counts up just as this rank says that it sleeps: the time should
-        be short.
+        A stroke may be missed, where a peer counts up just as this rank sets its flag: the time should be
+        short.
         """
         strokes = self._own[_STROKES]
         self._own[_ASLEEP] = 1

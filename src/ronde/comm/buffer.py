@@ -1,7 +1,7 @@
-"""Flat buffers whose mean over ranks is taken in place; what gradients lie in.
+"""Flat buffers of gradients, averaged over ranks in place.
 
-A script may keep what it was given of a buffer (a gradient of the step before): a buffer is written again
-only when nobody else refers to its memory, else others are written in its stead.
+A script may keep tensors that lie in a buffer (a gradient of the step before): a buffer is written again only
+when nobody else refers to its memory, else another one is written.
 """
 
 from __future__ import annotations
@@ -15,64 +15,74 @@ from ronde.patching.torch_internals import storage_use_count
 
 __all__ = ["Buffer", "InOwnMemory", "Source", "Storage", "TorchBuffer", "references"]
 
-# Where in a buffer a flat tensor would have been copied to.
+# Offset in a buffer, and the flat tensor that would have been copied there.
 Source = tuple[int, torch.Tensor]
 
 
 class Buffer(Protocol):
-    """A flat tensor of one size on all ranks; each step of an averaging is made by all of them.
+    """A flat tensor of one size on all ranks, averaged by collective steps.
 
-    `open`, fill what it returns, `launch`, and leave what was given there as it is; then `advance` now and
-    then; then `reduce`, `collect` and `settle`, for several buffers each before the next, so that one wait
-    serves all. After `settle` the tensor that `open` returned holds the mean, and is this rank's own again.
+    Call `open`, fill the tensor that it returns, `launch` with the tensors that were not copied, and leave
+    these unchanged; then `advance` now and then; then `reduce`, `collect` and `settle`, for several buffers
+    each before the next, so that one wait serves all. After `settle` the tensor that `open` returned holds
+    the mean, and is this rank's own again.
     """
 
     @property
     def address(self) -> int:
-        """Where the buffer's memory begins."""
+        """The address of the buffer's memory."""
         ...
 
     def open(self, users: int) -> tuple[torch.Tensor, bool]:
-        """What to fill, and whether it is the buffer's memory: if at most `users` tensors lie there."""
+        """Return the tensor to fill, and whether it is the buffer's memory.
+
+        It is that memory if at most `users` tensors lie there.
+        """
         ...
 
     @property
     def own(self) -> tuple[int, int]:
-        """Which elements this rank sums: they need not be copied, but may be given to `launch`."""
+        """Begin and end of the elements that this rank sums.
+
+        They need not be copied into the buffer, but may be given to `launch`.
+        """
         ...
 
     def launch(self, sources: Sequence[Source] = ()) -> None:
-        """This rank has filled its tensor, but for what it gives here, which lies in `own`."""
+        """Announce that this rank has filled its tensor.
+
+        Only `sources`, which lie in `own`, were not copied there.
+        """
         ...
 
     def advance(self) -> bool:
-        """Do what can be done without waiting; whether there is no more of it."""
+        """Make progress without waiting; return whether all such work is done."""
         ...
 
     def reduce(self) -> None:
-        """Wait until all have filled theirs, and sum this rank's part."""
+        """Wait until all ranks have filled theirs, and sum this rank's part."""
         ...
 
     def collect(self) -> None:
-        """Wait until all have summed their parts, and take them over."""
+        """Wait until all ranks have summed their parts, and copy these."""
         ...
 
     def settle(self) -> None:
-        """Wait until all have taken over what they need of this rank's memory."""
+        """Wait until all ranks have read this rank's memory."""
         ...
 
 
 class Storage:
-    """A flat tensor, and who else refers to its memory."""
+    """A flat tensor, with a count of other references to its memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
-        # Held, because asking for it makes a reference.
+        # The storage is held, because asking for it makes a reference.
         self._storage: Any = tensor.untyped_storage()
         self._own = self._count()
 
     def users(self) -> int:
-        """How many tensors elsewhere refer to this memory."""
+        """Return the number of tensors elsewhere that refer to this memory."""
         return self._count() - self._own
 
     def _count(self) -> int:
@@ -80,12 +90,12 @@ class Storage:
 
 
 def references(storage: Any) -> int:
-    """How many tensors and names lie in a storage, the caller's included."""
+    """Return the number of references to a storage, the caller's included."""
     return storage_use_count(storage._cdata)
 
 
 class InOwnMemory:
-    """What buffers have in common whose gradients lie in memory of this rank alone."""
+    """Base of buffers in memory of this rank alone."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._storage = Storage(tensor)
@@ -122,7 +132,7 @@ class TorchBuffer(InOwnMemory):
         self._pending = self._comm.all_reduce_async(self._storage.tensor)
 
     def advance(self) -> bool:
-        """The backend works by itself."""
+        """No-op: the backend works by itself."""
         return True
 
     def reduce(self) -> None:

@@ -1,13 +1,13 @@
-"""Two levels: what ranks of one host can do among themselves does not cross the network.
+"""Two-level all-reduce: shared memory within each host, the network between hosts.
 
     within each host    every rank gets the host's sum of one part         shared memory
     across hosts        ranks with the same part sum it over the hosts     ring; trees where parts are small
     within each host    every rank gets the other parts                    shared memory
 
-A host sends 2 (H - 1) / H times the tensor, H hosts, however many ranks it has; one ring over all W ranks
+Each of H hosts sends 2 (H - 1) / H times the tensor, however many ranks it has; one ring over all W ranks
 makes that 2 (W - 1) / W at best. A tensor passes in chunks: while one is summed across hosts, the next is
-summed within. There are as many parts as the host with the fewest ranks has ranks; on a host that has
-more, the others take part within it only.
+summed within. There are as many parts as the host with the fewest ranks has ranks; on a host that has more,
+the others take part within it only.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ronde.comm.transport import Transport
 __all__ = ["Hierarchical", "Within", "sum_across"]
 
 CHUNK_BYTES = 4 << 20
-# Parts up to this size go by the trees: the number of messages counts, not that of bytes.
+# Parts up to this size use the trees: the number of messages counts, not the number of bytes.
 _SMALL = 64 << 10
-# Chunks that are summed across hosts while the next one is summed within.
+# Number of chunks that are summed across hosts while the next one is summed within.
 _AHEAD = 2
 
 
@@ -53,22 +53,23 @@ class Within(Protocol):
         ...
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long to wait for a peer from now on."""
+        """Set the time to wait for a peer."""
         ...
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         ...
 
 
 class Hierarchical:
-    """Sums over all ranks of several hosts.
+    """All-reduce over all ranks of several hosts.
 
     Args:
-        within: among the ranks of this host; None where there is one rank only.
-        across: among the ranks with this local rank, one of each host; None where some host has none.
-        local_rank: this rank's number on its host.
-        sizes: how many ranks each host has.
+        within: collectives among the ranks of this host; None for a single rank.
+        across: transport among the ranks with this local rank, one of each host; None where some host lacks
+            it.
+        local_rank: the number of this rank on its host.
+        sizes: the number of ranks of each host.
         host: the number of this host.
     """
 
@@ -94,7 +95,7 @@ class Hierarchical:
         """Sum `flat` [n] over all ranks in place."""
         under_way: deque[tuple[torch.Tensor, torch.Tensor, Task | None]] = deque()
         for chunk in self._chunks(flat):
-            # All parts of a chunk are of one size.
+            # All parts of a chunk have one size.
             whole = chunk
             if chunk.numel() % self._parts:
                 whole = chunk.new_zeros(math.ceil(chunk.numel() / self._parts) * self._parts)
@@ -106,12 +107,12 @@ class Hierarchical:
             self._end(*under_way.popleft())
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long ranks of this host wait for each other; messages have their group's limit."""
+        """Set the time that ranks of this host wait for each other. Messages have their group's limit."""
         if self._within is not None:
             self._within.set_timeout(timeout)
 
     def close(self) -> None:
-        """End the thread and let go of the host's memory."""
+        """End the thread and release the host's memory."""
         self._lane.close()
         if self._within is not None:
             self._within.close()
@@ -134,7 +135,7 @@ class Hierarchical:
         return self._lane.start(lambda: sum_across(across, mine))
 
     def _end(self, chunk: torch.Tensor, whole: torch.Tensor, task: Task | None) -> None:
-        """Wait for this rank's part of a chunk, and hand parts over within the host."""
+        """Wait for this rank's part of a chunk, and exchange parts within the host."""
         if task is not None:
             task.wait()
         within = self._within
@@ -149,7 +150,10 @@ class Hierarchical:
 
 
 def sum_across(transport: Transport, flat: torch.Tensor) -> None:
-    """Sum over one rank of each host, by what is faster for this size; all ranks choose alike."""
+    """Sum over one rank of each host, by the faster algorithm for this size.
+
+    It depends on the size alone, so all ranks choose alike.
+    """
     if transport.world_size > 2 and flat.nbytes <= _SMALL:
         tree.all_reduce(transport, flat)
     else:

@@ -1,4 +1,4 @@
-"""How ranks come together: the store where they meet, and the backend that fits their hosts and the plan."""
+"""Rendezvous of ranks: the store, and the backend that fits hosts and plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ronde.plan.communication import Algorithm
 __all__ = ["connect_store", "join"]
 
 
-# How long a store may take to come up; its rank 0, in a pod, may start minutes after others.
+# Longest time for a store to come up; its rank 0, in a pod, may start minutes after others.
 _STORE_ANSWERS = timedelta(minutes=10)
 
 
@@ -59,22 +59,22 @@ def join(  # noqa: PLR0913 - each is one word of what is joined
     algorithm: Algorithm = "auto",
     silence: float = 60.0,
 ) -> Comm:
-    """Join the group `name` of all ranks that meet at the store `address`.
+    """Join the group `name` of all ranks that use the store `address`.
 
     Args:
         address: `file://PATH` or `tcp://HOST:PORT`.
-        name: groups of different names on one store do not meet.
-        place: this rank among the others.
+        name: the group's name; groups of different names on one store are separate.
+        place: the place of this rank among the others.
         device: "cpu" (shared memory within a host, Gloo) or "cuda" (NCCL).
-        timeout: how long a collective waits for a peer.
+        timeout: the time that a collective waits for a peer.
         host: the address to listen on; None lets the backend look the host name up.
-        check: compares what the ranks of this host do.
-        algorithm: of all-reduce, as the plan has it.
+        check: comparison of the operations of this host's ranks; None for no comparison.
+        algorithm: the all-reduce algorithm in the plan.
         silence: seconds without any sign from another host after which it counts as lost.
 
     Raises:
-        LaunchError: when the group could not be formed.
-        PlanError: when the algorithm is not for these hosts.
+        LaunchError: the group could not be formed.
+        PlanError: the algorithm does not fit these hosts.
     """
     rank, world_size = place.rank, place.world_size
     try:
@@ -105,7 +105,7 @@ def join(  # noqa: PLR0913 - each is one word of what is joined
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Joined:
-    """What ranks have come to: their backend, why this one, and what the user should know about it."""
+    """Result of a rendezvous: backend, reason for its choice, note for the user."""
 
     backend: Backend
     choice: Choice
@@ -114,7 +114,7 @@ class _Joined:
 
 
 class _Meeting:
-    """Makes the backend of one group."""
+    """Creates the backend of one group."""
 
     def __init__(self, store: Any, place: Place, device: str, timeout: timedelta, host: str | None) -> None:
         self._store = store
@@ -124,7 +124,7 @@ class _Meeting:
         self._host = host
 
     def nobody(self) -> _Joined:
-        """The plan's algorithm is switched off with the rest of communication."""
+        """Create the backend of a single rank. The plan's algorithm does not matter without communication."""
         return _Joined(backend=Alone(on_cuda=self._device == "cuda"), choice=choose("auto", (1,)))
 
     def one_host(self, algorithm: Algorithm) -> _Joined:
@@ -153,7 +153,7 @@ class _Meeting:
                 within = self._shared_memory(number)
             except LaunchError as error:
                 problem = str(error)
-        # Other hosts must do the same, and know nothing of it.
+        # Other hosts must do the same, and do not know of the failure.
         if any(self._gather(torchs)(torch.tensor([bool(problem)])).flatten().tolist()):
             if within is not None:
                 within.close()
@@ -164,7 +164,7 @@ class _Meeting:
         return _Joined(backend=backend, choice=choice, topology=topology)
 
     def _summing(self, choice: Choice, topology: Topology, torchs: TorchBackend, group: Any) -> Backend:
-        """Torch's backend, or an algorithm among all ranks on top of it."""
+        """Return torch's backend, or an algorithm among all ranks on top of it."""
         if choice.algorithm == "backend":
             return torchs
         ranks = range(self._place.world_size)
@@ -189,7 +189,7 @@ class _Meeting:
         return BackgroundBackend("hierarchical", sums.all_reduce, torchs, [sums])
 
     def _shared_memory(self, host: int) -> SharedMemory:
-        """Memory shared by the ranks of this host, which is number `host` of all."""
+        """Create memory shared by the ranks of this host, number `host` of all."""
         place = self._place
         exchange = exchange_by(
             dist.PrefixStore(str(host), self._store), place.local_rank, place.local_world_size
@@ -200,7 +200,7 @@ class _Meeting:
         )
 
     def _gather(self, backend: Backend) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A function by which every rank gets every rank's small tensor."""
+        """Return a function by which every rank gets every rank's small tensor."""
 
         def gather(mine: torch.Tensor) -> torch.Tensor:
             flat = mine.view(torch.uint8).to("cuda" if backend.on_cuda else "cpu")

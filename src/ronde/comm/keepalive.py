@@ -1,6 +1,6 @@
-"""Lets the kernel notice a host that has fallen silent: a pulled cable closes no connection.
+"""Makes the kernel notice a silent host: a pulled cable closes no connection.
 
-Without it a rank that waits for bytes from such a host waits until its own patience ends, for it has sent
+Without it a rank that waits for bytes from such a host waits until its own time limit, for it has sent
 nothing that could stay unanswered. The connections are the backend's, which offers no setting for it.
 """
 
@@ -19,9 +19,10 @@ _PROBES = 3
 
 @contextmanager
 def keep_alive(silence: float) -> Iterator[None]:
-    """Connections opened inside fail when their other end has answered nothing for about `silence` seconds.
+    """Watch the connections opened in the `with` block, as `watch` does.
 
-    A process that is busy or stopped does answer, by its kernel.
+    They fail when their other end has answered nothing for about `silence` seconds. A process that is busy or
+    stopped does answer, by its kernel.
     """
     before = _sockets()
     yield
@@ -34,18 +35,18 @@ def keep_alive(silence: float) -> Iterator[None]:
 
 
 def watch(connection: socket.socket, silence: float) -> None:
-    """Have a TCP connection fail when its other end has answered nothing for about `silence` seconds."""
+    """Make a TCP connection fail after about `silence` seconds without any answer."""
     interval = max(1, round(silence / (_PROBES + 1)))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
-    # For what has been sent and not been acknowledged, where no probe is sent.
+    # For data that has been sent and not acknowledged, when no probe is sent.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(silence * 1000))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def _sockets() -> set[int]:
-    """Descriptors of this process that are sockets."""
+    """Return the descriptors of this process that are sockets."""
     found: set[int] = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the listing's own is closed already

@@ -1,4 +1,4 @@
-"""What goes on while the caller does: by a thread that does one thing after another, or by other ranks."""
+"""Background work: on a thread in order, or begun and left to other ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATIENCE_S = 5.0
 
 
 class Task:
-    """Something under way; `wait` returns when it is done, or raises what it raised."""
+    """Work under way; `wait` returns when it is done, or raises its exception."""
 
     __slots__ = ("_done", "_error", "_work")
 
@@ -25,7 +25,7 @@ class Task:
 
     @property
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """True when `wait` would return, or raise, at once."""
         return self._done.is_set()
 
     def wait(self) -> None:
@@ -34,7 +34,7 @@ class Task:
             raise self._error
 
     def run(self, broken: BaseException | None) -> BaseException | None:
-        """Do it, unless something before it has failed; returns the failure."""
+        """Run the work unless an earlier task has failed; return the failure."""
         work, self._work = self._work, None
         self._error = broken
         if broken is None and work is not None:
@@ -47,15 +47,15 @@ class Task:
 
 
 class Lane:
-    """Does what it is given in order, on a thread of its own with one processor core.
+    """Worker thread on one processor core; runs its tasks in order.
 
-    After a failure nothing more is done: peers go by the order, which cannot be kept any longer.
+    After a failure no task is run: peers rely on the order, which cannot be kept any longer.
     """
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        # A thread of many threads would fight with the model's own. Setting that also changes what threads
-        # begin with that are made later, so it is put back.
+        # A thread of many threads would compete with the model's own. The setting also changes the default of
+        # later threads, so it is put back.
         threads = torch.get_num_threads()
         ready = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(ready,), name=name, daemon=True)
@@ -69,26 +69,26 @@ class Lane:
         return task
 
     def close(self) -> None:
-        """End the thread when it has done what it was given; a second call does nothing."""
+        """End the thread after its tasks; a second call does nothing."""
         self._tasks.put(None)
         self._thread.join(_PATIENCE_S)
 
     def _work(self, ready: threading.Event) -> None:
         torch.set_num_threads(1)
-        torch.get_num_threads()  # a thread looks at what is set when it first asks, and keeps to it
+        torch.get_num_threads()  # a thread reads the setting when it first asks, and keeps it
         ready.set()
         broken: BaseException | None = None
-        # The caller's own mode is not known here, and a tensor made in this one is changed in no other.
+        # The caller's own mode is unknown here, and a tensor made in this mode is changed in no other.
         with torch.inference_mode():
             while (task := self._tasks.get()) is not None:
                 broken = task.run(broken)
-                del task  # what it holds is the caller's
+                del task  # its references are the caller's
 
 
 class Started:
     """A collective that this rank has begun.
 
-    Completed when this rank needs the result, or goes on to another collective.
+    It is completed when this rank needs the result, or goes on to another collective.
     """
 
     def __init__(self, complete: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Finds ranks that take different paths, at the first thing that they do differently and before they wait."""
+"""Finds ranks that diverge, at their first different operation and before they wait."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _MOST_NAMES = 4096
 
 
 class LockstepCheck:
-    """Notes on a board what this rank does together with its peers, and compares.
+    """Records this rank's collective operations on a board, and compares.
 
     Args:
-        board: shared by the ranks of this host.
+        board: the board that the ranks of this host share.
         first_rank: number of the host's first rank among all ranks.
-        own_file: whether the file at a path is this rank's alone, with a name of its own: code that a library
-            writes among the temporary files and imports. The line that called it is compared.
+        own_file: function that tells whether the file at a path is this rank's alone, with a name of its own:
+            code that a library writes among the temporary files and imports. The line that called it is
+            compared.
 
     Attributes:
-        last: to so many collectives this rank has come when all others of its host were there.
+        last: the number of collectives to which this rank came last of its host.
         late_ns: nanoseconds for which the last but one had waited by then, all together.
     """
 
@@ -48,7 +49,7 @@ class LockstepCheck:
 
     @contextmanager
     def anywhere(self, place: str) -> Iterator[None]:
-        """Inside, ranks are compared wherever they stand, and `place` is told in place of a line."""
+        """Compare ranks at any line inside, and report `place` instead of a line."""
         before, self._place = self._place, place
         try:
             yield
@@ -56,10 +57,10 @@ class LockstepCheck:
             self._place = before
 
     def collective(self, operation: str, tensor: torch.Tensor) -> int:
-        """This rank is about to send `tensor`; returns the number to wait under.
+        """Record that this rank will send `tensor`; return the number to wait under.
 
         Raises:
-            DivergedError: when a peer does something else.
+            DivergedError: a peer does something else.
         """
         key = (operation, tensor.dtype, tensor.shape)
         name = self._names.get(key)
@@ -76,16 +77,16 @@ class LockstepCheck:
         return number
 
     def mark(self, what: str) -> None:
-        """This rank does `what`, which its peers must do as well though nothing is sent.
+        """Record an operation that peers must do as well though nothing is sent.
 
-        A process that the rank has forked is not in step with anybody.
+        It has no effect in a process that the rank has forked.
         """
         if os.getpid() == self._process:
             self._compare(what)
 
     @contextmanager
     def at_one_line(self) -> Iterator[None]:
-        """Inside, this rank is at the script's line that came here, wherever code called from it is."""
+        """Report the script's current line for all code called inside."""
         before, self._place = self._place, self._where()
         try:
             yield
@@ -99,7 +100,7 @@ class LockstepCheck:
         self._board.goes_on()
 
     def explain(self) -> DivergedError | None:
-        """Why a collective failed, if the cause was that ranks took different paths."""
+        """Return the error if a collective failed because ranks took different paths; else None."""
         entries = self._board.first_difference()
         return self._error(entries) if entries else None
 
@@ -128,5 +129,5 @@ class LockstepCheck:
 
 
 def _is_scripts(thread: threading.Thread) -> bool:
-    """Python has not started those in which autograd works for a CUDA device."""
+    """Return whether Python started the thread, unlike autograd's threads for a CUDA device."""
     return not isinstance(thread, threading._DummyThread)

@@ -1,6 +1,7 @@
-"""Memory in which a message lies between its sender, who owns it, and its receiver, who opens it.
+"""Memory of messages, which their sender owns and their receiver opens.
 
-A sender keeps what it has allocated and writes the next message there once the receiver has read the last.
+A sender keeps the memory that it has allocated and writes the next message there once the receiver has read
+the last.
 """
 
 from __future__ import annotations
@@ -16,25 +17,26 @@ from ronde.comm.shared_segment import map_memory, map_of_peer, reserve
 
 __all__ = ["FILLED", "TAKEN", "Block", "MessageMemory", "PeerMemory"]
 
-# Words at the beginning of a block, each in a cache line of its own: bytes that the sender has written
-# so far, and whether the receiver has read them all.
+# Words at the beginning of a block, each in a cache line of its own: bytes that the sender has written so
+# far, and whether the receiver has read them all.
 FILLED, TAKEN = 0, 8
 _HEADER = 128
 _WORDS = _HEADER // 8
 _LEAST = 4096
 # Small blocks share a segment: a segment costs an open file.
 _SEGMENT = 1 << 20
-# What one process keeps open although nothing is under way in it.
+# Bytes that one process keeps open although nothing is under way in them.
 _KEPT = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Block:
-    """Room for one message.
+    """A block of memory for one message.
 
     Attributes:
-        address: by which the receiver finds it: segment, its descriptor, inode and size; offset in it.
-        words: `FILLED` and `TAKEN`.
+        address: numbers by which the receiver finds it: segment, its descriptor, inode and size; offset in
+            it.
+        words: the words `FILLED` and `TAKEN`.
         payload: [capacity] bytes.
     """
 
@@ -52,10 +54,10 @@ class MessageMemory:
         self._busy: dict[int, list[Block]] = collections.defaultdict(list)
 
     def take(self, nbytes: int) -> Block:
-        """A block for a message of `nbytes`, neither filled nor taken.
+        """Return a block for a message of `nbytes`, neither filled nor taken.
 
         Raises:
-            OSError: when there is not enough memory.
+            OSError: the memory does not suffice.
         """
         capacity = _capacity(nbytes)
         free = self._free[capacity]
@@ -69,7 +71,7 @@ class MessageMemory:
         return block
 
     def close(self) -> None:
-        """Let go of all; what a receiver has opened it may still read."""
+        """Release all blocks; a receiver may still read blocks that it has opened."""
         for blocks in (*self._free.values(), *self._busy.values()):
             for block in blocks:
                 _close(block)
@@ -82,7 +84,7 @@ class MessageMemory:
             self._free[capacity] += [block for block in busy if block.words[TAKEN]]
             self._busy[capacity] = [block for block in busy if not block.words[TAKEN]]
         for capacity, free in self._free.items():
-            if capacity + _HEADER > _SEGMENT // 2:  # one to a segment
+            if capacity + _HEADER > _SEGMENT // 2:  # one in a segment
                 while free and kept + capacity * len(free) > _KEPT:
                     _close(free.pop())
                 kept += capacity * len(free)
@@ -121,10 +123,10 @@ class PeerMemory:
         self._open: collections.OrderedDict[int, tuple[memoryview, torch.Tensor]] = collections.OrderedDict()
 
     def block(self, address: tuple[int, int, int, int, int], nbytes: int) -> Block:
-        """The first `nbytes` of the block at this address.
+        """Return the first `nbytes` of the block at this address.
 
         Raises:
-            OSError: when the sender's memory cannot be opened.
+            OSError: the sender's memory cannot be opened.
         """
         number, descriptor, inode, size, offset = address
         views = self._open.get(number)
@@ -145,7 +147,7 @@ def _views(memory: mmap.mmap) -> tuple[memoryview, torch.Tensor]:
 
 
 def _capacity(nbytes: int) -> int:
-    """A size of few: at most a quarter more than asked, so that messages of like sizes share memory."""
+    """Round a size up by at most a quarter: similar messages then share memory."""
     if nbytes <= _LEAST:
         return _LEAST
     step = 1 << max(12, (nbytes - 1).bit_length() - 3)

@@ -1,8 +1,8 @@
 """Memory that exists once on a host, for all of its ranks together.
 
-Each rank maps one anonymous file twice. What it writes to its part of `common` all ranks read. What it
-writes to `private` stays its own: the kernel copies a page before the first write to it (copy on write). So
-all ranks have all of it to read, and one part each to keep up to date.
+Each rank maps one anonymous file twice. All ranks read its writes to its part of `common`. Its writes to
+`private` stay its own: the kernel copies a page before the first write to it (copy on write). So all ranks
+can read everything, and each keeps one part up to date.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class OncePerHost:
-    """This rank's two mappings.
+    """The two mappings of this rank.
 
     Attributes:
-        common: what all ranks see.
-        private: the same memory, and what this rank alone has written over it.
+        common: the memory that all ranks see.
+        private: the same memory, covered by this rank's own writes.
     """
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
@@ -37,13 +37,13 @@ class OncePerHost:
         self.private = _mapped(descriptor, nbytes, mmap.MAP_PRIVATE | _NORESERVE)
 
     def forget_writes(self) -> None:
-        """Have `private` read as `common` again."""
+        """Drop this rank's writes, so that `private` reads as `common` again."""
         address, nbytes = ctypes.addressof(self.private), ctypes.sizeof(self.private)
         _checked(_libc().madvise(address, nbytes, mmap.MADV_DONTNEED))
 
 
 def _mapped(descriptor: int, nbytes: int, flags: int) -> ctypes.Array[Any]:
-    """A buffer, unmapped when nobody refers to it any more.
+    """Return a buffer that is unmapped with its last reference.
 
     Python's own keeps a descriptor of each, of which a process may have a thousand: a model has hundreds of
     these.
@@ -80,12 +80,13 @@ def share_once(
     rank: int,
     exchange: Callable[[tuple[int, int, int]], Sequence[tuple[int, int, int]]],
 ) -> OncePerHost | None:
-    """Map memory of `nbytes`, which is zero; called by all ranks of a host alike.
+    """Map zeroed memory of `nbytes` once for all ranks of a host (collective).
 
     Args:
-        own: first and last byte of what this rank keeps up to date: it is charged to this rank, and there.
-        rank: this rank, counted on this host.
-        exchange: gathers three integers from every rank of this host, in order; called twice.
+        own: first and last byte of each range that this rank keeps up to date; their memory is allocated by
+            it.
+        rank: the number of this rank on this host.
+        exchange: function that gathers three integers from every rank of this host, in order; called twice.
 
     Returns:
         None, on all ranks, where one of them cannot.

@@ -1,4 +1,4 @@
-"""An exception as bytes, so that another rank can raise one like it."""
+"""Packs an exception as bytes, so that another rank can raise its equal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["pack_exception", "unpack_exception"]
 
 
 def pack_exception(error: Exception) -> bytes:
-    """What `unpack_exception` is given on another rank; without traceback, cause and context."""
+    """Pack an exception for `unpack_exception`, without traceback, cause and context."""
     try:
         packed = pickle.dumps(error)
         if type(pickle.loads(packed)) is type(error):
@@ -19,7 +19,10 @@ def pack_exception(error: Exception) -> bytes:
 
 
 def unpack_exception(packed: bytes) -> BaseException:
-    """One of the same class and message; of the nearest base class that has a name, if its own has none."""
+    """Return an exception of the same class and message.
+
+    The nearest importable base class replaces a class that cannot be imported.
+    """
     found = pickle.loads(packed)
     if isinstance(found, BaseException):
         return found

@@ -1,7 +1,7 @@
 """The ranks' private process group.
 
-Private, because libraries change their behaviour when `torch.distributed` is initialized
-(torchmetrics doubles its counts): the group is made from a store directly and never registered.
+It is private, because libraries change their behaviour when `torch.distributed` is initialized (torchmetrics
+doubles its counts): the group is made from a store directly and never registered.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ronde.errors import LaunchError, PeerLost, UsageError
 
 __all__ = ["Comm", "Pending"]
 
-# How long a rank with a debugger open may keep the others waiting: whoever sits there can end the run.
+# Time for which a rank with a debugger open may keep the others waiting: its user can end the run.
 _DEBUGGER_TIMEOUT = timedelta(days=7)
 _LOOK_EVERY = 0.02
 
-# Gloo reduces these natively; the others travel in a wider type.
+# Dtypes that Gloo does not reduce, and the wider ones in which they travel.
 _WIDER = {
     torch.bool: torch.uint8,
     torch.int16: torch.int32,
@@ -45,11 +45,11 @@ class Pending:
     """A collective under way; `wait` returns when the tensor may be read.
 
     Args:
-        comm: whose collective it is.
+        comm: the group of the collective.
         work: the backend's handle; None where nothing was sent.
-        number: under which the board of who waits where knows it.
-        finish: what is to be done when it is complete.
-        started: what it is, when it was started, and its bytes, for who listens to the group.
+        number: the number of the wait on the lockstep board.
+        finish: function to call on completion.
+        started: name of the collective, start in nanoseconds, and bytes, for the group's listener.
     """
 
     __slots__ = ("_comm", "_finish", "_number", "_started", "_work")
@@ -69,11 +69,11 @@ class Pending:
         self._started = started
 
     def then(self, finish: Callable[[], None]) -> Pending:
-        """The same collective, with something to do when it is complete."""
+        """Return the same collective, with a function to call on completion."""
         return Pending(self._comm, self._work, self._number, finish, self._started)
 
     def wait(self) -> None:
-        """A second call does nothing."""
+        """Wait for completion; a second call does nothing."""
         if self._work is not None:
             self._comm.block(self._work.wait, self._number)
             self._work = None
@@ -91,25 +91,25 @@ class Comm:
     Every method is called by all ranks in the same order. Tensors live on the group's device.
 
     Raises:
-        PeerLost: when a peer died or did not come within the time limit.
-        DivergedError: when a peer on this host calls something else. Seen with a `check` only.
-        UsageError: when this rank alone is in a debugger.
+        PeerLost: a peer died or did not arrive within the time limit.
+        DivergedError: a peer on this host calls another operation. Raised with a `check` only.
+        UsageError: one rank alone is in a debugger.
 
     Args:
-        backend: carries the bytes.
-        check: compares what the ranks of this host do.
-        topology: which ranks share a host, where there are several hosts.
+        backend: the transport of bytes.
+        check: comparison of the operations of this host's ranks; None for no comparison.
+        topology: the ranks of each host; None on one host.
 
     Attributes:
-        waited_ns: nanoseconds that this rank was blocked until other ranks had come and bytes were there.
-        sent_bytes: that this rank has handed over to collectives, as it holds them.
-        collectives: how many.
-        listener: while it is set, hears of each collective (its name, when it began and ended in nanoseconds,
-            its bytes), and of each time that this rank waits ("wait", with -1 bytes).
-        before: while it is set, called before each collective.
-        alone: this rank is in a debugger, and the others are not: a collective would wait for ever.
-        algorithm: how sums are taken, and why so, in words.
-        note: what the user should know about how bytes travel.
+        waited_ns: nanoseconds that this rank was blocked until other ranks and their bytes had arrived.
+        sent_bytes: bytes that this rank has given to collectives, in the tensors' own dtypes.
+        collectives: the number of collectives.
+        listener: function called after each collective (with its name, begin and end in nanoseconds, bytes),
+            and after each wait of this rank ("wait", with -1 bytes); None for no calls.
+        before: function called before each collective, or None.
+        alone: whether only this rank is in a debugger: a collective would wait for ever.
+        algorithm: the all-reduce algorithm and its reason, in words.
+        note: a remark for the user on the transport, or None.
     """
 
     def __init__(
@@ -142,15 +142,15 @@ class Comm:
         self._answers = 0
 
     def at_one_line(self) -> AbstractContextManager[None]:
-        """Inside, ranks may come to collectives from different lines, below the script's that came here."""
+        """Let ranks enter collectives from different lines, below the script's current one."""
         return nullcontext() if self.check is None else self.check.at_one_line()
 
     @property
     def backend(self) -> Backend:
-        """What carries the bytes.
+        """The transport of bytes.
 
         Raises:
-            PeerLost: when the group is closed.
+            PeerLost: the group is closed.
         """
         if self._backend is None:
             raise PeerLost("the group is closed")
@@ -173,7 +173,7 @@ class Comm:
         """Sum `tensor` over ranks in place and return it."""
         backend = self.backend
         if isinstance(backend, SharedMemoryBackend) and _travels_as_it_is(tensor):
-            # In one go: starting and waiting apart take longer than a small exchange itself.
+            # In one call: a separate start and wait take longer than a small exchange itself.
             flat = tensor if tensor.dim() == 1 else tensor.view(-1)
             if self.before is not None:
                 self.before()
@@ -197,7 +197,7 @@ class Comm:
         out = torch.empty((self.world_size, *sent.shape), dtype=sent.dtype, device=sent.device)
         if not sent.numel():
             return out, Pending(self, None)
-        # As bytes: every dtype travels, also those that the backend does not know.
+        # As bytes: every dtype travels, also dtypes unknown to the backend.
         received = out.view(self.world_size, -1).view(torch.uint8)
         mine = as_bytes(sent)
         return out, self._start("all_gather", tensor, lambda: self.backend.all_gather(received, mine))
@@ -205,7 +205,7 @@ class Comm:
     def allocate(
         self, shapes: Sequence[tuple[int, torch.dtype]], devices: Sequence[torch.device]
     ) -> list[Buffer]:
-        """Buffers of these numbers of elements, to be averaged over ranks again and again."""
+        """Allocate buffers of these sizes, to be averaged over ranks repeatedly."""
         on_cpu = all(device.type == "cpu" for device in devices)
         if isinstance(self.backend, SharedMemoryBackend) and on_cpu:
             self.mark("memory for gradients")
@@ -220,14 +220,14 @@ class Comm:
 
     @property
     def shares_host(self) -> bool:
-        """Whether all ranks are on one host and share memory."""
+        """True when all ranks are on one host and share memory."""
         return isinstance(self.backend, SharedMemoryBackend)
 
     def share_once(self, nbytes: int, own: Sequence[tuple[int, int]]) -> OncePerHost | None:
-        """Memory of `nbytes` that all ranks have together; None, on all, where there is none.
+        """Map memory of `nbytes` once for all ranks; None, on all, if impossible.
 
         Args:
-            own: first and last bytes of what this rank keeps up to date, and is charged with.
+            own: first and last byte of each range that this rank keeps up to date, and allocates.
         """
         backend = self.backend
         if not isinstance(backend, SharedMemoryBackend):
@@ -236,16 +236,16 @@ class Comm:
         return backend.shared.share_once(nbytes, own)
 
     def share(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Complete tensors: flat `parts[r]` were written by rank r; on return all ranks have all.
+        """All-gather tensors in place: rank r has written the flat `parts[r]`.
 
         Args:
-            parts: of the same numbers, sizes and dtypes on all ranks.
+            parts: flat tensors of each rank; counts, sizes and dtypes are the same on all ranks.
         """
         self.share_async(parts).wait()
 
     @torch.no_grad()
     def share_async(self, parts: Sequence[Sequence[torch.Tensor]]) -> Pending:
-        """Start `share`; until `wait` no part may be written, and none of another rank read."""
+        """Start `share`. Until `wait` no part may be written, and none of another rank read."""
         spread = [[part.view(torch.uint8) for part in each if part.numel()] for each in parts]
         first = next((part for each in spread for part in each), None)
         if first is None:
@@ -254,11 +254,11 @@ class Comm:
         return self._start("share", first, lambda: self.backend.share(self.rank, spread), own)
 
     def reduce_scatter_async(self, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> Pending:
-        """Start summing over ranks; `out`, the sum of all `pieces[rank]`, may be read after `wait`.
+        """Start to sum `pieces[rank]` over ranks into `out`, readable after `wait`.
 
         Args:
             out: flat, as long as this rank's piece.
-            pieces: for each rank flat tensors of one dtype, taken end to end; lengths may differ between
+            pieces: flat tensors of one dtype for each rank, taken end to end; lengths may differ between
                 pieces, but not between ranks.
         """
         longest = max((part for piece in pieces for part in piece), key=torch.Tensor.numel, default=out)
@@ -270,7 +270,7 @@ class Comm:
         )
 
     def all_gather_object(self, obj: Any) -> list[Any]:
-        """Every rank's picklable object, in rank order."""
+        """Return every rank's picklable object, in rank order."""
         device = self.control_device
         payload = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).to(device)
         sizes = self.all_gather(torch.tensor([payload.numel()], device=device)).view(-1).tolist()
@@ -278,7 +278,7 @@ class Comm:
         return [pickle.loads(each.cpu().numpy().tobytes()) for each in received]
 
     def all_gather_uneven(self, tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
-        """Gather tensors whose first dimension is `sizes[rank]` on each rank; others are equal."""
+        """Gather tensors of `sizes[rank]` rows on each rank; other dimensions are equal."""
         if len(set(sizes)) == 1:
             return list(self.all_gather(tensor).unbind(0))
         padded = tensor.new_zeros((max(sizes), *tensor.shape[1:]))
@@ -286,11 +286,11 @@ class Comm:
         return [part[:size] for part, size in zip(self.all_gather(padded), sizes, strict=True)]
 
     def all_to_all(self, pieces: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
-        """Send `pieces[r]` to rank r, and return what each rank sends here, in rank order.
+        """Send `pieces[r]` to rank r, and return the received tensors in rank order.
 
         Args:
-            pieces: contiguous, of one dtype, and of one shape but for their first dimension, which may be 0.
-            sizes: the first dimension of what comes from each rank.
+            pieces: contiguous tensors of one dtype, and of one shape but for their first dimension.
+            sizes: the first dimension of the tensor from each rank.
         """
         outs, pending = self.all_to_all_async(pieces, sizes)
         pending.wait()
@@ -309,7 +309,7 @@ class Comm:
         outs = [pieces[0].new_empty((size, *pieces[0].shape[1:])) for size in sizes]
         sent = [as_bytes(piece) for piece in pieces]
         received = [as_bytes(out) for out in outs]
-        # All ranks say the same of it: sizes differ.
+        # Sizes differ between ranks, so the check compares an empty tensor, equal on all.
         told = pieces[0][:0]
         nbytes = sum(map(len, sent))
         most = longest * told.element_size() * told.shape[1:].numel()
@@ -317,30 +317,30 @@ class Comm:
         return outs, self._start("all_to_all", told, launch, nbytes)
 
     def swap_async(self, flat: torch.Tensor, peers: Collection[int]) -> tuple[list[torch.Tensor], Pending]:
-        """Start to send `flat` [n] to some ranks, each of which sends as much here.
+        """Start to exchange `flat` [n] with some ranks.
 
         Args:
-            flat: as long on all ranks.
-            peers: those ranks, of which each names this one.
+            flat: tensor of the same length on all ranks.
+            peers: the partners; each of them names this rank as well.
 
         Returns:
-            by rank what comes from it, [n], or [0] from others; and what to wait for.
+            the tensors from each rank, [n], or [0] from others; and the pending collective.
         """
         ranks = range(self.world_size)
         pieces = [flat if rank in peers else flat[:0] for rank in ranks]
         return self.all_to_all_async(pieces, [len(piece) for piece in pieces], len(flat))
 
     def pass_on(self, flat: torch.Tensor, count: int) -> tuple[torch.Tensor, Pending]:
-        """Start to send `flat` [n] to the next rank; the one before sends `count` elements here.
+        """Start to send `flat` [n] to the next rank, and receive from the previous.
 
-        It may be written to at once on the CPU, and after `wait` else.
+        On the CPU `flat` may be overwritten at once, on CUDA after `wait`.
 
         Returns:
-            what comes, [count], to be read after `wait`; and what to wait for.
+            the received tensor, [count], to be read after `wait`; and the pending collective.
         """
         after, before = ((self.rank + each) % self.world_size for each in (1, -1))
         backend = self.backend
-        if backend.on_cuda:  # whose messages one by one, all sent before any is received, could wait for ever
+        if backend.on_cuda:  # single messages, all sent before any is received, could wait for ever
             pieces = [flat if rank == after else flat[:0] for rank in range(self.world_size)]
             sizes = [count if rank == before else 0 for rank in range(self.world_size)]
             outs, pending = self.all_to_all_async(pieces, sizes)
@@ -371,9 +371,9 @@ class Comm:
         return tensor
 
     def send(self, tensor: torch.Tensor, to: int) -> Pending:
-        """Start to send a tensor without gaps to one rank, which receives in the order of sending.
+        """Start to send a contiguous tensor to one rank, which receives in order.
 
-        It may be written to at once. Until it has gone the result is held.
+        The tensor may be overwritten at once. The result must be kept until the message has gone.
         """
         sent = as_bytes(tensor.detach())
         self.collectives += 1
@@ -384,7 +384,7 @@ class Comm:
             raise self._lost(error) from error
 
     def receive(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
-        """Put into a tensor without gaps what one rank has sent, as it lay there; return it."""
+        """Receive a message from one rank into a contiguous tensor; return it."""
         flat = as_bytes(tensor)
 
         def arrive() -> None:
@@ -405,12 +405,12 @@ class Comm:
         return pickle.loads(self.broadcast(payload, source).cpu().numpy().tobytes())
 
     def answer_of_main(self, ask: Callable[[], Any]) -> Any:
-        """What `ask()` returns on rank 0, on every rank; the others wait without a time limit."""
+        """Return rank 0's `ask()` on every rank; others wait without time limit."""
         self._answers += 1
         key = f"answer/{self._answers}"
         if self.rank == 0:
             answer = ask()
-            store: Any = self.store  # takes bytes, which its stub does not know
+            store: Any = self.store  # takes bytes, which its stub does not declare
             store.set(key, pickle.dumps(answer))
             return answer
         while not self.store.check([key]):
@@ -418,18 +418,18 @@ class Comm:
         return pickle.loads(self.store.get(key))
 
     def be_patient(self) -> None:
-        """From now on collectives wait as long as a user may sit in a debugger on another rank."""
+        """Raise the time limit of collectives to that of a debugger session."""
         self.backend.set_timeout(_DEBUGGER_TIMEOUT)
 
     def votes(self, flags: Sequence[bool]) -> list[int]:
-        """How many ranks say yes to each; nothing is sent for no question."""
+        """Return the count of ranks with each flag set; no flags send nothing."""
         if not flags:
             return []
         votes = torch.tensor(flags, dtype=torch.int32, device=self.control_device)
         return self.all_reduce(votes).tolist()
 
     def failures(self, failed: bool) -> int:
-        """How many ranks have failed; they may come from different lines of the script."""
+        """Return the number of failed ranks. Ranks may call this from different lines of the script."""
         check = self.check
         if check is None:
             return self.votes([failed])[0]
@@ -437,7 +437,7 @@ class Comm:
             return self.votes([failed])[0]
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Return when every rank has arrived."""
         self.all_reduce(torch.zeros(1, device=self.control_device))
 
     def close(self) -> None:
@@ -450,21 +450,21 @@ class Comm:
             backend.close()
 
     def mark(self, what: str) -> None:
-        """Say what all ranks do now though they send nothing, so that one that does not is found."""
+        """Record an operation without messages, so that a diverged rank is found."""
         if self.check is not None:
             self.check.mark(what)
 
     @property
     def control_device(self) -> torch.device:
-        """Where small things lie that ranks tell each other; one rank alone need not wait for its device."""
+        """The device of control messages; the CPU for a single rank."""
         return torch.device("cuda" if self.on_cuda and self.world_size > 1 else "cpu")
 
     def announce(self, operation: str, tensor: torch.Tensor, nbytes: int | None = None) -> int:
-        """Compare with peers what this rank is about to do; the number to wait under.
+        """Compare the next operation with peers; return the number to wait under.
 
         Args:
-            tensor: what its peers say the same of.
-            nbytes: that this rank hands over, where they are not those of the tensor.
+            tensor: the tensor whose dtype and shape are compared with peers.
+            nbytes: bytes that this rank gives to the collective; None for those of the tensor.
         """
         if self.alone:
             raise UsageError(
@@ -478,7 +478,7 @@ class Comm:
         return self.check.collective(operation, tensor)
 
     def tell(self, operation: str, begun: int, nbytes: int) -> None:
-        """A collective that began then is complete: for who listens."""
+        """Report a complete collective, started at `begun`, to the listener."""
         if self.listener is not None:
             self.listener(operation, begun, perf_counter_ns(), nbytes)
 
@@ -499,7 +499,7 @@ class Comm:
         return Pending(self, self.block(launch, number), number, started=started)
 
     def block(self, work: Callable[[], Any], number: int = 0) -> Any:
-        """Do what waits for peers: on the board and in `waited_ns` it counts as waiting."""
+        """Run work that waits for peers, and count its time as waiting."""
         check = self.check
         begun = perf_counter_ns()
         try:
@@ -509,7 +509,7 @@ class Comm:
             result = work()
             check.goes_on()
             return result
-        except (RuntimeError, PeerLost) as error:  # the board goes on to say where this rank waited
+        except (RuntimeError, PeerLost) as error:  # the board keeps the place where this rank waited
             raise self._lost(error) from error
         finally:
             ended = perf_counter_ns()
@@ -518,7 +518,7 @@ class Comm:
                 self.listener("wait", begun, ended, -1)
 
     def _lost(self, error: BaseException) -> PeerLost:
-        """What a failed collective means: a peer that took another path, or one that is gone."""
+        """Return the error behind a failed collective: a diverged rank, or a lost one."""
         diverged = self.check.explain() if self.check is not None else None
         if diverged is not None:
             return diverged
@@ -528,14 +528,14 @@ class Comm:
 
 
 class _Arriving:
-    """A message that is received when it is waited for."""
+    """A message that is received in its `wait`."""
 
     def __init__(self, receive: Callable[[], object]) -> None:
         self.wait = receive
 
 
 def _travels_as_it_is(tensor: torch.Tensor) -> bool:
-    """Whether a sum can be taken of this memory itself."""
+    """Return whether the backend can sum this memory itself."""
     return tensor.is_contiguous() and tensor.dtype not in _WIDER and not tensor.is_complex()
 
 

@@ -1,4 +1,4 @@
-"""Joining tensors of several ranks into one, element by element."""
+"""Reductions of several ranks' tensors into one, element by element."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REDUCTIONS: dict[str, Reduction] = {
 
 
 def reduce_into(out: torch.Tensor, parts: Sequence[torch.Tensor], reduction: Reduction) -> None:
-    """Join all parts into `out`, in their order; `out` may be the first of them."""
+    """Reduce all parts into `out`, in order. `out` may be the first of them."""
     first, *rest = parts
     if len(rest) > 1 and out.dtype in (torch.float16, torch.bfloat16):
         wide = first.float()  # rounded once

@@ -1,10 +1,10 @@
 """The ring: every rank sends to the next and receives from the one before.
 
-The tensor is cut into as many segments as there are ranks. In W - 1 steps each segment travels once round
-the ring while every rank adds its own, and ends up summed on one rank (reduce-scatter); in W - 1 more the
-sums travel round (all-gather). A rank sends 2 (W - 1) / W times the tensor, the least that is possible; the
-price is 2 (W - 1) messages one behind the other. (Patarasuk and Yuan, "Bandwidth optimal all-reduce
-algorithms for clusters of workstations", 2009.) Which segment each of 3 ranks sends:
+The tensor is cut into as many segments as there are ranks. In W - 1 steps each segment travels once round the
+ring while every rank adds its own, and ends up summed on one rank (reduce-scatter); in W - 1 more the sums
+travel round (all-gather). A rank sends 2 (W - 1) / W times the tensor, the least that is possible; the price
+is 2 (W - 1) messages in sequence. (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters
+of workstations", 2009.) The segments that each of 3 ranks sends:
 
             adding      copying
     step    0    1    2    3
@@ -33,7 +33,7 @@ Segments = Sequence[Sequence[torch.Tensor]]
 
 
 def bounds(numel: int, parts: int) -> list[tuple[int, int]]:
-    """Where each of so many parts begins and ends; no two differ by more than one element."""
+    """Return begin and end of each part; sizes differ by at most one."""
     cuts = [numel * part // parts for part in range(parts + 1)]
     return list(itertools.pairwise(cuts))
 
@@ -45,26 +45,29 @@ def all_reduce(transport: Transport, flat: torch.Tensor, piece_bytes: int = PIEC
 
 
 def reduce_scatter(transport: Transport, flat: torch.Tensor, piece_bytes: int = PIECE_BYTES) -> None:
-    """Sum over the ranks in place what `bounds` gives to each; the rest of `flat` [n] is undefined then."""
+    """Reduce-scatter `flat` [n] in place, by the parts of `bounds`. The rest of `flat` is then undefined."""
     steps = transport.world_size - 1
     _go_round(transport, _segments(flat, transport, piece_bytes), transport.rank - 1, steps, 0)
 
 
 def all_gather(transport: Transport, flat: torch.Tensor, piece_bytes: int = PIECE_BYTES) -> None:
-    """Take over from each rank its part of `flat` [n], as `bounds` gives it."""
+    """All-gather the parts of `flat` [n] in place, by `bounds`."""
     steps = transport.world_size - 1
     _go_round(transport, _segments(flat, transport, piece_bytes), transport.rank, 0, steps)
 
 
 def _segments(flat: torch.Tensor, transport: Transport, piece_bytes: int) -> Segments:
-    """The segments, each in pieces; every rank cuts alike."""
+    """Return the segments, each cut into pieces, alike on every rank."""
     width = max(1, piece_bytes // flat.element_size())
     parts = [flat[begin:end] for begin, end in bounds(flat.numel(), transport.world_size)]
     return [part.split(width) if part.numel() else () for part in parts]
 
 
 def _go_round(transport: Transport, segments: Segments, first: int, adds: int, copies: int) -> None:
-    """Send segment `first`, then in each step the one that has just come: added to, then only copied."""
+    """Send segment `first`, then in each step the segment that has just arrived.
+
+    In the first `adds` steps this rank's own is added to it, in the other `copies` steps it is only copied.
+    """
     if transport.world_size == 1:
         return
     scratch = [torch.empty_like(piece) for piece in max(segments, key=_size)] if adds else []
@@ -73,7 +76,10 @@ def _go_round(transport: Transport, segments: Segments, first: int, adds: int, c
     to, source = (transport.rank + 1) % len(segments), transport.rank - 1
 
     def expect(step: int, place: int) -> None:
-        """Receive one piece of a step, into the tensor itself once what was there has been sent."""
+        """Start to receive one piece of a step.
+
+        A sum goes into the tensor itself, once the old content has been sent.
+        """
         number = (first - 1 - step) % len(segments)
         if step >= adds + copies or place >= len(segments[number]):
             return
@@ -100,7 +106,7 @@ def _go_round(transport: Transport, segments: Segments, first: int, adds: int, c
                 handle.wait()
                 if step < adds:
                     segments[number][place].add_(received)
-            # First, because the word that a piece may come waits behind the bytes that go the same way.
+            # Before `send`, because the ready signal of a receive queues after bytes that go the same way.
             expect(step + 1, place)
             if place < len(segments[number]) and step + 1 < adds + copies:
                 send(number, place)

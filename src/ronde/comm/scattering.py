@@ -1,4 +1,4 @@
-"""A reduce-scatter for backends that have none: all ranks sum everything, and each keeps its own."""
+"""Reduce-scatter by all-reduce, for backends that have only the latter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["end_to_end", "reduce_scatter_by_all_reduce"]
 
 
 class _Scattered:
-    """A sum under way of which one part is wanted."""
+    """An all-reduce under way; only one part of its sum is kept."""
 
     def __init__(self, summing: Any, out: torch.Tensor, part: torch.Tensor) -> None:
         self._summing = summing
@@ -26,12 +26,12 @@ class _Scattered:
 def reduce_scatter_by_all_reduce(
     backend: Any, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]
 ) -> _Scattered:
-    """Put the sum over ranks of `pieces[rank]` into `out`, when the handle has been waited for.
+    """Put the sum over ranks of `pieces[rank]` into `out`, after `wait`.
 
     Args:
-        backend: a `Backend` whose `all_reduce` returns a handle.
-        rank: this one.
-        pieces: for each rank flat tensors of one dtype; as many elements on all ranks.
+        backend: a `Backend` with an `all_reduce` that returns a handle.
+        rank: the number of this rank.
+        pieces: flat tensors of one dtype for each rank; as many elements on all ranks.
     """
     flat = end_to_end([part for piece in pieces for part in piece], out)
     part = flat.split([sum(part.numel() for part in piece) for piece in pieces])[rank]
@@ -39,7 +39,7 @@ def reduce_scatter_by_all_reduce(
 
 
 def end_to_end(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """One flat tensor of several, or of none."""
+    """Concatenate flat tensors; without any, return an empty one."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat(list(parts)) if parts else like.new_empty(0)

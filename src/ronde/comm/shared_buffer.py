@@ -1,9 +1,9 @@
-"""Buffers that lie in memory shared by the ranks of a host.
+"""Buffers in memory shared by the ranks of a host.
 
-Each rank sums one part of every buffer, reading its peers' memory, and then takes over the parts that the
-others have summed. What it contributes to its own part nobody else reads: that may lie anywhere. Every rank
-counts three steps for each buffer: filled, summed, taken over. Buffers do not wait for each other, so a rank
-sums one as soon as all have filled it.
+Each rank sums one part of every buffer, reading its peers' memory, and then copies the parts that the others
+have summed. Its contribution to its own part is read by nobody else, and may lie anywhere. Every rank counts
+three steps for each buffer: filled, summed, taken. Buffers do not wait for each other, so a rank sums one as
+soon as all have filled it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _FILLED, _SUMMED, _TAKEN, _ELSEWHERE = range(4)
 _WORDS = 8  # one cache line for each buffer
 _LINE = 64
 _PAGE = 4096
-# What is summed at a time stays in the cache until it has been divided; smaller, and the calls cost more.
+# A block stays in the cache until it has been divided; with smaller ones, the calls cost more.
 _BLOCK = 1 << 20
-# Of a buffer every rank reads the peers' whole where that is at most so much, all together.
+# A buffer is read whole by every rank if the peers' memory is at most so much, all together.
 _SMALL = 256 << 10
 
 
@@ -37,7 +37,7 @@ class SharedBuffer:
     """One buffer on this rank; made by `allocate_shared`.
 
     Args:
-        parts: its memory on every rank, [numel] each.
+        parts: the buffer's memory on every rank, [numel] each.
         comm: the group, whose backend is shared memory.
     """
 
@@ -61,9 +61,9 @@ class SharedBuffer:
         return self._storage.tensor.data_ptr()
 
     def open(self, users: int) -> tuple[torch.Tensor, bool]:
-        """This rank's shared memory; ordinary memory while the script still holds gradients in it."""
+        """Return this rank's shared memory, or ordinary memory while gradients there are still referenced."""
         shared = self._storage.tensor
-        # `share_memory_()` of a gradient here puts other memory under all of them, which no peer sees.
+        # `share_memory_()` of a gradient here replaces the memory of all of them by memory that no peer sees.
         same = shared.data_ptr() == self._begin and self._storage.users() <= users
         self._open = shared if same else torch.zeros_like(shared)
         return self._open, same
@@ -122,7 +122,10 @@ class SharedBuffer:
         self._sum_from(begin, self._open[begin:end])
 
     def _sum_from(self, begin: int, source: torch.Tensor) -> None:
-        """Put the mean of `source` and the peers' memory into this rank's, from `begin` on."""
+        """Put the mean of `source` and the peers' memory into this rank's.
+
+        It is written from element `begin` on.
+        """
         others = [part for rank, part in enumerate(self._parts) if rank != self._comm.rank]
         block = _BLOCK // source.element_size()
         end = begin + source.numel()
@@ -134,11 +137,14 @@ class SharedBuffer:
             mine.div_(self._comm.world_size)
 
     def _travels(self) -> bool:
-        """Some rank's data lie elsewhere; known to all once all have filled theirs."""
+        """Return whether some rank's data lie in ordinary memory.
+
+        All ranks know it once all have filled theirs.
+        """
         return any(words[self._words + _ELSEWHERE] == self._turn for words in self._counters.all)
 
     def _travel(self) -> None:
-        """Average what lies elsewhere on some rank by way of the group's areas."""
+        """Average through the group's areas, where some rank's data lie elsewhere."""
         shared, flat = self._shared, self._open
         for begin, source in self._sources:
             flat[begin : begin + source.numel()].copy_(source)
@@ -155,10 +161,10 @@ class SharedBuffer:
 
 
 def allocate_shared(shapes: Sequence[tuple[int, torch.dtype]], comm: Any) -> list[Buffer]:
-    """Buffers of these numbers of elements and dtypes; called by all ranks alike.
+    """Allocate buffers of these numbers of elements and dtypes (collective).
 
     Raises:
-        LaunchError: when there is not enough memory; raised on all ranks.
+        LaunchError: the memory does not suffice; raised on all ranks.
     """
     header = _up(len(shapes) * _WORDS * 8, _PAGE)
     sizes = [_up(numel * dtype.itemsize, _LINE) for numel, dtype in shapes]
@@ -170,7 +176,7 @@ def allocate_shared(shapes: Sequence[tuple[int, torch.dtype]], comm: Any) -> lis
     counters = Counters(words, comm.rank, len(shapes) * _WORDS, shared.waiting.bell)
     buffers: list[Buffer] = []
     for place, (numel, dtype) in enumerate(shapes):
-        # A tensor of the memory itself for each: who refers to one buffer is not counted for another.
+        # A tensor of the memory itself for each buffer: references to one are not counted for another.
         parts = [
             [torch.frombuffer(each, dtype=dtype, count=numel, offset=begin) for each in maps]
             for begin in range(begins[place], begins[place + 1], sizes[place])
@@ -184,7 +190,7 @@ def allocate_shared(shapes: Sequence[tuple[int, torch.dtype]], comm: Any) -> lis
 
 
 def _bounds(tensor: torch.Tensor, ranks: int) -> list[tuple[int, int]]:
-    """Where each rank's part begins and ends, cut at cache lines."""
+    """Return begin and end of each rank's part, cut at cache lines."""
     line = max(1, _LINE // tensor.element_size())
     each = _up(-(-tensor.numel() // ranks), line)
     cuts = [min(tensor.numel(), each * rank) for rank in range(ranks + 1)]

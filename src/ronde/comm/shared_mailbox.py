@@ -2,7 +2,7 @@
 
 A sender copies the whole message into memory of its own and posts a header in its ring for the receiver, so a
 send never waits for its receiver, and no order of sends and receives that would end otherwise hangs. The
-header goes first: a receiver who is there already copies behind the sender.
+header goes first: a receiver that is already waiting copies while the sender writes.
 
 A ring that is full, because its receiver looks at no messages, sends the next headers later: when the sender
 waits, sends or receives. Receives are matched with messages in the order of both, for each sender and tag.
@@ -28,9 +28,9 @@ _MOST_SLOTS, _ALL_SLOTS = 64, 2048
 _SLOT_WORDS = 8
 _LINE_WORDS = 8
 _PAGE = 4096
-# Bytes after which a sender lets the receiver follow.
+# Bytes after which a sender updates the count for the receiver.
 _STEP = 512 << 10
-# How long a rank that leaves stays for those who have not looked at its messages.
+# Time that a leaving rank waits for peers that have not read its messages.
 _LINGER_S = 5.0
 
 
@@ -39,7 +39,7 @@ class Send:
     """A message under way; made by `Mailbox.send`.
 
     Attributes:
-        posted: its header is in the receiver's ring; its contents were copied before.
+        posted: whether its header is in the receiver's ring; its contents are copied after that.
     """
 
     to: int
@@ -61,9 +61,9 @@ class Receive:
     """A place for a message; made by `Mailbox.receive`.
 
     Attributes:
-        source: from whom; None until a message from any rank has come.
-        done: the message lies in `flat`.
-        failure: why it cannot.
+        source: the sending rank; None until a message from any rank has arrived.
+        done: whether the message is in `flat`.
+        failure: the reason for which it cannot be received, or None.
     """
 
     source: int | None
@@ -76,13 +76,13 @@ class Receive:
 
 
 class Mailbox:
-    """What one rank sends to and receives from each other rank of the host, and itself.
+    """Messages between one rank and each rank of the host, itself included.
 
     Args:
-        rank: this rank, counted on this host.
+        rank: the number of this rank on this host.
         memory: `nbytes(ranks)` bytes of each rank, shared by all, zero at first.
         pids: process number of each rank.
-        waiting: among them.
+        waiting: the wait for peers, among the same ranks.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class Mailbox:
 
     @staticmethod
     def nbytes(ranks: int) -> int:
-        """How much memory a rank has to give."""
+        """Return the bytes of memory that each rank must provide."""
         return -(-(_words(ranks) + ranks * slots(ranks) * _SLOT_WORDS) * 8 // _PAGE) * _PAGE
 
     def send(self, flat: torch.Tensor, to: int, tag: int = 0) -> Send:
-        """Send `flat`, contiguous bytes; it may be changed when this returns.
+        """Send `flat`, contiguous bytes, which may be changed afterwards.
 
         Raises:
-            LaunchError: when there is no memory for it.
+            LaunchError: the memory for the message does not suffice.
         """
         block = None
         address = (0, 0, 0, 0, 0)
@@ -140,7 +140,10 @@ class Mailbox:
         return send
 
     def receive(self, flat: torch.Tensor, source: int | None, tag: int = 0) -> Receive:
-        """Receive a message into `flat`, contiguous bytes; complete when `done`, which `wait` waits for."""
+        """Receive a message into `flat`, contiguous bytes.
+
+        It is complete when `done`, for which `wait` waits.
+        """
         receive = Receive(source, tag, flat)
         message = next((each for each in self._messages if _fits(receive, each)), None)
         if message is None:
@@ -152,7 +155,7 @@ class Mailbox:
         return receive
 
     def progress(self) -> None:
-        """Do what can be done without waiting."""
+        """Send and receive as far as possible without waiting."""
         self._flush()
         for source in range(self._ranks):
             while self._counters.all[source][self._rank * _LINE_WORDS] > self._read[source]:
@@ -161,11 +164,11 @@ class Mailbox:
             self._copy(receive)
 
     def wait(self, item: Send | Receive) -> None:
-        """Return when this receive is done, or when this send no longer needs this rank.
+        """Wait until this receive is done, or this send no longer needs this rank.
 
         Raises:
-            PeerLost: when the peer has died, is stopped or did not come in time.
-            LaunchError: when this message cannot be received.
+            PeerLost: the peer has died, is stopped or did not arrive in time.
+            LaunchError: the message cannot be received.
         """
         if isinstance(item, Send):
             while not item.posted:
@@ -186,14 +189,17 @@ class Mailbox:
             raise LaunchError(item.failure)
 
     def close(self) -> None:
-        """Stay until peers have seen what was sent to them, a few seconds at most; then let go of all."""
+        """Wait until peers have read their messages, then release all memory.
+
+        The wait is a few seconds at most.
+        """
         self._counters.tell(self._closed, 1)
         unread = [to for to in range(self._ranks) if to != self._rank and not self._is_read(to)]
         patience, self._waiting.timeout = self._waiting.timeout, _LINGER_S
         try:
             self._waiting.until_true(lambda: self._leave(unread), unread)
         except PeerLost:
-            pass  # nobody is left to read
+            pass  # no peer is left to read
         finally:
             self._waiting.timeout = patience
         self._own.close()
@@ -223,7 +229,7 @@ class Mailbox:
         return self._posted[to] - self._counters.all[to][self._read_word(self._rank)] < self._slots
 
     def _news(self) -> bool:
-        """Whether `progress` would send or take a header."""
+        """Return whether `progress` would send or take a header."""
         word = self._rank * _LINE_WORDS
         return any(
             words[word] > self._read[each] or (self._queues[each] and self._has_room(each))
@@ -278,7 +284,7 @@ class Mailbox:
         self._copy(receive)
 
     def _copy(self, receive: Receive) -> None:
-        """As much as the sender has written."""
+        """Copy as much as the sender has written."""
         message = receive.message
         assert message is not None
         block = message.block
@@ -299,10 +305,13 @@ def _fits(receive: Receive, message: _Message) -> bool:
 
 
 def slots(ranks: int) -> int:
-    """Headers that wait for one receiver of so many ranks."""
+    """Return the number of headers that can wait for one receiver of `ranks`."""
     return max(4, min(_MOST_SLOTS, _ALL_SLOTS // ranks))
 
 
 def _words(ranks: int) -> int:
-    """For each peer how many headers were posted to it and read of its; whether this one left."""
+    """Return the number of counter words of a rank.
+
+    For each peer there are counts of posted and read headers, then a flag for leaving.
+    """
     return (2 * ranks + 1) * _LINE_WORDS

@@ -2,9 +2,9 @@
 
 Each rank owns one part of the memory, which only it writes: a page of counters and two pairs of areas. To
 publish an area a rank writes it and counts up `_POSTED`; every rank publishes the same areas in the same
-order, so one counter tells how far a rank has come, and an area may be written again once all ranks
-have published something later, which they do when they have read it. Areas come in pairs, so
-that one wait for the peers is all that a chunk costs.
+order, so one counter tells how far a rank has come, and an area may be written again once all ranks have
+published something later, which they do when they have read it. Areas come in pairs, so that a chunk costs
+only one wait for the peers.
 
 Tensors of any size pass through in chunks that fit the cache. Sums are taken in one fixed order of
 ranks for each element: all ranks hold the same bits. This relies on stores becoming visible in
@@ -39,13 +39,13 @@ _POSTED = 0
 _LEFT = 8
 # Where the bell begins, in bytes.
 _BELL = 1024
-# What is at most this large is read whole by every rank: one wait in place of two.
+# Tensors up to this size are read whole by every rank: one wait in place of two.
 _SMALL = 32 << 10
 _LEAST_CHUNK, _MOST_CHUNK = 1 << 20, 4 << 20
 # Chunks of all ranks of a host together: what they take must not grow with the square of their number.
 _ALL_CHUNKS = 32 << 20
 _MOST_VIEWS = 256
-# The pair of areas for chunks; a pair for what is small comes before it.
+# The pair of areas for chunks; a pair for small tensors comes before it.
 _LARGE = (2, 3)
 
 
@@ -60,22 +60,23 @@ def _has_left(counters: Counters, peer: int) -> bool:
 
 
 class SharedMemory:
-    """Collectives among `ranks` processes of one host; every method is called by all, in the same order.
+    """Collectives among `ranks` processes of one host.
 
-    Tensors are on the CPU and contiguous. Results lie in the tensors that are given.
+    Every method is called by all, in the same order. Tensors are on the CPU and contiguous. Results are
+    written to the tensors that are given.
 
     Args:
         rank, ranks: this process among those of the host.
-        exchange: gathers three integers from every process of the host, in order.
-        timeout: how long to wait for a peer.
+        exchange: function that gathers three integers from every process of the host, in order.
+        timeout: the time to wait for a peer.
         first_rank: number of the host's first rank among all ranks, for messages.
 
     Attributes:
         mailbox: messages between two of the ranks.
 
     Raises:
-        LaunchError: when memory cannot be shared; raised on all ranks.
-        PeerLost: by every method, when a peer has died, is stopped or did not come in time.
+        LaunchError: memory cannot be shared; raised on all ranks.
+        PeerLost: a peer has died, is stopped or did not arrive in time; raised by every method.
     """
 
     def __init__(
@@ -118,15 +119,15 @@ class SharedMemory:
         self._views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
 
     def allocate(self, nbytes: int) -> list[mmap.mmap]:
-        """Memory of `nbytes` on every rank, shared by all.
+        """Allocate memory of `nbytes` on every rank, shared by all.
 
         Raises:
-            LaunchError: when there is not enough; raised on all ranks.
+            LaunchError: the memory does not suffice; raised on all ranks.
         """
         return share(nbytes, self.rank, self._exchange)[0]
 
     def share_once(self, nbytes: int, own: Sequence[tuple[int, int]]) -> OncePerHost | None:
-        """`ronde.comm.once_per_host.share_once` among these ranks."""
+        """Call `ronde.comm.once_per_host.share_once` among these ranks."""
         return share_once(nbytes, own, self.rank, self._exchange)
 
     def _exchange(self, mine: tuple[int, int, int]) -> list[tuple[int, int, int]]:
@@ -135,7 +136,7 @@ class SharedMemory:
         return [(first, second, third) for first, second, third in out.tolist()]
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Return when every rank has arrived."""
         self._post()
         self.waiting.until(self._counters, _POSTED, self._posted)
 
@@ -151,10 +152,11 @@ class SharedMemory:
             self._reduce_chunk(flat[begin : begin + width], reduction)
 
     def start_all_reduce(self, flat: torch.Tensor) -> Started | None:
-        """Sum `flat` [n] over ranks in place; what is small is waited for later.
+        """Start to sum `flat` [n] over ranks in place; small tensors complete later.
 
         Returns:
-            what completes it, which the next collective does if nobody has done so before; None when it is
+            the handle that completes it, which the next collective does at the latest; None when it is
+                complete already.
             complete already.
         """
         if flat.nbytes > _SMALL:
@@ -168,7 +170,7 @@ class SharedMemory:
         self.all_gather_into(out.unbind(0), flat)
 
     def start_all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Started | None:
-        """`all_gather`; what is small is waited for later, as in `start_all_reduce`."""
+        """Start `all_gather`; small tensors complete later, as in `start_all_reduce`."""
         if flat.nbytes > _SMALL:
             self.all_gather(out, flat)
             return None
@@ -177,7 +179,7 @@ class SharedMemory:
         return self._later(lambda: foreach_copy_(rows, parts))
 
     def all_gather_into(self, outs: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
-        """Put `flat` [n] of every rank into its of `outs`, [n] each."""
+        """Put `flat` [n] of rank r into `outs[r]`, for every rank."""
         if flat.nbytes <= _SMALL:
             for out, part in zip(outs, self._gathered(flat), strict=True):
                 out.copy_(part)
@@ -200,7 +202,7 @@ class SharedMemory:
                 piece.copy_(part)
 
     def complete(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Put the bytes `parts[rank]` of each rank where they are missing, in all others' tensors."""
+        """All-gather the bytes `parts[rank]` in place, into all others' tensors."""
         for message in itertools.zip_longest(*(messages(each, self._chunk) for each in parts), fillvalue=()):
             area = self._take(1)
             copy_in(self._areas[area][self.rank], message[self.rank])
@@ -208,13 +210,16 @@ class SharedMemory:
             copy_out(self._areas[area], message, self.rank)
 
     def reduce_scatter(self, out: torch.Tensor, pieces: Sequence[torch.Tensor], op: str = "sum") -> None:
-        """Reduce `pieces[rank]` of all ranks into `out` of each rank, which is as long; sizes may differ."""
+        """Reduce `pieces[rank]` of all ranks into `out` of each rank.
+
+        `out` has the same length; pieces may differ in length.
+        """
         self.reduce_scatter_lists(out, [[piece] for piece in pieces], op)
 
     def reduce_scatter_lists(
         self, out: torch.Tensor, lists: Sequence[Sequence[torch.Tensor]], op: str = "sum"
     ) -> None:
-        """As `reduce_scatter`, each piece being a list of flat tensors that are taken end to end."""
+        """Reduce-scatter lists of flat tensors, each list taken end to end."""
         reduction = REDUCTIONS[op]
         width = self._share // out.element_size()
         begin = 0
@@ -237,9 +242,9 @@ class SharedMemory:
             begin += at
 
     def all_to_all(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> None:
-        """Send `pieces[r]` to rank r, and receive rank r's into `outs[r]`; sizes may differ, also zero.
+        """Send `pieces[r]` to rank r, and receive rank r's into `outs[r]`.
 
-        What rank r sends here must be as long as `outs[r]`.
+        Sizes may differ, also be zero. Rank r's piece for this rank must be as long as `outs[r]`.
         """
         longest = max(value.numel() for value in (*outs, *pieces))
         size = torch.tensor([longest], device="cpu")
@@ -256,11 +261,11 @@ class SharedMemory:
                     target.copy_(self._piece(area, each, target, self.rank))
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long to wait for a peer from now on."""
+        """Set the time to wait for a peer."""
         self.waiting.timeout = timeout.total_seconds()
 
     def close(self) -> None:
-        """Let go of the memory; a second call does nothing."""
+        """Release the memory; a second call does nothing."""
         if self._maps:
             self._counters.tell(_LEFT, 1)
             self.mailbox.close()
@@ -273,13 +278,16 @@ class SharedMemory:
         return flat.split(self._chunk // flat.element_size()) if flat.numel() else ()
 
     def _gathered(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Publish `flat` and return every rank's; to be read before anything else is published."""
+        """Publish `flat` and return every rank's, valid until the next publication."""
         parts = self._put(flat)
         self.waiting.until(self._counters, _POSTED, self._posted)
         return parts
 
     def _put(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Show `flat` to all, and return where every rank's will be."""
+        """Write `flat` for all to read, and return views of every rank's area.
+
+        They are valid once the peers have posted.
+        """
         area = self._take(0 if flat.nbytes <= _SMALL else 1)
         parts = self._view(area, flat.dtype, flat.numel())
         parts[self.rank].copy_(flat)
@@ -287,7 +295,7 @@ class SharedMemory:
         return parts
 
     def _reduce_chunk(self, chunk: torch.Tensor, reduction: Reduction) -> None:
-        """Every rank reduces one part of the chunk, and hands its result to the others."""
+        """Reduce one part of the chunk on every rank, and exchange the results."""
         each = -(-chunk.numel() // self.ranks)
         bounds = [min(chunk.numel(), each * rank) for rank in range(self.ranks + 1)]
         pieces = [chunk[begin:end] for begin, end in itertools.pairwise(bounds)]
@@ -310,36 +318,36 @@ class SharedMemory:
                 piece.copy_(self._view(results, chunk.dtype, piece.numel())[rank])
 
     def _spread(self, area: int, pieces: Sequence[torch.Tensor]) -> None:
-        """Publish what each other rank is to read of this one."""
+        """Publish for each other rank its piece of this one."""
         for rank, piece in enumerate(pieces):
             if rank != self.rank and piece.numel():
                 self._piece(area, self.rank, piece, rank).copy_(piece)
         self._publish(area)
 
     def _piece(self, area: int, owner: int, like: torch.Tensor, reader: int) -> torch.Tensor:
-        """The part of `owner`'s area that is meant for `reader`, as long as `like`."""
+        """Return the part of `owner`'s area for `reader`, as long as `like`."""
         return self._place(area, owner, like.dtype, reader)[: like.numel()]
 
     def _place(self, area: int, owner: int, dtype: torch.dtype, reader: int) -> torch.Tensor:
-        """All of it."""
+        """Return the whole slot of `reader` in the owner's area."""
         begin = reader * self._share
         return self._areas[area][owner][begin : begin + self._share].view(dtype)
 
     def _take(self, pair: int) -> int:
-        """The next area of a pair (0: small, 1: large), free to be written."""
+        """Return the next area of a pair (0: small, 1: large), free for writing."""
         area = 2 * pair + self._turns[pair]
         self._turns[pair] ^= 1
         self._wait_for(area)
         return area
 
     def _wait_for(self, area: int) -> None:
-        """Until every rank has read what was in this area before."""
+        """Wait until every rank has read the former content of this area."""
         if self._free[area] > self._posted:
             self._post()
         self.waiting.until(self._counters, _POSTED, self._free[area])
 
     def _publish(self, area: int) -> None:
-        """Show the area to all, and wait until all have shown theirs."""
+        """Mark the area as readable, and wait until all ranks have done so."""
         self._show(area)
         self.waiting.until(self._counters, _POSTED, self._posted)
 
@@ -348,12 +356,12 @@ class SharedMemory:
         self._free[area] = self._posted + 1
 
     def _later(self, take: Callable[[], object]) -> Started:
-        """What has been shown is taken when all have shown theirs, at the latest before anything else is."""
+        """Defer reading an area until all have posted, or until the next post."""
         number = self._posted
 
         def complete() -> None:
             self.waiting.until(self._counters, _POSTED, number)
-            # What it goes into may have been made in this mode, and the script have left it.
+            # The target may have been made in inference mode, which the script may have left.
             with torch.inference_mode():
                 take()
 
@@ -361,7 +369,7 @@ class SharedMemory:
         return self._started
 
     def _post(self) -> None:
-        """Go on; what was shown before may be written again, so it is read first."""
+        """Count up `_POSTED`, after reading areas that peers may now overwrite."""
         started, self._started = self._started, None
         if started is not None:
             started.wait()
@@ -369,7 +377,7 @@ class SharedMemory:
         self._counters.tell(_POSTED, self._posted)
 
     def _view(self, area: int, dtype: torch.dtype, numel: int) -> list[torch.Tensor]:
-        """The first `numel` elements of every rank's area."""
+        """Return the first `numel` elements of every rank's area."""
         key = (area, dtype, numel)
         views = self._views.get(key)
         if views is None:

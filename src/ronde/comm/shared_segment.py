@@ -1,8 +1,8 @@
-"""Memory that the ranks of a host share, without a name in any file system.
+"""Memory that the ranks of a host share, without a file system name.
 
 Each rank allocates its own part as an anonymous file (`memfd_create`), which the others open through
-`/proc/PID/fd`. Nothing can be left behind, however a rank ends; the size of /dev/shm, 64 MB in
-a container by default, sets no limit; and on machines with several memory nodes each part lies near its rank.
+`/proc/PID/fd`. Nothing can be left over, however a rank ends; the size of /dev/shm, 64 MB in a container by
+default, sets no limit; and on machines with several memory nodes each part lies near its rank.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _FALLOCATE_STEP = 1 << 30
 def share(
     nbytes: int, rank: int, exchange: Callable[[tuple[int, int, int]], Sequence[tuple[int, int, int]]]
 ) -> tuple[list[mmap.mmap], list[int]]:
-    """Allocate `nbytes` on each rank of this host and map all ranks' parts; the memory is zero.
+    """Allocate `nbytes` of zeroed memory per rank, and map all ranks' parts.
 
     Args:
         nbytes: size of one rank's part, the same on all ranks.
-        rank: this rank, counted on this host.
-        exchange: gathers three integers from every rank of this host, in order. Called twice:
+        rank: the number of this rank on this host.
+        exchange: function that gathers three integers from every rank of this host, in order. Called twice:
             the second time when a rank has mapped everything, with an error number.
 
     Returns:
         the memory of each rank, and the process number of each.
 
     Raises:
-        LaunchError: on all ranks, when there is not enough memory or one may not open another's part.
+        LaunchError: the memory does not suffice, or one rank may not open another's part; raised on all.
     """
     descriptor, failure = -1, 0
     try:
@@ -65,13 +65,13 @@ def share(
 
 
 def reserve(nbytes: int, *, sealed: bool = False) -> int:
-    """The descriptor of anonymous memory that is there: a later write into it cannot fail.
+    """Allocate anonymous memory, so that later writes cannot fail; return its descriptor.
 
     Args:
-        sealed: nobody can make it smaller, which would kill another process that looks at it.
+        sealed: whether to forbid making it smaller, which would kill another process that reads it.
 
     Raises:
-        OSError: when there is not enough.
+        OSError: the memory does not suffice.
     """
     flags = os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealed else 0)
     descriptor = os.memfd_create("ronde", flags)
@@ -87,11 +87,12 @@ def reserve(nbytes: int, *, sealed: bool = False) -> int:
 
 
 def map_memory(descriptor: int, nbytes: int, *, present: bool = True) -> mmap.mmap:
-    """Map memory.
+    """Map memory by its descriptor.
 
     Args:
-        present: all pages are, so none costs the time of a fault. Of many peers' memory a rank touches a
-            part only: pages that are present would take page tables in proportion to the square of ranks.
+        present: whether all pages are present at once, so that none costs the time of a fault. A rank
+            touches only a part of many peers' memory: page tables of present pages would grow with the square
+            of ranks.
     """
     return mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED | (mmap.MAP_POPULATE if present else 0))
 
@@ -100,7 +101,7 @@ def map_of_peer(pid: int, descriptor: int, inode: int, nbytes: int) -> mmap.mmap
     """Map memory of another process, which keeps it open under `descriptor`.
 
     Raises:
-        OSError: when it is not there, or not to be opened by this user.
+        OSError: the memory is gone, or this user may not open it.
     """
     opened = open_of_peer(pid, descriptor, inode)
     try:
@@ -110,9 +111,9 @@ def map_of_peer(pid: int, descriptor: int, inode: int, nbytes: int) -> mmap.mmap
 
 
 def open_of_peer(pid: int, descriptor: int, inode: int) -> int:
-    """A descriptor of memory of another process; raises as `map_of_peer`."""
+    """Open memory of another process; return a descriptor. Errors are those of `map_of_peer`."""
     opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
-    # The number may be another process's, where ranks live in containers of their own.
+    # The number may belong to another process, where ranks live in containers of their own.
     if os.fstat(opened).st_ino != inode:
         os.close(opened)
         raise OSError(errno.ESRCH, "another process")

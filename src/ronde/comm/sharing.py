@@ -1,7 +1,7 @@
-"""Ranks complete tensors of which each has written a part of its own.
+"""All-gather in place of tensors of which each rank has written a part.
 
-Without shared memory large parts are broadcast from where they lie to where they belong; the others are
-packed and gathered, so that many small ones cost one message.
+Without shared memory large parts are broadcast in place; the others are packed and gathered, so that many
+small ones cost one message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PACKED = 4 << 20
 
 
 class _Shared:
-    """Messages under way, those that were packed with where their pieces belong."""
+    """Handle of messages under way, which unpacks the packed ones."""
 
     def __init__(self, sent: Sequence[Any], packed: Sequence[_Packed], rank: int) -> None:
         self._sent = sent
@@ -47,14 +47,14 @@ class _Packed:
 
 
 def share_by_messages(backend: Any, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> _Shared:
-    """Complete tensors of bytes: `parts[r]` were written by rank r.
+    """All-gather tensors of bytes in place: `parts[r]` were written by rank r.
 
     Args:
         backend: a `Backend`, whose `broadcast` and `all_gather` return handles.
-        rank: this one.
+        rank: the number of this rank.
 
     Returns:
-        a handle: when it has been waited for, all ranks have all.
+        a handle; after its `wait` all ranks have all parts.
     """
     sent = [
         backend.broadcast(part, source)
@@ -91,13 +91,13 @@ def messages(parts: Sequence[torch.Tensor], limit: int) -> Iterator[list[torch.T
 
 
 def copy_in(row: torch.Tensor, message: Sequence[torch.Tensor]) -> None:
-    """Lay this rank's parts end to end into `row`."""
+    """Copy this rank's parts end to end into `row`."""
     if message:
         foreach_copy_(_places(row, message), list(message))
 
 
 def copy_out(rows: Sequence[torch.Tensor], message: Sequence[Sequence[torch.Tensor]], rank: int) -> None:
-    """Put what the other ranks laid into their rows where it belongs; `rank` is this one."""
+    """Copy other ranks' rows to their parts; `rank` is this one."""
     for other, (row, parts) in enumerate(zip(rows, message, strict=True)):
         if other != rank and parts:
             foreach_copy_(list(parts), _places(row, parts))

@@ -1,9 +1,9 @@
-"""Buffers so small that every rank sums the whole of them: one wait for the peers in place of three.
+"""Buffers small enough for every rank to sum whole: one wait, not three.
 
-What a rank contributes it copies into memory that all share, in one of two areas in turn, and reads all
-ranks' areas from there. An area may be written again once every rank has filled the other one, because it has
-read this one before; to sum the turn between, a rank waits for that in any case. Sums are taken in the order
-of ranks, so all hold the same bits.
+A rank copies its contribution into memory that all share, in one of two areas in turn, and reads all ranks'
+areas from there. An area may be written again once every rank has filled the other one, because it has read
+this one before; to sum the turn between, a rank waits for that in any case. Sums are taken in the order of
+ranks, so all hold the same bits.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["SmallBuffer"]
 
 
 class SmallBuffer(InOwnMemory):
-    """One buffer on this rank; made by `allocate_shared`. What gradients lie in is the rank's own memory.
+    """One buffer on this rank; made by `allocate_shared`. Gradients lie in the rank's own memory.
 
     Args:
-        areas: two, of every rank [numel] each.
-        counters: how many times each rank has filled this buffer, in `word`.
+        areas: two areas of every rank, [numel] each.
+        counters: the counts of this buffer's fillings by each rank, in `word`.
         comm: the group, whose backend is shared memory.
     """
 
@@ -66,10 +66,10 @@ class SmallBuffer(InOwnMemory):
         self._sum()
 
     def collect(self) -> None:
-        """The whole is summed already."""
+        """No-op: the whole is summed already."""
 
     def settle(self) -> None:
-        """Who has still to read this rank's area does so before the area's next turn."""
+        """No-op: peers read this rank's area before its next turn."""
 
     def _sum(self) -> None:
         self._summed = True

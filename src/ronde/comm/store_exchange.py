@@ -1,4 +1,4 @@
-"""Integers of every rank for every rank, through a store: before anything faster is there."""
+"""Gathers integers of every rank through a store, before anything faster exists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["exchange_by"]
 def exchange_by(
     store: Any, rank: int, ranks: int
 ) -> Callable[[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """The function that gathers three integers from every rank, in order; called by all of them alike.
+    """Return a collective function that gathers three integers from every rank, in order.
 
     Args:
         store: a `torch.distributed.Store` in which nobody else uses the prefix `shared/`.

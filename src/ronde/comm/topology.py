@@ -1,4 +1,4 @@
-"""Where ranks are: the place of one among all, and which of them share a host."""
+"""Places of ranks: position among all, and hosts that they share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Place", "Topology", "learn"]
 
 _NAME_BYTES = 64
 _ADDRESS_BYTES = 48
-# What the backend says of a connection: the address of its other end, in brackets, the port, what is wrong.
+# A connection in a backend's message: the address of its other end, in brackets, the port, the reason.
 _OTHER_END = re.compile(r"\[([0-9A-Fa-f.:]+)\]:\d+(?:: ([^.\n]+))?")
 
 
@@ -38,7 +38,7 @@ class Topology:
     Attributes:
         hosts: the ranks of each host, in order.
         names: the host's name for each of them.
-        addresses: by which the others reach it; "" where the backend has looked that up.
+        addresses: the address at which others reach the host; "" where the backend has looked it up.
     """
 
     hosts: tuple[tuple[int, ...], ...]
@@ -47,7 +47,7 @@ class Topology:
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int]) -> Topology:
-        """Hosts of so many ranks each, numbered on."""
+        """Return a topology of hosts with so many ranks each, numbered in order."""
         starts = [sum(sizes[:place]) for place in range(len(sizes))]
         hosts = tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
         nothing = ("",) * len(hosts)
@@ -58,21 +58,21 @@ class Topology:
         return tuple(len(ranks) for ranks in self.hosts)
 
     def host_of(self, rank: int) -> int:
-        """The number of the host on which `rank` is."""
+        """Return the number of the host of `rank`."""
         return next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
 
     def local_rank_of(self, rank: int) -> int:
-        """The number of `rank` among the ranks of its host."""
+        """Return the number of `rank` among the ranks of its host."""
         return self.hosts[self.host_of(rank)].index(rank)
 
     def column(self, local_rank: int) -> tuple[int, ...]:
-        """The rank with this local rank of every host; empty where some host has none."""
+        """Return the rank with this local rank of every host. It is empty where some host has fewer ranks."""
         if local_rank >= min(self.sizes):
             return ()
         return tuple(ranks[local_rank] for ranks in self.hosts)
 
     def lost(self, complaint: str, rank: int) -> str:
-        """What a backend's complaint means to `rank`; as it is where it names no other host's connection."""
+        """Rewrite a backend's complaint for users, if it names another host's connection."""
         for address, reason in _OTHER_END.findall(complaint):
             for number, known in enumerate(self.addresses):
                 if known and address.removeprefix("::ffff:") == known and rank not in self.hosts[number]:
@@ -90,12 +90,12 @@ class Topology:
 
 
 def learn(gather: Callable[[torch.Tensor], torch.Tensor], place: Place, *, address: str | None) -> Topology:
-    """Every rank says where it is; called by all ranks.
+    """Gather the places of all ranks (collective).
 
     Args:
-        gather: gives every rank every rank's bytes, [n] to [ranks, n].
-        place: this rank's.
-        address: by which others reach it, where that is known.
+        gather: function that gives every rank every rank's bytes, [n] to [ranks, n].
+        place: the place of this rank.
+        address: the address at which others reach it, or None.
     """
     said = socket.gethostname().encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
     said += (address or "").encode()[:_ADDRESS_BYTES].ljust(_ADDRESS_BYTES, b"\0")

@@ -1,4 +1,4 @@
-"""What carries flat tensors from one rank to another, for the algorithms that are made of that."""
+"""Transport of flat tensors between two ranks, for algorithms made of messages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Handle(Protocol):
     """A message under way."""
 
     def wait(self) -> Any:
-        """Return when the tensor may be used again: it has been sent, or it has arrived."""
+        """Return when the tensor may be used again, after sending or arrival."""
         ...
 
 
 class Transport(Protocol):
     """Messages among some ranks, which are numbered from zero here.
 
-    What one rank sends another under one tag arrives in order. The receiver knows the size.
+    Messages between two ranks under one tag arrive in order. The receiver knows the size.
 
     Attributes:
         rank, world_size: this rank's number among them, and theirs.
@@ -40,12 +40,12 @@ class Transport(Protocol):
 
 
 class TorchTransport:
-    """A process group's own messages (Gloo's), among some of its ranks.
+    """Messages of a process group (Gloo's), among some of its ranks.
 
     Args:
         group: torch's process group.
         ranks: the group's ranks that take part, in order; this one is among them.
-        rank: this rank in the group.
+        rank: the number of this rank in the group.
     """
 
     def __init__(self, group: Any, ranks: Sequence[int], rank: int) -> None:

@@ -1,10 +1,10 @@
-"""Two binary trees over all ranks: half of the tensor is summed up and handed down along each.
+"""Two binary trees over all ranks, each of which carries half the tensor.
 
-A tree needs about 2 log2(W) messages one behind the other, where a ring needs 2 (W - 1). Half of a tree's
-ranks are leaves, which only send what is theirs; so a second tree carries the other half of the tensor, in
-which those ranks are inner nodes, and every link is used alike. (Sanders, Speck and Traeff, "Two-tree
-algorithms for full bandwidth broadcast, reduction and scan", 2009.) The first tree of 7 ranks, and the
-second, which is the first with every rank moved on by one (with an even number of ranks: mirrored):
+A tree needs about 2 log2(W) messages in sequence, where a ring needs 2 (W - 1). Half of a tree's ranks are
+leaves, which only send their own part; so a second tree carries the other half of the tensor, in which those
+ranks are inner nodes, and every link is used alike. (Sanders, Speck and Traeff, "Two-tree algorithms for full
+bandwidth broadcast, reduction and scan", 2009.) The first tree of 7 ranks, and the second, which is the first
+with every rank moved on by one (with an even number of ranks: mirrored):
 
             0                          1
             |                          |
@@ -14,8 +14,8 @@ second, which is the first with every rank moved on by one (with an even number 
         / \\   /                    / \\   /
        1   3 5                    2   4 6
 
-Pieces follow one another up and down. Sums are taken in one order and handed down from the root, so all
-ranks hold the same bits.
+Pieces follow one another up and down. Sums are taken in one order and sent down from the root, so all ranks
+hold the same bits.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Node:
 
 
 def two_trees(rank: int, world_size: int) -> tuple[Node, Node]:
-    """The places of `rank` in both trees."""
+    """Return the places of `rank` in both trees."""
 
     def of_second(number: int) -> int:
-        """The rank that stands in the second tree where `number` stands in the first."""
+        """Return the rank at the second tree's place that `number` has in the first."""
         return world_size - 1 - number if world_size % 2 == 0 else (number + 1) % world_size
 
     def in_second(number: int) -> int:
@@ -63,7 +63,10 @@ def two_trees(rank: int, world_size: int) -> tuple[Node, Node]:
 
 
 def _parent(number: int, count: int) -> int | None:
-    """Of the tree in which odd numbers are leaves, and zero is the root with one child."""
+    """Return a node's parent in the first tree.
+
+    Odd numbers are leaves, and zero is the root with one child.
+    """
     if number == 0:
         return None
     lowest = number & -number
@@ -101,7 +104,7 @@ def all_reduce(transport: Transport, flat: torch.Tensor, piece_bytes: int = PIEC
 
 
 class _Flow:
-    """The pieces of one half on their way through one tree, as this rank sees it."""
+    """The pieces of one half in one tree, as this rank sees them."""
 
     def __init__(
         self, transport: Transport, node: Node, pieces: Sequence[torch.Tensor], tags: tuple[int, int]
@@ -135,7 +138,7 @@ class _Flow:
             self._expect_sum(step - 1)
 
     def down(self, step: int) -> None:
-        """Take one piece's sum from the parent, and hand it to the children."""
+        """Receive one piece's sum from the parent, and send it to the children."""
         if not 0 <= step < self.length:
             return
         if self._node.parent is not None:
@@ -149,7 +152,10 @@ class _Flow:
             handle.wait()
 
     def _expect_sum(self, step: int) -> None:
-        """Receive the parent's sum of a piece where this rank's own stood, once that has been sent."""
+        """Start to receive a piece's sum from the parent.
+
+        It replaces this rank's own piece, once that has been sent.
+        """
         handle = self._to_parent.pop(step, None)
         if handle is not None:
             handle.wait()
@@ -158,7 +164,7 @@ class _Flow:
             self._from_parent[step] = self._transport.receive(self._pieces[step], parent, self._tags[_DOWN])
 
     def _expect(self, step: int) -> None:
-        """Receive one piece of each child's sums."""
+        """Start to receive one piece of each child's sums."""
         if step >= self.length:
             return
         for place, child in enumerate(self._node.children):

@@ -1,4 +1,4 @@
-"""Waiting for the other ranks of a host: spin briefly, then yield the core, then sleep.
+"""Waits for other ranks of a host: spins, then yields the core, then sleeps.
 
 Spinning answers within a microsecond, but a rank that spins keeps a core from the rank it waits for when
 there are more ranks than cores. So it yields after some looks, and sleeps after a while, which is shorter
@@ -22,10 +22,10 @@ __all__ = ["Counters", "Waiting"]
 
 _SPINS = 200
 _YIELD_NS = 2_000_000
-# Where ranks share cores, who yields takes turns from who computes: steps of 8 ranks on 2 cores, some of them
-# late, with an all-reduce of 4 MB took 0.7 times as long as with the patience above.
+# Where ranks share cores, waiting ranks that yield take turns with computing ones: steps of 8 ranks on 2
+# cores, some of them late, with an all-reduce of 4 MB took 0.7 times as long as with the limit above.
 _CROWDED_YIELD_NS = 200_000
-# A stroke of the bell may be missed, and a death rings none.
+# A stroke of the bell may be missed, and a death rings no bell.
 _NAP_MS = 2
 # A suspended job is resumed as a whole: looks are counted, not seconds, which pass meanwhile.
 _STOPPED_LOOKS = 5_000
@@ -33,13 +33,13 @@ _LOOK_AT_STATE_EVERY = 250
 
 
 class Counters:
-    """Numbers by which each rank of a host tells how far it has come; it counts up its own and reads all.
+    """Progress counters of the ranks of a host: each writes its own, reads all.
 
     Args:
-        memory: for each rank, what holds its numbers.
-        rank: this rank, counted on this host.
-        count: how many numbers a rank has; they lie at the beginning, 8 bytes each.
-        bell: wakes who waits for a number.
+        memory: memory of each rank's counters.
+        rank: the number of this rank on this host.
+        count: the number of counters of a rank; they lie at the beginning, 8 bytes each.
+        bell: the bell that wakes ranks that wait for a counter.
     """
 
     def __init__(self, memory: Sequence[memoryview], rank: int, count: int, bell: Bell) -> None:
@@ -49,28 +49,28 @@ class Counters:
         self.peers = [(each, words) for each, words in enumerate(self.all) if each != rank]
 
     def tell(self, word: int, value: int) -> None:
-        """Set this rank's number `word`, which is `value` from here on, also for peers that sleep."""
+        """Set this rank's counter `word` to `value`, and wake sleeping peers."""
         self.own[word] = value
         self._bell.ring()
 
     def come(self, word: int, value: int) -> bool:
-        """Whether every peer's number `word` has come to `value`."""
+        """Return whether every peer's counter `word` has reached `value`."""
         return all(words[word] >= value for _, words in self.peers)
 
 
 class Waiting:
-    """Waits until peers have come to a point.
+    """Waits until peers have reached a point.
 
     Args:
-        rank: this rank, counted among those that wait for each other.
+        rank: the number of this rank among those that wait for each other.
         pids: process number of each of them.
-        numbers: what messages call each of them.
-        bell: theirs, on which this rank sleeps.
+        numbers: the numbers by which messages name each of them.
+        bell: their bell, on which this rank sleeps.
         timeout: seconds.
-        left: whether a peer has closed the group, though its process may live on.
+        left: function that tells whether a peer has closed the group, though its process may live on.
 
     Attributes:
-        bell: of these ranks.
+        bell: the bell of these ranks.
         timeout: seconds.
     """
 
@@ -99,35 +99,35 @@ class Waiting:
             self._deaths.register(descriptor, select.POLLIN)
 
     def until(self, counters: Counters, word: int, value: int) -> None:
-        """Return when every peer's number `word` has come to `value`.
+        """Return when every peer's counter `word` has reached `value`.
 
         Raises:
-            PeerLost: when any peer has died, the one waited for is stopped, or time is up; it names the peer.
+            PeerLost: any peer has died, the awaited one is stopped, or time is up; it names the peer.
         """
         for peer, words in counters.peers:
             if words[word] < value:
                 self._wait(_reached(words, word, value), (peer,), self._any_gone)
 
     def until_one(self, words: Sequence[int], word: int, value: int, peer: int) -> None:
-        """Return when `words[word]`, which `peer` counts up, has come to `value`.
+        """Return when `words[word]`, which `peer` counts up, has reached `value`.
 
         Raises:
-            PeerLost: as `until`, but no other peer's death matters.
+            PeerLost: the same as in `until`, but no other peer's death matters.
         """
         if words[word] < value:
             self._wait(_reached(words, word, value), (peer,), self._all_gone)
 
     def until_true(self, come: Callable[[], bool], peers: Sequence[int]) -> None:
-        """Return when `come()` is true, which any of `peers` may make so.
+        """Return when `come()` is true, which any of `peers` may cause.
 
         Raises:
-            PeerLost: when all of `peers` have died, or time is up.
+            PeerLost: all of `peers` have died, or time is up.
         """
         if not come():
             self._wait(come, peers, self._all_gone)
 
     def close(self) -> None:
-        """Let go of the peers' processes; a second call does nothing."""
+        """Close the handles of the peers' processes; a second call does nothing."""
         for descriptor in self._processes:
             os.close(descriptor)
         self._processes.clear()
@@ -187,7 +187,7 @@ class Waiting:
         return peers[0] if self._gone.keys() >= set(peers) else None
 
     def name(self, peer: int) -> str:
-        """What messages call a peer."""
+        """Return the name of a peer in messages."""
         return f"rank {self._numbers[peer]} (process {self._pids[peer]})"
 
 

@@ -1,1 +1,1 @@
-"""Compressors: what a message is encoded as, and what of it comes out again. Pure functions of tensors."""
+"""Compressors: pure functions from tensors to messages and back."""

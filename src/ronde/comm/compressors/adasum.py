@@ -1,4 +1,4 @@
-"""Adasum: two gradients added as far as they are orthogonal, and averaged as far as they agree."""
+"""Adasum: adds two gradients where they are orthogonal, averages them where they agree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ __all__ = ["adasum"]
 
 
 def adasum(first: torch.Tensor, second: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2) for each tensor of `sizes` in two flat tensors [n].
+    """Combine two flat tensors as Adasum does, tensor by tensor.
+
+    The result is a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2). `first` and `second` are flat [n], and hold
+    tensors of `sizes` elements.
 
     Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021; Horovod's
     `op=Adasum`. Products are summed in float64.

@@ -1,4 +1,4 @@
-"""Small whole numbers packed in bytes, and back.
+"""Packs small whole numbers into bytes and back.
 
 Element i of each quarter (eighth) of a tensor shares a byte: whole rows of memory are shifted at once.
 """
@@ -11,12 +11,12 @@ __all__ = ["pack", "packed_size", "unpack"]
 
 
 def packed_size(numel: int, bits: int) -> int:
-    """Bytes for so many elements of 1, 2 or 4 bits."""
+    """Return the bytes for so many elements of 1, 2 or 4 bits."""
     return -(-numel * bits // 8)
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """uint8 [n], each less than 2^bits, in uint8 [packed_size(n)]."""
+    """Pack uint8 [n], each less than 2^bits, into uint8 [packed_size(n)]."""
     each = 8 // bits
     missing = -len(codes) % each
     if missing:
@@ -29,7 +29,7 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, bits: int, numel: int) -> torch.Tensor:
-    """The codes again: uint8 [numel]."""
+    """Unpack the codes: uint8 [numel]."""
     each, mask = 8 // bits, (1 << bits) - 1
     codes = torch.empty((each, len(packed)), dtype=torch.uint8, device=packed.device)
     for place in range(each):

@@ -10,10 +10,10 @@ __all__ = ["Cast"]
 
 
 class Cast:
-    """Rounds to the nearest number of a narrower dtype.
+    """Codec that rounds to the nearest number of a narrower dtype.
 
-    What float16 does not hold becomes its largest number, so that a sum stays finite; what is no finite
-    number stays so.
+    Numbers beyond the range of float16 become its largest number, so that a sum stays finite; infinities and
+    nan stay unchanged.
 
     Args:
         dtype: torch.float16 or torch.bfloat16.
@@ -34,7 +34,7 @@ class Cast:
         return joined(narrow)
 
     def _holds(self, values: torch.Tensor) -> bool:
-        """Whether no number is too large."""
+        """Return whether all numbers fit the narrower dtype."""
         least, largest = values.aminmax()
         return bool((least >= -self._limit) & (largest <= self._limit))
 

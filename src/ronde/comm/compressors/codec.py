@@ -1,4 +1,4 @@
-"""What every codec can do, and the layout of a message."""
+"""Interface of codecs, and the layout of a message."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ ALIGNMENT = 8
 
 
 class Codec(Protocol):
-    """Encodes a flat tensor of floating-point numbers in bytes.
+    """Codec of a flat tensor of floating-point numbers in bytes.
 
-    How long a message is depends on the number of elements and their dtype alone: ranks need not tell
-    each other.
+    The length of a message depends on the number of elements and their dtype alone: ranks need not exchange
+    it.
     """
 
     def size(self, numel: int, dtype: torch.dtype) -> int:
-        """Bytes of a message for so many elements, a multiple of `ALIGNMENT`."""
+        """Return the bytes of a message for so many elements, a multiple of `ALIGNMENT`."""
         ...
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """The message for `values` [n]: uint8 [size]. The values stay as they are."""
+        """Encode `values` [n] as uint8 [size]. The values stay unchanged."""
         ...
 
     def add(self, message: torch.Tensor, into: torch.Tensor, sign: int = 1) -> None:
-        """Add what a message decodes to to `into` [n], or subtract it with `sign=-1`."""
+        """Decode a message and add it to `into` [n], or subtract it with `sign=-1`."""
         ...
 
 
 def padded(nbytes: int) -> int:
-    """The least multiple of `ALIGNMENT` that holds so many bytes."""
+    """Return the least multiple of `ALIGNMENT` that holds so many bytes."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def joined(*parts: torch.Tensor) -> torch.Tensor:
-    """The memory of contiguous tensors end to end, each from a multiple of `ALIGNMENT` on: uint8."""
+    """Join the memory of contiguous tensors to uint8, each aligned to `ALIGNMENT`."""
     sizes = [padded(part.nbytes) for part in parts]
     message = torch.empty(sum(sizes), dtype=torch.uint8, device=parts[0].device)
     for part, room in zip(parts, message.split(sizes), strict=True):
@@ -49,7 +49,7 @@ def joined(*parts: torch.Tensor) -> torch.Tensor:
 
 
 def split(message: torch.Tensor, *parts: tuple[int, torch.dtype]) -> list[torch.Tensor]:
-    """Views of what was `joined`: parts of so many elements and of these dtypes."""
+    """Return views of the parts of a `joined` message, with these counts and dtypes."""
     found: list[torch.Tensor] = []
     begin = 0
     for numel, dtype in parts:

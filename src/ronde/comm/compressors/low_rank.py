@@ -1,4 +1,4 @@
-"""powersgd: a matrix as the product of two thin ones, by one step of power iteration."""
+"""powersgd: a matrix as product of two thin ones, by one power iteration."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _FEW = 8
 
 
 def as_matrix(values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Elements of a tensor of this shape, laid out without gaps, as a matrix [first axis, all others]."""
+    """View the elements of a contiguous tensor as a matrix [first axis, all others]."""
     return values.view(shape[0], -1)
 
 
 def pays(shape: torch.Size, rank: int) -> bool:
-    """Whether two factors are at most half the elements of a tensor of this shape."""
+    """Return whether two factors have at most half of a tensor's elements."""
     if len(shape) < 2 or not shape.numel():
         return False
     rows, columns = shape[0], shape.numel() // shape[0]
@@ -24,19 +24,25 @@ def pays(shape: torch.Size, rank: int) -> bool:
 
 
 def first_factor(shape: torch.Size, rank: int, dtype: torch.dtype, key: int) -> torch.Tensor:
-    """Where the iteration begins: [rank, columns], drawn alike on all ranks."""
+    """Draw the first factor of the iteration, [rank, columns], alike on all ranks."""
     generator = torch.Generator().manual_seed(key)
     drawn = torch.randn(shape.numel() // shape[0], rank, generator=generator, dtype=torch.float64)
     return drawn.T.to(dtype).contiguous()
 
 
 def orthonormal(factor: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis [r, n] of the rows of `factor` [r, n], float32 or float64, r <= n."""
+    """Return an orthonormal basis [r, n] of the rows of `factor` [r, n].
+
+    It is float32 or float64, with r <= n.
+    """
     return torch.linalg.qr(factor.T).Q.T.contiguous()
 
 
 def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-    """Put the sum over r of left[r] right[r]^T into `out` [n, m]; `left` [r, n], `right` [r, m]."""
+    """Put the sum over r of left[r] right[r]^T into `out`.
+
+    Shapes: `left` [r, n], `right` [r, m], `out` [n, m].
+    """
     if len(left) > _FEW or out.is_cuda:
         torch.matmul(left.T, right, out=out)
         return

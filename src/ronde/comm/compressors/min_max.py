@@ -8,13 +8,15 @@ from ronde.comm.compressors.codec import joined, padded, split
 
 __all__ = ["MinMax"]
 
-# Elements that are all alike have no range; Bagua's.
+# Equal elements have no range; this value is Bagua's.
 _EPSILON = 1e-7
 
 
 class MinMax:
-    """With s = 255 / (max - min + 1e-7) and u = round(s max), element x travels as the byte
-    min(round(s x), u) - (u - 255), and the byte b means (b + u - 255) / s.
+    """Codec of 256 levels between a tensor's least and largest element.
+
+    With s = 255 / (max - min + 1e-7) and u = round(s max), element x travels as the byte min(round(s x), u) -
+    (u - 255), and the byte b means (b + u - 255) / s.
 
     Source: Gan et al., "Bagua: Scaling up Distributed Learning with System Relaxations", VLDB 2021, and its
     `MinMaxUInt8`. The message has min and max in the elements' dtype, then a byte for each.
@@ -38,6 +40,9 @@ class MinMax:
 
 
 def _levels(bounds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Levels in a unit, and the number of the highest; infinite bounds give nan, which is passed on."""
+    """Return the levels per unit, and the number of the highest.
+
+    Infinite bounds give nan, which is passed on.
+    """
     scale = 255 / (bounds[1] - bounds[0] + _EPSILON)
     return scale, (bounds[1] * scale).round()

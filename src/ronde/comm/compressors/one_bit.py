@@ -11,7 +11,7 @@ __all__ = ["OneBit"]
 
 
 class OneBit:
-    """x becomes sign(x) |x|_1 / n, where nought counts as positive.
+    """Codec from x to sign(x) |x|_1 / n, where zero counts as positive.
 
     Source: Seide et al., Interspeech 2014 (one bit and error feedback); Karimireddy et al., ICML 2019 (this
     magnitude, by which feedback converges); BytePS's `onebit` with scaling. The message has the magnitude in

@@ -1,4 +1,4 @@
-"""topk and randomk: some elements travel as they are, all others not at all."""
+"""topk and randomk: some elements travel unchanged, all others not at all."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from ronde.comm.compressors.codec import joined, padded, split
 
 __all__ = ["RandomK", "TopK", "count_of", "largest"]
 
-# Below this a selection of all elements takes no longer than a sample of them.
+# Below this size a selection of all elements takes no longer than a sample of them.
 _SMALL = 1 << 16
 _SAMPLE = 1 << 15
 
 
 def count_of(density: float, numel: int) -> int:
-    """How many elements travel: density times all, at least one where there is any."""
+    """Return the number of elements that travel: `density` of all, at least one if any."""
     return min(numel, max(1, round(density * numel)))
 
 
 def largest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices of the `count` elements of largest magnitude: int64 [count], in no order.
+    """Return the indices of the `count` elements of largest magnitude: int64 [count], unordered.
 
-    Those that a sample says are twice as many as needed are selected from, so that most elements are only
-    compared with one number (DGC's hierarchical selection, but exact: too few candidates are no answer).
+    A sample gives a bound that about twice as many elements pass as needed, so that most elements are only
+    compared with one number (DGC's hierarchical selection, but exact: with too few candidates all elements
+    are selected from).
     """
     magnitudes = values.abs()
     numel = values.numel()
@@ -38,7 +39,7 @@ def largest(values: torch.Tensor, count: int) -> torch.Tensor:
 
 
 class TopK:
-    """The `density` n elements of largest magnitude, with their places.
+    """Codec of the `density` n elements of largest magnitude, with their places.
 
     Source: Aji and Heafield, EMNLP 2017; Lin et al., "Deep Gradient Compression", ICLR 2018. The message has
     int32 places, then as many elements in their dtype.
@@ -56,7 +57,7 @@ class TopK:
         return joined(places.int(), values[places])
 
     def places(self, message: torch.Tensor, numel: int) -> torch.Tensor:
-        """Which elements of `numel` a message has: int32."""
+        """Return the places among `numel` elements that a message has: int32."""
         return split(message, (count_of(self._density, numel), torch.int32))[0]
 
     def add(self, message: torch.Tensor, into: torch.Tensor, sign: int = 1) -> None:
@@ -66,15 +67,15 @@ class TopK:
 
 
 class RandomK:
-    """`density` n elements at places drawn anew for each message, the same on all ranks.
+    """Codec of `density` n elements at random places, the same on all ranks.
 
-    Places follow from `key`, so that values alone travel. Without error feedback they are multiplied by n /
-    k, so that the expected value is the gradient; with it they are sent as they are.
+    Places are drawn anew for each message, from `key`, so that values alone travel. Without error feedback
+    they are multiplied by n / k, so that the expected value is the gradient; with it they are sent unchanged.
 
     Source: Wangni et al., NeurIPS 2018; Stich et al., NeurIPS 2018; BytePS's `randomk`.
 
     Args:
-        key: another for each tensor and step, the same on all ranks.
+        key: seed, another for each tensor and step, the same on all ranks.
     """
 
     def __init__(self, density: float, *, key: int, unbiased: bool) -> None:
@@ -92,7 +93,7 @@ class RandomK:
         into.index_add_(0, self._places(into.numel(), into.device), values, alpha=sign)
 
     def _places(self, numel: int, device: torch.device) -> torch.Tensor:
-        """Distinct places: one at random in each of k equal stretches."""
+        """Return distinct places: one at random in each of k equal stretches."""
         count = count_of(self._density, numel)
         generator = torch.Generator().manual_seed(self._key)
         bounds = torch.arange(count + 1, dtype=torch.int64) * numel // max(1, count)

@@ -1,4 +1,4 @@
-"""twobit: one level with either sign, or nought (MXNet's 2-bit compression)."""
+"""twobit: one level with either sign, or zero (MXNet's 2-bit compression)."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from ronde.comm.compressors.codec import joined, padded, split
 
 __all__ = ["TwoBit"]
 
-# Of the mean magnitude: where the first cut is. It is about the best for values of a normal distribution.
+# The first cut, relative to the mean magnitude. It is about the best for values of a normal distribution.
 _FIRST_CUT = 0.75
 _IMPROVED = 8
-# Elements by which the levels of a tensor are found.
+# Number of elements in the sample that sets the levels of a tensor.
 _SAMPLE = 1 << 15
 
 
 class TwoBit:
-    """x becomes t where x >= c, -t where x <= -c, else 0; what is left stays with the sender.
+    """Codec from x to t where x >= c, -t where x <= -c, else 0.
+
+    The residual stays with the sender.
 
     With a threshold, t = c = threshold, as in MXNet's `gradient_compression_params={"type": "2bit",
-    "threshold": t}`. Without one, t and c are about those with the least squared error of each tensor: t is
-    the mean magnitude of what is not nought, and c half of it (Lloyd's conditions, of the ternary values of
-    Li, Zhang and Liu, "Ternary Weight Networks", 2016), found on a sample. The less an encoding loses, the
-    less comes late: with t = c = 3 times the mean, large elements take many steps until they have gone, and
-    Fashion-MNIST's accuracy falls by two points.
+    "threshold": t}`. Without one, t and c nearly minimise the squared error of each tensor: t is the mean
+    magnitude of the elements that become non-zero, and c half of it (Lloyd's conditions, of the ternary
+    values of Li, Zhang and Liu, "Ternary Weight Networks", 2016), found on a sample. The less an encoding
+    loses, the less comes late: with t = c = 3 times the mean, large elements take many steps until they have
+    gone, and Fashion-MNIST's accuracy falls by two points.
 
-    The message has t in the elements' dtype, then two bits for each: 1 positive, 2 negative, 0 nought (and 3
-    where c is nought).
+    The message has t in the elements' dtype, then two bits for each: 1 positive, 2 negative, 0 zero (and 3
+    where c is zero).
 
     Args:
-        threshold: MXNet's; None for levels that follow the tensor.
+        threshold: MXNet's threshold; None for levels that follow the tensor.
     """
 
     def __init__(self, threshold: float | None = None) -> None:
@@ -57,7 +59,7 @@ class TwoBit:
 
 
 def _levels(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The level, and the magnitude from which an element has it."""
+    """Return the level, and the least magnitude of an element that has it."""
     if not values.numel():
         return values.new_zeros(()), values.new_zeros(())
     magnitudes = values.abs()
@@ -68,7 +70,7 @@ def _levels(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     for _ in range(_IMPROVED):
         cut = _mean_from(cut, sample) / 2
     level = _mean_from(cut, sample)
-    # Of few elements that are not nought a sample may have none. What is not finite must be seen by all.
+    # Of few non-zero elements a sample may have none. Infinities and nan must be seen by all.
     found = level.gt(0) & mean.isfinite()
     return torch.where(found, level, mean), torch.where(found, cut, mean)
 
