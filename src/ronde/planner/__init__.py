@@ -1,1 +1,1 @@
-"""What fits, how fast, and which wall: a cost model, a simulator and a search over plans. No torch."""
+"""Planner: a cost model, a simulator and a search over plans, without torch."""

@@ -1,4 +1,4 @@
-"""What a search answers, and its JSON."""
+"""The answer of a search, and its JSON."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class Choice:
     """One ranked plan.
 
     Attributes:
-        plan: as `ronde run --plan` takes it.
-        seconds, low, high: of a step, and the interval in which it is expected.
-        per_second: tokens or samples.
-        mfu: FLOPs of the step, nothing counted twice, over what the devices could do.
+        plan: the text for `ronde run --plan`.
+        seconds, low, high: seconds of a step, and the interval in which they are expected.
+        per_second: tokens or samples per second.
+        mfu: FLOPs of the step, without recomputation, over the peak FLOPs of the devices.
         allocated, reserved: bytes of the worst rank.
-        kinds: of `allocated`, bytes by kind.
-        walls: name and gain, the largest first.
-        missing: what keeps this version from running it; empty if it can.
+        kinds: bytes of `allocated` by kind.
+        walls: name and gain of each bottleneck, the largest first.
+        missing: the reasons for which this version cannot run it; empty if it can.
         exact: whether it keeps the single-device update.
-        parts: seconds by what they go to.
-        tight: whether what the allocator usually reserves would not fit.
+        parts: seconds by part of the step.
+        tight: whether the memory that the allocator usually reserves would not fit.
         pareto: whether no other plan is both quicker and smaller.
     """
 
@@ -47,15 +47,17 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class NoFit:
-    """Nothing fits.
+    """Result of a search in which no plan fits.
 
     Attributes:
-        nearest: the plan that misses by least, its bytes by kind, and what a device has.
-        devices: how many of the cluster's devices would do; 0 where not even the largest tried would.
+        nearest: the plan that misses by least. `kinds`, `allocated` and `available` are its bytes by kind,
+            their sum, and the memory of a device.
+        devices: the number of the cluster's devices that would suffice; 0 where even the largest tried would
+            not.
         with_plan: the plan that fits there.
-        runs: how many would do for plans that this version can run; 0 as above.
-        with_plan_that_runs: that plan.
-        nearest_missing, with_missing: what keeps this version from running the first two plans.
+        runs: the number that would suffice for plans that this version can run; 0 like `devices`.
+        with_plan_that_runs: the plan that fits on that number.
+        nearest_missing, with_missing: the reasons for which this version cannot run the first two plans.
     """
 
     nearest: str
@@ -72,14 +74,14 @@ class NoFit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """All that `ronde plan search` tells.
+    """The whole output of `ronde plan search`.
 
     Attributes:
-        unit: of `per_second`: "tokens" or "samples".
-        choices: the best first; empty where nothing fits.
-        no_fit: then.
-        notes: sentences that the user should read beside the table.
-        considered, fitting: candidates.
+        unit: the unit of `per_second`: "tokens" or "samples".
+        choices: plans, the best first; empty where none fits.
+        no_fit: the result where no plan fits, else None.
+        notes: sentences for the user to read beside the table.
+        considered, fitting: the numbers of candidates.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""One measured run sets the scale: stacks differ from the model by a near-constant factor."""
+"""Calibrates the model by one measured run: software differs by a near-constant factor."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ _FEWEST_STEPS = 3
 
 
 def calibrated(cluster: Cluster, graph: CostGraph, run: Path) -> Cluster:
-    """The cluster whose factor makes the model's seconds those of a run of the same script on it.
+    """Return the cluster with the factor that makes predictions match a measured run.
+
+    The run is of the same script on that cluster.
 
     Raises:
-        UsageError: where there is no account of a run, or it made too few steps.
+        UsageError: the folder has no account of a run, or the run made too few steps.
     """
     summary = read_summary(RunDirectory(path=run, run_id="").summary(0))
     if summary is None:
@@ -46,7 +48,7 @@ def calibrated(cluster: Cluster, graph: CostGraph, run: Path) -> Cluster:
 
 
 def predicted_seconds(cluster: Cluster, graph: CostGraph, summary: RankSummary) -> float:
-    """What the model says of a step of that run."""
+    """Return the model's seconds of a step of that run."""
     plan = expand(*([summary.plan] if summary.plan else []))
     software = ronde_software(plan.compute.precision, graph.slots, graph.itemsize, float(plan.bucket_bytes))
     setting = Setting(

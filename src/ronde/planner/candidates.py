@@ -1,4 +1,4 @@
-"""Plans as arrays: one number of each candidate at the same place, so that NumPy costs them all at once."""
+"""Plans as arrays with an entry per candidate, so that NumPy costs them together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["PLACEMENTS", "RECOMPUTES", "SCHEDULES", "Candidates", "Point", "plan
 
 Ints = NDArray[np.int64]
 
-# Formulas know these by their place, so a new one comes last.
+# Formulas use the indices of these, so a new value is appended.
 PLACEMENTS = ("replicated", "zero1", "zero2", "zero3", "central")
 RECOMPUTES = ("none", "selective", "full")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
@@ -23,7 +23,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Point:
-    """One candidate: degrees, micro-batches, and places in PLACEMENTS, RECOMPUTES and SCHEDULES."""
+    """One candidate: degrees, micro-batches, and indices into PLACEMENTS, RECOMPUTES and SCHEDULES."""
 
     data: int
     tensor: int = 1
@@ -39,7 +39,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Candidates:
-    """Arrays of one length; `Point` says what each is."""
+    """Arrays of one length, one for each field of `Point`."""
 
     data: Ints
     tensor: Ints
@@ -54,7 +54,7 @@ class Candidates:
 
     @classmethod
     def of(cls, points: Iterable[Sequence[int]]) -> Candidates:
-        """From rows of numbers in the order of the fields."""
+        """Build candidates from rows of numbers in the order of the fields."""
         rows = np.array([tuple(point) for point in points], dtype=np.int64).reshape(-1, 10)
         return cls(*(np.ascontiguousarray(column) for column in rows.T))
 
@@ -66,7 +66,7 @@ class Candidates:
         return len(self.data)
 
     def take(self, chosen: NDArray[np.bool_] | Ints) -> Candidates:
-        """Those at these places, or where this is true."""
+        """Select candidates by index array or boolean mask."""
         return Candidates(*(getattr(self, field.name)[chosen] for field in dataclasses.fields(self)))
 
     def point(self, place: int) -> Point:
@@ -74,7 +74,10 @@ class Candidates:
 
 
 def plan_of(point: Point, base: Plan) -> Plan:
-    """The plan that a candidate spells; what no candidate has is as in `base`, parameter servers among it."""
+    """Return the plan of a candidate.
+
+    Keys that no candidate has are those of `base`, parameter servers among them.
+    """
     schedule: Any = SCHEDULES[point.schedule] if point.pipeline > 1 else None
     named: Any = PLACEMENTS[point.placement]
     placement = named if base.state.placement in PLACEMENTS else base.state.placement

@@ -13,7 +13,7 @@ __all__ = ["Cluster", "Group"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Nodes that are alike: `nodes` of them with `devices` each."""
+    """Equal nodes: `nodes` of them with `devices` each."""
 
     nodes: int
     devices: int
@@ -22,22 +22,22 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """Where a training may run.
+    """Devices and links of a cluster, with the constants of its cost model.
 
     Attributes:
-        name: of the preset or file.
-        groups: of nodes; devices may differ between groups.
+        name: the name in the preset or file.
+        groups: groups of equal nodes; devices may differ between groups.
         node: the link between devices of a node.
         network: the link between nodes.
-        loader: samples/s that a node's loader gives; None where it is no limit.
-        reserved: memory that the allocator reserves over what is allocated.
+        loader: samples/s that a node's loader gives; None without a limit.
+        reserved: ratio of the memory that the allocator reserves to the allocated memory.
         context: bytes of a device that libraries take and no allocator counts.
-        backend: who sums gradients: "nccl" or "gloo".
-        sources: where each constant is from, by its key in the file.
+        backend: the library that sums gradients: "nccl" or "gloo".
+        sources: the origin of each constant, by its key in the file.
         uncertainty: share by which predicted seconds may be off where constants were fitted.
         batches: rows of products for which constants were fitted, from and to; outside intervals are wider.
-        calibration: what the measured step of `--calibrate` was; "" without.
-        factor: measured seconds over predicted ones, of that step.
+        calibration: description of the run of `--calibrate`; "" without.
+        factor: measured seconds over predicted ones, of that run's step.
     """
 
     name: str
@@ -56,12 +56,12 @@ class Cluster:
 
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """The number of devices."""
         return sum(group.nodes * group.devices for group in self.groups)
 
     @property
     def node_size(self) -> int:
-        """Devices of the smallest node: groups of ranks are laid out by it."""
+        """Devices of the smallest node, by which groups of ranks are laid out."""
         return min(group.devices for group in self.groups)
 
     @property
@@ -78,9 +78,9 @@ class Cluster:
         return min(group.device.memory for group in self.groups) - self.context
 
     def resized(self, devices: int) -> Cluster:
-        """This cluster with so many devices: of its groups in order, the last one grows.
+        """Return this cluster with `devices` devices, filled in the order of groups.
 
-        One node may be partly used; several are used whole.
+        The last group grows. One node may be partly used; several are used whole.
         """
         groups: list[Group] = []
         left = devices

@@ -1,4 +1,4 @@
-"""Reads a cluster from a TOML file or a preset, and says what is wrong with it and the likely fix."""
+"""Reads a cluster from a TOML file or a preset, with hints on mistakes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ _FOLDER = Path(__file__).parent / "clusters"
 PRESETS = tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
 """Clusters that come with ronde."""
 THIS_HOST = "this-host"
-"""The word for a cluster that is measured when it is asked for."""
+"""The name of a cluster that is measured on demand."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Field:
-    """A number in the file: its bounds, what a value beyond them likely is, and a default (None: needed).
+    """A number in the file: bounds, hints on values beyond them, and a default.
+
+    Without a default (None) the number is required.
 
     Attributes:
-        whole: whether it is a number of things.
+        whole: whether it must be a whole number.
     """
 
     low: float
@@ -104,15 +106,15 @@ _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall")
 
 
 def preset_text(name: str) -> str:
-    """The TOML of a preset."""
+    """Return the TOML text of a preset."""
     return (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def read_cluster(source: str) -> Cluster:
-    """The cluster of a preset's name or a `.toml` file.
+    """Read the cluster of a preset's name or a `.toml` file.
 
     Raises:
-        UsageError: for a name that there is not, a file that cannot be read, or all mistakes in one.
+        UsageError: the name is unknown, the file cannot be read, or it has mistakes; all are listed.
     """
     if not source.endswith(".toml"):
         if source not in PRESETS:
@@ -134,7 +136,7 @@ def read_cluster(source: str) -> Cluster:
 
 
 def parse_cluster(text: str, source: str) -> Cluster:
-    """The cluster that a TOML text describes; `source` is what messages call it."""
+    """Parse a cluster from TOML. `source` is the name of the text in messages."""
     try:
         fields = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -1,4 +1,4 @@
-"""How long a collective takes: on one node `alpha + f S/beta + gamma sqrt(S)`, on several by the slower part.
+"""Seconds of collectives: `alpha + f S/beta + gamma sqrt(S)`, on several nodes the slower part.
 
 A group of ranks that spans nodes shares the nodes' network cards with its like: a group with q ranks on each
 node of g devices has g/q others beside it there, and q/g of the cards. A tensor group that fills nodes has
@@ -19,7 +19,7 @@ __all__ = ["FACTORS", "collective_seconds", "send_seconds"]
 Floats = NDArray[np.float64]
 
 FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "alltoall": 1.0}
-"""How often each byte passes a link, less the last rank's share."""
+"""Passes of each byte over a link, less the last rank's share."""
 
 
 def collective_seconds(
@@ -30,29 +30,30 @@ def collective_seconds(
     stride: NDArray[np.int64],
     algorithm: str = "auto",
 ) -> Floats:
-    """Seconds of one collective, of candidates in arrays of one shape.
+    """Return the seconds of one collective, for candidates in arrays of one shape.
 
     Args:
         operation: one of FACTORS.
         size: bytes of the larger of a rank's two buffers.
-        ranks: of the group.
-        stride: distance between neighbours of the group in the order of ranks: those that come between have
-            groups of their own.
-        algorithm: of the plan: `hierarchical` sums on nodes, then across them, one after the other; of `tree`
-            latency grows with the logarithm of nodes; others run as rings whose slowest link decides.
+        ranks: the size of the group.
+        stride: distance between neighbours of the group in the order of ranks: ranks in between have groups
+            of their own.
+        algorithm: the plan's algorithm: `hierarchical` sums on nodes, then across them, one after the other;
+            with `tree` latency grows with the logarithm of nodes; others run as rings limited by the slowest
+            link.
     """
     node = cluster.node_size
     on_node = np.clip(node // np.maximum(stride, 1), 1, ranks)
     nodes = np.ceil(ranks / on_node)
     factor = FACTORS[operation]
     inner = _inner(cluster, operation, size, on_node)
-    # Rings that run beside one another share the cards of their node.
+    # Rings that run at the same time share the cards of their node.
     beside = np.minimum(node, np.maximum(node // on_node, 1))
     link = cluster.network
     constants = link.constants(operation, int(nodes.max(initial=2)))
     beta = constants.beta * link.nics / beside
     hops = np.log2(np.maximum(nodes, 2)) if algorithm == "tree" else np.sqrt(np.maximum(nodes - 1, 1))
-    # The ring passes each node's border with what it passes between any two ranks.
+    # The ring passes each node's border with the same bytes as between any two ranks.
     steps = nodes if algorithm == "hierarchical" else ranks
     moved = factor * (steps - 1) / steps * size / beta
     outer = constants.alpha * hops + moved + constants.gamma * np.sqrt(size)
@@ -63,7 +64,7 @@ def collective_seconds(
 
 
 def _inner(cluster: Cluster, operation: str, size: Floats, ranks: NDArray[np.int64]) -> Floats:
-    """Seconds among ranks of one node."""
+    """Return the seconds among ranks of one node."""
     seconds = np.zeros(np.broadcast(size, ranks).shape)
     for count in np.unique(ranks):
         if count < 2:
@@ -76,7 +77,7 @@ def _inner(cluster: Cluster, operation: str, size: Floats, ranks: NDArray[np.int
 
 
 def send_seconds(cluster: Cluster, size: Floats, stride: Any) -> Floats:
-    """Seconds to hand `size` bytes to the rank `stride` further on, while all ranks do so."""
+    """Return the seconds to send `size` bytes to the rank `stride` further on. All ranks send at once."""
     near = cluster.node.usual
     far = cluster.network.usual
     within = near.alpha + size / near.beta

@@ -1,4 +1,4 @@
-"""One kind of device, as the cost model knows it."""
+"""One kind of device in the cost model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Device:
     """Constants of a device.
 
     Attributes:
-        name: as its maker calls it.
+        name: the maker's name of it.
         memory: bytes that a program may allocate.
         peak: FLOP/s of the data sheet, by dtype ("bf16", "fp16", "tf32", "fp32").
         bandwidth: bytes/s of the data sheet.
@@ -23,7 +23,7 @@ class Device:
             that caches serve them.
         attention_efficiency: share of `peak` that fused attention reaches.
         copy_efficiency: share of `bandwidth` that element-wise work reaches.
-        launch: seconds that any other operation takes at least.
+        launch: the least seconds of any other operation.
         sustained: share of the speed of single kernels that a training keeps up.
     """
 

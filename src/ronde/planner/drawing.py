@@ -1,4 +1,4 @@
-"""What a picture of an answer shows beside its numbers: the first micro-batches of the best plan."""
+"""The pipeline timeline in pictures of an answer: the best plan's first micro-batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["point_of", "timeline_of_best"]
 
 
 def point_of(plan_text: str, devices: int) -> Point:
-    """The candidate that a plan spells on so many devices."""
+    """Return the candidate that a plan spells on so many devices."""
     plan = expand(plan_text).for_ranks(devices)
     mesh, schedule = plan.mesh, plan.compute.schedule or "1f1b"
     placement = plan.state.placement
@@ -35,7 +35,10 @@ def point_of(plan_text: str, devices: int) -> Point:
 
 
 def timeline_of_best(answer: Answer, graph: CostGraph, cluster: Cluster, micros: int) -> Timeline:
-    """The first `micros` micro-batches of the best plan, in whole rounds of its stages."""
+    """Return the timeline of the best plan's first `micros` micro-batches.
+
+    They are rounded up to whole rounds of its stages.
+    """
     plan = expand(answer.choices[0].plan)
     point = point_of(answer.choices[0].plan, answer.devices)
     software = ronde_software(plan.compute.precision, graph.slots, graph.itemsize, float(plan.bucket_bytes))

@@ -1,4 +1,4 @@
-"""All legal candidates for a number of devices, as arrays."""
+"""Enumerates all legal candidates for a number of devices, as arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Fixed:
 
 
 def fixed_by(plan: Plan, keys: Collection[str]) -> Fixed:
-    """What a plan fixes, of the keys that the user named."""
+    """Return the values that a plan fixes, among the keys that the user named."""
 
     def asked(name: str) -> int | None:
         value = plan.value(name)
@@ -53,11 +53,11 @@ def fixed_by(plan: Plan, keys: Collection[str]) -> Fixed:
 
 
 def enumerate_candidates(graph: CostGraph, devices: int, fixed: Fixed, node: int = 8) -> Candidates:
-    """Every legal combination of degrees, micro-batches, placement, recompute and schedule.
+    """Enumerate every legal combination of degrees, micro-batches, placement, recompute and schedule.
 
     A pipeline has no more stages than layers; tensor parallelism divides heads and lies in whole parts of
-    nodes; context parallelism is a power of two; each rank has a sample at least of each micro-batch.
-    Micro-batches are powers of two up to the samples of a rank, and all of them.
+    nodes; context parallelism is a power of two; each rank has at least one sample of each micro-batch. The
+    number of micro-batches is a power of two below the samples of a rank, or that number itself.
 
     Args:
         node: devices of a node.
@@ -82,7 +82,7 @@ def enumerate_candidates(graph: CostGraph, devices: int, fixed: Fixed, node: int
         head = np.tile([[data], [tensor], [pipeline], [context], [expert]], flat.shape[1])
         block = np.vstack([head, flat[:3], chosen.T])
         whole = (block[8] != 2) | (block[5] % pipeline == 0)
-        kept = (block[8] != 3) | (block[7] == 0)  # what is computed again has no second half of backward
+        kept = (block[8] != 3) | (block[7] == 0)  # recomputed activations cannot have a split backward
         rows.append(block[:, whole & kept])
     if not rows:
         return Candidates.of([])
@@ -124,7 +124,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _schedules(graph: CostGraph, pipeline: int, fixed: Fixed) -> Iterator[tuple[int, int]]:
-    """Schedules that there are for so many stages, each with its chunks."""
+    """Yield the schedules for so many stages, each with its chunks."""
     if pipeline == 1:
         yield 1, 1
         return

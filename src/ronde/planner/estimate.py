@@ -1,4 +1,4 @@
-"""What the closed form says of candidates, and of one of them in events."""
+"""Evaluates candidates in closed form, and one of them by simulated events."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["Setting", "memory_of", "seconds_of", "simulated", "timeline_of"]
 
 Floats = NDArray[np.float64]
 
-# Of more micro-batches than this many for each stage, the rest repeats.
+# Micro-batches for each stage that are simulated; the rest repeats.
 _MICROS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What all candidates of a question share."""
+    """Inputs that all candidates of a question share."""
 
     cluster: Cluster
     graph: CostGraph
@@ -36,20 +36,23 @@ class Setting:
 
 
 def memory_of(setting: Setting, candidates: Candidates) -> Held:
-    """Bytes of the worst rank."""
+    """Return the bytes of the worst rank."""
     samples = samples_of(setting.graph, candidates)
     return held(setting.graph, candidates, setting.software, samples)
 
 
 def seconds_of(setting: Setting, candidates: Candidates) -> Step:
-    """Seconds of a step in closed form."""
+    """Return the seconds of a step in closed form."""
     return step(
         setting.cluster, setting.graph, candidates, setting.software, setting.algorithm, setting.traffic
     )
 
 
 def timeline_of(setting: Setting, point: Point, micros: int | None = None) -> Timeline:
-    """All stages' work on `micros` micro-batches (all of them by default), each stage with its own layers."""
+    """Simulate all stages' work on `micros` micro-batches, all by default.
+
+    Each stage has its own number of layers.
+    """
     one = Candidates.one(point)
     each = stages(setting.cluster, setting.graph, one, setting.software)
     forward, backward = _every_stage(setting.graph, point, each)
@@ -67,7 +70,10 @@ def timeline_of(setting: Setting, point: Point, micros: int | None = None) -> Ti
 
 
 def _every_stage(graph: CostGraph, point: Point, each: Stages) -> tuple[list[float], list[float]]:
-    """Seconds of a micro-batch on every stage, from those of the first, a middle and the last one."""
+    """Return seconds of a micro-batch on every stage.
+
+    They follow from the first, a middle and the last stage.
+    """
     p = point.pipeline
     sizes = np.array([p])
     counts = [int(stage_layers(graph.layers, sizes, np.array([stage]))[0]) for stage in range(p)]
@@ -82,7 +88,10 @@ def _every_stage(graph: CostGraph, point: Point, each: Stages) -> tuple[list[flo
 
 
 def simulated(setting: Setting, point: Point, closed: Step, place: int) -> float:
-    """Seconds of a step with its pipeline run by events; all else is from the closed form, `closed`."""
+    """Return the seconds of a step with its pipeline simulated by events.
+
+    Everything else comes from the closed form, `closed`.
+    """
     if point.pipeline == 1:
         return float(closed.total[place])
     group = point.pipeline

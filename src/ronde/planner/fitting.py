@@ -1,4 +1,4 @@
-"""Fits the constants of the cost model to measured rows, by relative errors, none below nought."""
+"""Fits the cost model's constants to measured rows, by relative errors, without negatives."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ Floats = NDArray[np.float64]
 
 
 def nonnegative(terms: Floats, seconds: Floats) -> Floats:
-    """Coefficients c >= 0 for which `terms @ c` is near `seconds`: relative errors, large ones by their size.
+    """Fit coefficients c >= 0 so that `terms @ c` is near `seconds`.
+
+    Errors are relative, and large ones count by their absolute value.
 
     Args:
         terms: (rows, coefficients), float64.
-        seconds: (rows,), float64, above nought.
+        seconds: (rows,), float64, positive.
 
-    Iteratively reweighted least squares; a coefficient below nought is left out and the rest fitted anew.
+    Iteratively reweighted least squares; a negative coefficient is left out and the rest fitted anew.
     """
     weights = 1 / seconds
     found = np.zeros(terms.shape[1])
@@ -50,14 +52,17 @@ def _solve(terms: Floats, values: Floats) -> Floats:
 def fit_gemm(
     m: Floats, n: Floats, k: Floats, seconds: Floats, *, itemsize: int = 2
 ) -> tuple[float, float, float]:
-    """`(l, FLOP/s, bytes/s)` of `l + 2mnk / FLOP/s + bytes / bytes/s` for products of (m, k) and (k, n)."""
+    """Fit `(l, FLOP/s, bytes/s)` of `l + 2mnk / FLOP/s + bytes / bytes/s`.
+
+    The products are of (m, k) and (k, n).
+    """
     terms = np.stack([np.ones_like(m), 2 * m * n * k, itemsize * (m * n + m * k + n * k)], axis=1)
     floor, per_flop, per_byte = nonnegative(terms, seconds)
     return float(floor), 1 / max(float(per_flop), 1e-30), 1 / max(float(per_byte), 1e-30)
 
 
 def fit_collective(factor: float, size: Floats, seconds: Floats) -> Constants:
-    """Constants of `alpha + factor S / beta + gamma sqrt(S)`; `size` in bytes."""
+    """Fit the constants of `alpha + factor S / beta + gamma sqrt(S)`; `size` in bytes."""
     terms = np.stack([np.ones_like(size), factor * size, np.sqrt(size)], axis=1)
     alpha, per_byte, gamma = nonnegative(terms, seconds)
     return Constants(alpha=float(alpha), beta=1 / max(float(per_byte), 1e-30), gamma=float(gamma))

@@ -1,4 +1,4 @@
-"""The cost graph: what one step of a model computes, keeps and sends, without saying where."""
+"""The cost graph: compute, saved values and messages of a model's step, unplaced."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ Cut = Literal["columns", "rows", "whole"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Matmul:
-    """A product of activations (rows x k) and weights (k x n), in forward; backward has two of its size.
+    """A product of activations (rows x k) and weights (k x n) in forward.
+
+    Backward has two of its size.
 
     Attributes:
-        rows: for each sample.
+        rows: rows for each sample.
         n, k: sizes of the weights, uncut.
-        cut: what tensor parallelism divides: `n` (columns), `k` (rows), nothing (whole).
-        count: how often a block has it.
+        cut: the dimension that tensor parallelism divides: `n` (columns), `k` (rows), or none (whole).
+        count: the number of such products in a block.
     """
 
     rows: float
@@ -30,12 +32,14 @@ class Matmul:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Attention:
-    """The part of a block between queries and values; tensor parallelism divides it by heads.
+    """The part of a block between queries and values, divided by heads.
+
+    Tensor parallelism divides it.
 
     Attributes:
-        flops: of forward, for each sample.
+        flops: FLOPs of forward, for each sample.
         values: numbers read and written for each sample where it is not fused: scores, softmax, dropout.
-        saved, masks: kept for backward, for each sample: numbers, and further bytes.
+        saved, masks: values kept for backward, for each sample: numbers, and further bytes.
         fused: whether one kernel does it all (flash attention).
         head_size: numbers of a head.
     """
@@ -50,19 +54,23 @@ class Attention:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """A part of a model between two of which a pipeline may cut. All amounts are for one sample, in forward.
+    """A part of a model; a pipeline may cut between two of them.
+
+    All amounts are for one sample, in forward.
 
     Attributes:
-        parameters_cut, parameters_whole: numbers that tensor parallelism divides, and those it repeats.
+        parameters_cut, parameters_whole: numbers that tensor parallelism divides, and numbers that it
+            repeats.
         matmuls: products with weights.
-        attention: None where there is none.
+        attention: the attention, or None.
         moved_cut, moved_whole: numbers that element-wise work reads and writes.
-        kernels: operations that are no product.
+        kernels: operations other than products.
         saved_cut, saved_whole: numbers kept for backward, attention's own left out.
         masks_cut, masks_whole: bytes kept for backward that no precision changes.
         output: numbers handed to the next block.
         exchanges: all-reduces of `output` that tensor parallelism needs in forward.
-        results: of `saved_cut` and `saved_whole`, results of products: `recompute=selective` keeps these.
+        results: numbers in `saved_cut` and `saved_whole` that are results of products: `recompute=selective`
+            keeps these.
         table: whether its parameters are rows of which a step reads some.
     """
 
@@ -89,27 +97,27 @@ class Block:
 
     @property
     def flops(self) -> float:
-        """Of forward, for one sample."""
+        """The FLOPs of forward, for one sample."""
         products = sum(2 * each.rows * each.n * each.k * each.count for each in self.matmuls)
         return products + (self.attention.flops if self.attention else 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CostGraph:
-    """A training step.
+    """Cost description of a training step.
 
     Attributes:
-        name: of the model or script.
+        name: the name of the model or script.
         batch: samples of a global batch.
-        tokens: of a sample; 1 where samples have none.
-        first, block, last: what comes before repeated blocks, one of these, and what comes behind them.
-        layers: how many blocks there are.
-        heads: of attention, which tensor parallelism divides; 0 where tensor parallelism is not known.
+        tokens: tokens of a sample; 1 where samples have none.
+        first, block, last: the part before repeated blocks, one of these, and the part after them.
+        layers: the number of blocks.
+        heads: heads of attention, which tensor parallelism divides; 0 where tensor parallelism is not known.
         tied: numbers of parameters that `first` and `last` share.
         slots: numbers that the optimizer keeps for each parameter.
         itemsize: bytes of a parameter in the script's own dtype.
-        experts: of a block; 1 without.
-        source: where it is from.
+        experts: experts of a block; 1 without.
+        source: the origin of the graph.
     """
 
     name: str
@@ -128,11 +136,11 @@ class CostGraph:
 
     @property
     def parameters(self) -> float:
-        """Numbers of all parameters, shared ones once."""
+        """The number of all parameters, shared ones once."""
         every = self.first.parameters + self.block.parameters * self.layers + self.last.parameters
         return every - self.tied
 
     @property
     def step_flops(self) -> float:
-        """Of forward and backward of a global batch, nothing computed twice."""
+        """The FLOPs of forward and backward of a global batch, without recomputation."""
         return 3 * self.batch * (self.first.flops + self.block.flops * self.layers + self.last.flops)

@@ -1,4 +1,4 @@
-"""How long a block computes: products by `l + F/(e peak) + bytes/(b bw)`, the rest by bytes moved."""
+"""Seconds of a block: products by `l + F/(e peak) + bytes/(b bw)`, the rest by bytes moved."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Shares", "block_seconds", "gemm_seconds", "peak_of"]
 
 Floats = NDArray[np.float64]
 
-# A size that is no multiple of 64 after cutting costs some 28 % (BigScience's tables).
+# After cutting, a size that is not a multiple of 64 costs some 28 % (BigScience's tables).
 _TILE = 64
 _MISFIT = 1.28
-# Batched products of a head whose size is no multiple of 8 leave the fast kernels.
+# Batched products of a head whose size is not a multiple of 8 leave the fast kernels.
 _HEAD = 8
 _SLOW_HEAD = 3.0
 _FUSED_BACKWARD = 2.5
@@ -26,7 +26,10 @@ _FUSED_BACKWARD = 2.5
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shares:
-    """What of a block a rank has at a time: samples, and cuts by tensor and context; arrays."""
+    """The part of a block on a rank: samples, and tensor and context degrees.
+
+    All are arrays, one entry per candidate.
+    """
 
     samples: Floats
     tensor: Floats
@@ -34,7 +37,7 @@ class Shares:
 
 
 def peak_of(device: Device, precision: str) -> float:
-    """FLOP/s of the data sheet in a precision, or in the nearest one that the device has."""
+    """Return the data sheet's FLOP/s in a precision, or in the nearest available."""
     for name in {
         "bf16": ("bf16", "fp16", "fp32"),
         "fp16": ("fp16", "bf16", "fp32"),
@@ -46,7 +49,7 @@ def peak_of(device: Device, precision: str) -> float:
 
 
 def gemm_seconds(device: Device, precision: str, m: Floats, n: Floats, k: Floats, itemsize: float) -> Floats:
-    """Seconds of a product of (m, k) and (k, n) by itself."""
+    """Return the seconds of a product of (m, k) and (k, n) by itself."""
     moved = itemsize * (m * n + m * k + n * k)
     return (
         device.gemm_floor
@@ -56,7 +59,7 @@ def gemm_seconds(device: Device, precision: str, m: Floats, n: Floats, k: Floats
 
 
 def block_seconds(device: Device, software: Software, block: Block, shares: Shares) -> tuple[Floats, Floats]:
-    """Seconds of forward and of backward of a block for one micro-batch, communication left out."""
+    """Return a block's forward and backward seconds for one micro-batch, without communication."""
     forward = np.zeros_like(shares.samples)
     backward = np.zeros_like(shares.samples)
     for matmul in block.matmuls:

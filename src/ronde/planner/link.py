@@ -1,4 +1,4 @@
-"""A kind of link, and how long a collective over it takes."""
+"""A kind of link, and the constants of collectives over it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Constants:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """What joins devices of a node, or nodes.
+    """A link between devices of a node, or between nodes.
 
     Attributes:
         usual: constants for any operation.
         measured: constants of an operation over so many ranks, where a table of them is known.
-        nics: network cards of a node; 1 inside a node. `usual.beta` is of one card.
-        straggle: seconds by which a step grows with each doubling of nodes: the slowest is waited for.
+        nics: network cards of a node; 1 inside a node. `usual.beta` is the rate of one card.
+        straggle: seconds that each doubling of nodes adds to a step: the slowest node is waited for.
     """
 
     usual: Constants
@@ -40,7 +40,7 @@ class Link:
     straggle: float = 0.0
 
     def constants(self, operation: str, ranks: int) -> Constants:
-        """Those measured over the nearest number of ranks, else the usual ones.
+        """Return the constants measured for the nearest number of ranks, or the usual ones.
 
         >>> Link(usual=Constants(alpha=1e-5, beta=1e9)).constants("all_reduce", 4).beta
         1000000000.0

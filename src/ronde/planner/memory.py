@@ -1,7 +1,7 @@
-"""How many bytes the worst rank holds at its peak, by kind: exact for each stage of a pipeline.
+"""Peak bytes of the worst rank, by kind, exact for each pipeline stage.
 
 Sources: micro-batches in flight and activations are Megatron-LM's (Narayanan et al. 2021, Korthikanti et al.
-2022), states ZeRO's (Rajbhandari et al. 2020); what ronde gathers beside them is in docs/zero3.md.
+2022), states ZeRO's (Rajbhandari et al. 2020); the gathered parameters of ronde are in docs/zero3.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ KINDS = ("parameters", "gradients", "optimizer", "gathered", "activations", "wor
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes of the worst rank, of candidates in arrays; attributes are KINDS, `stage` is that rank's."""
+    """Bytes of the worst rank, in arrays with an entry per candidate.
+
+    The attributes are KINDS; `stage` is that rank's stage.
+    """
 
     parameters: Floats
     gradients: Floats
@@ -42,7 +45,7 @@ class Held:
 
 
 def stage_layers(layers: int, pipeline: Ints, stage: Ints) -> Ints:
-    """Layers of a stage: what is left over goes to the first stages, one each.
+    """Return the layers of a stage; a remainder goes to the first stages.
 
     >>> stage_layers(7, np.array([2, 2]), np.array([0, 1])).tolist()
     [4, 3]
@@ -51,7 +54,9 @@ def stage_layers(layers: int, pipeline: Ints, stage: Ints) -> Ints:
 
 
 def in_flight(candidates: Candidates, stage: Ints) -> Floats:
-    """Micro-batches of which a stage keeps activations at once, in units of all its layers.
+    """Return how many micro-batches' activations a stage keeps at once.
+
+    The unit is all layers of the stage.
 
     `gpipe` m; `1f1b` min(p - stage, m); `zero-bubble` (ZB-H1) min(p, m); `interleaved` the chunks of its
     warm-up, and one.
@@ -66,7 +71,7 @@ def in_flight(candidates: Candidates, stage: Ints) -> Floats:
 def states(
     graph: CostGraph, candidates: Candidates, software: Software, stage: Ints
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Bytes of parameters, gradients and optimizer state of a stage, and the numbers of its parameters."""
+    """Return a stage's bytes of parameters, gradients and optimizer state, and parameter count."""
     numbers = _stage_parameters(graph, candidates, stage)
     ranks = candidates.data * candidates.context
     placement = candidates.placement
@@ -77,10 +82,10 @@ def states(
 
 
 def held(graph: CostGraph, candidates: Candidates, software: Software, samples: Floats) -> Held:
-    """The peak of the worst rank.
+    """Return the peak of the worst rank.
 
     Args:
-        samples: of a micro-batch on a rank.
+        samples: samples of a micro-batch on a rank.
     """
     p = candidates.pipeline
     stages = [np.zeros_like(p), np.minimum(np.ones_like(p), p - 1), p - 1]
@@ -108,7 +113,7 @@ def _stage_parameters(graph: CostGraph, candidates: Candidates, stage: Ints) -> 
 
 
 def _saved(block: Block, candidates: Candidates, software: Software, samples: Floats) -> Floats:
-    """Bytes that a block keeps for backward, of one micro-batch, nothing recomputed."""
+    """Return the bytes that a block keeps for backward of one micro-batch, without recomputation."""
     t = candidates.tensor
     whole = t if software.sequence_parallel else 1
     values = block.saved_cut / t + block.saved_whole / whole
@@ -120,7 +125,7 @@ def _saved(block: Block, candidates: Candidates, software: Software, samples: Fl
 
 
 def _selective(block: Block, candidates: Candidates, software: Software, samples: Floats) -> Floats:
-    """Bytes kept under `recompute=selective`."""
+    """Return the bytes kept under `recompute=selective`."""
     t = candidates.tensor
     if software.keeps_results:
         kept = (block.results / t + block.output) * software.itemsize * samples / candidates.context
@@ -134,7 +139,7 @@ def _selective(block: Block, candidates: Candidates, software: Software, samples
 def held_by(
     graph: CostGraph, candidates: Candidates, software: Software, samples: Floats, stage: Ints
 ) -> Held:
-    """The peak of a rank of one stage; arguments as of `held`."""
+    """Return the peak of a rank of one stage; arguments as in `held`."""
     p, t = candidates.pipeline, candidates.tensor
     first, last = stage == 0, stage == p - 1
     parameters, gradients, optimizer, numbers = states(graph, candidates, software, stage)
@@ -147,7 +152,8 @@ def held_by(
     kept = np.choose(candidates.recompute, [whole, selective, inputs])
     again = np.choose(candidates.recompute, [np.zeros_like(whole), whole - selective, whole])
     ends = first * _saved(graph.first, candidates, software, samples) * flight
-    # Pieces of one batch give one output: the loss keeps all of it, and gradients are summed apart.
+    # The micro-batches of one batch give one output: the loss keeps all of it, and gradients are summed
+    # apart.
     pieces = software.pieces_again * (candidates.micro_batches > 1) * (p == 1)
     whole_batch = np.where(pieces, candidates.micro_batches, 1)
     ends = ends + last * _saved(graph.last, candidates, software, samples) * whole_batch + pieces * gradients
@@ -156,7 +162,7 @@ def held_by(
     largest = np.maximum(graph.block.parameters_cut, graph.last.parameters_cut * last) / t
     largest = np.maximum(largest, graph.first.parameters_cut * first / t)
     units = 2 * largest * (software.parameter + software.copy)
-    # Buckets of gradients that are cut fill while backward frees activations: they are no part of the peak.
+    # Buckets of sharded gradients fill while backward frees activations: they do not add to the peak.
     gathered = np.where(candidates.placement >= 3, units, 0.0)
     fixed = software.fixed + last * ~first * graph.tied / t * software.tied_copy
     return Held(

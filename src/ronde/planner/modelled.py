@@ -1,4 +1,7 @@
-"""Which keys of a plan the cost model prices, and why not the others: every key is in one of two tables."""
+"""Tables of the plan keys that the cost model prices, or does not.
+
+Every key is in one of the two.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ PRICED: Mapping[str, str] = {
     "recompute": "activations kept, forward computed again",
     "schedule": "bubble and micro-batches in flight",
 }
-"""Keys with a cost, and what of it."""
+"""Keys with a cost, and the priced effects."""
 
 NOT_MODELLED: Mapping[str, str] = {
     "tensor-cuts": "half of each large matrix is assumed to be cut by columns, half by rows",
@@ -49,4 +52,4 @@ NOT_MODELLED: Mapping[str, str] = {
     "batch-dim": "a layout, not an amount",
     "loading": "the loader's rate is a constant of the cluster file",
 }
-"""Keys without a cost, and why."""
+"""Keys without a cost, and the reason."""

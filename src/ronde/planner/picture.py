@@ -1,4 +1,4 @@
-"""An answer as a picture: the best plan's stages over time, memory of all, and the Pareto front."""
+"""Pictures of an answer: the best plan's stages over time, memory, Pareto front."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NUMBERED = 120
 
 
 def save(answer: Answer, timeline: Timeline | None, path: Path) -> None:
-    """Draw to a file whose ending says the format.
+    """Draw an answer to a file, in the format of its suffix.
 
     Args:
-        timeline: of the best plan; None where nothing fits.
+        timeline: the best plan's timeline; None where no plan fits.
     """
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""An answer as lines for a terminal."""
+"""Formats an answer as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VALUE = re.compile(r"=\S+")
 
 
 def report(answer: Answer) -> str:
-    """The table, or what does not fit, under a line that says of what, and above the notes."""
+    """Return the table, or the missing memory, with a heading and notes."""
     heading = (
         f"{answer.model}: {_number(answer.parameters)} parameters, a batch of {answer.batch}, on "
         f"{answer.devices} devices of {answer.cluster}; {answer.fitting:,} of {answer.considered:,} plans fit"
@@ -58,7 +58,7 @@ def _mark(missing: Sequence[str]) -> str:
 
 
 def _named(missing: Iterable[str]) -> list[str]:
-    """What is not built, by its first example: others of a kind differ by a value."""
+    """Return the note on features that are not built, one example of each."""
     kinds: dict[str, str] = {}
     for sentence in missing:
         what = sentence.partition(" is not available")[0]
@@ -117,7 +117,7 @@ def _no_fit(no_fit: NoFit) -> str:
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> str:
-    """Numbers to the right, the plan to the left."""
+    """Align numbers to the right, and the plan to the left."""
     last = len(rows[0]) - 1
     widths = [max(len(row[place]) for row in rows) for place in range(last)]
     lines = [
@@ -131,7 +131,7 @@ def _seconds(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits that count.
+    """Format a number with three significant digits.
 
     >>> [_number(each) for each in (12.3456, 1234.0, 7.1e9)]
     ['12.3', '1,234', '7.10 G']

@@ -1,4 +1,4 @@
-"""The search: enumerate, drop what cannot fit, cost the rest at once, keep the best, run these by events."""
+"""Search over plans: enumerate, filter by memory, cost in closed form, simulate the best."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from ronde.planner.walls import walls
 __all__ = ["SIMULATED", "fitting", "front", "search"]
 
 SIMULATED = 30
-"""How many of the best candidates are run by events."""
+"""The number of best candidates that are simulated."""
 
-# Of so many quickest plans one is looked for that this version can run.
+# The number of quickest plans among which one is sought that this version can run.
 _TRIED = 5000
 _GROWTH = 2
 _MOST_DEVICES = 65536
@@ -45,7 +45,7 @@ _INEXACT = (
     "decentralized",
     "async-average",
 )
-# Half the width of an interval by one measured step, over that without.
+# Width of an interval after calibration, relative to the width without.
 _CALIBRATED = 0.6
 _OUTSIDE = 2.0
 
@@ -66,7 +66,7 @@ def search(
     Args:
         base: values that all candidates have; those of `keys` are fixed, others searched.
         keys: names of keys that the user has given.
-        allow_inexact: whether plans that change the update are ranked beside.
+        allow_inexact: whether plans that change the update are ranked as well.
 
     Raises:
         UsageError: `base` contradicts itself or the number of devices, or leaves no plan.
@@ -120,8 +120,11 @@ def search(
 
 
 def _consistent(candidates: Candidates, base: Plan) -> NDArray[np.bool_]:
-    """Which do not contradict what the user has fixed: by placement, recomputation, whether batches are cut,
-    whether all ranks have the same rows, whether experts are spread."""
+    """Return a mask of candidates that do not contradict the user's plan.
+
+    The rules depend on placement, recomputation, and whether batches are cut, all ranks have the same rows,
+    and experts are spread.
+    """
     cut = candidates.tensor * candidates.pipeline * candidates.context > 1
     numbers = np.array(
         [
@@ -148,7 +151,10 @@ def _consistent(candidates: Candidates, base: Plan) -> NDArray[np.bool_]:
 
 
 def fitting(setting: Setting, candidates: Candidates) -> tuple[Candidates, Held]:
-    """Those whose worst rank fits its device, and what it holds; states alone are the first, lower bound."""
+    """Select candidates that fit on their worst rank; also return that rank's memory.
+
+    The bytes of states alone are a lower bound, which is tried first.
+    """
     if not len(candidates):
         return candidates, memory_of(setting, candidates)
     available = setting.cluster.memory
@@ -163,7 +169,7 @@ def fitting(setting: Setting, candidates: Candidates) -> tuple[Candidates, Held]
 
 
 def front(seconds: Floats, memory: Floats) -> NDArray[np.bool_]:
-    """Which are on the Pareto front: no other is as quick and smaller, or as small and quicker."""
+    """Return a mask of the Pareto front. No other plan is as quick and smaller, or as small and quicker."""
     order = np.lexsort((memory, seconds))
     least = np.minimum.accumulate(memory[order])
     before = np.concatenate([[np.inf], least[:-1]])
@@ -177,7 +183,7 @@ def _ranked(
 ) -> list[Choice]:
     closed = seconds_of(setting, fit)
     pareto = front(closed.total, memory.total)
-    # The front first; what is behind it fills up, so that near ties are seen.
+    # The front first, then others, so that near ties are seen.
     ahead = np.flatnonzero(pareto)
     ahead = ahead[np.argsort(closed.total[ahead], kind="stable")]
     behind = np.flatnonzero(~pareto)
@@ -198,7 +204,7 @@ def _ranked(
 
 
 def _runs(setting: Setting, fit: Candidates, place: int, base: Plan) -> bool:
-    """Whether this version can run a candidate: the plan's own rules say so."""
+    """Return whether this version can run a candidate, by the plan's own rules."""
     return not validate(plan_of(fit.point(place), base), setting.cluster.devices)
 
 
@@ -250,7 +256,7 @@ def _choice(  # noqa: PLR0913 - all of one row
 
 
 def _width(setting: Setting, point: Point) -> float:
-    """Half the width of the interval, as a share: wider outside of what constants were fitted to."""
+    """Return half the interval's width as a share; wider outside the fitted sizes."""
     cluster = setting.cluster
     width = cluster.uncertainty * (_CALIBRATED if cluster.calibration else 1.0)
     samples = -(-setting.graph.batch // (point.data * point.micro_batches))
@@ -260,7 +266,7 @@ def _width(setting: Setting, point: Point) -> float:
 
 
 def _inexact(setting: Setting, fit: Candidates, memory: Held, base: Plan, top: int) -> list[Choice]:
-    """The best replicated candidates with compressors and looser updates."""
+    """Return the best replicated candidates with compressors and looser updates."""
     alone = (fit.placement == 0) & (fit.pipeline == 1) & (fit.tensor == 1) & (fit.context == 1)
     places = np.flatnonzero(alone)
     if not len(places):
@@ -283,7 +289,7 @@ def _inexact(setting: Setting, fit: Candidates, memory: Held, base: Plan, top: i
 
 
 def _no_fit(setting: Setting, candidates: Candidates, base: Plan, fixed: Fixed) -> NoFit:
-    """The plan that misses by least, and the smallest cluster where one fits."""
+    """Return the plan that misses by least, and the smallest cluster where one fits."""
     available = setting.cluster.memory
     memory = memory_of(setting, candidates)
     place = int(memory.total.argmin())
@@ -307,10 +313,12 @@ def _no_fit(setting: Setting, candidates: Candidates, base: Plan, fixed: Fixed) 
 
 
 def _smallest(setting: Setting, base: Plan, fixed: Fixed, *, runs: bool = False) -> tuple[int, Plan | None]:
-    """The smallest number of devices on which a plan fits, in whole nodes, and the quickest such plan.
+    """Return the least number of devices where a plan fits, with the quickest one.
+
+    The number grows in whole nodes.
 
     Args:
-        runs: consider only plans that this version can run.
+        runs: whether to consider only plans that this version can run.
     """
     node = setting.cluster.node_size
     if runs and validate(base):

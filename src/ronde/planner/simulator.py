@@ -1,4 +1,4 @@
-"""A pipeline's step by events: when each stage does what, waiting for neighbours and for links."""
+"""Simulates a pipeline's step by events: turns of stages, waits for neighbours and links."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Span:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timeline:
-    """All turns; `ends` has the second at which each stage is done."""
+    """The turns of all stages; `ends` has each stage's last second."""
 
     spans: tuple[Span, ...]
     ends: tuple[float, ...]
@@ -43,16 +43,16 @@ def simulate(
     send: float = 0.0,
     busy: float = 0.0,
 ) -> Timeline:
-    """Run all stages of a pipeline.
+    """Simulate all stages of a pipeline.
 
     Args:
         forward, backward: seconds of a micro-batch on each stage, all its chunks together. Under
             `zero-bubble` half of backward is W.
-        send: seconds until what one stage hands on is at the next.
+        send: seconds until one stage's output is at the next.
         busy: seconds for which a send keeps the link between two stages from the next one; 0 without
-        contention.
+            contention.
 
-    A stage that waits lets others go on: each round runs every turn whose inputs are there.
+    Stages do not block each other: each round runs every turn that has its inputs.
     """
     stages = len(forward)
     orders = [turns(schedule, stage, stages, micros, chunks) for stage in range(stages)]
@@ -88,7 +88,7 @@ def simulate(
 
 
 def _ready(turn: Turn, virtual: int, last: int, there: dict[tuple[str, int, int], float]) -> float | None:
-    """When the inputs of a turn are there; None as long as they are not known."""
+    """Return the second at which a turn has its inputs; None while unknown."""
     if turn.kind == "F":
         return 0.0 if virtual == 0 else there.get(("F", turn.piece, virtual - 1))
     if turn.kind == "W":

@@ -1,4 +1,4 @@
-"""What a training stack keeps and sends for each number: stacks differ, and each part is named."""
+"""Bytes that a training stack keeps and sends for each parameter or value."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Software", "ronde_software"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Software:
-    """Bytes for each parameter or value.
+    """Constants of a training stack, in bytes for each parameter or value.
 
     Attributes:
-        precision: in which it computes.
+        precision: the precision of compute.
         itemsize: bytes of an activation.
         parameter, gradient, optimizer: bytes kept for each parameter; a master copy counts to the optimizer.
         copy: bytes of a narrow copy of a weight that forward keeps for backward.
@@ -48,7 +48,7 @@ class Software:
 
 
 def ronde_software(precision: Precision, slots: int, itemsize: int, bucket: float) -> Software:
-    """ronde's own: parameters stay in the script's dtype, and products run under autocast.
+    """Return ronde's own: parameters in the script's dtype, products under autocast.
 
     >>> ronde_software("bf16", 2, 4, 1e6).optimizer
     8.0

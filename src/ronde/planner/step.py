@@ -26,17 +26,20 @@ __all__ = ["OVERLAP", "Stages", "Step", "flops_share", "overlapped", "samples_of
 Floats = NDArray[np.float64]
 
 OVERLAP = 1.13
-"""How much slower compute and communication run while they overlap (Galvatron)."""
+"""Factor by which overlapping compute and communication slow down (Galvatron)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stages:
-    """Seconds of one micro-batch on the first, a middle and the last stage: arrays (3, candidates).
+    """Seconds of one micro-batch on the first, middle and last stage.
+
+    The arrays are (3, candidates).
 
     Attributes:
-        forward, backward: with what tensor and context parallelism exchange, and what `zero3` gathers.
+        forward, backward: seconds with the exchanges of tensor and context parallelism, and the gathers of
+            `zero3`.
         exchanged: the share of both that is communication.
-        send: of a boundary between stages, one way.
+        send: seconds of one boundary between stages, one way.
     """
 
     forward: Floats
@@ -47,16 +50,16 @@ class Stages:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """Seconds of a step and its parts, of candidates in arrays.
+    """Seconds of a step and its parts, in arrays with an entry per candidate.
 
     Attributes:
-        total: of the step.
-        compute: of the slowest stage's micro-batches, communication left out.
-        exchange: what its micro-batches communicate, within the step and not hidden.
-        bubble: in which stages wait for each other.
-        gradients: of what travels once a step, the part that nothing hides.
-        optimizer: of the update.
-        loader: for which the step waits for data.
+        total: seconds of the step.
+        compute: seconds of the slowest stage's micro-batches, without communication.
+        exchange: seconds of its micro-batches' communication that are not hidden.
+        bubble: seconds in which stages wait for each other.
+        gradients: seconds of the traffic once a step that are not hidden.
+        optimizer: seconds of the update.
+        loader: seconds for which the step waits for data.
     """
 
     total: Floats
@@ -69,7 +72,7 @@ class Step:
 
 
 def overlapped(compute: Floats, communication: Floats) -> Floats:
-    """Seconds of both together.
+    """Return the seconds of both together.
 
     >>> overlapped(np.array(10.0), np.array(1.0)).item()
     10.13
@@ -78,20 +81,23 @@ def overlapped(compute: Floats, communication: Floats) -> Floats:
 
 
 def _beside(cluster: Cluster, compute: Floats, communication: Floats) -> Floats:
-    """Seconds of both: processors that sum gradients themselves do one thing at a time."""
+    """Return the seconds of compute with communication.
+
+    Processors that sum gradients themselves do one thing at a time.
+    """
     if cluster.backend == "gloo":
         return compute + communication
     return overlapped(compute, communication)
 
 
 def samples_of(graph: CostGraph, candidates: Candidates) -> Floats:
-    """Samples of a micro-batch on the rank that has most."""
+    """Return the samples of a micro-batch on the rank that has most."""
     ranks = np.ceil(graph.batch / candidates.data)
     return np.ceil(ranks / candidates.micro_batches)
 
 
 def stages(cluster: Cluster, graph: CostGraph, candidates: Candidates, software: Software) -> Stages:
-    """Seconds of a micro-batch on each kind of stage."""
+    """Return the seconds of a micro-batch on each kind of stage."""
     c = candidates
     shares = Shares(samples_of(graph, c), c.tensor.astype(float), c.context.astype(float))
     parts = [
@@ -120,7 +126,7 @@ def step(
     algorithm: str = "auto",
     traffic: Traffic = USUAL,
 ) -> Step:
-    """Seconds of a step."""
+    """Return the seconds of a step."""
     c = candidates
     each = stages(cluster, graph, c, software)
     m, p = c.micro_batches, c.pipeline
@@ -154,13 +160,13 @@ def step(
 
 
 def _straggle(cluster: Cluster, c: Candidates) -> Floats:
-    """Seconds for which all nodes wait for the slowest."""
+    """Return the seconds for which all nodes wait for the slowest."""
     nodes = np.maximum(1.0, c.data * c.tensor * c.pipeline * c.context / cluster.node_size)
     return cluster.network.straggle * np.log2(nodes)
 
 
 def _bubble(c: Candidates, slowest: Floats) -> Floats:
-    """Seconds in which the slowest stage waits for others."""
+    """Return the seconds in which the slowest stage waits for others."""
     share = np.select([c.schedule == 2, c.schedule == 3], [1 / c.chunks, np.full(len(c), 1 / 3)], 1.0)
     short = np.where(c.schedule == 3, np.maximum(0, c.pipeline - c.micro_batches), 0)
     usual = (c.pipeline - 1 + short) * slowest * share
@@ -174,11 +180,11 @@ def _bubble(c: Candidates, slowest: Floats) -> Floats:
 def _block(
     cluster: Cluster, graph: CostGraph, block: Block, c: Candidates, software: Software, shares: Shares
 ) -> tuple[Floats, Floats, Floats]:
-    """Forward, backward and communication of a block; `zero3` gathers beside its compute."""
+    """Return a block's forward, backward and communication seconds. `zero3` gathers beside its compute."""
     forward, backward = block_seconds(cluster.slowest, software, block, shares)
     again = _again(cluster, block, c, software, shares, forward)
     pieces = software.pieces_again * (c.micro_batches > 1) * (c.pipeline == 1)
-    # All pieces but the last, whose graph is there when backward begins.
+    # All micro-batches but the last: its graph still exists when backward begins.
     again = again + pieces * forward * (1 - 1 / c.micro_batches)
     exchange = _exchange(cluster, graph, block, c, software, shares)
     repeated = np.where(c.recompute == 2, 1, 0) + pieces
@@ -194,7 +200,7 @@ def _block(
 def _again(
     cluster: Cluster, block: Block, c: Candidates, software: Software, shares: Shares, forward: Floats
 ) -> Floats:
-    """Seconds that recomputation adds to backward; nothing outside of repeated blocks."""
+    """Return the seconds that recomputation adds to backward; 0 outside repeated blocks."""
     if not block.exchanges or block.table:
         return np.zeros_like(forward)
     if software.keeps_results:
@@ -208,7 +214,7 @@ def _again(
 def _exchange(
     cluster: Cluster, graph: CostGraph, block: Block, c: Candidates, software: Software, shares: Shares
 ) -> Floats:
-    """Seconds of a block's forward for what tensor, context and expert parallelism send."""
+    """Return the seconds of tensor, context and expert parallelism in a block's forward."""
     size = block.output * shares.samples * software.itemsize / shares.context
     one = np.ones_like(c.tensor)
     tensor = collective_seconds(cluster, "all_reduce", size, c.tensor, one) * block.exchanges
@@ -223,7 +229,10 @@ def _exchange(
 
 
 def _gather(cluster: Cluster, block: Block, c: Candidates, software: Software) -> Floats:
-    """Seconds to gather a block's parameters once under `zero3`; `central` broadcasts them."""
+    """Return the seconds to gather a block's parameters once under `zero3`.
+
+    `central` broadcasts them in the same time.
+    """
     if not np.any(c.placement >= 3):
         return np.zeros(len(c))
     numbers = block.parameters_cut / c.tensor + block.parameters_whole
@@ -240,7 +249,7 @@ def _gradients(
     algorithm: str,
     traffic: Traffic,
 ) -> tuple[Floats, Floats]:
-    """Seconds of sums that backward may hide, and of what must wait for the update, once a step."""
+    """Return the seconds of gradient traffic: hideable by backward, and after the update."""
     *_, numbers = states(graph, c, software, np.zeros_like(c.pipeline))
     *_, others = states(graph, c, software, c.pipeline - 1)
     numbers = np.maximum(numbers, others)
@@ -269,7 +278,7 @@ def _gradients(
 
 
 def _optimizer(cluster: Cluster, graph: CostGraph, c: Candidates, software: Software) -> Floats:
-    """Seconds of the update: what it reads and writes of each number."""
+    """Return the seconds of the update, from the bytes read and written."""
     *_, numbers = states(graph, c, software, np.zeros_like(c.pipeline))
     ranks = np.where((c.placement >= 1) & (c.placement <= 3), c.data * c.context, 1)
     moved = numbers / ranks * (2 * software.optimizer + 2 * software.parameter + software.gradient)
@@ -280,5 +289,8 @@ def _optimizer(cluster: Cluster, graph: CostGraph, c: Candidates, software: Soft
 def flops_share(
     cluster: Cluster, graph: CostGraph, software: Software, seconds: Floats, ranks: Floats
 ) -> Floats:
-    """MFU: the step's FLOPs, nothing counted twice, over what the devices could do in that time."""
+    """Return MFU: the step's FLOPs over the devices' peak in that time.
+
+    Recomputed FLOPs do not count.
+    """
     return graph.step_flops / (seconds * ranks * peak_of(cluster.slowest, software.precision))

@@ -1,4 +1,4 @@
-"""The public tables of facts that come with ronde: facts/README.md says where each row is from."""
+"""Public tables of measurements that ship with ronde; sources are in facts/README.md."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ FACTS = Path(__file__).parent / "facts"
 
 
 def read_table(name: str) -> list[dict[str, str]]:
-    """The rows of `facts/NAME.csv`, by column."""
+    """Return the rows of `facts/NAME.csv`, by column."""
     with (FACTS / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

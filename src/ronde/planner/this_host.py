@@ -1,4 +1,4 @@
-"""The cluster that is this host, measured when it is asked for."""
+"""Measures this host as a cluster, on demand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def measured_host(ranks: int | None = None) -> Cluster:
     """Measure this host with so many ranks, by default one for each core.
 
     Raises:
-        UsageError: it cannot be measured, with what was said.
+        UsageError: the measurement failed; the message has its last line.
     """
     count = ranks or available_cores()
     with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +44,7 @@ def measured_host(ranks: int | None = None) -> Cluster:
 
 
 def host_of(measured: Mapping[str, Any]) -> Cluster:
-    """The cluster of what was measured."""
+    """Return the cluster with the measured constants."""
     products = np.array(measured["products"], dtype=float)
     floor, flops, rate = fit_gemm(*products.T, itemsize=4)
     copy, ranks = measured["copy"], measured["ranks"]

@@ -1,4 +1,4 @@
-"""The cost graph of a script: another process runs it without data and counts."""
+"""Traces the cost graph of a script: another process runs it and counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def traced(script: str, arguments: Sequence[str], *, real: bool = False) -> Cost
     """Run the script until its second optimizer step, on tensors without data unless `real`.
 
     Raises:
-        UsageError: it cannot run so, calls no model, or makes no step; with the line and the way out.
+        UsageError: the script cannot run so, calls no model, or makes no step; the message has line and fix.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "costs.json"
@@ -53,7 +53,10 @@ def _refusal(script: str, amounts: Mapping[str, str], real: bool) -> str:
 
 
 def graph_of(amounts: Mapping[str, Any], name: str) -> CostGraph:
-    """The graph of what was counted; blocks that differ are taken as so many of their mean."""
+    """Return the graph of counted amounts.
+
+    Blocks that differ are replaced by as many equal ones of their mean.
+    """
     rows = max(1, amounts["rows"])
     blocks = amounts["blocks"]
     heads = amounts["heads"]
@@ -74,7 +77,7 @@ def graph_of(amounts: Mapping[str, Any], name: str) -> CostGraph:
 
 
 def _block(name: str, parts: Sequence[Mapping[str, Any]], rows: int, heads: int) -> Block:
-    """The mean of parts, for one sample."""
+    """Return the mean of parts, for one sample."""
     count = len(parts) * rows
     attended = any(part["attention_flops"] for part in parts)
     divided = heads > 0 and name == "block"
@@ -115,7 +118,10 @@ def _block(name: str, parts: Sequence[Mapping[str, Any]], rows: int, heads: int)
 
 
 def _matmuls(parts: Sequence[Mapping[str, Any]], count: int, rows: int, divided: bool) -> Sequence[Matmul]:
-    """Products of all parts, those of one size together; shares of a block where not every block has them."""
+    """Return the products of all parts, merged by size.
+
+    Products that not every block has count for their share.
+    """
     sizes: dict[tuple[int, int, Cut], float] = {}
     numbers: dict[tuple[int, int, Cut], float] = {}
     for part in parts:
@@ -131,7 +137,10 @@ def _matmuls(parts: Sequence[Mapping[str, Any]], count: int, rows: int, divided:
 
 
 def _cut(product: Mapping[str, Any]) -> Cut:
-    """Megatron's way: what widens is cut by columns, what narrows by rows, as is what follows attention."""
+    """Return Megatron's cut: columns for widening products, rows for narrowing ones.
+
+    A square product is cut by rows after attention, else by columns.
+    """
     if product["n"] == product["k"]:
         return "rows" if product["after"] else "columns"
     return "columns" if product["n"] > product["k"] else "rows"

@@ -1,4 +1,4 @@
-"""What travels between ranks beside the usual sums: compressors, averages every k steps, servers."""
+"""Traffic between ranks beyond plain gradient sums: compressors, periodic averages, servers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["USUAL", "Traffic", "traffic_of"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """What a plan's communication and update values change.
+    """Effect of a plan's communication and update values on traffic.
 
     Attributes:
-        share: bytes that travel over those of gradients in the parameters' dtype.
-        passes: how often encoding and decoding read or write all gradients.
+        share: ratio of the bytes that travel to the bytes of gradients in the parameters' dtype.
+        passes: the number of times that encoding and decoding read or write all gradients.
         every: steps between two exchanges.
         peers: ranks with which a rank exchanges; 0 for all.
-        servers: of parameters; 0 without.
+        servers: the number of parameter servers; 0 without.
         waits: whether the step waits for the exchange.
     """
 
@@ -33,7 +33,7 @@ class Traffic:
 
 USUAL = Traffic()
 
-# Bytes that travel over those of float32, and passes over the gradients to encode and decode.
+# Ratio of the bytes that travel to the bytes of float32, and passes over the gradients to encode and decode.
 _CODING: Mapping[str, tuple[float, float]] = {
     "none": (1.0, 0.0),
     "fp16": (1 / 2, 3.0),
@@ -41,7 +41,7 @@ _CODING: Mapping[str, tuple[float, float]] = {
     "int8": (1 / 4, 5.0),
     "onebit": (1 / 32, 5.0),
     "twobit": (1 / 16, 5.0),
-    # A thousandth of the values with their places, of every rank; choosing them reads all some times.
+    # A thousandth of the values with their places, from every rank; the selection reads all several times.
     "topk": (0.002, 12.0),
     "randomk": (0.002, 4.0),
     "powersgd": (0.01, 6.0),
@@ -49,7 +49,7 @@ _CODING: Mapping[str, tuple[float, float]] = {
 
 
 def traffic_of(plan: Plan) -> Traffic:
-    """How much of the usual traffic a plan has.
+    """Return the traffic of a plan relative to the usual.
 
     >>> from ronde.plan import expand
     >>> traffic_of(expand("update=local,every=8")).every

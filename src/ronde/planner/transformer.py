@@ -30,7 +30,7 @@ class Transformer:
     """The sizes of a decoder or encoder.
 
     Attributes:
-        layers, hidden, heads: as usual.
+        layers, hidden, heads: numbers of layers, of hidden values of a token, and of attention heads.
         key_value_heads: groups of keys and values; 0 for as many as heads.
         feed_forward: inner size; 0 for four times hidden.
         gated: whether the feed-forward part has a third matrix (SwiGLU).
@@ -38,8 +38,8 @@ class Transformer:
         sequence: tokens of a sample.
         batch: samples of a global batch.
         tied: whether input and output embedding are one.
-        dropout: whether there is any, whose masks are kept.
-        fused_attention: flash attention, which keeps no scores.
+        dropout: whether the model has dropout, whose masks are kept.
+        fused_attention: whether attention is fused (flash attention), which keeps no scores.
         positions: whether positions are learned parameters.
         loss_bytes: bytes that the loss keeps for each logit beside the logits.
         experts: feed-forward parts of a layer, one of which a token takes.
@@ -104,10 +104,12 @@ MODELS: Mapping[str, Transformer] = {model.name: model for model in _NAMED}
 
 
 def read_model(source: str) -> Transformer:
-    """The model of a name or a `.toml` file whose keys are the fields of `Transformer`, with dashes.
+    """Return the model of a name or a `.toml` file.
+
+    The file's keys are the fields of `Transformer`, with dashes.
 
     Raises:
-        UsageError: for a name that there is not, or mistakes in the file: all of them.
+        UsageError: the name is unknown, or the file has mistakes; all are listed.
     """
     if not source.endswith(".toml"):
         if source not in MODELS:
@@ -124,7 +126,7 @@ def read_model(source: str) -> Transformer:
         raise UsageError(
             f"cannot read --model {source}: {error.strerror}; give a name or a .toml file"
         ) from None
-    # Of text that is not TOML, or bytes that are no text.
+    # The text is not TOML, or the bytes are not text.
     except ValueError as error:
         raise UsageError(f"--model {source} is not TOML: {error}") from None
     wrong = list(_mistakes(fields))
@@ -155,7 +157,7 @@ def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def transformer_graph(model: Transformer) -> CostGraph:
-    """What one step computes, keeps and sends."""
+    """Return the cost graph of a transformer with these sizes."""
     s, h = model.sequence, model.hidden
     embedding = float(model.vocabulary * h)
     positions = float(s * h) if model.positions else 0.0
@@ -232,7 +234,7 @@ def _layer(model: Transformer) -> Block:
         moved_cut=(2.0 if not model.gated else 3.0) * s * inner,
         kernels=8 + 2 * model.dropout,
         saved_whole=4.0 * s * h,
-        # Queries, keys, values, what attention gives; before and behind the activation function.
+        # Queries, keys, values, the output of attention; the input and output of the activation function.
         saved_cut=s * (qkv + h) + float(width) * s * inner,
         masks_whole=2.0 * s * h * model.dropout,
         output=float(s * h),

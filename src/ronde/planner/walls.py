@@ -1,4 +1,4 @@
-"""Which wall a plan stands at: the step again with free links, ideal kernels, no bubble, a free loader."""
+"""Finds a plan's walls (bottlenecks), by its step with each of them lifted."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _FREE = Link(usual=Constants(alpha=0.0, beta=math.inf))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wall:
-    """A wall, and the share of the step's seconds that goes if it is lifted."""
+    """A wall, and the share of the step that its removal saves."""
 
     name: str
     gain: float
 
 
 def walls(setting: Setting, point: Point, best_without_memory: float) -> list[Wall]:
-    """All walls, the one of the largest gain first.
+    """Return all walls, the one of the largest gain first.
 
     Args:
         best_without_memory: seconds of the best plan were memory infinite.
@@ -52,7 +52,7 @@ def walls(setting: Setting, point: Point, best_without_memory: float) -> list[Wa
 
 
 def _ideal_kernels(cluster: Cluster) -> Cluster:
-    """Kernels that reach the data sheet."""
+    """Return the cluster with kernels that reach the data sheet."""
     groups = tuple(
         dataclasses.replace(
             group,

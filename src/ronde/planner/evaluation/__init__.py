@@ -1,1 +1,1 @@
-"""How good the predictions are, on public tables: what `ronde bench planner` prints."""
+"""Evaluation of predictions on public tables, for `ronde bench planner`."""

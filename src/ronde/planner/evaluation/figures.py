@@ -1,4 +1,4 @@
-"""The figures of `ronde bench planner`: errors on rows that were not fitted, beside two usual models."""
+"""Figures of `ronde bench planner`: errors on unfitted rows, beside two usual models."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ class Figure:
     """One figure.
 
     Attributes:
-        name: what it is of.
-        unit: of all values: "%" is a mean error.
-        target: what was asked for; `at_least` says on which side it lies.
-        value: ours, on rows that were not fitted.
-        constant: by a constant share of the peak, fitted to the fitted rows; None where that says nothing.
-        sheet: by the data sheet: the larger of compute and bytes, links at their rate.
-        rows, fitted: how many were judged, and to how many constants were fitted.
-        worst: the largest error of one row; None where that is not an error.
+        name: the subject of the figure.
+        unit: the unit of all values: "%" is a mean error.
+        target: the value to reach: a lower bound with `at_least`, else an upper bound.
+        value: the error of this cost model on rows that were not fitted.
+        constant: the value by a constant share of the peak, fitted to the fitted rows; None where
+            meaningless.
+        sheet: the value by the data sheet: the larger of compute and bytes, links at their rate.
+        rows, fitted: the numbers of judged rows, and of rows to which constants were fitted.
+        worst: the largest error of one row; None where the figure is not an error.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Figure:
 
 
 def figures() -> Iterator[Figure]:
-    """All figures, one after the other."""
+    """Yield all figures."""
     for device in _GEMM:
         yield _gemm(device)
     for device in _GEMM:
@@ -122,7 +123,10 @@ def _gemm(device: str) -> Figure:
 
 
 def _collective(name: str, groups: Iterable[tuple[float, Floats, Floats]], rate: float) -> Figure:
-    """Errors over groups of one operation and number of ranks: odd powers of two bytes are judged."""
+    """Judge a collective on groups of one operation and number of ranks.
+
+    Sizes that are even powers of two are fitted, odd ones judged.
+    """
     ours, constant, sheet, fits = [], [], [], 0
     for factor, size, seconds in groups:
         fitted = np.log2(size).astype(int) % 2 == 0
@@ -198,7 +202,7 @@ def _peaks() -> Figure:
 
 
 def _fits() -> Figure:
-    """Rows of MPT that ran, and so fitted: a share of them is predicted to."""
+    """Judge memory on MPT's rows, which all ran: the share predicted to fit."""
     rows = [*mpt(), *mpt_h100()]
     fit = 0
     for row in rows:
@@ -221,7 +225,7 @@ def _predicted(row: Row) -> float:
 
 
 def _by_sheet(row: Row) -> float:
-    """The step on devices and links that reach their data sheets."""
+    """Return the step's seconds on devices and links that reach their data sheets."""
     cluster = _sheet(row.cluster)
     return float(step(cluster, row.graph, Candidates.one(row.point), row.software).total[0])
 
@@ -250,7 +254,7 @@ def _sheet(cluster: Cluster) -> Cluster:
 
 
 def _ideal_seconds(row: Row) -> float:
-    """Seconds at the peak."""
+    """Return the step's seconds at the peak."""
     return row.graph.step_flops / (row.cluster.devices * peak_of(row.cluster.slowest, row.software.precision))
 
 
@@ -279,7 +283,7 @@ def _time(name: str, rows: Sequence[Row], target: float) -> Figure:
 
 
 def _ranking(rows: Sequence[Row]) -> Iterator[Figure]:
-    """How well plans of one model, cluster and batch are ordered, and what choosing by that order costs."""
+    """Judge the order of plans of one model, cluster and batch, and its regret."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if not row.fitted:
@@ -331,7 +335,7 @@ def _spread(group: Sequence[Row]) -> float:
 
 
 def _correlation(group: Sequence[Row], predict: Callable[[Row], float]) -> float:
-    """Spearman's: of ranks, equal values sharing theirs."""
+    """Return Spearman's rank correlation, ties sharing their mean rank."""
     predicted = _ranks(np.array([predict(row) for row in group]))
     measured = _ranks(np.array([row.seconds for row in group]))
     if predicted.std() == 0:
@@ -349,7 +353,7 @@ def _regret(group: Sequence[Row], predict: Callable[[Row], float]) -> float:
 
 
 def _speed() -> Figure:
-    """Seconds of a processor for a search over 4,096 devices for a model of 96 layers."""
+    """Measure processor seconds of a search: 4,096 devices, a model of 96 layers."""
     model = dataclasses.replace(MODELS["gpt3-175b"], batch=4096)
     graph, cluster = transformer_graph(model), read_cluster("dgx-a100").resized(4096)
     begun = time.process_time()

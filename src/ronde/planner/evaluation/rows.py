@@ -1,4 +1,4 @@
-"""Rows of the public tables as questions: a cluster, a model, a plan, and what was measured."""
+"""Rows of the public tables: cluster, model, plan, and measured seconds or bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MPT = {
     "70b": (80, 8192, 64),
 }
 _MPT_VOCABULARY = 50368
-# FSDP in pure bfloat16 keeps a full-precision shard; what it computes with is gathered.
+# FSDP in pure bfloat16 keeps a full-precision shard, and gathers the parameters that it computes with.
 _FSDP = Software(
     precision="bf16",
     itemsize=2.0,
@@ -58,10 +58,10 @@ class Row:
     """One measured run.
 
     Attributes:
-        table, number: where it is.
-        group: rows of one model, cluster and batch, among which a planner chooses.
-        seconds: of a step; 0 where only memory was measured.
-        peak: bytes allocated at most; 0 where that was not recorded.
+        table, number: the table and the row in it.
+        group: the name of the rows of one model, cluster and batch, among which a planner chooses.
+        seconds: seconds of a step; 0 where only memory was measured.
+        peak: bytes allocated at most; 0 where these were not recorded.
         fitted: whether constants were fitted to it: such rows are in no figure.
     """
 
@@ -78,7 +78,7 @@ class Row:
 
 
 def mpt() -> Iterator[Row]:
-    """llm-foundry's A100-40 rows; six of 78 are fitted: sizes, long samples, several nodes."""
+    """Yield llm-foundry's A100-40 rows. Six of 78 are fitted: sizes, long samples, several nodes."""
     fitted = {
         ("125m", 8, 2048),
         ("1b", 8, 2048),
@@ -91,7 +91,7 @@ def mpt() -> Iterator[Row]:
 
 
 def mpt_h100() -> Iterator[Row]:
-    """llm-foundry's H100 rows that are kept; three are fitted."""
+    """Yield llm-foundry's H100 rows in the table; three are fitted."""
     yield from _mpt("mpt_h100", "dgx-h100", {("70b", 64, 2048), ("30b", 16, 2048), ("30b", 8, 8192)})
 
 
@@ -131,7 +131,7 @@ def _mpt(table: str, cluster: str, fitted: set[tuple[str, int, int]]) -> Iterato
 
 
 def bigscience() -> Iterator[Row]:
-    """BigScience's rows on A100-80; one is the calibration."""
+    """Yield BigScience's rows on A100-80; one is the calibration."""
     preset = read_cluster("a100-80-opa")
     software = dataclasses.replace(_MEGATRON, precision="fp16", gradient=2.0, wire_gradient=2.0)
     for row in read_table("bigscience_a100_80"):
@@ -169,7 +169,10 @@ def bigscience() -> Iterator[Row]:
 
 
 def dlperf() -> Iterator[Row]:
-    """DLPerf's Megatron-LM rows on V100; fitted: one device, data over two nodes, tensor over two nodes."""
+    """Yield DLPerf's Megatron-LM rows on V100.
+
+    Fitted are one device, data over two nodes, tensor over two nodes.
+    """
     preset = read_cluster("8xV100-100GbE")
     software = dataclasses.replace(_MEGATRON, precision="fp16", gradient=2.0, wire_gradient=2.0)
     for row in read_table("dlperf_gpt_v100"):
@@ -209,7 +212,7 @@ def dlperf() -> Iterator[Row]:
 
 
 def megatron() -> Iterator[Row]:
-    """Peaks of Megatron-LM's tests; two are the fit of its workspaces."""
+    """Yield peaks of Megatron-LM's tests; two are the fit of its workspaces."""
     preset = read_cluster("dgx-h100")
     for number, row in enumerate(read_table("megatron_memory"), 1):
         data, tensor, pipeline = int(row["data"]), int(row["tensor"]), int(row["pipeline"])
