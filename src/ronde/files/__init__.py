@@ -1,4 +1,4 @@
-"""What a script writes, written once, on rank 0, and seen alike by all ranks."""
+"""Files of a script: written once, by rank 0, and seen by all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Whose call a file operation is: the main thread's, which all ranks make, or that of a thread or process."""
+"""Classifies callers of file operations: main thread, other threads, forked processes, ronde itself.
+
+Ranks make the main thread's calls in step.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ __all__ = ["Callers"]
 
 
 class _Depth(threading.local):
-    """How deep a thread, or the process that it has forked, is in something."""
+    """A thread-local counter of nested contexts, copied by a fork."""
 
     value = 0
 
@@ -31,15 +34,15 @@ class _Depth(threading.local):
 
 
 class Callers:
-    """Tells that of the call in which it is asked.
+    """Classifies the call in which it is asked.
 
     Args:
-        alone: there is one rank.
-        apart: ranks are never in step: each changes files as a thread of its own would.
+        alone: whether there is only one rank.
+        apart: whether ranks are never in step: each changes files as a thread of its own would.
 
     Attributes:
-        branched: the script has started threads or processes, which may have changed files.
-        trackers: folders of packages whose own files are each rank's own.
+        branched: whether the script has started threads or processes, which may have changed files.
+        trackers: folders of packages with files that are each rank's own.
     """
 
     def __init__(self, *, alone: bool, apart: bool = False) -> None:
@@ -55,31 +58,34 @@ class Callers:
         self._collector: int | None = None
 
     def unmediated(self) -> AbstractContextManager[None]:
-        """File operations inside, of this thread, are ronde's own."""
+        """Mark this thread's file operations inside as ronde's own."""
         return self._unmediated.deeper()
 
     def for_itself(self) -> AbstractContextManager[None]:
-        """Inside each rank works for itself, as when it loads samples of its own."""
+        """Let each rank work for itself inside, as when it loads its own samples."""
         return self._for_itself.deeper()
 
     def in_step(self) -> bool:
-        """Whether all ranks make this call: it is the main thread's, and neither nested nor a collector's."""
+        """Return whether all ranks make this call together.
+
+        It is the main thread's, and neither nested nor made by the garbage collector.
+        """
         if self._unmediated.value or self._for_itself.value or os.getpid() != self._process:
             return False
         if self._apart:
             return False
         if threading.get_ident() != self._thread or self._collects():
             return False
-        # torch's compiler holds a lock that ranks share while it writes, and they would wait for each other.
+        # torch's compiler holds a lock that ranks share while it writes: ranks in step would deadlock.
         if CompileContext.try_get() is not None:
             return False
         return not (self.trackers and self._above(lambda name: name.startswith(self.trackers)))
 
     def is_beside(self) -> bool:
-        """Whether it is that of a thread or forked process of the script, or of Python's collector.
+        """Return whether the script's thread or fork, or garbage collection, makes this call.
 
-        Not of a process that a library forked, to load samples say: each rank's loads others, and what they
-        leave is wanted of all.
+        Calls of a process that a library forked, to load samples say, do not count: each rank's process loads
+        other samples, and all ranks want the files that it leaves.
         """
         if self._alone or self._unmediated.value or self._for_itself.value:
             return False
@@ -92,13 +98,14 @@ class Callers:
         return beside
 
     def looks_aside(self) -> bool:
-        """Whether it may be about what threads and processes of the script have changed."""
+        """Return whether the answer may depend on changes by the script's threads and processes."""
         return not (self._alone or self._unmediated.value) and (self.branched or self.is_beside())
 
     def starts(self, thread: threading.Thread | None = None) -> None:
-        """A thread is about to start, or a process to be forked.
+        """Record that a thread is about to start, or a process to be forked.
 
-        It is the script's if that starts it by itself, or by a module of the interpreter (a pool, a timer).
+        It is the script's if the script starts it, directly or by a module of the interpreter (a pool, a
+        timer).
         """
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and is_standard(frame.f_code.co_filename):
@@ -111,7 +118,7 @@ class Callers:
             self._threads.add(thread)
 
     def on_collection(self, phase: str, _: Mapping[str, int]) -> None:
-        """Python's collector begins or ends: it comes at other moments on other ranks."""
+        """Track Python's garbage collection, which comes at different moments on each rank."""
         self._collector = threading.get_ident() if phase == "start" else None
 
     def _collects(self) -> bool:
@@ -119,7 +126,7 @@ class Callers:
 
     @staticmethod
     def _above(is_meant: Callable[[str], bool]) -> bool:
-        """Whether code of such a file leads to this call, no further away than the script's."""
+        """Return whether code of such a file is between this call and the script."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             name = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""The functions of `os` and `shutil` that change the file system, each done by rank 0 alone."""
+"""Functions of `os` and `shutil` that change the file system, done by rank 0."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ronde.files.rank_files import RankFiles
 __all__ = ["CHANGES", "Change", "Changes"]
 
 _DESCRIPTORS = ("dir_fd", "src_dir_fd", "dst_dir_fd")
-"""Arguments by which a path is not from the working directory."""
+"""Arguments that make a path relative to another folder than the working directory."""
 _REMOVING = ("remove", "unlink", "rmdir", "rmtree")
 _NOT_FOLLOWING = (*_REMOVING, "rename", "replace", "symlink", "link", "mkdir", "lchown")
 
 
 class Change(NamedTuple):
-    """One function.
+    """One function that changes files.
 
     Attributes:
-        module, name: where it is found.
-        paths: its arguments that are changed; of two, one moves to the other.
-        composed: made of others of these, by which a thread's or process's is seen to.
+        module, name: the module and the name of the function in it.
+        paths: the arguments that are changed; of two, one moves to the other.
+        composed: whether it calls others of these functions, which handle calls by threads and processes.
     """
 
     module: str
@@ -64,14 +64,17 @@ CHANGES = tuple(
 
 
 class Changes:
-    """Makes the form of each function that the script gets."""
+    """Makes the replacement of each function."""
 
     def __init__(self, files: RankFiles) -> None:
         self._files = files
 
     def replacing(self, change: Change, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """`plain`, done once; its result (a path or nothing) is rank 0's on every rank."""
-        # That of `os.utime` cannot be had.
+        """Return a replacement of `plain` that acts once.
+
+        Its result (a path or nothing) is rank 0's on every rank.
+        """
+        # `os.utime` has no signature to inspect.
         model = (lambda path, times=None, **options: None) if change.name == "utime" else plain
         signature = inspect.signature(model)
         callers, is_exempt = self._files.callers, self._files.paths.is_exempt
@@ -86,7 +89,7 @@ class Changes:
             try:
                 given = signature.bind(*args, **kwargs)
             except TypeError:
-                return plain(*args, **kwargs)  # it says so itself
+                return plain(*args, **kwargs)  # it raises the error
             located = [self._files.paths.locate(given.arguments[name]) for name in change.paths]
             paths = [path for path in located if path is not None]
             if len(paths) < len(located) or all(map(is_exempt, paths)):
@@ -114,7 +117,7 @@ class Changes:
             return results[0] if isinstance(results[0], (str, bytes, PurePath)) else None
 
         def changed(value: Any) -> list[str]:
-            # What a function put into a folder is what it returns; the rest of the folder is as it was.
+            # A function returns what it put into a folder; the rest of the folder is unchanged.
             made = locate(value)
             return paths if made is None else [*paths[:-1], made]
 
@@ -127,13 +130,13 @@ class Changes:
         )
         if not results and change.moves and self._files.paths.is_private(paths[0]):
             with self._files.callers.unmediated():
-                remove(paths[0])  # this rank's own version of what rank 0 moved away
+                remove(paths[0])  # this rank's own version of the path that rank 0 moved away
         return results[0] if results else value
 
     def _in_overlay(
         self, change: Change, plain: Callable[..., Any], paths: list[str], given: inspect.BoundArguments
     ) -> None:
-        """What `plain` would do to the real files, done to the tree of this rank."""
+        """Apply a change of real files to this rank's overlay instead."""
         overlay, is_exempt = self._files.overlay, self._files.paths.is_exempt
         removes, own = change.name in _REMOVING, is_exempt(paths[0])
         place = overlay.find(paths[0])
@@ -155,7 +158,7 @@ class Changes:
         names = {place: given.arguments[name] for name, place in places.items()}
         given.arguments.update(places)
         with called(names):
-            # Into the tree, which may lie on another disk than the place of this rank's own.
+            # The overlay may lie on another disk than this rank's private files, so the move may be a copy.
             (shutil.move if change.moves and own else plain)(*given.args, **given.kwargs)
         if (removes or change.moves) and not own:
             overlay.take(paths[0])

@@ -1,10 +1,10 @@
-"""What a script has done to files, so that it can be brought back to a step without doing it again.
+"""Records a script's file changes, so that a resumed run does not repeat them.
 
-On the way back nothing is written: a change has the outcome that it had, whatever its place among others, as
-a library may do less the second time (a data set is there already). What the script made is not there yet
-when it asks before it has made it: `run-1` is taken for this run too. Only what it had made before it
-trained, and had read, is there from the beginning: a data set that was downloaded. When the script has come
-to where it was, files that it holds open are the real ones again, cut to the length that they had.
+During replay nothing is written: a change has its recorded outcome, whatever its place among others, as a
+library may do less the second time (a data set exists already). Files that the script has yet to make are
+hidden: `run-1` is taken for this run too. Only files that it had made before it trained, and had read, are
+visible from the beginning: a data set that was downloaded. At the end of replay, files that it holds open
+become the real ones again, cut to their recorded length.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Event(NamedTuple):
     """A change that all ranks made together.
 
     Attributes:
-        operation, path: what and where.
-        value, failure: what became of it.
-        is_new: nothing was there before.
-        hidden: it is not there, on the way back, before the script makes it.
+        operation, path: the name of the function and the file.
+        value, failure: its result, and its exception or None.
+        is_new: whether the path did not exist before.
+        hidden: whether it is hidden during replay until the script makes it.
     """
 
     operation: str
@@ -39,11 +39,11 @@ class Event(NamedTuple):
 
 
 class FileHistory:
-    """One rank's record; the same on all ranks but for `is_new`, which rank 0 knows.
+    """Record of one rank's changes. It is the same on all ranks but for `is_new`, which only rank 0 knows.
 
     Attributes:
-        replaying: the script is on its way back.
-        trained: the script has made a step.
+        replaying: whether the script is replayed up to its checkpoint.
+        trained: whether the script has made a step.
     """
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class FileHistory:
         self._read: set[str] = set()
         self._earlier: dict[tuple[str, str], collections.deque[Event]] = {}
         self._unborn: collections.Counter[str] = collections.Counter()
-        # Opened on the way back, and the files that they stand for.
+        # Files opened during replay, and the paths that they represent.
         self._open: list[tuple[NullFile, str]] = []
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Answer with the changes of an earlier run."""
+        """Start replay with the changes of an earlier run."""
         self.replaying = True
         for event in events:
             self._events.append(event)
@@ -66,16 +66,16 @@ class FileHistory:
                 self._unborn[event.path] += 1
 
     def events(self) -> list[Event]:
-        """All changes so far."""
+        """Return all changes so far."""
         return [event._replace(hidden=event.hidden or event.path not in self._read) for event in self._events]
 
     def read(self, path: str) -> None:
-        """The script reads what is in a file, or which there are in a folder."""
+        """Record that the script reads a file or lists a folder."""
         if not self.trained:
             self._read.update((path, *map(str, Path(path).parents)))
 
     def sizes(self) -> dict[str, int]:
-        """Of the files that the script has appended to, as they are now."""
+        """Return the current sizes of files that the script has appended to."""
         appended = {event.path for event in self._events if event.operation == "open (a)"}
         return {path: os.stat(path).st_size for path in sorted(appended) if os.path.isfile(path)}
 
@@ -83,7 +83,7 @@ class FileHistory:
         self._events.append(Event(operation, path, value, failure, is_new, self.trained))
 
     def recall(self, operation: str, path: str) -> Event | None:
-        """What became of this change in the earlier run; None where it made none, or none further."""
+        """Return the recorded outcome of this change; None without a further record."""
         waiting = self._earlier.get((operation, path))
         if not self.replaying or not waiting:
             return None
@@ -93,23 +93,23 @@ class FileHistory:
         return event
 
     def hides(self, path: str) -> bool:
-        """Whether what lies there was made later than the script has come."""
+        """Return whether the path was made later than the replay has reached."""
         return self.replaying and bool(self._unborn) and os.path.abspath(path) in self._unborn
 
     def without_hidden(self, folder: str, names: Iterable[str]) -> Iterator[str]:
-        """The names in a folder that are there by now."""
+        """Yield the names in a folder that replay has reached."""
         return (name for name in names if not self.hides(os.path.join(folder, name)))
 
     def stands_for(self, raw: RawFile, path: str) -> None:
-        """A file was opened on the way back that takes no bytes."""
+        """Remember a file opened during replay that drops its bytes."""
         if isinstance(raw, NullFile):
             self._open.append((raw, path))
 
     def end_replay(self, sizes: dict[str, int], open_file: Callable[[str, int, int], int] | None) -> None:
-        """The script is where it was.
+        """End the replay at the checkpoint.
 
         Args:
-            sizes: of files that it had appended to: what came after the checkpoint is cut off.
+            sizes: the sizes of files that the script had appended to; later bytes are cut off.
             open_file: the plain `os.open`; None on ranks that write no files.
         """
         self.replaying = False
@@ -128,7 +128,7 @@ class FileHistory:
 
 
 def _make_real(raw: NullFile, path: str, open_file: Callable[[str, int, int], int]) -> None:
-    """Bytes written from now on go to the file, behind those of which the earlier run has written."""
+    """Redirect further writes to the real file, after the earlier run's bytes."""
     place, size = raw.tell(), os.fstat(raw.fileno()).st_size
     append = os.O_APPEND if "a" in raw.mode else 0
     opened = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | append, 0o666)

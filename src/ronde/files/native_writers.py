@@ -1,7 +1,7 @@
-"""Functions of libraries that open a file in native code, which no replaced `open` sees.
+"""Functions of libraries that open files in native code, past any replaced `open`.
 
-Each returns a plain value, so rank 0 calls it alone. What native code writes line by line, into an object
-that stays open (a video, an audio stream), is not among them.
+Each returns a plain value, so rank 0 calls it alone. Native objects that stay open and are written in pieces
+(a video, an audio stream) are not supported.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ xgboost.core            Booster.save_model 1 fname
 
 
 class NativeWriter(NamedTuple):
-    """One of them.
+    """One such function.
 
     Attributes:
-        name: within its module.
-        position, argument: of the path among what it is given; a method is given its object first. The path
-            may be that of a folder, or what the names of several files begin with. Without a position it is
-            given by name.
+        name: the qualified name within its module.
+        position, argument: position and name of the path argument; a method has its object first. The path
+            may be a folder's, or a prefix of several files' names. Without a position it is given by name.
     """
 
     name: str
@@ -66,4 +65,4 @@ def _writers() -> dict[str, tuple[NativeWriter, ...]]:
 
 
 NATIVE_WRITERS = _writers()
-"""By the full name of the module."""
+"""Functions by the full name of the module."""

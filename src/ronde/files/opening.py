@@ -14,12 +14,12 @@ __all__ = ["Opening"]
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _FLAGS = {"r": 0, "w": os.O_CREAT | os.O_TRUNC, "x": os.O_CREAT | os.O_EXCL, "a": os.O_CREAT | os.O_APPEND}
-"""By the letter of a mode, as `open` has them."""
+"""Flags by the letter of a mode, as in `open`."""
 _UNNAMED = getattr(os, "O_TMPFILE", 0)
 
 
 class Opening:
-    """Opening for writing is done by all ranks together; threads and processes open what their rank has.
+    """Opens files: for writing, all ranks together; in threads and processes, in the overlay.
 
     Args:
         plain_open, plain_os_open: the functions of the interpreter.
@@ -43,9 +43,9 @@ class Opening:
         closefd: bool = True,
         opener: Callable[[str, int], int] | None = None,
     ) -> Any:
-        """Stands in for `open`."""
+        """Open a file, as a replacement of `open`."""
         layers = (buffering, encoding, errors, newline)
-        # What opens by itself calls `os.open`.
+        # An opener of the caller's calls `os.open`.
         if isinstance(file, int) or not isinstance(mode, str) or opener is not None:
             return self._open(file, mode, *layers, closefd, opener)
         if set(mode).isdisjoint("wax+"):
@@ -57,7 +57,7 @@ class Opening:
             place = self._files.place_to_write(file, keep="w" not in mode, follow="x" not in mode)
             with called({place: file}):
                 return self._open_at(place, file, mode, *layers, closefd)
-        # Arguments that are wrong in themselves raise here, on every rank, as `open` words it.
+        # Invalid arguments raise here, on every rank, with the message of `open`.
         self._open(os.devnull, mode.replace("x", "w"), *layers, closefd).close()
         letters = "".join(letter for letter in mode if letter in "rwax+")
         flags = _FLAGS[letters.replace("+", "")] | (os.O_RDWR if "+" in mode else os.O_WRONLY) | os.O_CLOEXEC
@@ -71,7 +71,7 @@ class Opening:
         return layered(raw, mode, *layers)
 
     def _open_at(self, place: Any, file: Any, *rest: Any) -> Any:
-        """It is known by the name that the script has for it."""
+        """Open `place`, but name the file as the script does."""
         opened = self._open(place, *rest)
         if place is not file:
             raw = getattr(opened, "buffer", opened)
@@ -79,7 +79,7 @@ class Opening:
         return opened
 
     def os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        """Stands in for `os.open`."""
+        """Open a file, as a replacement of `os.open`."""
         if dir_fd is not None or (_UNNAMED and flags & _UNNAMED == _UNNAMED):
             return self._os_open(path, flags, mode, dir_fd=dir_fd)
         if not flags & _WRITING:
@@ -89,7 +89,7 @@ class Opening:
         located = self._files.mediated(path)
         if located is not None:
             opened, key = self._together("os.open", path, located, flags, mode)
-            # When it is closed is not known: whoever reads it waits until rank 0 has come as far.
+            # Its close is not seen, so a reader waits until rank 0 has reached the same point.
             self._files.opened(key, closes=False)
             return opened
         anew = bool(flags & os.O_EXCL)
@@ -100,10 +100,12 @@ class Opening:
     def _together(
         self, operation: str, path: Any, located: str, flags: int, mode: int, *, named: bool = True
     ) -> tuple[int, str]:
-        """A descriptor of the file on rank 0, and of one beside it elsewhere; and what the file is known by.
+        """Open a file on rank 0, and a scratch file on others.
+
+        Returns the descriptor, and the file's real path on rank 0.
 
         Args:
-            named: it keeps its name, because file locks take one without for a lock that was removed.
+            named: whether the scratch file keeps its name: file locks take a nameless one for a removed lock.
         """
         opened: list[int] = []
         places: list[str] = []

@@ -1,9 +1,9 @@
-"""What another rank than 0 has instead of files that rank 0 writes: a tree over the real one.
+"""An overlay over the real files for each rank other than 0.
 
-Threads and processes of rank 0 change the real files. Those of another rank change its tree. Libraries that
-keep a file open and write it by themselves (databases, HDF5) work on a copy of it in there. A rank looks into
-its own tree first, and then at the real files, but for those that threads of rank 0 have made: they are not
-there for it before its own have come as far.
+Threads and processes of rank 0 change the real files; those of another rank change its overlay. Libraries
+that keep a file open and write it by themselves (databases, HDF5) work on a copy of it there. A rank looks
+into its own overlay first, and then at the real files, except files that threads of rank 0 have made: these
+are hidden until its own threads have made them.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from ronde.trace.temporary_folder import TemporaryFolders, open_up, remove_tree
 __all__ = ["Overlay", "called", "remove"]
 
 _MARK = "\x01"
-"""Behind the name of a path that rank 0's threads have made."""
+"""Suffix of the path of each file that rank 0's threads have made."""
 
 
 class Overlay:
-    """One rank's view of it; callers see to it that nothing mediates what is done here.
+    """One rank's view of the files.
 
-    Paths are absolute and `resolve`d. A forked process shares the tree with its rank.
+    Its own file operations must run unmediated, which callers ensure. Paths are absolute and `resolve`d. A
+    forked process shares the overlay with its rank.
 
     Args:
-        rank: whose view it is.
-        temporary: where this rank's own folder is made.
-        made: is told of it.
+        rank: the number of the rank.
+        temporary: the maker of this rank's own folder.
+        made: function to call with the new folder.
         shared: a folder of all ranks of this host, to be removed when all are gone; None: others do not learn
-            what rank 0's threads make.
+            of files made by rank 0's threads.
 
     Attributes:
-        unborn: whether the real one was made later than the script has come, on its way back.
+        unborn: function that tells whether replay has yet to reach the making of a real file.
     """
 
     def __init__(
@@ -48,13 +49,13 @@ class Overlay:
         self._made = made
         self._shared = shared
         self._folder: str | None = None
-        self._lock = threading.RLock()  # a collected file may come to this in here
+        self._lock = threading.RLock()  # reentrant, since the finalizer of a collected file may enter it
         self._numbers = itertools.count(1)
         self._gone: set[str] = set()
         self.unborn: Callable[[str], bool] = lambda path: False
 
     def folder(self) -> str:
-        """This rank's own; made when it is first asked for."""
+        """Return this rank's own folder, made on first use."""
         if self._folder is None:
             with self._lock:
                 if self._folder is None:
@@ -64,7 +65,10 @@ class Overlay:
         return self._folder
 
     def scratch(self, source: str = "", size: int = 0) -> str:
-        """A new file beside the tree, with the content of `source`; where that is not there, of this size."""
+        """Make a new file outside the tree, with the content of `source`.
+
+        Without a source file it has `size` bytes.
+        """
         place = os.path.join(self.folder(), str(next(self._numbers)))
         if os.path.isfile(source):
             shutil.copyfile(source, place)
@@ -74,14 +78,14 @@ class Overlay:
         return place
 
     def place(self, path: str) -> str:
-        """Where it lies if it lies in this rank's tree."""
+        """Return the path of `path` inside this rank's overlay."""
         return os.path.join(self.folder(), "made") + path
 
     def resolve(self, located: str, *, last: bool) -> str:
-        """An absolute path without links, as this rank sees them.
+        """Return an absolute path without links, as this rank sees them.
 
         Args:
-            last: the last name is followed too.
+            last: whether the last name is resolved too.
         """
         if not self._is_zero:
             tree = self.place("")
@@ -91,18 +95,21 @@ class Overlay:
         return _straight(located, last)
 
     def find(self, path: str) -> str:
-        """Where this rank has it; what is not there for it would lie in its tree."""
+        """Return the actual path of a file for this rank.
+
+        A path that does not exist for it is mapped into its overlay.
+        """
         own = self._own(path)
         if own is not None:
             return own
-        # Threads of rank 0 tell before they make a file: what is there, and not told of, was there before.
+        # Threads of rank 0 leave a mark before they make a file: a file without one existed before.
         return path if os.path.lexists(path) and not self._is_hidden(path) else self.place(path)
 
     def listed(self, folder: str) -> list[str]:
-        """The names in a folder."""
+        """Return the names in a folder."""
         own = self.place(folder)
         if self.find(folder) == own and not os.path.isdir(own):
-            return os.listdir(own)  # it says why not
+            return os.listdir(own)  # it raises the error
         names = dict.fromkeys(os.listdir(own) if os.path.isdir(own) else ())
         if os.path.isdir(folder) and not self._is_hidden(folder):
             for name in os.listdir(folder):
@@ -111,12 +118,12 @@ class Overlay:
         return list(names)
 
     def target(self, path: str, *, keep: bool = False) -> str:
-        """Where this rank's thread writes it.
+        """Return the path for a write by this rank's thread.
 
         Where the folder around it is missing, it is missing there: the failure is the script's.
 
         Args:
-            keep: what it holds is kept.
+            keep: whether to copy its content.
         """
         place = self.place(path)
         if os.path.isdir(self.find(os.path.dirname(path))):
@@ -128,7 +135,7 @@ class Overlay:
         return place
 
     def fetch(self, path: str) -> str:
-        """Have a copy of it in the tree, if it is there: of a folder with all that it holds."""
+        """Copy a path into the overlay if it exists, folders with their content."""
         place, source = self.place(path), self.find(path)
         if os.path.isdir(source) and not os.path.islink(source):
             names = self.listed(path)
@@ -141,23 +148,23 @@ class Overlay:
         return place
 
     def take(self, path: str) -> None:
-        """It is gone for this rank; the real one is rank 0's to remove."""
+        """Remove a path for this rank only; rank 0 removes the real one."""
         remove(self.place(path))
         self._gone.add(path)
 
     def tell(self, path: str) -> None:
-        """A thread of rank 0 is about to make this."""
-        with contextlib.suppress(OSError):  # no room: others see it as it comes
+        """Mark a path that a thread of rank 0 is about to make."""
+        with contextlib.suppress(OSError):  # no space: others see the file at once
             if self._shared is not None and not os.path.lexists(path):
                 mark = self._mark(path)
                 os.makedirs(os.path.dirname(mark), exist_ok=True)
                 os.close(os.open(mark, os.O_CREAT | os.O_WRONLY))
 
     def back(self, path: str, *, below: bool = True) -> None:
-        """All ranks have changed it: what counts is the real one.
+        """Drop the overlay of a path that all ranks have changed together.
 
         Args:
-            below: and of all that lies in it.
+            below: whether to include the content of a folder.
         """
         self._gone.difference_update(_and_above(path))
         if self._is_zero:
@@ -168,7 +175,10 @@ class Overlay:
             remove(self._mark(path).removesuffix(_MARK) if self._is_zero else self.place(path))
 
     def changes(self, path: str) -> bool:
-        """Whether a thread or process of this rank has made it, as far as others were told, or changed it."""
+        """Return whether a thread or process of this rank has changed the path.
+
+        On rank 0, whether it has made it and left a mark for others.
+        """
         return self._is_hidden(path) if self._is_zero else self._own(path) is not None
 
     def remove_all(self) -> None:
@@ -188,16 +198,18 @@ class Overlay:
         return path in self._gone or self.unborn(path) or os.path.lexists(self._mark(path))
 
     def _is_hidden(self, path: str) -> bool:
-        """Whether the real one is not meant: it, or a folder above, is gone or made by rank 0's threads."""
+        """Return whether the real path, or one above, is hidden from this rank."""
         return any(map(self._is_marked, _and_above(path)))
 
 
 @contextlib.contextmanager
 def called(names: dict[Any, Any]) -> Iterator[None]:
-    """Inside, an error of the system gets the script's name for a place.
+    """Restore the script's own path names in system errors raised inside.
+
+    The names replaced are the keys of `names`.
 
     Args:
-        names: by place.
+        names: the script's names by actual path.
     """
     try:
         yield
@@ -210,7 +222,7 @@ def called(names: dict[Any, Any]) -> Iterator[None]:
 
 
 def remove(place: str) -> None:
-    """Remove it, whatever it is, if it is there."""
+    """Remove a file or folder, if it exists."""
     if os.path.isdir(place) and not os.path.islink(place):
         open_up(place)
         shutil.rmtree(place, ignore_errors=True)

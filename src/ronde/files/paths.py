@@ -1,4 +1,4 @@
-"""Which paths are mediated."""
+"""Classifies paths into mediated, exempt and private ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SYSTEM_FOLDERS = ("/dev", "/proc", "/sys")
 
 
 def caches(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Folders that libraries fill for themselves, each process ready to find others at work there."""
+    """Return the cache folders of libraries, which are made for concurrent processes."""
     folders = [os.path.expanduser(folder) for folder in _CACHE_FOLDERS]
     folders += [environment[name] for name in _CACHE_VARIABLES if environment.get(name)]
     folders.append(os.path.join(tempfile.gettempdir(), f"torchinductor_{_user()}"))
@@ -32,7 +32,7 @@ def caches(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _user() -> str:
-    """The user's name as torch's compiler writes it in the name of its folder."""
+    """Return the user's name as torch's compiler writes it in its folder's name."""
     try:
         return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
     except (KeyError, OSError):  # a user id without a name
@@ -40,17 +40,17 @@ def _user() -> str:
 
 
 def paths_of_rank(*exempt: str) -> Paths:
-    """Those of one rank: `exempt`, the interpreter's folders and the caches of libraries are left alone."""
+    """Return the paths of one rank. Exempt are `exempt`, the interpreter's folders and libraries' caches."""
     # Not the prefix itself: a project may live in it.
     interpreter = [path for name, path in sysconfig.get_paths().items() if name != "data"]
     return Paths((*interpreter, site.getusersitepackages(), *caches(os.environ), *exempt))
 
 
 class Paths:
-    """Sorts paths into mediated ones and those of which each rank has, or shares carefully, its own.
+    """Classifies paths: mediated, exempt, or private to this rank.
 
     Args:
-        exempt: folders (or files) that no rank mediates; those of the system are added.
+        exempt: folders (or files) that no rank mediates; system folders are added.
     """
 
     def __init__(self, exempt: Iterable[str]) -> None:
@@ -60,14 +60,14 @@ class Paths:
 
     @staticmethod
     def locate(path: Any) -> str | None:
-        """Absolute form of a path; None for what is not a path."""
+        """Return the absolute form of a path; None for other objects."""
         return os.path.abspath(os.fsdecode(path)) if isinstance(path, (str, bytes, os.PathLike)) else None
 
     def is_exempt(self, located: str) -> bool:
         return _is_below(located, self._exempt) or self.is_private(located) or "/__pycache__" in located
 
     def is_private(self, located: str) -> bool:
-        """Whether this rank made it by `tempfile`; other ranks have another, of another name."""
+        """Return whether this rank made it by `tempfile`, under a name of its own."""
         return _is_below(located, self._private)
 
     def add_private(self, path: str | bytes) -> None:
@@ -75,7 +75,7 @@ class Paths:
 
 
 def _is_below(located: str, roots: set[str]) -> bool:
-    """Whether one of `roots` is `located` or a folder above it."""
+    """Return whether one of `roots` is `located` or a folder above it."""
     while located:
         if located in roots:
             return True

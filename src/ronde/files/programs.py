@@ -1,11 +1,11 @@
-"""Programs and processes that the script starts.
+"""Replaces starts of programs and processes by the script.
 
-A program that the script's main thread runs to its end is one, rank 0's: it may write files, of which nobody
-here would know. What it printed and how it ended is known on every rank. One that goes on beside the script,
-or that a thread starts, is started by every rank, and that is said.
+A program that the script's main thread runs to its end runs once, on rank 0: it may write files, unseen by
+ronde. Its output and exit code are known on every rank. A program that runs concurrently with the script, or
+that a thread starts, is started by every rank, with a note to the user.
 
 Processes of the script's own (pools) run on every rank; when the script has waited for them, ranks wait for
-one another, because those that are spawned write the real files on each.
+one another, because spawned ones write the real files on each.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ WAITS = (
     ("concurrent.futures._base", "Executor.__exit__"),
 )
 _STARTERS = ("threading.", "concurrent.futures.", "multiprocessing.pool.")
-"""Modules that call what a thread is to do."""
+"""Modules that call the target of a thread."""
 
 
 def once(files: RankFiles, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`plain`, which runs a program to its end, on rank 0; its result or failure on all."""
+    """Wrap `plain`, which runs a program to its end, to run on rank 0.
+
+    The result or failure is the same on all ranks.
+    """
 
     @functools.wraps(plain)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -57,7 +60,7 @@ def once(files: RankFiles, label: str, plain: Callable[..., Any]) -> Callable[..
 
 
 def waiting(files: RankFiles, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`plain`, which waits for processes of the script; after it, wait for those of the other ranks."""
+    """Wrap `plain`, which waits for processes of the script, with a barrier."""
 
     @functools.wraps(plain)
     def wait(*args: Any, **kwargs: Any) -> Any:
@@ -70,7 +73,7 @@ def waiting(files: RankFiles, label: str, plain: Callable[..., Any]) -> Callable
 
 
 def starting(files: RankFiles, plain: Callable[..., None]) -> Callable[..., None]:
-    """For `subprocess.Popen.__init__`, called after what the script wrote is there."""
+    """Wrap `subprocess.Popen.__init__`, to wait for the script's earlier writes first."""
 
     @functools.wraps(plain)
     def initialize(program: Any, args: Any, *rest: Any, **options: Any) -> None:
@@ -88,10 +91,10 @@ def starting(files: RankFiles, plain: Callable[..., None]) -> Callable[..., None
 
 
 def _say_of_threads(files: RankFiles, command: Any) -> None:
-    """A thread of the script starts a program, on every rank at another time.
+    """Note that a thread of the script starts a program, on every rank.
 
     Raises:
-        UsageError: where it is told of a file that threads have made, which lies elsewhere on other ranks.
+        UsageError: its arguments name a file that threads have made, which lies elsewhere on other ranks.
     """
     if not files.callers.is_beside():
         return
@@ -109,7 +112,7 @@ def _say_of_threads(files: RankFiles, command: Any) -> None:
 
 
 def _words(command: Any) -> list[str]:
-    """A command as a list of texts, whether it is one for a shell or a list of arguments."""
+    """Return a command as a list of texts, from a shell line or arguments."""
     parts = [command] if isinstance(command, (str, bytes, os.PathLike)) else list(command)
     return [os.fsdecode(part) for part in parts]
 
@@ -119,7 +122,7 @@ def _name(command: Any) -> str:
 
 
 def _in_part(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether it was asked to wait for a time only, or not at all: ranks may ask unequally often."""
+    """Return whether the wait may end early: ranks may call it unequally often."""
     if kwargs.get("timeout") is not None or kwargs.get("wait") is False:
         return True
     return len(args) == 2 and args[1] not in (None, True)

@@ -1,4 +1,4 @@
-"""Questions to the file system: answered as of this point of the script, on every rank."""
+"""Stat-like calls, answered as of this point of the script on every rank."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ronde.files.rank_files import RankFiles
 __all__ = ["QUESTIONS", "asking"]
 
 QUESTIONS = ("stat", "lstat", "access", "listdir", "scandir", "readlink", "getxattr", "listxattr")
-"""Functions of `os` whose first argument, `path`, is asked about; `os.path` and `pathlib` stand on them."""
+"""Functions of `os` whose first argument, `path`, is queried; `os.path` and `pathlib` call them."""
 
 
 def asking(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`plain`, of what the script wrote there, and of what threads of this rank have made of it."""
+    """Wrap `plain` to answer with the script's writes and this rank's overlay."""
     name = plain.__name__
     lists = name in ("listdir", "scandir")
 
@@ -47,7 +47,7 @@ def asking(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Entry:
-    """An entry as `os.DirEntry` is one; it asks by the name that the script knows."""
+    """Substitute for `os.DirEntry`, under the path that the script knows."""
 
     def __init__(self, folder: Any, name: str) -> None:
         self.name = name
@@ -70,7 +70,7 @@ class _Entry:
 
 
 class _Entries:
-    """What `os.scandir` returns."""
+    """Substitute for the iterator that `os.scandir` returns."""
 
     def __init__(self, entries: Iterable[Any]) -> None:
         self._entries = iter(entries)

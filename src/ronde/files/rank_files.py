@@ -1,4 +1,4 @@
-"""The script's files as one rank has them: what all ranks change is changed by rank 0, when all have come."""
+"""Mediates file operations on one rank: rank 0 makes changes, after a barrier."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Outcome", "RankFiles"]
 
 
 class Outcome(NamedTuple):
-    """What became of a change on rank 0; `failure` is what the script gets, on every rank."""
+    """Outcome of a change on rank 0. `failure` is raised in the script, on every rank."""
 
     operation: str
     path: str
@@ -32,15 +32,15 @@ class Outcome(NamedTuple):
 
 
 class RankFiles:
-    """What the replaced functions share.
+    """State that the replaced functions share.
 
     Attributes:
-        is_zero: this is rank 0.
-        callers: tells whose call a file operation is.
-        overlay: what this rank has instead of files that rank 0 writes.
-        notes: sentences for the user about what was made right without being asked.
-        stopped: what is closed from now on is nobody's concern.
-        history: records changes, where the run makes checkpoints.
+        is_zero: whether this is rank 0.
+        callers: the classifier of callers of file operations.
+        overlay: the substitute on this rank for files that rank 0 writes.
+        notes: sentences for the user on silent corrections.
+        stopped: whether files may be closed without a barrier from now on.
+        history: record of changes in a run with checkpoints, else None.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class RankFiles:
         below: bool = True,
         prepare: Callable[[], None] | None = None,
     ) -> Any:
-        """Do `act` on rank 0 alone, when every rank has come; return or raise alike everywhere.
+        """Run `act` on rank 0 after a barrier, with the same outcome everywhere.
 
         Args:
-            located: the path by which the operation is known (`Paths.locate`).
-            act: its result goes to the other ranks.
-            changed: the paths that it has changed, of what it returned; `located`, where that is not given.
-            below: what lies in these is changed too.
-            prepare: done by the other ranks before rank 0 acts and after all it did before.
+            located: the path that identifies the operation (`Paths.locate`).
+            act: the action; its result is sent to the other ranks.
+            changed: function from its result to the changed paths; None for `located` alone.
+            below: whether the content of these paths changes too.
+            prepare: action of the other ranks before rank 0 acts and after all its earlier actions.
         """
         recalled = None if self.history is None else self.history.recall(operation, located)
         if recalled is not None:
@@ -112,11 +112,11 @@ class RankFiles:
         return outcome.value
 
     def alike(self, operation: str, act: Callable[[], Any]) -> Any:
-        """What `act` returns or raises on rank 0, on every rank; it changes no file that is known here."""
+        """Return or raise the outcome of rank 0's `act` on every rank. It must change no mediated file."""
         return self.once(operation, operation, act, changed=lambda _: ())
 
     def together(self, operation: str, located: str, act: Callable[[], Any]) -> Any:
-        """Do `act` on every rank at once; raise rank 0's failure on all."""
+        """Run `act` on every rank at once, and raise rank 0's failure everywhere."""
         written = f"{operation}, written"
         recalled = None if self.history is None else self.history.recall(written, located)
         if recalled is not None:
@@ -134,22 +134,22 @@ class RankFiles:
         return value
 
     def note(self, sentence: str) -> None:
-        """Say it to the user at the end, once."""
+        """Add a note for the user, once."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 
     def mediated(self, path: Any) -> str | None:
-        """Where it lies, if all ranks are to change it together here and now."""
+        """Return the absolute path, if all ranks are to change it together now."""
         located = self.paths.locate(path) if self.callers.in_step() else None
         return None if located is None or self.paths.is_exempt(located) else located
 
     def note_read(self, path: Any) -> None:
-        """The script reads what is there."""
+        """Record that the script reads a path."""
         if self.history is not None and (located := self.mediated(path)) is not None:
             self.history.read(located)
 
     def place_to_write(self, path: Any, *, keep: bool = False, follow: bool = True) -> Any:
-        """`path`, or where a thread or process of another rank than 0 writes in its stead."""
+        """Return `path`, or its overlay for a thread or process of another rank."""
         located = self.paths.locate(path) if self.callers.is_beside() else None
         if located is None or self.paths.is_exempt(located):
             return path
@@ -163,7 +163,7 @@ class RankFiles:
 
     @contextmanager
     def reading(self, path: Any, *, follow: bool = True) -> Iterator[Any]:
-        """Where this rank has what is called `path`, as of this point of the script."""
+        """Yield the actual path of `path` on this rank, as of this point."""
         located = self.mediated(path)
         if located is not None:
             if self.history is not None and self.history.hides(located):
@@ -180,7 +180,7 @@ class RankFiles:
             yield path if place == found else place
 
     def found_aside(self, path: Any, *, follow: bool = True) -> str | None:
-        """The path without links, where this rank's threads may have something else there than is there."""
+        """Return the path without links if this rank's overlay may cover it, else None."""
         located = None if self.is_zero or not self.callers.looks_aside() else self.paths.locate(path)
         if located is None or self.paths.is_exempt(located):
             return None
@@ -188,7 +188,7 @@ class RankFiles:
             return self.overlay.resolve(located, last=follow)
 
     def asks_for_more(self) -> bool:
-        """Whether a question may have another answer than that of the files as they are."""
+        """Return whether a stat-like call may differ from the real files' answer."""
         if self.history is not None and self.history.replaying:
             return True
         return bool(self._open or self._unclosed or self._aliases) or (
@@ -196,27 +196,28 @@ class RankFiles:
         )
 
     def made_by_threads(self, name: str) -> bool:
-        """Whether this is a file that threads or processes of the script have made or changed."""
+        """Return whether the script's threads or processes have made or changed this file."""
         located = os.path.abspath(name)
         with self.callers.unmediated():
             found = self.overlay.resolve(located, last=True)
             return not self.paths.is_exempt(located) and self.overlay.changes(found)
 
     def opened(self, key: str, *, closes: bool = True) -> None:
-        """All ranks have opened a file for writing; when it `closes`, `closed` will be called."""
+        """Record that all ranks have opened a file for writing. With `closes`, `closed` will be called."""
         if closes:
             self._open[key] += 1
         else:
             self._unclosed.add(key)
 
     def writes(self) -> bool:
-        """Whether what the script writes on this rank goes to the files."""
+        """Return whether this rank's writes go to the real files."""
         return self.is_zero and not (self.history is not None and self.history.replaying)
 
     def closed(self, key: str) -> None:
-        """The script has closed it: the ranks wait for one another, as anybody may read it now.
+        """Record that the script has closed a file; ranks then wait for each other.
 
-        What a thread or Python's collector closes does not count as closed, as it comes at any moment.
+        Any of them may read it afterwards. A close by a thread or Python's garbage collector does not count,
+        as it comes at any moment.
         """
         if self.stopped or self._comm.alone or not self.callers.in_step():
             return
@@ -227,7 +228,7 @@ class RankFiles:
             self._unclosed.add(key)
 
     def before_reading(self, located: str) -> None:
-        """All ranks read this: wait for rank 0, if the script writes to it."""
+        """Wait for rank 0 before all ranks read a file that the script writes."""
         if self._open or self._unclosed:
             with self.callers.unmediated():
                 key = os.path.realpath(located)
@@ -235,12 +236,12 @@ class RankFiles:
                 self._wait()
 
     def before_child(self) -> None:
-        """A process is about to start on all ranks: it must find what they have written."""
+        """Wait for the ranks' writes before a process starts on all ranks."""
         if (self._open or self._unclosed) and self.callers.in_step():
             self._wait()
 
     def _forget(self, changed: Iterable[str], below: bool) -> None:
-        """All ranks have changed these: what this rank has instead is past."""
+        """Drop this rank's overlay of paths that all ranks have changed."""
         if self.callers.branched:
             for path in changed:
                 for last in (False, True):  # a link, and where it leads
@@ -253,7 +254,7 @@ class RankFiles:
     def _hear(self, operation: str, located: str) -> Outcome:
         outcome = self._comm.broadcast_object(None)
         met = isinstance(outcome, Outcome)
-        # Files of one folder that ranks have named each in its own way are one.
+        # Ranks may have named files of one folder differently; these count as one.
         alike = met and os.path.dirname(outcome.path) == os.path.dirname(located)
         if not alike or outcome.operation != operation:
             theirs = f"{outcome.operation} {outcome.path!r}" if met else repr(outcome)
@@ -282,7 +283,7 @@ def _tried(action: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 def _portable(failure: Exception | None) -> Exception | None:
-    """`failure` in a form that survives the way to another process."""
+    """Return `failure` in a form that can be sent to another process."""
     try:
         copy = pickle.loads(pickle.dumps(failure))
     except Exception:

@@ -1,4 +1,4 @@
-"""Raw files that tell of their end: real ones, and ones that keep position and size, and no bytes."""
+"""Raw files with a close callback, real or without content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["NullFile", "RawFile", "Sink", "layered"]
 
 
 class Sink(io.RawIOBase):
-    """Takes any bytes and forgets them: for serializers that only want something to write to."""
+    """A sink that drops all bytes, for serializers that need a target."""
 
     def writable(self) -> bool:
         return True
@@ -21,7 +21,7 @@ class Sink(io.RawIOBase):
 
 
 class RawFile(io.FileIO):
-    """What `open` puts its layers on; `on_close` is called when it has been closed."""
+    """The raw file under the layers of `open`, with a callback after its close."""
 
     on_close: Callable[[], None] | None = None
 
@@ -35,7 +35,7 @@ class RawFile(io.FileIO):
 
 
 class NullFile(RawFile):
-    """Keeps position and size of what is written, and none of the bytes."""
+    """A file that keeps position and size of its writes, but no bytes."""
 
     def write(self, data: Any, /) -> int:
         count = memoryview(data).nbytes
@@ -50,7 +50,10 @@ class NullFile(RawFile):
 def layered(
     raw: RawFile, mode: str, buffering: int, encoding: str | None, errors: str | None, newline: str | None
 ) -> Any:
-    """Put buffer and text layer on `raw` as `open` does; the arguments are `open`'s and already checked."""
+    """Add buffer and text layer to `raw`, as `open` does.
+
+    The arguments are those of `open`, already checked.
+    """
     if buffering == 0:
         return raw
     kind = io.BufferedRandom if "+" in mode else io.BufferedWriter

@@ -1,4 +1,4 @@
-"""Functions of Python replaced wherever they are held: under borrowed names, in classes, in tables, too."""
+"""Replaces functions of Python wherever they are referenced: aliases, classes, tables."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _LEFT_ALONE = ("ronde", "posix", "_io")
 
 
 class Replacements:
-    """Those of one rank; `patches` puts them back."""
+    """The replacements of one rank; `patches` restores the originals."""
 
     def __init__(self, patches: Patches) -> None:
         self._patches = patches
         self._replaced: dict[int, tuple[Any, Any]] = {}
 
     def set(self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-        """Replace `owner.name` by what `make` makes of it."""
+        """Replace `owner.name` by `make(owner.name)`."""
         plain = getattr(owner, name)
         replacement = make(plain)
         self._patches.set(owner, name, replacement)
         self._replaced[id(plain)] = (plain, replacement)
 
     def spread(self) -> None:
-        """Replace them where others hold them."""
+        """Replace the functions where other modules and classes reference them."""
         for module in list(sys.modules.values()):  # `from shutil import rmtree`, `bz2._builtin_open`
             if isinstance(module, ModuleType) and module.__name__.split(".")[0] not in _LEFT_ALONE:
                 self._spread_in(module)
-        # Paths hold functions of `os` in a class: of their own in Python 3.10, of glob's from 3.13 on.
+        # Paths reference functions of `os` in a class: of their own in Python 3.10, of glob's from 3.13 on.
         for kind in (getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)):
             if kind is not None:
                 self._spread_in(kind)
-        # What `os` says its functions can do, as sets of functions, holds for the replacements too.
+        # The sets by which `os` declares capabilities of its functions get the replacements too.
         for functions in (getattr(os, name) for name in _CAPABILITIES):
             added = [new for old, new in self._replaced.values() if old in functions]
             functions.update(added)

@@ -1,4 +1,4 @@
-"""What the script does with files, on one rank: put into the process, and taken out again."""
+"""Installs the mediation of a rank's file operations, and removes it again."""
 
 from __future__ import annotations
 
@@ -42,26 +42,28 @@ _IMMUTABLE_TYPE = 1 << 8
 
 
 class ScriptFiles:
-    """Makes a file that the script writes be written once, and every rank see the same files.
+    """Mediates file writes, so that all ranks together write each file once.
+
+    Every rank sees the same files.
 
     **A change is collective**: when the script's main thread opens a file for writing, makes, moves or
-    removes something, all ranks come together, so that what they asked before was answered from the state
-    before; rank 0 alone does it, the others get a file that takes no bytes; the outcome, a failure too, is
-    rank 0's on all. When a file is closed, ranks wait for rank 0. Threads and forked processes of the script
-    are not in step: those of rank 0 change the real files, those of other ranks a tree over them, which their
-    rank reads first.
+    removes something, all ranks wait for each other, so that earlier queries were answered from the state
+    before; rank 0 alone makes the change, the others get a file that drops its bytes; the outcome, a failure
+    too, is rank 0's on all. When a file is closed, ranks wait for rank 0. Threads and forked processes of the
+    script are not in step: those of rank 0 change the real files, those of other ranks an overlay, which
+    their rank reads first.
 
     Args:
-        comm: to the other ranks; rank 0 writes.
-        paths: which of them are mediated; learns which this rank makes for itself.
-        whole: makes a value whole that lies in parts on the ranks; collective.
-        temporary: where this rank keeps files of its own.
-        shared: a folder of all ranks of this host, in which rank 0's threads tell what they make.
-        apart: ranks are not in step: rank 0 changes the real files, others a tree of their own over them.
+        comm: the group of all ranks; rank 0 writes.
+        paths: the classifier of paths; paths that this rank makes for itself are added.
+        whole: function that gathers a sharded value; collective.
+        temporary: the maker of this rank's own folders.
+        shared: a folder of all ranks of this host, for marks of files that rank 0's threads make.
+        apart: whether ranks are not in step: rank 0 changes the real files, others an overlay of their own.
 
     Attributes:
-        notes: sentences for the user about what was made right without being asked.
-        in_step, unmediated, for_itself: of `Callers`.
+        notes: sentences for the user on silent corrections.
+        in_step, unmediated, for_itself: the methods of `Callers`.
     """
 
     def __init__(
@@ -86,13 +88,13 @@ class ScriptFiles:
         self._late = LatePatches(self._of_libraries())
 
     def install(self) -> None:
-        """Replace the functions, also where modules imported so far hold them under names of their own."""
+        """Replace the functions, also under the names by which imported modules hold them."""
         files, replacements = self._files, Replacements(self._patches)
         files.stopped = False
         collection = files.callers.on_collection
         gc.callbacks.append(collection)
         self._patches.undo(lambda: gc.callbacks.remove(collection))
-        tempfile.gettempdir()  # found by writing a file into candidates: not the script's doing
+        tempfile.gettempdir()  # found by writing a file into candidates: not the script's action
         opening = Opening(files, builtins.open, os.open)
         replacements.set(builtins, "open", functools.partial(_function, opening.open))
         self._patches.set(io, "open", builtins.open)
@@ -113,33 +115,33 @@ class ScriptFiles:
         self._patches.undo(self._late.uninstall)
 
     def remember(self) -> FileHistory:
-        """From now on changes are recorded, so that the script can be brought back to a step."""
+        """Record changes from now on, so that a run can resume at a step."""
         history = self._files.history = self._files.history or FileHistory()
         if self._apart:
             self._files.overlay.unborn = history.hides
         return history
 
     def end_replay(self, sizes: dict[str, int]) -> None:
-        """The script is where it was: its files are the real ones from now on."""
+        """End the replay: the script's files are the real ones from now on."""
         history = self._files.history
         assert history is not None
         with self.unmediated():
             history.end_replay(sizes, self._plain_open if self._files.is_zero else None)
-            if self._apart:  # what it has saved on its way back is not what it had saved
+            if self._apart:  # files saved during replay differ from the earlier run's
                 self._files.overlay.remove_all()
 
     def uninstall(self) -> None:
-        """Put everything back; files still open stay what they are."""
+        """Restore all functions; files that are still open stay unchanged."""
         self._files.stopped = True
         self._patches.restore()
         self._files.overlay.remove_all()
 
     def stop_waiting(self) -> None:
-        """The script is at its end, maybe on this rank alone: what it leaves open is nobody's concern."""
+        """Close files without barriers from now on. The script has ended, maybe on this rank alone."""
         self._files.stopped = True
 
     def _install_starting(self, replacements: Replacements) -> None:
-        """What starts threads, processes and programs."""
+        """Replace functions that start threads, processes and programs."""
         files = self._files
         start_thread: Callable[[threading.Thread], None] = threading.Thread.start
 
@@ -154,7 +156,7 @@ class ScriptFiles:
                 files.before_child()
                 files.callers.starts()
                 with self.unmediated():
-                    files.overlay.folder()  # the process has the same
+                    files.overlay.folder()  # the process uses the same folder
                 return plain(*args, **kwargs)
 
             return fork
@@ -172,7 +174,7 @@ class ScriptFiles:
             self._patches.set(owner, name, waiting(files, path, getattr(owner, name)))
 
     def _of_libraries(self) -> dict[str, Callable[[ModuleType], None]]:
-        """What is replaced in modules when they are imported."""
+        """Return the patches of modules, applied on their import."""
         serializers, patches = self._serializers, self._patches
 
         def replacing(make: Callable[[str, Any], Any], path: str) -> Callable[[ModuleType], None]:
@@ -206,7 +208,7 @@ class ScriptFiles:
 
 
 def _function(method: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A function, as the original is: classes that keep it as an attribute bind neither."""
+    """Return a plain function, which is not bound as a class attribute either."""
 
     @functools.wraps(plain)
     def function(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What writes a file below Python: torch, safetensors, databases, HDF5, and functions in native code.
+"""Replaces serializers: torch, safetensors, databases, HDF5, and writers in native code.
 
 Serializing may run collectives, because a global tensor is gathered when it is pickled. So all ranks
 serialize at the same time; only rank 0's bytes go to the file.
@@ -23,16 +23,16 @@ from ronde.files.raw_files import Sink
 __all__ = ["OF_ALL_RANKS", "Serializers"]
 
 _COMPANIONS = ("", "-wal", "-journal")
-"""What the names of files end in that belong to a database."""
+"""Suffixes of the files of a database."""
 OF_ALL_RANKS = "_ronde_of_all_ranks"
-"""A function has another by this name, which all ranks are to call before rank 0 calls it alone."""
+"""Attribute of a function with another one, which all ranks call before rank 0 calls it alone."""
 
 
 class Serializers:
-    """Makes the form of each that the script gets.
+    """Makes the replacement of each serializer.
 
     Args:
-        whole: makes a value whole that lies in parts on the ranks; collective.
+        whole: function that gathers a sharded value; collective.
     """
 
     def __init__(self, files: RankFiles, whole: Callable[[Any], Any]) -> None:
@@ -48,12 +48,12 @@ class Serializers:
         *,
         at_once: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
     ) -> Callable[..., Any]:
-        """For a function that all ranks carry out together.
+        """Wrap a function that all ranks carry out together.
 
         Args:
-            argument: the path of the file, or the file.
-            instead: what another rank than 0 writes to.
-            at_once: what rank 0 writes to, in place of the path.
+            argument: name of the argument with the path or the file.
+            instead: context of the other ranks' target.
+            at_once: context of rank 0's target, given the path.
         """
         signature = inspect.signature(plain)
 
@@ -77,18 +77,21 @@ class Serializers:
                 if is_new:
                     os.unlink(located)
 
-            # Found out later, the others would be left alone in what they do together.
+            # If the open failed later, on rank 0 alone, the others would wait in a collective for ever.
             self._files.once(label, located, try_open)
             return self._files.together(label, located, write)
 
         return save
 
     def torch_save(self, label: str, plain: Callable[..., None]) -> Callable[..., None]:
-        """It replaces a file when the new one is whole: a run that is killed leaves the one before."""
+        """Wrap `torch.save`, so that it replaces the file when complete.
+
+        A run that is killed leaves the previous file.
+        """
         return self.together(label, "f", Sink, plain, at_once=_replacing)
 
     def save_file(self, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """For that of safetensors."""
+        """Wrap `save_file` of safetensors."""
 
         @contextmanager
         def instead() -> Iterator[str]:
@@ -102,7 +105,7 @@ class Serializers:
         return self.together(label, "filename", instead, plain)
 
     def native(self, writer: NativeWriter, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """For a function that returns a plain value; it may write into a folder."""
+        """Wrap a function that returns a plain value and may write a folder."""
 
         @functools.wraps(plain)
         def write(*args: Any, **kwargs: Any) -> Any:
@@ -116,17 +119,17 @@ class Serializers:
                 elif path is not None:
                     kwargs = {**kwargs, writer.argument: place}
                 return plain(*args, **kwargs)
-            # Gathered while all ranks are here: rank 0 alone could not.
+            # Gathered while all ranks are here: rank 0 alone could not do it.
             getattr(plain, OF_ALL_RANKS, lambda: None)()
             given = [self._whole(value) for value in args]
             named = {key: self._whole(value) for key, value in kwargs.items()}
-            below = not os.path.isdir(located)  # there it stands beside what threads have
+            below = not os.path.isdir(located)  # a folder keeps the overlay's other files
             return self._files.once(label, located, lambda: plain(*given, **named), below=below)
 
         return write
 
     def connect(self, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """For `sqlite3.connect(database, ...)`: other ranks work on a copy of the database."""
+        """Wrap `sqlite3.connect(database, ...)`; other ranks work on a copy of the database."""
 
         @functools.wraps(plain)
         def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
@@ -146,7 +149,7 @@ class Serializers:
         return connect
 
     def hdf5(self, label: str, plain: Callable[..., None]) -> Callable[..., None]:
-        """For `h5py.File.__init__(self, name, mode="r", ...)`."""
+        """Wrap `h5py.File.__init__(self, name, mode="r", ...)`."""
 
         @functools.wraps(plain)
         def initialize(file: Any, name: Any, mode: str | None = "r", *args: Any, **kwargs: Any) -> None:
@@ -161,9 +164,9 @@ class Serializers:
         return initialize
 
     def _kept_open(self, label: str, path: Any, at: Callable[[Any], Any]) -> Any:
-        """What `at` makes over the file on rank 0, and over this rank's copy elsewhere.
+        """Open the file on rank 0, and this rank's copy elsewhere, with `at`.
 
-        The copy is read in place of the file until all ranks change that as a whole.
+        The copy is read in place of the file until all ranks change the file as a whole.
         """
         located = self._files.mediated(path)
         if located is None:
@@ -187,10 +190,10 @@ class Serializers:
 
 @contextmanager
 def _replacing(path: Any) -> Iterator[Any]:
-    """A path to write to, and what lies there takes the place of the file when this ends.
+    """Yield a new path to write to; afterwards it replaces the file.
 
-    Its name is the file's own, in a folder beside it: torch writes it into the archive. What is no regular
-    file, and a folder that takes no other, are written to as they are.
+    Its name is the file's own, in a folder next to it: torch writes it into the archive. A path that is not a
+    regular file, or whose folder cannot be written, is yielded unchanged.
     """
     name = os.path.realpath(os.fsdecode(path)) if isinstance(path, (str, bytes, os.PathLike)) else ""
     folder = f"{name}.{os.getpid()}.part"

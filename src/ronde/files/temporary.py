@@ -1,6 +1,6 @@
-"""Temporary files: every rank makes its own, and knows them for its own.
+"""Temporary files, which every rank makes for itself, as private ones.
 
-What the script wants to keep in a place of its choice (`mkdtemp(dir="runs")`) is no such thing: it is made
+Files that the script keeps in a place of its choice (`mkdtemp(dir="runs")`) are not temporary: they are made
 once.
 """
 
@@ -22,7 +22,7 @@ MAKERS = ("mkstemp", "mkdtemp", "mktemp", "NamedTemporaryFile", "TemporaryFile")
 
 
 def making(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`plain`, done by every rank for itself; what it made is private to the rank from then on."""
+    """Wrap `plain` to act on every rank, with results private to the rank."""
     signature = inspect.signature(plain)
     name, among = plain.__name__, os.path.realpath(tempfile.gettempdir())
 
@@ -34,7 +34,7 @@ def making(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
         given = signature.bind(*args, **kwargs).arguments
         located = files.paths.locate(given.get("dir"))
         stays = name in ("mkstemp", "mkdtemp") or not given.get("delete", True)
-        # What is made among temporary files is meant to go away, rather than to be found by the user.
+        # Files among temporary ones are meant to be removed, rather than to be found by the user.
         passes = located is None or files.paths.is_exempt(located) or located == among
         if stays and not passes:
             if beside:
@@ -42,7 +42,7 @@ def making(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
             names: Any = tempfile._get_candidate_names()  # pyright: ignore[reportAttributeAccessIssue]
             names.rng.seed(files.alike(f"tempfile.{name}", lambda: names.rng.getrandbits(64)))
             try:
-                return plain(**given)  # what it calls for that is mediated
+                return plain(**given)  # the functions that it calls are mediated
             finally:
                 names.rng.seed()  # later names are this rank's own
         with files.callers.unmediated():

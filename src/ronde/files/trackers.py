@@ -1,8 +1,8 @@
-"""Experiment trackers that write by a process or thread of their own: rank 0's run is the only one.
+"""Experiment trackers with processes or threads of their own: rank 0 alone runs one.
 
-Other ranks get a run of Weights & Biases that records nothing, but answers to rank 0's names. What it does
-with files is its own business on every rank, because it does not do the same on each. TensorBoard's thread
-opens its file again and again, when it pleases: other ranks have records that go nowhere.
+Other ranks get a run of Weights & Biases that records nothing, but has rank 0's names. Its own file
+operations are not mediated on any rank, because they differ between ranks. TensorBoard's thread opens its
+file repeatedly, at any time: other ranks have records that are dropped.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def patch_wandb(files: RankFiles, patches: Patches, module: ModuleType) -> None:
 
 
 def patch_tensorboard(files: RankFiles, patches: Patches, module: ModuleType) -> None:
-    """Give every rank but 0 records that go nowhere."""
+    """Drop the records of every rank but 0."""
     found = found_in(module, "RecordWriter")
     if found is not None and not files.is_zero:
         plain = found[2]

@@ -1,1 +1,1 @@
-"""Reversible replacement of functions of torch and Python, and whose code a call comes from."""
+"""Reversible replacement of functions of torch and Python, and origins of calls."""

@@ -1,4 +1,4 @@
-"""What is the user's own code, and what a library's or the interpreter's."""
+"""Origin of code: the user's own, a library's, or the interpreter's."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ __all__ = ["call_site", "called_by_script", "is_script", "is_standard", "is_user
 _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 
 
-@functools.cache  # a question for every reading of the clock must cost nothing
+@functools.cache  # called for every reading of the clock, so it must be cheap
 def is_script(filename: str) -> bool:
-    """Whether code of this file is the user's: neither installed, nor the interpreter's, nor ronde's."""
-    if filename.startswith("<"):  # what a notebook or `exec` runs has no file
+    """Return whether code of this file is the user's own.
+
+    It is then neither installed, nor the interpreter's, nor ronde's.
+    """
+    if filename.startswith("<"):  # a notebook's or `exec`'s code has no file
         return not filename.startswith("<frozen")
     return not is_library(os.path.abspath(filename))
 
 
 def is_users(code: Any) -> bool:
-    """Whether a function, class or code object was written by the user, and is no library's."""
+    """Return whether the user wrote a function, class or code object."""
     if isinstance(code, type):
         return _is_users_class(code)
     code = getattr(code, "__code__", code)
@@ -35,7 +38,10 @@ def is_users(code: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_users_class(kind: type) -> bool:
-    """A class without methods, as many keep their settings in, is known by the file that it is in."""
+    """Return whether the user wrote a class, by its file or methods.
+
+    Classes without methods, as for settings, are judged by their file alone.
+    """
     module = sys.modules.get(kind.__module__)
     if module is not None and is_users_module(module):
         return True
@@ -43,7 +49,7 @@ def _is_users_class(kind: type) -> bool:
 
 
 def is_users_module(module: ModuleType) -> bool:
-    # `torch.ops` and its like, of a class of their own, name a file that is not there.
+    # `torch.ops` and its like, of a class of their own, name a file that does not exist.
     if type(module) is not ModuleType:
         return False
     # A folder without an `__init__.py` is a package, too.
@@ -52,19 +58,19 @@ def is_users_module(module: ModuleType) -> bool:
 
 
 def is_standard(filename: str) -> bool:
-    """Whether code of this file belongs to the interpreter, or to ronde."""
+    """Return whether code of this file belongs to the interpreter, or to ronde."""
     return filename.startswith((RONDE, *_STANDARD, "<frozen")) and not any(
         folder in filename for folder in ("site-packages", "dist-packages")
     )
 
 
 def called_by_script(*through: str, or_by: tuple[str, ...] = (), above: int = 0) -> bool:
-    """Whether the function that asks was called by the user's code.
+    """Return whether the function that asks was called by the user's code.
 
     Args:
         through: names of modules whose frames may lie between; an empty one for code of none.
         or_by: names of modules and packages that count as the user's code.
-        above: so many callers above the one that asks.
+        above: the number of callers to skip above the one that asks.
     """
     frame: FrameType | None = sys._getframe(2 + above)
     while frame is not None and through and frame.f_globals.get("__name__", "") in through:
@@ -77,7 +83,7 @@ def called_by_script(*through: str, or_by: tuple[str, ...] = (), above: int = 0)
 
 
 def call_site() -> str:
-    """File and line of the nearest caller outside ronde."""
+    """Return file and line of the nearest caller outside ronde."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(RONDE):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Patching a library's module when the script imports it, and not before."""
+"""Patches a library's module when the script imports it, and not before."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Patch = Callable[[ModuleType], None]
 class LatePatches:
     """A finder on `sys.meta_path` that patches modules which other finders find.
 
-    A module of the user's own that has the name of a library's is left as it is.
+    A module of the user's own that has the name of a library's is left unchanged.
 
     Args:
-        patches: what to do to a module, by its full name. Versions and stand-ins of a library may lack any
-            attribute, so each patch passes over what is absent (`found_in`).
+        patches: functions that patch a module, by its full name. Versions and substitutes of a library may
+            lack any attribute, so each patch passes over absent ones (`found_in`).
     """
 
     def __init__(self, patches: Mapping[str, Patch]) -> None:
@@ -31,7 +31,7 @@ class LatePatches:
         self._searching: set[str] = set()
 
     def install(self) -> None:
-        """Patch what is imported already; watch for the rest."""
+        """Patch imported modules now, and others on import."""
         for name in self._patches:
             module = sys.modules.get(name)
             if module is not None:
@@ -39,12 +39,12 @@ class LatePatches:
         sys.meta_path.insert(0, self)  # pyright: ignore[reportArgumentType]
 
     def uninstall(self) -> None:
-        """Watch no longer; what was patched stays so."""
+        """Stop watching imports; patched modules stay patched."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)  # pyright: ignore[reportArgumentType]
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Part of the protocol of `sys.meta_path`."""
+        """Find a module's spec, as part of the protocol of `sys.meta_path`."""
         if name not in self._patches or name in self._searching:
             return None
         self._searching.add(name)
@@ -75,7 +75,9 @@ class LatePatches:
 
 
 def found_in(module: ModuleType, path: str) -> tuple[Any, str, Any] | None:
-    """Find the owner of a dotted path in a module (itself, or a class), the last name, and its value there.
+    """Return owner, last name and value of a dotted path in a module.
+
+    The owner is a module or a class. Returns None if it is absent.
 
     >>> import os
     >>> found_in(os, "path.join") == (os.path, "join", os.path.join), found_in(os, "path.no.join")

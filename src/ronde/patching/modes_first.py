@@ -1,7 +1,7 @@
-"""A replaced function of torch, in a script that has switched a torch function mode on.
+"""Keeps replaced functions of torch correct under torch function modes.
 
 `torch.set_default_device`, `with torch.device(...)` and many a profiler are such modes. A function of torch
-asks them before anything else, and has them call what stands under its name, which is the replacement: that
+asks them before anything else, and has them call the function under its name, which is the replacement: that
 would run twice, once around the mode and once inside of it.
 """
 
@@ -21,10 +21,13 @@ _is_in_mode: Any = is_in_function_mode
 def modes_first(
     replacement: Callable[..., Any], known_as: Callable[[], Callable[..., Any]] | None = None
 ) -> Callable[..., Any]:
-    """`replacement`, which modes are asked about first, as torch's own; within it none is on.
+    """Make `replacement` consult modes first, as torch's functions do.
+
+    The innermost mode is off inside of it.
 
     Args:
-        known_as: gives the function that modes are told of, which calls the replacement; None for itself.
+        known_as: function that returns the function to show to modes, which calls the replacement; None for
+            itself.
     """
 
     @functools.wraps(replacement)

@@ -1,4 +1,4 @@
-"""Other threads of the script: they run whenever they please, and may draw or change anything."""
+"""Other threads of the script, which may draw or change anything at any time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 __all__ = ["is_of_script", "others", "others_run"]
 
-# Whose threads run no code of a script's: ours, feeders of queues, monitors of progress bars, loggers'.
+# Prefixes of modules whose threads run no code of a script: ours, feeders of queues, monitors of progress
+# bars, loggers.
 _BACKSTAGE = (
     "ronde.", "multiprocessing.queues", "multiprocessing.resource_sharer", "torch._", "torch.utils.data.",
     "tqdm.", "tensorboard.", "tensorboardX.", "wandb.",
@@ -16,19 +17,22 @@ _BACKSTAGE = (
 
 
 def others_run() -> bool:
-    """Whether threads are there beside this one that may run code of the script's."""
+    """Return whether other threads may run code of the script."""
     return any(True for _ in others())
 
 
 def is_of_script(thread: threading.Thread) -> bool:
-    """Whether it may run code of the script's, and is no feeder, monitor or logger of a library's."""
-    # A timer keeps what it calls by another name.
+    """Return whether a thread may run the script's code.
+
+    Feeders, monitors and loggers of libraries do not.
+    """
+    # A timer keeps its function under another name.
     target: Any = getattr(thread, "_target", None) or getattr(thread, "function", None) or type(thread).run
-    began = not isinstance(thread, threading._DummyThread)  # Python has not started that
+    began = not isinstance(thread, threading._DummyThread)  # a dummy was not started by Python
     return began and not str(getattr(target, "__module__", "")).startswith(_BACKSTAGE)
 
 
 def others() -> Iterator[threading.Thread]:
-    """The threads beside this one that may run code of the script's."""
+    """Yield the threads besides this one that may run code of the script."""
     here = threading.current_thread()
     return (each for each in threading.enumerate() if each is not here and is_of_script(each))

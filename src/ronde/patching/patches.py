@@ -1,4 +1,4 @@
-"""Reversible replacement of attributes: everything that the boundary puts in the way of a script."""
+"""Reversible replacement of attributes, for all patches of the boundary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @dataclasses.dataclass(slots=True)
 class _Chain:
-    """The layers around one function: how each is made, by its name, and the function that is set now."""
+    """The layers around one function, by name, and the current outermost function."""
 
     plain: Callable[..., Any]
     arounds: dict[str, _Around]
@@ -35,9 +35,9 @@ class Patches:
         self._chains: dict[Stack, _Chain] = {}
 
     def set(self, owner: Any, name: str, replacement: object) -> Any:
-        """Replace `owner.name` and return what the caller would have found there before.
+        """Replace `owner.name` and return the attribute that was there before.
 
-        A class's own entry is remembered raw (a `staticmethod` comes back as one), and an inherited
+        A class's own entry is remembered raw (a `staticmethod` is restored as one), and an inherited
         attribute is restored by deleting the replacement.
         """
         original = getattr(owner, name)
@@ -48,14 +48,15 @@ class Patches:
         return original
 
     def layer(self, stack: Stack, name: str, around: _Around) -> None:
-        """Put a layer around a function of torch, at the place that `stack` declares for it.
+        """Add a layer to a function of torch, at its place in `stack`.
 
         Args:
             name: one of `stack.layers`.
-            around: makes the layer of the function that it calls; called again when a layer joins.
+            around: function that makes the layer around a function; called again when a layer joins.
 
         Raises:
             RuntimeError: the layer is there already, or the function was replaced by other means since.
+        RuntimeError: the layer exists already, or the function was replaced by other means since.
         """
         chain = self._chains.get(stack)
         if chain is None:
@@ -75,18 +76,18 @@ class Patches:
         setattr(owner, name, value)
 
     def undo(self, action: Callable[[], None]) -> None:
-        """Remember how to undo a replacement that is made by other means."""
+        """Register how to undo a replacement that is made by other means."""
         self._undo.append(action)
 
     @contextmanager
     def lifted(self, owners: Collection[Any]) -> Iterator[None]:
-        """Inside, these owners have their attributes as they were before any was replaced."""
+        """Restore these owners' original attributes inside the `with` block."""
         theirs = [
             (owner, name, before)
             for (_, name), (owner, before) in self._before.items()
             if any(owner is each for each in owners)
         ]
-        # Lifted already where this is called inside.
+        # They may be lifted already, in a nested call.
         now = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in theirs]
         for owner, name, before in theirs:
             _put_back(owner, name, before)
@@ -97,7 +98,7 @@ class Patches:
                 _put_back(owner, name, replacement)
 
     def restore(self) -> None:
-        """Put everything back, last replacement first; the register is empty afterwards."""
+        """Restore everything, last replacement first; the register is empty afterwards."""
         while self._undo:
             self._undo.pop()()
         self._before.clear()

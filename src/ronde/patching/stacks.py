@@ -1,4 +1,4 @@
-"""Functions of torch around which several parts of ronde stand, with the order of these layers.
+"""Functions of torch that ronde wraps in several layers, with their order.
 
 `Patches.layer` replaces each by a chain in the order declared here. It depends neither on the order of
 installation nor on the layers that a plan needs.
@@ -52,7 +52,7 @@ BACKWARD = Stack(
     (
         "recording",
         "checkpoints",
-        "model parallel",  # adds the shards of the parameters that are asked for
+        "model parallel",  # adds the shards of the parameters in question
         "loss scaling",
         "averaging",
         "reducer",

@@ -1,4 +1,4 @@
-"""A standard stream is another one for the thread that says so; other threads go on as ever."""
+"""Redirects a standard stream for one thread; other threads keep theirs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["redirected"]
 
 
 class _ThreadStream:
-    """Acts as `own` for the thread that makes it, until it is told to end, and else as `stream`."""
+    """A stream that is `own` for the making thread until `end`, else `stream`."""
 
     def __init__(self, own: Any, stream: Any) -> None:
         self._own = own
@@ -20,7 +20,10 @@ class _ThreadStream:
         self._thread: int | None = threading.get_ident()
 
     def end(self) -> None:
-        """Another thread may have come by it meanwhile, and keep it, or put it back as what was there."""
+        """Stop the redirection.
+
+        Another thread may still hold this stream, or restore it later as the former one.
+        """
         self._own = self._thread = None
 
     def __getattr__(self, name: str) -> Any:
@@ -29,7 +32,7 @@ class _ThreadStream:
 
 @contextmanager
 def redirected(name: Literal["stdout", "stderr"], own: Any) -> Iterator[None]:
-    """Inside, what this thread writes to `sys.stdout` or `sys.stderr` goes to `own`."""
+    """Redirect this thread's `sys.stdout` or `sys.stderr` to `own`."""
     before = getattr(sys, name)
     stream = _ThreadStream(own, before)
     setattr(sys, name, stream)
@@ -37,5 +40,5 @@ def redirected(name: Literal["stdout", "stderr"], own: Any) -> Iterator[None]:
         yield
     finally:
         stream.end()
-        if getattr(sys, name) is stream:  # or another thread has redirected it, and will put this one back
+        if getattr(sys, name) is stream:  # or another thread has redirected it, and will restore this one
             setattr(sys, name, before)

@@ -1,7 +1,7 @@
-"""Every private name of torch that ronde uses, under a public one, with the reason.
+"""Private names of torch that ronde uses, under public ones, with reasons.
 
-No other file uses one: `tests/patching/test_torch_internals.py` lists violations, and asks each
-torch for presence and signatures. `_parameters`, `_modules` and `_buffers` of modules may be used anywhere.
+No other file uses one: `tests/patching/test_torch_internals.py` lists violations, and checks each torch for
+presence and signatures. `_parameters`, `_modules` and `_buffers` of modules may be used anywhere.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ try:
     EnableTorchFunction = _C._EnableTorchFunction  # backward of a global tensor, which switches it off
     set_grad_enabled = _C._set_grad_enabled  # a fifth of the time of torch.set_grad_enabled
 
-    # Modes: observation stands beneath the script's own, and asks which there are.
+    # Modes: observation is beneath the script's own, and lists the active ones.
     TorchDispatchMode = _python_dispatch.TorchDispatchMode
     disable_current_modes = _python_dispatch._disable_current_modes
     current_dispatch_modes = _python_dispatch._get_current_dispatch_mode_stack
@@ -70,7 +70,7 @@ try:
     attention_on_cpu_backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
     # Autograd.
-    FunctionBase = _C._FunctionBase  # what a graph's node of a function of the script's is
+    FunctionBase = _C._FunctionBase  # base of the graph nodes of the script's autograd functions
     StopRecomputationError = checkpoint._StopRecomputationError  # ends recomputation early
     current_graph_task_id = _C._current_graph_task_id  # -1 outside of a backward
     autograd_sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]  # nodes by age
@@ -100,7 +100,7 @@ try:
         (module_internals, "_global_backward_hooks _global_backward_pre_hooks"),
         (nn.Module, "_apply _call_impl _compiled_call_impl"),
         (torch.Tensor, "_base _make_subclass _version"),
-        (torch.autograd, "_engine_run_backward"),  # replaced: it stands behind backward() and grad()
+        (torch.autograd, "_engine_run_backward"),  # replaced: backward() and grad() both call it
         (torch.UntypedStorage, "_cdata"),
         (saved_tensor_hooks, "_push_saved_tensors_default_hooks _pop_saved_tensors_default_hooks"),
         (saved_tensor_hooks, "_top_saved_tensors_default_hooks"),
@@ -117,12 +117,12 @@ except (AttributeError, ImportError) as error:
 
 
 def forward_ad_level() -> int:
-    """Level of forward-mode differentiation that is entered, -1 outside."""
+    """Return the level of forward-mode differentiation that is entered, -1 outside."""
     return forward_ad._current_level
 
 
 def all_gather_single(group: Any, out: torch.Tensor, flat: torch.Tensor) -> Any:
-    """Start a process group's gathering of `flat` [n] of all ranks into `out` [ranks * n]."""
+    """Start to gather `flat` [n] of all ranks into `out` [ranks * n]."""
     public = getattr(group, "all_gather_single", None)  # since torch 2.14
     return (public or group._allgather_base)(out, flat)
 
@@ -130,27 +130,27 @@ def all_gather_single(group: Any, out: torch.Tensor, flat: torch.Tensor) -> Any:
 def all_to_all_single(
     group: Any, out: torch.Tensor, flat: torch.Tensor, out_sizes: list[int], sizes: list[int]
 ) -> Any:
-    """Start a process group's exchange of pieces of `flat`, which follow one another, into `out`."""
+    """Start to exchange consecutive pieces of `flat` with all ranks, into `out`."""
     public = getattr(group, "all_to_all_single", None)  # since torch 2.14
     return (public or group.alltoall_base)(out, flat, out_sizes, sizes)
 
 
 def gloo_options(device: Any, timeout: Any, threads: int) -> Any:
-    """Options of a `ProcessGroupGloo` on one device, with so many threads."""
+    """Return options of a `ProcessGroupGloo` on one device, with so many threads."""
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # `Options` is the base class
     options._devices, options._timeout, options._threads = [device], timeout, threads
     return options
 
 
 def device_constructors() -> Any:
-    """Functions that a default device applies to; they are noted at first use."""
+    """Return the functions that a default device applies to. Torch caches them at first use."""
     from torch.utils._device import _device_constructors
 
     return _device_constructors()
 
 
 def skip_code(code: Any) -> None:
-    """Have torch.compile pass over a piece of code. Loads the compiler, which takes seconds."""
+    """Make torch.compile pass over a piece of code. This loads the compiler, which takes seconds."""
     from torch._dynamo.eval_frame import skip_code as skip
 
     skip(code)

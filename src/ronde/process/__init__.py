@@ -1,1 +1,1 @@
-"""What a script finds around it, alike on all ranks: clock, seeds, signals, console, threads."""
+"""Process environment, made equal on all ranks: clock, seeds, signals, console, threads."""

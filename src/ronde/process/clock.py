@@ -1,9 +1,9 @@
 """The clock that a script reads is rank 0's on every rank.
 
-A seed made of the time, a run named by it, a training that ends after an hour: each would take ranks apart.
-So a reading of the clock by the script itself (or by a library that is known to name folders by it) is agreed
-on. Libraries keep the clock of their process, because progress bars and waiting loops do not read it equally
-often on all ranks; so do other threads, workers, and the inside of a model that runs on shards.
+A seed made of the time, a run named by it, a training that ends after an hour: each would make ranks diverge.
+So ranks agree on a reading of the clock by the script itself (or by a library that is known to name folders
+by it). Libraries keep the clock of their process, because progress bars and waiting loops do not read it
+equally often on all ranks; so do other threads, workers, and the inside of a model that runs on shards.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from ronde.patching.patches import Patches
 __all__ = ["Agree", "Circumstances"]
 
 Agree = Callable[[str, Any], Any]
-"""Takes the name of a circumstance and this rank's own value; returns the one that all ranks go by."""
+"""Function from a circumstance's name and this rank's own value to the value for all ranks."""
 
 _CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns")
-# Libraries that name directories by the date that they ask for.
+# Libraries that name directories by a date that they read.
 _NAMERS = ("hydra.", "omegaconf.", "sacred.", "torch.utils.tensorboard.", "transformers.training_args.")
 _AT_A_TIME = {"localtime": 0, "gmtime": 0, "ctime": 0, "strftime": 1}
-"""Functions of a time, which stands at this place among their arguments; without it they ask for it."""
+"""Functions of a time, by the place of that argument; without it they read the clock."""
 
 
 class Circumstances:
     """Replaces the functions by which a script reads the clock.
 
     Args:
-        agree: how ranks come to one value; a collective.
-        in_step: whether the code that runs now is run by all ranks together.
+        agree: function by which ranks agree on one value; a collective.
+        in_step: function that tells whether the current code runs on all ranks together.
     """
 
     def __init__(self, agree: Agree, in_step: Callable[[], bool]) -> None:
@@ -53,7 +53,7 @@ class Circumstances:
         self._patch_dates(patches)
 
     def uninstall(self) -> None:
-        """Functions that somebody kept answer from now on as they would without ranks."""
+        """Make references kept by others (`from time import time`) behave normally again."""
         self._ended = True
 
     def _agree(self, what: str, value: Any) -> Any:
@@ -70,7 +70,7 @@ class Circumstances:
         return clock
 
     def _now(self, asked: bool, plain: Callable[[], float] = time.time) -> float:
-        """The time of a date, for all ranks if the script asks for it (`asked`)."""
+        """Return the time for a date, agreed on if the script asked for it."""
         return self._agree("the date", plain()) if asked and self._in_step() else plain()
 
     def _at_a_time(self, plain: Callable[..., Any], place: int) -> Callable[..., Any]:
@@ -86,9 +86,9 @@ class Circumstances:
         return at_a_time
 
     def _patch_dates(self, patches: Patches) -> None:
-        """`datetime.now` and `date.today`, in the types themselves.
+        """Replace `datetime.now`, `utcnow` and `today`, in the types themselves.
 
-        Classes in their place would not be the types of the values that they make.
+        Substitute classes would not be the types of the values that they make.
         """
 
         def now(cls: Any, tz: Any = None) -> Any:

@@ -1,9 +1,9 @@
-"""What a user types: a debugger opens on rank 0 alone, an answer to `input()` is known on every rank.
+"""Terminal input: a debugger on rank 0 alone, one answer to `input()` for all.
 
-All ranks come to the same `breakpoint()`. Rank 0, whose stdin is the user's, opens the debugger; on
-the others it goes on at once, and they wait at the next collective, from then on without a time limit. While
-the debugger waits for a command rank 0 is alone: a collective that a command would start is refused
-(`p loss` is not: its reduction was started by all), and random draws of a command are taken back.
+All ranks reach the same `breakpoint()`. Rank 0, whose stdin is the user's, opens the debugger; the others go
+on at once, and wait at the next collective, from then on without a time limit. While the debugger waits for a
+command rank 0 is alone: a collective that a command would start is refused (`p loss` is not: its reduction
+was started by all), and random draws of a command are undone.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["Console"]
 
 
 class Console:
-    """One rank's part in a conversation with the user.
+    """Handles the terminal input of one rank.
 
     Args:
-        comms: by which this rank waits for others.
-        on_main_thread: whether the thread that asks is the script's main one.
+        comms: the groups in which this rank waits for others.
+        on_main_thread: function that tells whether the calling thread is the script's main one.
         terminal: whether the stdin of rank 0 is a terminal.
     """
 
@@ -55,7 +55,7 @@ class Console:
         self._terminal = terminal
         self._process = os.getpid()
         self._patches = Patches()
-        # Every way into pdb leads to its `interaction`, post-mortem and debuggers derived from it included.
+        # Every entry of pdb leads to its `interaction`, also post-mortem and derived debuggers.
         shells = {
             "pdb": "Pdb.interaction",
             "code": "InteractiveConsole.interact",
@@ -73,7 +73,7 @@ class Console:
         patches.undo(self._late.uninstall)
 
     def _in_step(self) -> bool:
-        """Whether this thread of this process does what it does on all ranks together."""
+        """Return whether all ranks make this call together."""
         alone = self._comms[0].alone
         return not alone and self._on_main_thread() and os.getpid() == self._process
 
@@ -102,7 +102,7 @@ class Console:
 
     @contextmanager
     def _attended(self) -> Iterator[None]:
-        """Inside, the terminal is the user's: no progress line."""
+        """Suppress the progress line while the user has the terminal."""
         pulse = self._tally.pulse
         if pulse is not None:
             pulse.attended = True
@@ -114,7 +114,7 @@ class Console:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Inside, rank 0 waits for a user's commands, of which the others know nothing."""
+        """Mark rank 0 as alone while it waits for a user's commands."""
         if not self._in_step():
             yield
             return
@@ -135,13 +135,13 @@ class Console:
             random.setstate(states[2])
 
     def _be_patient(self) -> None:
-        """Rank 0 has opened a debugger, and may be there for long."""
+        """Raise time limits, since rank 0's debugger may stay open for long."""
         if self._in_step():
             for comm in self._comms:
                 comm.be_patient()
 
     def _open_alone(self, method: str, module: ModuleType) -> None:
-        """Open the shell of this module on rank 0 alone; the script goes on elsewhere."""
+        """Open this module's shell on rank 0 alone; elsewhere the script goes on."""
         found = found_in(module, method)
         if found is None:
             return
@@ -161,13 +161,13 @@ class Console:
 
 
 class _Elsewhere(io.TextIOBase):
-    """`sys.stdin` of a rank that has none: rank 0 would read what this one does not."""
+    """The `sys.stdin` of ranks other than 0, which refuses reads."""
 
     def __init__(self, *, terminal: bool) -> None:
         self._terminal = terminal
 
     def isatty(self) -> bool:
-        """As on rank 0, so that all take one branch."""
+        """Return rank 0's answer, so that all take one branch."""
         return self._terminal
 
     def fileno(self) -> int:

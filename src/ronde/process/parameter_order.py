@@ -1,8 +1,8 @@
-"""Optimizers have their parameters in one order on all ranks: that of rank 0.
+"""Sorts the parameters of optimizers as on rank 0.
 
-What goes by address, parameters of the modules in a set say, has another order in every process. Gradients
-would then be averaged with those of other parameters, without a word. Which parameter is which on another
-rank is told by the order in which they were made: all ranks run one script.
+An order by address, of parameters in a set say, differs between processes. Gradients would then be averaged
+with those of other parameters, without a warning. Parameters of different ranks are matched by the order in
+which they were made: all ranks run one script.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["install"]
 def install(
     patches: Patches, comm: Comm, on_main_thread: Callable[[], bool], in_script: Callable[[], bool]
 ) -> None:
-    """Before what else replaces `add_param_group`: that finds the new group in order.
+    """Sort each new group of parameters, beneath other layers of `add_param_group`.
 
-    Groups are left alone where ranks have other parameters, or some that were made by other means.
+    Groups are left alone where ranks have different parameters, or some that were made by other means.
 
     Args:
-        in_script: whether the code that runs now is the script's, on all ranks.
+        in_script: function that tells whether the current code is the script's, on all ranks.
     """
     numbers: Any = WeakTensorKeyDictionary()
     count = itertools.count()

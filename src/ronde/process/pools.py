@@ -1,6 +1,6 @@
-"""Results of pools that come as they are ready come in the order of their calls, which is alike on all ranks.
+"""Orders unordered results of pools by their calls, equally on all ranks.
 
-Plain Python promises no order for them, so this is one that it may give, too.
+Plain Python leaves their order open, so this is one of its possible orders.
 """
 
 from __future__ import annotations

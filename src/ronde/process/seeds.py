@@ -1,10 +1,10 @@
-"""Sources of randomness that would differ between processes are made equal on all ranks.
+"""Makes sources of randomness equal on all ranks.
 
-Unseeded generators take their entropy from the operating system; here it comes from one stream, equal on
-all ranks and fixed by the run's seed. So a script that seeds nothing stays in step.
+Unseeded generators take their entropy from the operating system; here it comes from one stream, equal on all
+ranks and fixed by the run's seed. So a script that seeds nothing stays in step.
 
 Identifiers, bytes and generators that a library asks for stay the operating system's: it names temporary
-files, locks and sockets by them, which ranks share a folder for.
+files, locks and sockets by them, in folders that ranks share.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ronde.patching.patches import Patches
 
 __all__ = ["install", "seed_all"]
 
-# Libraries that name what belongs to the script by an identifier: a run, and the folder of its files.
+# Libraries that name the script's run, and the folder of its files, by an identifier.
 _TRACKERS = ("aim.", "clearml.", "comet_ml.", "mlflow.", "neptune.", "optuna.", "swanlab.")
-# Modules that call what the script gave them: `Field(default_factory=uuid4)`.
+# Modules that call a function that the script gave them: `Field(default_factory=uuid4)`.
 _RELAYS = ("pydantic.main", "pydantic._internal._dataclasses")
 
 
@@ -39,7 +39,10 @@ def seed_all(seed: int) -> None:
 
 
 class _Entropy(random.Random):
-    """A stream, of which each forked process has a branch of its own: names that it makes are its alone."""
+    """A stream of entropy; each forked process has a branch of its own.
+
+    The names that a process makes are then unique.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -80,7 +83,7 @@ def install(patches: Patches, seed: int) -> None:
         return make
 
     def urandom(size: int, /) -> bytes:
-        # What `SystemRandom` and `secrets` give the script comes from here; libraries' tokens stay secrets.
+        # `SystemRandom` and `secrets` get their bytes here for the script; libraries' tokens stay secrets.
         if called_by_script("random", "secrets") and _on_main_thread():
             return entropy.randbytes(size)
         return plain_bytes(size)
@@ -95,7 +98,7 @@ def install(patches: Patches, seed: int) -> None:
         torch.manual_seed(chosen)
         return chosen
 
-    # What `default_rng()`, `RandomState()` and `seed()` without a seed ask for entropy.
+    # The source of entropy for `default_rng()`, `RandomState()` and `seed()` without a seed.
     patches.set(numpy.random.bit_generator, "randbits", entropy.getrandbits)
     patches.set(uuid, "uuid1", identifier(uuid.uuid1, 1))
     patches.set(uuid, "uuid4", identifier(uuid.uuid4, 4))
@@ -108,5 +111,8 @@ def install(patches: Patches, seed: int) -> None:
 
 
 def _on_main_thread() -> bool:
-    """Other threads draw when they please, which would take the ranks' streams apart."""
+    """Return whether this is the main thread.
+
+    Other threads draw at any time, so a shared stream would differ between ranks.
+    """
     return threading.current_thread() is threading.main_thread()

@@ -1,10 +1,10 @@
-"""How often each rank of a host has received each signal, as of each optimizer step, in shared memory.
+"""Counts of signals by rank and optimizer step, in a host's shared memory.
 
-A rank writes its entry of a step when it comes there, and never again. Whoever reads the entries of one step
-after all ranks have written them finds the same numbers as everybody else, whenever each of them reads.
+A rank writes its entry of a step when it reaches it, and never again. Every rank that reads the entries of
+one step after all ranks have written them finds the same numbers, whenever it reads.
 
     per rank:  SLOTS entries (counts, number)
-    number:    that of the step, and one more; 0: none yet
+    number:    the step, plus one; 0 while empty
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class SignalBoard:
 
     Args:
         path: the file, the same for all `ranks` processes.
-        rank: whose entries to write, counted on this host.
-        signals: how many signals are counted.
+        rank: the number of the rank on this host.
+        signals: the number of counted signals.
     """
 
     def __init__(self, path: Path, rank: int, ranks: int, signals: int) -> None:
-        # The number last: an entry counts when its number is there.
+        # The number is last: an entry counts when its number is written.
         self._entry = struct.Struct(f"<{signals + 1}Q")
         size = SLOTS * self._entry.size
         self._memory = shared_file(path, ranks * size, make=True)
@@ -42,15 +42,16 @@ class SignalBoard:
         self._step = 0
 
     def write(self, step: int, counts: Sequence[int]) -> None:
-        """This rank has come to `step`, and has received so many of each signal."""
+        """Write this rank's counts of signals at `step`."""
         self._step = step
         place = self._own + step % SLOTS * self._entry.size
         self._entry.pack_into(self._memory, place, *counts, step + 1)
 
     def most(self, step: int) -> tuple[int, ...] | None:
-        """Of each signal the most that any rank had received at `step`; None until all have come there.
+        """Return each signal's largest count over ranks at `step`.
 
-        Nobody waits for ranks that have written nothing yet, or only of later steps, or that have ended.
+        Returns None until all ranks have reached the step. Ranks do not count that have written nothing yet,
+        or only later steps, or that have ended.
         """
         offset, read, memory = step % SLOTS * self._entry.size, self._entry.unpack_from, self._memory
         most = self._nothing
@@ -64,7 +65,7 @@ class SignalBoard:
         return most
 
     def close(self) -> None:
-        """This rank comes to no further step; slower ones have yet to read its latest entries."""
+        """End this rank's entries; slower ranks can still read its latest two."""
         for slot in {*range(SLOTS)} - {step % SLOTS for step in (self._step, self._step - 1)}:
             self._entry.pack_into(self._memory, self._own + slot * self._entry.size, *self._nothing, _ENDED)
         self._memory.close()

@@ -1,16 +1,17 @@
-"""Signals that the script handles: its handler runs at the same step on all ranks.
+"""Runs the script's signal handlers at the same step on all ranks.
 
 A signal reaches the ranks at different places of the script. A handler that sets a flag, at which the loop
 saves and leaves, would make them leave one step apart. So while the script trains, a signal is only counted
-when it comes. At each step a rank writes its counts on a board in shared memory, reads those that all ranks
-had at the step before, and calls the handler if some rank had received the signal since. A step is where an
-optimizer is about to step; where none has, a backward; in evaluation, a call of a model in shards.
+when it arrives. At each step a rank writes its counts on a board in shared memory, reads the counts of all
+ranks at the step before, and calls the handler if some rank had received the signal since. A step is the
+moment before an optimizer's step; without one, before a backward; in evaluation, before a sharded call of a
+model.
 
-A rank comes to an optimizer step when it has the gradients of all ranks, which have then all come to the step
-before: so nobody waits for what is read. Elsewhere it waits a little.
+A rank reaches an optimizer step with the gradients of all ranks, which have then all reached the step before:
+so this read needs no wait. Elsewhere it waits briefly.
 
-What has been received while no step comes for long is handled as in plain python, wherever the rank is. What
-a script sends to itself is handled at once: all ranks send it at the same place.
+A signal received while no step comes for long is handled as in plain python, wherever the rank is. A signal
+that a script sends to itself is handled at once: all ranks send it at the same place.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from ronde.process.signal_board import SignalBoard
 
 __all__ = ["COUNTED", "HandledSignals"]
 
-# Those that are sent from outside, and that the launcher passes on. An alarm is not: it is the script's own
-# way to end what takes too long, and comes too late if it waits.
+# Signals that are sent from outside, and that the launcher passes on. An alarm is not among them: with it the
+# script ends a call that takes too long, and a delayed handler would be too late.
 COUNTED = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -45,19 +46,19 @@ COUNTED = (
 _PLACES = {int(number): place for place, number in enumerate(COUNTED)}
 # Libraries that train for the script, and save at a signal.
 _TRAINERS = ("lightning.", "pytorch_lightning.", "transformers.")
-# How long a signal waits for a step: some of the latest length, and never so long that the job is killed
+# Time that a signal waits for a step: some of the latest length, and never so long that the job is killed
 # first (batch systems allow half a minute).
 _STEPS, _LEAST_S, _MOST_S = 3.0, 3.0, 20.0
-# How long a rank waits for others to come to the step before its own.
+# Time that a rank waits for others to reach the step before its own.
 _PATIENCE_S, _LOOK_EVERY_S = 2.0, 0.0005
-# How long until it is asked again whether execution is in the script.
+# Interval of checks whether execution is in the script.
 _LOOK_AGAIN_S = 0.05
 
 Handler = Callable[[int, FrameType | None], Any]
 
 
 class _Counting(functools.partial[None]):
-    """What the interpreter calls in the place of the script's handler, which is its first argument."""
+    """Handler for the interpreter, in place of the script's, its first argument."""
 
     @property
     def handler(self) -> Handler:
@@ -65,12 +66,13 @@ class _Counting(functools.partial[None]):
 
 
 class HandledSignals:
-    """Replaces the functions by which a script says how it handles signals.
+    """Replaces the functions by which a script sets signal handlers.
 
     Args:
-        open_board: shared by all ranks.
-        alone: whether this rank is in a debugger, and the others are not.
-        in_script: whether execution is where the script's code does what all ranks do: a handler may save.
+        open_board: function that opens the board shared by all ranks.
+        alone: function that tells whether only this rank is in a debugger.
+        in_script: function that tells whether the script's own code runs, in step on all ranks: a handler may
+            save.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class HandledSignals:
         self._in_script = in_script
         self._board: SignalBoard | None = None
         self._process = os.getpid()
-        # Before the first backward no step may come for long, and a signal is handled as it comes.
+        # Before the first backward no step may come for long, and a signal is handled on arrival.
         self._training = self._stepped = self._ended = False
         self._step = 0
         self._came = self._took = 0.0
@@ -99,7 +101,7 @@ class HandledSignals:
             if signalnum in _PLACES and self._in_step():
                 if called_by_script(or_by=_TRAINERS):
                     self._scripts[signalnum] = handler
-                # A library that has had one of its own for a while puts the script's back.
+                # A library that had set its own for a while restores the script's.
                 if handler == self._scripts.get(signalnum) and self._counts(handler):
                     handler = _Counting(self.receive, handler)
             return _own(plain(signalnum, handler))
@@ -129,7 +131,7 @@ class HandledSignals:
         patches.set(os, "kill", kill)
 
     def _send(self, number: int, send: Callable[[], None]) -> None:
-        """The script sends this to itself, as on all ranks at the same place: it is handled there."""
+        """Handle a signal that the script sends itself at once, on all ranks."""
         counting = self._plain(number)
         if isinstance(counting, _Counting) and self._in_step():
             counting.handler(number, sys._getframe())
@@ -137,14 +139,14 @@ class HandledSignals:
             send()
 
     def uninstall(self) -> None:
-        """From here on signals are handled as they come; the functions are the register's to put back."""
+        """Handle signals on arrival from now on. The register restores the functions."""
         self._ended = True
         board, self._board = self._board, None
         if board is not None:
             board.close()
 
     def receive(self, handler: Handler, number: int, frame: FrameType | None) -> None:
-        """A signal has come that `handler` is for."""
+        """Receive a signal: count it, or call `handler` at once."""
         if not self._in_step():
             handler(number, frame)
             return
@@ -158,27 +160,30 @@ class HandledSignals:
                 return
         if self._in_script() or self._alone():
             self._handle(number, self._received[place], frame)
-        else:  # inside a model, or where samples are loaded: what the handler writes would be every rank's
+        else:  # inside a model, or where samples are loaded: files of the handler would be every rank's
             self._handle_later(number, _LOOK_AGAIN_S)
 
     def before_step(self) -> None:
-        """An optimizer is about to step, on all ranks."""
+        """Handle signals before an optimizer's step, on all ranks."""
         self._training = self._stepped = True
         self._come()
 
     def before_backward(self) -> None:
-        """A backward is about to begin, on all ranks."""
+        """Handle signals before a backward, on all ranks."""
         self._training = True
         if not self._stepped:
             self._come()
 
     def before_evaluation(self) -> None:
-        """A model is about to run in shards without gradients, on all ranks."""
+        """Handle signals before a sharded call of a model without gradients, on all ranks."""
         if self._training:
             self._come()
 
     def _come(self) -> None:
-        """To a step: handle what some rank has received. Where a handler raises, the others' turn is next."""
+        """Handle the signals that some rank has received, at a step.
+
+        If one handler raises, the other signals' handlers run at the next step.
+        """
         board = self._board
         if board is None or self._alone():
             return
@@ -190,7 +195,7 @@ class HandledSignals:
             self._handle(number, count, None)
 
     def _received_before(self, board: SignalBoard) -> Sequence[int]:
-        """Of each signal the most that any rank had received at the step before."""
+        """Return, per signal, the maximum count over ranks as of the previous step."""
         begun = 0.0
         while (most := board.most(self._step - 1)) is None:
             begun = begun or monotonic()
@@ -200,9 +205,10 @@ class HandledSignals:
         return most
 
     def _handle(self, number: int, count: int, frame: FrameType | None) -> None:
-        """Call the script's handler if that is more often than was seen to: what came together is one call.
+        """Call the script's handler if `count` exceeds the handled count.
 
-        So it is for the system, and launchers pass on what ranks have got already.
+        Several signals that arrive together are one call, as for the system: launchers pass on signals that
+        ranks have received already.
         """
         place = _PLACES[number]
         if self._handled[place] < count:
@@ -212,18 +218,18 @@ class HandledSignals:
                 counting.handler(number, frame or sys._getframe())
 
     def _in_step(self) -> bool:
-        """In another thread nobody sets handlers, and a fork (a worker that loads samples) is not in step."""
+        """Return whether this call is in step: on the main thread, not forked."""
         main = threading.current_thread() is threading.main_thread()
         return main and not self._ended and os.getpid() == self._process
 
     def _counts(self, handler: Any) -> bool:
-        """Whether calls of this handler are to be counted; the first such opens the board."""
+        """Return whether this handler's calls are counted; the first opens the board."""
         if not callable(handler):
             return False
         if self._board is None:
             try:
                 self._board = self._open_board()
-            except OSError:  # a full disk, say: signals are handled as they come
+            except OSError:  # a full disk, say: signals are handled on arrival
                 return False
             self._came = monotonic()
             self._board.write(self._step, self._received)
@@ -231,12 +237,12 @@ class HandledSignals:
 
     def _handle_later(self, number: int, patience: float) -> None:
         place = _PLACES[number]
-        if self._received[place] > self._handled[place]:  # else it has been, as another rank had it first
-            # Not by `threading`, one of whose locks the main thread may hold that was interrupted.
+        if self._received[place] > self._handled[place]:  # else it was handled, as another rank had it first
+            # Not by `threading`: the interrupted main thread may hold one of its locks.
             _thread.start_new_thread(self._remind, (number, place, patience))
 
     def _remind(self, number: int, place: int, patience: float) -> None:
-        """In a thread: if no step has come in time, have the handler called where the main thread is."""
+        """Call the handler on the main thread if no step has come in time."""
         sleep(patience)
         pending = self._received[place] > self._handled[place] and not self._ended
         if pending and isinstance(self._plain(number), _Counting):
@@ -247,5 +253,5 @@ class HandledSignals:
 
 
 def _own(handler: Any) -> Any:
-    """What the script has given, where there is something of ours in its place."""
+    """Return the script's handler, unwrapped."""
     return handler.handler if isinstance(handler, _Counting) else handler

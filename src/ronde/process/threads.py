@@ -1,4 +1,4 @@
-"""Threads and processes that the script starts, where nothing is cut, and which are in step with nobody."""
+"""Tracks threads and processes that the script starts, which are not in step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ __all__ = ["Started"]
 
 
 class Started:
-    """Learns of those that the main thread starts.
+    """Records the threads and processes that the main thread starts.
 
     Args:
-        in_step: whether the code that runs now is run by all ranks together: ranks must not differ in that.
-        began: hears of each.
+        in_step: function that tells whether the current code runs on all ranks together, so that ranks record
+            alike.
+        began: function to call at each start.
 
     Attributes:
-        functions: the names of the script's functions that processes run, in the order in which they came.
+        functions: the names of the script's functions that processes run, in order of their start.
     """
 
     def __init__(self, in_step: Callable[[], bool], began: Callable[[], None]) -> None:
@@ -40,7 +41,7 @@ class Started:
             loads = str(getattr(target, "__module__", "")).startswith("torch.utils.data.")
             if not loads and self._in_step():
                 self._began()
-                # `torch.multiprocessing.spawn` gives the function to one of its own.
+                # `torch.multiprocessing.spawn` passes the function to one of its own.
                 for each in (target, *getattr(process, "_args", ())[:1]):
                     if callable(each) and is_users(each):
                         self.functions.setdefault(getattr(each, "__name__", type(each).__name__))

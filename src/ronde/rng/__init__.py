@@ -1,1 +1,1 @@
-"""The draws of one device, of which each rank takes its rows."""
+"""Random draws, equal to the single-device ones: each rank takes its rows."""

@@ -1,8 +1,8 @@
-"""Operations that torch makes of others, carried out by these where it would hand them over as one.
+"""Decomposes composite operations into the operations that they call.
 
-That is so in inference mode, and of what was made there: a mode then sees `type_as`, which takes of its
-second operand the type only, or `reshape`, whose result may be a view or a copy, and cannot tell which.
-An operation that takes functions (`flex_attention`, `scan`) comes as one too where nothing compiles it.
+Torch passes them as one in inference mode, and for tensors made there: a mode then sees `type_as`, which
+takes only the type of its second operand, or `reshape`, whose result may be a view or a copy, and cannot tell
+which. A higher-order operation (`flex_attention`, `scan`) comes as one too where nothing compiles it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ronde.patching.torch_internals import DispatchKey, HigherOrderOperator, Tor
 
 __all__ = ["carry_out", "is_made_of_others", "takes_functions"]
 
-# The kernel of an operation that is carried out by calling others.
+# The dispatch key of kernels that call other operations.
 _OF_OTHERS: Any = DispatchKey.CompositeImplicitAutograd
 
 
 def is_made_of_others(func: Any) -> bool:
-    """Whether an operation is carried out by calling others."""
+    """Return whether an operation is composite: carried out by calling others."""
     return (
         takes_functions(func)
         if isinstance(func, HigherOrderOperator)
@@ -27,13 +27,16 @@ def is_made_of_others(func: Any) -> bool:
 
 
 def takes_functions(func: Any) -> bool:
-    """Whether an operation is given functions, and carried out by calling them: it is nobody's to look at."""
+    """Return whether this is a higher-order operator with an eager kernel.
+
+    The operations that it calls are dispatched separately.
+    """
     return isinstance(func, HigherOrderOperator) and DispatchKey.CompositeExplicitAutograd in func.py_kernels
 
 
 def carry_out(mode: TorchDispatchMode, func: Any, args: Any, kwargs: dict[str, Any] | None) -> Any:
-    """Such an operation, by its parts, each of which comes to `mode`, as without inference mode."""
-    # Not `with mode`, which may mean more to its class.
+    """Carry out a composite operation so that `mode` sees each part."""
+    # Not `with mode`, since its class may override `__enter__`.
     TorchDispatchMode.__enter__(mode)
     try:
         if isinstance(func, HigherOrderOperator):

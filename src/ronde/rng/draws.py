@@ -1,8 +1,8 @@
 """Random draws inside a model that runs on this rank's rows.
 
-`rng=global`: what one device would draw is drawn on every rank, and this rank's rows of it are taken
-(`SlicedDraws`); so dropout masks and samples equal the single-device ones, and every rank's generators
-stay in step. For `rng=per-rank` see `rank_stream`.
+With `rng=global` every rank makes the draws of one device and takes its rows of them (`SlicedDraws`); so
+dropout masks and samples equal the single-device ones, and every rank's generators stay in step. For
+`rng=per-rank` see `rank_stream`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 aten = torch.ops.aten
 
-# Filled in place, element by element; the tensor's own values do not matter.
+# Operations that fill in place, element by element; the tensor's own values do not matter.
 _FILLS = {
     "bernoulli_",
     "uniform_",
@@ -43,30 +43,30 @@ _FILLS = {
     "cauchy_",
     "log_normal_",
 }
-# Made from a size, or like another tensor.
+# Operations that make a tensor from a size, or like another tensor.
 _FACTORIES = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like"}
-# One draw of fixed cost for each entry or row of a tensor of parameters.
+# Operations with one draw of fixed cost for each entry or row of a tensor of parameters.
 _FROM_TENSORS = {"bernoulli", "normal", "native_dropout", "multinomial"}
-# Their dropout is drawn inside of a kernel, of which no rows can be taken: CUDA's attention.
+# Operations with dropout inside of a kernel, where rows cannot be taken: CUDA's attention.
 _KERNELS = ("_scaled_dot_product_",)
-# Arguments without which nothing is drawn.
+# Arguments that switch the draw off.
 _SWITCHES = {"dropout_p", "train", "training"}
 
 
 class UnknownDraw(Exception):
-    """A random operation whose rows cannot be taken from a draw for the whole batch."""
+    """A random operation that cannot be sliced from a whole-batch draw."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Draw:
-    """One random operation of a forward pass, as learnt in an observed call.
+    """One random operation of a forward pass, recorded in an observed call.
 
     Attributes:
         name: the operation.
-        rank: number of dimensions of what is drawn.
+        rank: number of dimensions of the drawn tensor.
         dim: its batch dimension, None when the draw does not depend on the batch.
-        outer_first: other dimensions flattened into `dim` lie before the batch rather than behind it.
-        order: of its dimensions in memory, for several rows: a single one may lie otherwise.
+        outer_first: whether other dimensions flattened into `dim` are before the batch, and not after it.
+        order: the order of its dimensions in memory, for several rows: a single row may have another.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Draw:
 
 
 def is_random(func: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> bool:
-    """Whether this call draws.
+    """Return whether this call draws random numbers.
 
     Attention kernels are random operations that draw only with dropout; dropout itself, and recurrent layers,
     which arrive as one operation in inference mode, draw only in training.
@@ -92,21 +92,21 @@ def is_random(func: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None
 
 
 def draws_from_default(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> bool:
-    """Whether this call draws from a generator of the process, and not from one that it is given."""
+    """Return whether this call draws from a default generator, not an explicit one."""
     return is_random(func, args, kwargs) and (kwargs or {}).get("generator") is None
 
 
 def is_drawn_by_others(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> bool:
-    """Whether a call that draws does so by other operations: dropout, attention, a recurrent layer.
+    """Return whether a composite call draws: dropout, attention, a recurrent layer.
 
-    What an operation that takes functions does is seen there only.
+    Draws of a higher-order operation are seen only in the operations that it calls.
     """
     may_draw = isinstance(func, HigherOrderOperator) or is_random(func, args, kwargs)
     return may_draw and is_made_of_others(func)
 
 
 def _is_meta(kwargs: dict[str, Any]) -> bool:
-    """Whether only a shape is asked for."""
+    """Return whether the call asks for a meta tensor, that is for a shape."""
     device = kwargs.get("device")
     return device is not None and torch.device(device).type == "meta"
 
@@ -116,10 +116,10 @@ def _name(func: Any) -> str:
 
 
 def _local_shape(name: str, args: Sequence[Any]) -> Sequence[int]:
-    """Shape of what is drawn by a call on this rank's rows.
+    """Return the shape of a draw on this rank's rows.
 
     Raises:
-        UnknownDraw: for an operation whose rows cannot be taken.
+        UnknownDraw: the operation's rows cannot be taken.
     """
     if name in _FILLS or name.endswith("_like"):
         return args[0].shape
@@ -131,24 +131,24 @@ def _local_shape(name: str, args: Sequence[Any]) -> Sequence[int]:
 
 
 def drawn_dims(name: str, args: Sequence[Any]) -> int:
-    """How many dimensions has what is drawn by a call.
+    """Return the number of dimensions of a call's draw.
 
     Raises:
-        UnknownDraw: for an operation whose rows cannot be taken.
+        UnknownDraw: the operation's rows cannot be taken.
     """
     return len(_local_shape(name, args))
 
 
 def drawn_in_kernels(draws: Sequence[Draw]) -> str:
-    """The first operation that draws for rows inside of a kernel; empty where all draws can be cut."""
+    """Return the first operation that draws inside a kernel; empty if all are sliceable."""
     return next((draw.name for draw in draws if draw.name.startswith(_KERNELS)), "")
 
 
 def find_axis(whole: Sequence[int], part: Sequence[int], rows: int, part_rows: int) -> int | None:
-    """The one dimension that scales with the batch between two runs; None when none does.
+    """Find the dimension that scales with the batch between two runs, or None.
 
     Raises:
-        UnknownDraw: when the shapes differ in another way.
+        UnknownDraw: the shapes differ in another way.
     """
     if len(whole) != len(part):
         raise UnknownDraw(f"shapes {list(whole)} and {list(part)}")
@@ -162,12 +162,12 @@ def find_axis(whole: Sequence[int], part: Sequence[int], rows: int, part_rows: i
 
 
 class SlicedDraws(TorchDispatchMode):
-    """Draw for the whole batch, take this rank's rows.
+    """Mode that draws for the whole batch and takes this rank's rows.
 
     Args:
         draws: the operations in order; one that comes out of order is matched by name and rank.
         rows: the cut of the batch.
-        rank: whose rows to take.
+        rank: the rank that takes its rows.
     """
 
     supports_higher_order_operators = True
@@ -178,12 +178,12 @@ class SlicedDraws(TorchDispatchMode):
         self._rows = rows
         self._rank = rank
         self._next = 0
-        # One inside this one sees to all draws while it is there.
+        # While another one is active inside this one, it handles all draws.
         self._inner: SlicedDraws | None = None
 
     @staticmethod
     def active() -> SlicedDraws | None:
-        """The mode that sees to draws now."""
+        """Return the innermost active mode, or None."""
         modes = [mode for mode in current_dispatch_modes() if isinstance(mode, SlicedDraws)]
         return modes[-1] if modes else None
 
@@ -202,13 +202,13 @@ class SlicedDraws(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._inner is None and is_drawn_by_others(func, args, kwargs):
             return carry_out(self, func, args, kwargs)
-        # One with a generator of its own draws the same on every rank.
+        # A draw from a generator of its own is the same on every rank.
         if self._inner is not None or not draws_from_default(func, args, kwargs) or _is_meta(kwargs):
             return func(*args, **kwargs)
         return self._drawn(func, _name(func), args, kwargs)
 
     def resuming(self) -> Callable[[], SlicedDraws]:
-        """Makes modes that go on from the draw where this one is now."""
+        """Return a function that makes modes resuming at the current draw."""
         place = self._next
 
         def resumed() -> SlicedDraws:
@@ -219,7 +219,7 @@ class SlicedDraws(TorchDispatchMode):
         return resumed
 
     def _layout_of(self, name: str, args: Sequence[Any]) -> tuple[Layout, Sequence[int]] | None:
-        """How a draw is cut, and lies in memory; None when it is the same on every rank."""
+        """Return a draw's layout and memory order; None if equal on every rank."""
         shape = _local_shape(name, args)
         mine = self._rows.count(self._rank)
         expected = self._draws[self._next : self._next + 1]
@@ -252,7 +252,7 @@ class SlicedDraws(TorchDispatchMode):
     def _whole(
         self, func: Any, name: str, args: Any, kwargs: Any, layout: Layout, order: Sequence[int]
     ) -> Any:
-        """The draw for the whole batch."""
+        """Return the draw for the whole batch."""
         if name in _FILLS:
             whole = _empty_like_whole(args[0], layout, order)
             func(whole, *(self._widen(value, layout) for value in args[1:]), **kwargs)
@@ -265,9 +265,10 @@ class SlicedDraws(TorchDispatchMode):
         return func(*(self._widen(value, layout) for value in args), **kwargs)
 
     def _widen(self, value: Any, layout: Layout) -> Any:
-        """A tensor of parameters for the whole batch: our rows in their place, others repeat our first.
+        """Widen a tensor of parameters to the whole batch, with our rows in place.
 
-        What the other rows hold does not matter: a draw costs the generator the same for every row.
+        Other rows repeat our first. Their values do not matter: a draw costs the generator the same for every
+        row.
         """
         if not isinstance(value, torch.Tensor) or value.dim() <= layout.dim:
             return value
@@ -288,10 +289,10 @@ def _put(whole: torch.Tensor, value: torch.Tensor, layout: Layout, rank: int) ->
 
 
 def _empty_like_whole(local: torch.Tensor, layout: Layout, order: Sequence[int]) -> torch.Tensor:
-    """An empty tensor of the whole shape.
+    """Return an empty tensor of the whole shape.
 
     Args:
-        order: of its dimensions in memory, through which draws run; where it is empty, that of the local one.
+        order: the order of its dimensions in memory, in which draws run; empty for that of the local one.
     """
     order = order or memory_order(local)
     shape = layout.global_shape(local.shape)

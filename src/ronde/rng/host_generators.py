@@ -1,8 +1,8 @@
-"""Whether Python's and numpy's global generators have moved, asked at every batch.
+"""Detects at every batch whether Python's and numpy's global generators have moved.
 
-To copy their states takes a tenth of a millisecond. Both are Mersenne twisters, of which every draw changes
-the position, and the words when all have been used up: while these few numbers stand, the copy that was made
-last is still right.
+To copy their states takes a tenth of a millisecond. Both are Mersenne twisters: every draw changes the
+position, and the words when all have been used up. While these few numbers are equal, the last copy is still
+right.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RANDOM: Any = numpy.random  # whose stubs do not know all of it
 
 
 class HostGenerators:
-    """Copies of both states, made anew only when the generators have moved."""
+    """Copies of both states, renewed only when the generators have moved."""
 
     def __init__(self) -> None:
         self._python: Any = None
@@ -30,12 +30,12 @@ class HostGenerators:
         self._python_words = _words_of_python()
         self._numbers: Any = None
         self._numbers_mark: Any = None
-        # Those of the generator with this id, which is held.
+        # Views of the generator `_source`, which is kept alive.
         self._source: Any = None
         self._numbers_words: Any = None
 
     def state(self) -> tuple[Any, Any]:
-        """The states of both, to be compared by `moved`."""
+        """Return the states of both, for comparison by `moved`."""
         return self._of_python(), self._of_numpy()
 
     def _of_python(self) -> Any:
@@ -54,7 +54,10 @@ class HostGenerators:
         return self._numbers
 
     def _words_of_numpy(self) -> Any:
-        """The words and the position, in the generator's memory; None where it is of another kind."""
+        """Return a view of words and position in the generator's memory.
+
+        Another kind of generator has None.
+        """
         source = _RANDOM.get_bit_generator()
         if source is not self._source:
             self._source, self._numbers_mark = source, None
@@ -65,12 +68,15 @@ class HostGenerators:
 
     @staticmethod
     def moved(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
-        """Whether one has moved from one state to the other."""
+        """Return whether a generator has moved between two states."""
         return not (a[0] is b[0] and a[1] is b[1]) and have_moved(a, b)
 
 
 def _words_of_python() -> Any:
-    """The position and the first words, where this interpreter's generator keeps them; None if elsewhere."""
+    """Return a view of the generator's position and first words, or None.
+
+    This interpreter may keep them elsewhere, which gives None.
+    """
     generator = random.getstate.__self__  # pyright: ignore[reportFunctionMemberAccess]
     begin = object.__basicsize__
     if type(generator).__basicsize__ < begin + 4 * (_WORDS + 1):

@@ -1,8 +1,8 @@
-"""The generators from which everything in a process draws: their states, and who has moved them.
+"""States of the default generators of a process, and detection of draws.
 
-Other threads of a script may draw at any moment: one that reads a loader ahead augments its samples. What
-they drew must neither be undone nor be taken for another's draw. Torch's draws are told by thread, those from
-Python's and numpy's generators are not: these are put back only where no other thread is there.
+Other threads of a script may draw at any moment: one that reads a loader ahead augments its samples. Their
+draws must neither be undone nor be counted for another thread. Torch's draws are told apart by thread, draws
+from Python's and numpy's generators are not: these generators are restored only without other threads.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ __all__ = ["Drawn", "have_moved", "host_states", "preserved_random_state", "put_
 
 
 def host_states() -> tuple[Any, Any]:
-    """Of Python's and numpy's generators."""
+    """Return the states of Python's and numpy's generators."""
     return random.getstate(), numpy.random.get_state(legacy=False)
 
 
 def put_back(states: tuple[Any, Any]) -> None:
-    """Python's and numpy's generators are as they were."""
+    """Restore the states of Python's and numpy's generators."""
     random.setstate(states[0])
     numpy.random.set_state(states[1])
 
 
 def have_moved(before: tuple[Any, Any], now: tuple[Any, Any]) -> bool:
-    """Whether Python's or numpy's generator is in another state."""
+    """Return whether Python's or numpy's generator is in another state."""
     (python, a), (other, b) = before, now
     return python != other or not _same_numpy(a, b)
 
@@ -50,7 +50,7 @@ def _same_numpy(a: Any, b: Any) -> bool:
 
 @contextmanager
 def preserved_random_state() -> Iterator[None]:
-    """Leave every generator as it was, but for what other threads may draw."""
+    """Restore every generator on exit, except for draws of other threads."""
     alone = not others_run()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     hosts, state, drawn = host_states(), torch.get_rng_state(), Drawn()
@@ -66,7 +66,7 @@ def preserved_random_state() -> Iterator[None]:
 
 
 class Drawn(TorchDispatchMode):
-    """Whether this thread draws from torch's generators."""
+    """Mode that detects draws of this thread from torch's default generators."""
 
     supports_higher_order_operators = True
     any = False

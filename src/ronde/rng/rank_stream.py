@@ -1,9 +1,10 @@
-"""`rng=per-rank`: draws inside a model from a stream of this rank's own, independent across samples.
+"""`rng=per-rank`: draws inside a model from a stream of this rank's own.
 
-The script's generator is left to the script. On a CUDA device nothing else uses the model's. On a CPU one
-generator serves the sampler and the model, and the sampler's order is the single-device one (L1) only if that
-generator goes on as if the model had drawn from it. So every draw is made twice there: for this rank's rows
-from its own stream, and for the whole batch from the script's, to be thrown away.
+Streams are independent across samples. The script's generator is left to the script. On a CUDA device nothing
+else uses the model's. On a CPU one generator serves the sampler and the model, and the sampler's order is the
+single-device one (L1) only if that generator advances as if the model had drawn from it. So every draw is
+made twice there: for this rank's rows from its own stream, and for the whole batch from the script's, to be
+dropped.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ __all__ = ["RankStream"]
 
 
 class RankStream:
-    """A generator state of this rank's own, swapped in while a model runs on its rows.
+    """A generator state of this rank's own, active while a model runs.
 
-    It follows from the script's seed and the rank, and begins anew when the script chooses another seed.
+    It follows from the script's seed and the rank, and begins anew when the script sets another seed.
 
     Args:
-        note: takes a sentence for the user.
+        note: function that takes a sentence for the user.
     """
 
     def __init__(self, rank: int, device: torch.device, note: Callable[[str], None]) -> None:
@@ -50,15 +51,15 @@ class RankStream:
 
     @property
     def watches(self) -> bool:
-        """Whether every draw is looked at, because the script's generator must go on with it."""
+        """True when draws must be observed, to advance the script's generator."""
         return self._device.type == "cpu"
 
     @contextmanager
     def drawing(self, draws: Sequence[Draw], rows: Layout) -> Iterator[None]:
-        """Inside, a model draws from this stream.
+        """Make a model draw from this stream inside the `with` block.
 
         Args:
-            draws: what it draws, as learnt in an observed call.
+            draws: the draws recorded in an observed call.
             rows: the cut of the batch.
         """
         generator = self._default()
@@ -76,7 +77,7 @@ class RankStream:
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """Inside `drawing`: draw from the script's stream after all."""
+        """Draw from the script's stream again, inside of `drawing`."""
         assert self._outside is not None
         generator = self._default()
         mine = generator.get_state()
@@ -88,7 +89,7 @@ class RankStream:
             generator.set_state(mine)
 
     def overlook(self, name: str) -> None:
-        """A draw that no observed call saw: what one device would draw for the whole batch is not known."""
+        """Note a draw unseen in the observed call, with unknown whole-batch size."""
         self._note(
             f"a model drew {name}, which it did not in its first call: with rng=per-rank the script's "
             "generator does not go on with it, so what the script shuffles and draws later is not "
@@ -97,14 +98,17 @@ class RankStream:
 
 
 class _DrawnTwice(SlicedDraws):
-    """Draws for this rank's rows from its stream; the script's generator goes on as for the whole batch."""
+    """Mode that draws from this rank's stream, and advances the script's generator.
+
+    The script's generator advances as for the whole batch.
+    """
 
     def __init__(self, stream: RankStream, draws: Sequence[Draw], rows: Layout, rank: int) -> None:
         super().__init__(draws, rows, rank)
         self._stream = stream
 
     def resuming(self) -> Callable[[], Any]:
-        """A checkpoint has saved the state of this rank's stream, and draws again from that alone."""
+        """Return no mode: a checkpoint restores this rank's stream itself, and draws from that."""
         return nullcontext
 
     def _drawn(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:

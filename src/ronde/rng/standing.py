@@ -1,6 +1,6 @@
-"""Where execution stands in forward, so that it may stand there again in backward.
+"""Captures the execution state of forward, to restore it in backward.
 
-What is computed there on behalf of a model is computed on the same rows, with the same draws.
+Recomputation for a model then uses the same rows, with the same draws.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["here"]
 
 
 def here(context: Context) -> Callable[[], AbstractContextManager[None]]:
-    """Makes what to enter in order to stand again where execution stands now."""
-    # By then nobody watches.
+    """Return a function that makes a context with the current execution state."""
+    # In backward nothing is observed.
     region = Region.SHARDED if context.region is Region.OBSERVED else context.region
     standing = dataclasses.replace(context.standing, region=region)
     active = SlicedDraws.active()
