@@ -1,1 +1,1 @@
-"""What a DataLoader gives, cut: each rank loads its rows."""
+"""Sharded data loading: each rank loads its rows of a DataLoader's batches."""

@@ -1,4 +1,4 @@
-"""Find the first tensor of a batch, by which its rows are counted."""
+"""Finds the first tensor of a batch, which gives the count of rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["first_tensor"]
 
 
 def first_tensor(batch: Any) -> torch.Tensor | None:
-    """First tensor among a batch's entries; None without one.
+    """Return the first tensor among a batch's entries; None without one.
 
     Args:
         batch: a tensor, or a mapping, list or tuple with tensors among its values.

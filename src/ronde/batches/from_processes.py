@@ -1,8 +1,8 @@
-"""What the script takes from its worker processes: on every rank what rank 0 took.
+"""Makes reads from the script's worker processes equal to rank 0's.
 
-Every rank has the script's processes, and which of them is first is a matter of chance on each: the batches
-of a sampler with three processes would come in another order. So rank 0's are sent to all. The others take as
-many of their own and drop them, so that no process waits for room in a queue.
+Every rank has the script's processes, and their order is a matter of chance on each: the batches of a sampler
+with three processes would come in another order. So rank 0's items are sent to all. The others take as many
+of their own and drop them, so that no process waits for room in a queue.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ __all__ = ["FromProcesses"]
 
 # Libraries that step environments in processes, for the script and as often on every rank.
 _STEPPERS = ("gym.vector.", "gymnasium.vector.", "stable_baselines3.common.vec_env.", "tianshou.env.")
-# How long another rank waits for what rank 0 has got without waiting.
+# Time that another rank waits for an item that rank 0 got without waiting.
 _PATIENCE_S = 10.0
 
 
 class FromProcesses:
-    """Replaces the methods by which a script takes from queues and pipes of processes, and asks about them.
+    """Replaces the script's methods for reading and polling queues and pipes of processes.
 
     Args:
-        in_step: whether the code that runs now is run by all ranks together.
+        in_step: function that tells whether the current code runs on all ranks together.
     """
 
     def __init__(self, comm: Comm, agree: Agreement, in_step: Callable[[], bool]) -> None:
@@ -80,10 +80,12 @@ class FromProcesses:
         return receive
 
     def _of_rank_0(self, take: Callable[[], Any], take_own: Callable[[], Any]) -> Any:
-        """What rank 0 takes, or the error that it gets; where it cannot be sent, each rank has its own.
+        """Return rank 0's item, or raise its error.
+
+        An item that cannot be pickled is each rank's own.
 
         Args:
-            take_own: how another rank takes one of its own once rank 0 has got something.
+            take_own: function by which another rank takes an item of its own once rank 0 has one.
         """
         if self._comm.rank == 0:
             outcome: Any = _outcome(take)
@@ -108,7 +110,7 @@ class FromProcesses:
 
 
 def _outcome(take: Callable[[], Any]) -> tuple[bool, Any]:
-    """Whether something was taken, and that, or the error."""
+    """Return whether an item was taken, and the item or the error."""
     try:
         return True, take()
     except Exception as error:

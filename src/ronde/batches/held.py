@@ -1,8 +1,9 @@
-"""What a data set holds: looked at before samples are read, and compared after it.
+"""State reachable from a dataset, compared before and after samples are read.
 
-Its attributes, what its functions close over and name, and what these lead to: a count, a cache, a generator
-of its own. Nothing of the user's is called by looking. Tensors tell by their versions, arrays by their bytes,
-all else by who is in it; objects of libraries are looked through for what is in them, and not compared.
+It includes attributes, the variables that its functions close over and name, and everything reachable from
+these: a count, a cache, a generator of its own. The inspection calls none of the user's code. Tensors are
+compared by version, arrays by bytes, all else by identity of the members; objects of libraries are traversed,
+but not compared.
 """
 
 from __future__ import annotations
@@ -36,68 +37,69 @@ __all__ = ["Held"]
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 _ARRAYS = (numpy.ndarray, array.array, bytearray)
-# What is in these they give once.
+# Types whose items can be read only once.
 _GIVE_ONCE = (
     *(Iterator, queue.Queue, queue.SimpleQueue, socket.socket),
     *(multiprocessing.queues.Queue, multiprocessing.queues.SimpleQueue),
     *(multiprocessing.connection._ConnectionBase, multiprocessing.managers.BaseProxy),
 )
-# Objects of libraries that are no more than what they keep.
+# Objects of libraries that consist of their attributes only.
 _KEPT_ONLY = (torch.nn.Module, torch.utils.data.Dataset, types.SimpleNamespace)
-# From which everything draws that has none of its own; who does is found by their states.
+# The default generators; their users are found by comparing states.
 _OF_PROCESS: Any = (
     torch.default_generator,
     random._inst,  # pyright: ignore[reportAttributeAccessIssue]
     numpy.random.mtrand._rand,  # pyright: ignore[reportAttributeAccessIssue]
 )
 _HOLDS_NOTHING = (types.ModuleType, types.GetSetDescriptorType, types.MemberDescriptorType)
-# They lead to whatever was called.
+# Not followed: they lead to all callers.
 _CODE = (types.CodeType, types.FrameType, types.TracebackType)
 _MOST = 50_000
 _MOST_BYTES = 1 << 26
 
 
 class Held:
-    """All that hangs on a data set, as it is now.
+    """Snapshot of everything reachable from a dataset.
 
     Attributes:
-        files: those open among it, which are read at a place.
-        gives_once: among it is what gives each thing once, a queue or an iterator: nobody gives it again.
+        files: the open files in it, which have a position.
+        gives_once: whether it has a queue or an iterator, with items that can be read only once.
     """
 
     def __init__(self, dataset: Any) -> None:
         self.files: list[Any] = []
         self.gives_once = False
-        # A name, how to look again, and what was there: a mapping has names of its own.
+        # A name, a function that reads the state again, and the earlier state: a mapping has names of its
+        # own.
         self._states: list[tuple[str, Callable[[], Any], Any]] = []
         generators: list[Any] = []
         seen: dict[int, Any] = {}
         self._room = _MOST_BYTES
         self._pending: collections.deque[tuple[str, Any]] = collections.deque([("", dataset)])
-        # What is near comes first: there may be too much to look at all of it.
+        # Breadth first: there may be too much to visit everything.
         while self._pending and len(seen) < _MOST:
             name, value = self._pending.popleft()
             if id(value) in seen or issubclass(type(value), (*_SIMPLE, *_HOLDS_NOTHING, *_CODE)):
                 continue
-            seen[id(value)] = value  # held, so that its id stays its own
+            seen[id(value)] = value  # held, so that the id stays unique
             if not issubclass(type(value), GENERATORS):
-                with suppress(Exception):  # of an object's own: a proxy, say, that stands for nothing yet
+                with suppress(Exception):  # errors of an object's own: an unbound proxy, say
                     self._look(name, value)
             elif type(value) is not random.SystemRandom and not any(value is each for each in _OF_PROCESS):
                 generators.append(value)
         self._generators = States(generators)
 
     def changed(self) -> str:
-        """The name of an attribute or a variable that is not as it was; empty if all are."""
+        """Return the name of an attribute or variable that has changed, or ""."""
         found = (_difference(name, before, look()) for name, look, before in self._states)
         return next(filter(None, found), "")
 
     def drew(self) -> bool:
-        """Whether a generator among it has moved."""
+        """Return whether a generator in it has moved."""
         return self._generators.moved()
 
     def _look(self, name: str, value: Any) -> None:
-        kind = type(value)  # what an object says of its class may be wrong, or raise
+        kind = type(value)  # an object's own `__class__` may be wrong, or raise
         if issubclass(kind, io.IOBase):
             self.files.append(value)
         elif issubclass(kind, _GIVE_ONCE):
@@ -116,7 +118,7 @@ class Held:
             if is_users(value):
                 self._compare_named(_variables(value))
         elif issubclass(kind, functools._lru_cache_wrapper):
-            self._follow(name, [value.__wrapped__])  # what it keeps it gives again
+            self._follow(name, [value.__wrapped__])  # cached results are returned again
         elif kind.__module__ not in ("ctypes", "_thread") and not issubclass(kind, type):
             self._look_at_object(name, value)
         elif issubclass(kind, type) and is_users(value):
@@ -133,14 +135,14 @@ class Held:
         self._pending.extend(self._compare("", look).items())
 
     def _follow(self, name: str, items: Collection[Any]) -> None:
-        # A list of a million numbers needs no walk.
+        # A list of a million numbers is not walked.
         if not set(map(type, items)).issubset(_SIMPLE):
             self._pending.extend((name, item) for item in islice(items, _MOST))
 
     def _look_at_object(self, name: str, value: Any) -> None:
         kind = type(value)
         own = _attributes(value)
-        # What it keeps in slots, and its class; what a method or a descriptor is made of.
+        # Members in slots, and the class; the function of a method or a descriptor.
         beside = [each for each in gc.get_referents(value) if each is not own]
         if not (is_users(kind) or issubclass(kind, _KEPT_ONLY) or hasattr(kind, "__dataclass_fields__")):
             self._pending.extend(own.items())
@@ -153,7 +155,7 @@ class Held:
 
 
 def _variables(function: types.FunctionType) -> Callable[[], dict[str, Any]]:
-    """Gives those of functions around it, and the global ones that it names."""
+    """Return a function that reads a function's closure and named global variables."""
     names, variables = _names(function.__code__), function.__globals__
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     modules = [value for name in names if isinstance(value := variables.get(name), types.ModuleType)]
@@ -173,17 +175,17 @@ def _of_class(kind: type) -> dict[str, Any]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """What an object keeps in its dictionary; none of its own methods is asked."""
+    """Return an object's dictionary, without calling its own methods."""
     try:
         held = object.__getattribute__(value, "__dict__")
-    except Exception:  # it has none, or its class hides it
+    except Exception:  # without a dictionary, or its class hides it
         return {}
     return held if isinstance(held, dict) else {}
 
 
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> frozenset[str]:
-    """All names that a piece of code uses, with the functions inside it."""
+    """Return all names that a piece of code uses, with the functions inside it."""
     inner = (_names(each) for each in code.co_consts if isinstance(each, types.CodeType))
     return frozenset(code.co_names).union(*inner)
 
@@ -191,12 +193,12 @@ def _names(code: types.CodeType) -> frozenset[str]:
 def _in_cell(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing has been put there yet
+    except ValueError:  # the cell is still empty
         return None
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
-    """The name of what has changed, that of an attribute or its own; empty if nothing has."""
+    """Return the name of the entry that has changed, or ""; lists use `name`."""
     if isinstance(before, dict):
         return next((each for each in before | now if not _same(before.get(each), now.get(each))), "")
     if isinstance(before, list):
@@ -205,14 +207,17 @@ def _difference(name: str, before: Any, now: Any) -> str:
 
 
 def _same(before: Any, now: Any) -> bool:
-    """Whether an entry is what it was, or was nothing and is now something that is not looked into."""
+    """Return whether an entry is unchanged.
+
+    A new value that is closed (see `_is_closed`) in place of None counts as unchanged.
+    """
     if before is now or (before is None and _is_closed(now)):
         return True
     return issubclass(type(now), _SIMPLE) and type(before) is type(now) and bool(before == now)
 
 
 def _is_closed(value: Any) -> bool:
-    """An open file, a table that was read, an array that cannot be written to."""
+    """Return whether a value is not compared further: files, other libraries' objects, read-only arrays."""
     if issubclass(type(value), numpy.ndarray):
         return not value.flags.writeable
     known = (*_SIMPLE, *_ARRAYS, torch.Tensor, *_CONTAINERS)

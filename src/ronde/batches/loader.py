@@ -1,12 +1,12 @@
-"""The loader edge: every rank runs the script's own sampler and loads its slice of every index batch.
+"""The loader edge: every rank runs the script's sampler and loads its slice.
 
 Ids, order, lengths and random state are thereby those of one device: no DistributedSampler, no `set_epoch`,
 no padding, and a last batch of any size is cut unevenly. The cut is made in the loader's iterator, with a
-queue per iterator, so that workers, prefetching, persistent workers, abandoned iterators, `zip` and
-custom batch samplers need no care. The whole batch is loaded on every rank where a slice would change the
-answer: another collate function than torch's own (it may pad to the longest sample), samples that draw
-random numbers or depend on what was read before them, datasets that keep a book of what was read, iterable
-datasets, values that are no tensors, and batches with fewer samples than ranks.
+queue per iterator, so that workers, prefetching, persistent workers, abandoned iterators, `zip` and custom
+batch samplers need no care. The whole batch is loaded on every rank where a slice would change the answer:
+another collate function than torch's own (it may pad to the longest sample), samples that draw random numbers
+or depend on earlier ones, datasets that record their reads, iterable datasets, values other than tensors, and
+batches with fewer samples than ranks.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ class LoaderEdge:
     """Cuts the index batches of map-style loaders; one per session.
 
     Args:
-        unmediated: files that a dataset touches while it loads this rank's samples are this rank's own.
-        data: its `loading` is `auto`, `sliced` (trust the collate function and samples) or `full` (never).
+        unmediated: context in which file operations of a dataset are this rank's own, while it loads its
+            samples.
+        data: the data part of the plan; its `loading` is `auto`, `sliced` (trust the collate function and
+            samples) or `full` (never slice).
     """
 
     def __init__(
@@ -117,18 +119,21 @@ class LoaderEdge:
         patches.set(MapDatasetFetcher, "fetch", self._watched(self._plain_fetch))
 
     def _next(self, plain_next: Any, iterator: Any) -> Any:
-        """The next batch, of which a rank's own samples may raise on that rank alone."""
+        """Return the next batch; a rank's own samples may raise on that rank alone."""
         if not self._may_stand():
             return plain_next(iterator)
         try:
             return self._context.attempt(lambda: plain_next(iterator))
         except Exception:
             if iterator._ronde_queue:
-                iterator._ronde_queue.popleft()  # a script that catches this is given the batch behind it
+                iterator._ronde_queue.popleft()  # a script that catches this gets the next batch
             raise
 
     def _watched(self, plain_fetch: Any) -> Callable[[Any, Any], Any]:
-        """Reads the samples of a batch, in whatever process. Modules that they go through are no models."""
+        """Wrap the fetch of samples, in any process.
+
+        Modules that samples go through do not count as models.
+        """
         read = watched(plain_fetch, asks=self._context.world_size > 1)
 
         def fetch(fetcher: Any, index: Any) -> Any:
@@ -141,31 +146,34 @@ class LoaderEdge:
         return fetch
 
     def _reading(self) -> AbstractContextManager[None]:
-        """Inside, the main thread reads samples, all of a batch on every rank."""
+        """Enter the region for samples while the main thread reads whole batches."""
         return self._context.enter(Region.SAMPLES) if self._may_stand() else nullcontext()
 
     def _may_stand(self) -> bool:
-        """Not around what is read inside of something else."""
+        """Return whether the region may be entered: not nested in another one."""
         return self._context.on_main_thread() and self._context.standing.region is Region.SCRIPT
 
     def _begin(self, iterator: Any, loader: Any) -> None:
         iterator._ronde_queue = collections.deque()
         iterator._ronde_loading = loading = self._known.setdefault(loader, self._judge(loader))
-        iterator._in_order = True  # Batches in the order of arrival would differ between ranks.
+        iterator._in_order = True  # batches in the order of arrival would differ between ranks
         if loading.reason:
             self._say(loader.dataset, loading.reason)
         if loading.sliceable:
             iterator._collate_fn = Watched(iterator._collate_fn, loading)
 
     def _is_beside(self) -> bool:
-        """In a thread by which the script reads batches ahead, while its main one is anywhere.
+        """Return whether a thread reads batches ahead, while the main one is anywhere.
 
-        Nothing is looked at there, and no rank agrees with another on what was seen.
+        Samples are not inspected there, and ranks do not agree on findings.
         """
         return get_worker_info() is None and not self._context.on_main_thread()
 
     def _agree(self, iterator: Any, loading: Loading, still: bool) -> None:
-        """Slice from now on if no rank has seen a reason against it: workers are not in step."""
+        """Slice from now on if no rank has found a reason against it.
+
+        Ranks must agree, since workers are not in step.
+        """
         context = self._context
         votes = context.comm.all_reduce(torch.tensor([int(still)], device=context.comm.control_device))
         loading.proven = int(votes) == context.world_size
@@ -175,9 +183,10 @@ class LoaderEdge:
             self._say(iterator._dataset, loading.why_whole)
 
     def _compare(self, data: Any) -> None:
-        """Let ranks be found whose datasets differ: gathered by threads, say, or in the order of a set.
+        """Compare the first batch over ranks, to find datasets that differ.
 
-        A first batch every rank has loaded whole, but for what it was told to trust.
+        They may be gathered by threads, say, or in the order of a set. Every rank has loaded a first batch
+        whole, except where it was told to trust slices.
         """
         try:
             values = [value for value in leaves(data) if isinstance(value, torch.Tensor)]
@@ -189,7 +198,7 @@ class LoaderEdge:
         self._note(f"{type(dataset).__name__}: every rank loads whole batches, because {reason}")
 
     def _fetching(self, iterator: Any) -> AbstractContextManager[Any]:
-        """Ranks are out of step while each loads samples of its own in this very process."""
+        """Let ranks be out of step while each loads its samples in this process."""
         if not hasattr(iterator, "_ronde_loading"):
             raise UsageError(
                 "this iterator of a DataLoader was made before ronde.init(), and its batches may differ "
@@ -214,7 +223,7 @@ class LoaderEdge:
         return Loading(sliceable=True)
 
     def _mark(self, index: Any) -> None:
-        """Let ranks be found whose samplers drew different batches."""
+        """Compare index batches over ranks, to find samplers that differ."""
         known = type(index) is list and index and all(type(each) is int for each in index)
         if known and self._context.on_main_thread():
             first = ", ".join(map(str, index[:3]))
@@ -222,7 +231,7 @@ class LoaderEdge:
             self._context.comm.mark(f"batch of {len(index)} samples: {first}, ... (digest {digest:08x})")
 
     def _cut(self, iterator: Any, index: Any) -> Any:
-        """This rank's part of an index batch, and a note in the queue of how it was cut."""
+        """Return this rank's part of an index batch, and queue the cut."""
         loading: Loading = iterator._ronde_loading
         if not loading.sliceable:
             return index
@@ -235,7 +244,10 @@ class LoaderEdge:
         return whole[start:stop]
 
     def _may_cut(self, loading: Loading) -> bool:
-        """What a thread reads stays whole unless samples are trusted: they are not looked at there."""
+        """Return whether batches may be cut: in threads, only trusted samples are.
+
+        Samples that a thread reads are not inspected.
+        """
         return loading.proven and (self._loading == "sliced" or not self._is_beside())
 
     def _deliver(self, iterator: Any, data: Any) -> Any:
@@ -280,7 +292,10 @@ class LoaderEdge:
 
 
 def _like_labels(value: torch.Tensor, rows: int) -> bool:
-    """Small integers: a loss will ask how many of them count, for which every rank needs all."""
+    """Return whether a value is like labels: small integers.
+
+    A loss will count valid labels, for which every rank needs all of them.
+    """
     small = value[0].numel() * rows * value.element_size() <= _AHEAD_BYTES
     return small and value.dtype in (torch.int64, torch.int32, torch.uint8)
 
@@ -291,7 +306,7 @@ def _start_method(loader: Any) -> str | None:
 
 
 def _is_batch(data: Any, rows: int) -> bool:
-    """Whether every leaf is a tensor with a row for each sample."""
+    """Return whether every leaf is a tensor with a row for each sample."""
     try:
         found = list(leaves(data))
     except Opaque:
@@ -303,12 +318,15 @@ def _is_batch(data: Any, rows: int) -> bool:
 
 
 def _is_marked(value: torch.Tensor) -> bool:
-    """Whether a batch has a class of its own, or something written on it: rows would lose that."""
+    """Return whether a batch's tensor has its own class or attributes.
+
+    Its rows would lose these.
+    """
     return own_class(value) is not None or bool(written(value))
 
 
 def _rows_of(batch: Any, dim: int) -> int | None:
-    """Rows of a batch's first tensor along its batch dim; None where it has none."""
+    """Return the rows of a batch's first tensor along `dim`, or None."""
     first = first_tensor(batch)
     if cuts_rows(first):
         return first._layout.rows

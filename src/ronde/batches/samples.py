@@ -1,7 +1,7 @@
-"""What reading samples shows of them: whether each rank may read its own only.
+"""Inspection of samples: decides whether each rank may read only its own.
 
-The first batch is read whole by every rank, and looked at. Samples that draw random numbers, that depend on
-what was read before them or with them, or that keep a book of what was read, are read whole ever after.
+The first batch is read whole by every rank, and inspected. Samples that draw random numbers, that depend on
+samples read before them or with them, or that record their reads, are read whole from then on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _Fetch = Callable[[Any, Any], Any]
 
 
 class Shown(enum.IntEnum):
-    """What fetching has shown of a loader's samples; `LOST`: that, and it cannot be undone."""
+    """Finding about a loader's samples.
+
+    `LOST`: their order matters, and the dataset's state has changed for good.
+    """
 
     UNKNOWN, STILL, DRAWS, OWN_GENERATOR, ORDERED, BOOKED, LOST = range(7)
 
@@ -42,12 +45,12 @@ _WHY = {
 
 
 class Loading:
-    """What is known of one loader: whether its batches may be loaded in slices, and if not, why.
+    """State of one loader: whether its batches may be sliced, or the reason against.
 
     Attributes:
-        flag: what fetching has shown, in whatever process.
-        book: what reading changes on the dataset, seen in this process.
-        compared: ranks know that their first batches are the same.
+        flag: the finding of any fetching process.
+        book: the sentence on changes that reading makes to the dataset, seen in this process.
+        compared: whether ranks have compared their first batches.
     """
 
     def __init__(self, reason: str = "", *, sliceable: bool = False, always: bool = False) -> None:
@@ -59,12 +62,12 @@ class Loading:
 
     @property
     def why_whole(self) -> str:
-        """Why its batches are not cut, as fetching has shown."""
+        """The reason, found by fetching, for which batches are not cut."""
         return self.book or _WHY.get(self.flag.value, _WHY[Shown.STILL])
 
 
 class Watched:
-    """A collate function, and what is known of its loader, for those who fetch: worker processes perhaps."""
+    """A collate function with its loader's state, for fetching processes."""
 
     def __init__(self, collate: Callable[[Any], Any], loading: Loading) -> None:
         self.collate = collate
@@ -75,10 +78,10 @@ class Watched:
 
 
 def watched(fetch: _Fetch, *, asks: bool) -> Callable[[Any, Any, Loading], Any]:
-    """Reads the samples of a batch as `fetch` does, and notes what that shows of them.
+    """Wrap `fetch`, to read the samples of a batch and record findings.
 
     Args:
-        asks: whether it matters what samples are like: one rank alone reads all, in order.
+        asks: whether findings matter: one rank alone reads all, in order.
     """
     generators = HostGenerators()
 
@@ -87,7 +90,7 @@ def watched(fetch: _Fetch, *, asks: bool) -> Callable[[Any, Any, Loading], Any]:
             return fetch(fetcher, index)
         first = asks and loading.flag.value == Shown.UNKNOWN and not loading.proven
         before, drawn = generators.state(), torch.default_generator.get_state()
-        # Another thread may draw meanwhile: torch's draws are told by thread.
+        # Another thread may draw meanwhile: torch's draws are told apart by thread.
         own = Drawn() if others_run() else None
         held = None
         with own or nullcontext():
@@ -98,7 +101,7 @@ def watched(fetch: _Fetch, *, asks: bool) -> Callable[[Any, Any, Loading], Any]:
         moved = generators.moved(before, generators.state())
         if own is None:
             moved = moved or not torch.equal(drawn, torch.default_generator.get_state())
-        elif moved and not first:  # by whom is told by reading a sample again
+        elif moved and not first:  # another reading of a sample tells which thread drew
             moved = own.any or not _repeats(fetch, fetcher, index, data, [])
         else:
             moved = moved or own.any
@@ -114,7 +117,7 @@ def watched(fetch: _Fetch, *, asks: bool) -> Callable[[Any, Any, Loading], Any]:
 
 
 def _shown(fetch: _Fetch, fetcher: Any, index: Any, data: Any, held: Held, book: str) -> int:
-    """What a batch shows that was read without a draw from the generators of the process."""
+    """Return the finding for a batch that was read without default generators."""
     if held.drew():
         return Shown.OWN_GENERATOR
     if book:
@@ -128,10 +131,10 @@ def _shown(fetch: _Fetch, fetcher: Any, index: Any, data: Any, held: Held, book:
 
 
 def _looked_at(fetch: _Fetch, fetcher: Any, index: Any) -> tuple[Any, Held, str]:
-    """A batch, what the dataset held, and a part of a sentence: what reading one sample more does beside.
+    """Read a batch; return it, the dataset's state, and its changes in words.
 
-    What the first sample makes for all that follow (it opens a file, it reads a table) is no book. What a
-    worker changes on its copy of the dataset no script sees.
+    Changes that the first sample makes for all later ones (it opens a file, it reads a table) do not count.
+    The script does not see a worker's changes to its copy of the dataset.
     """
     together = len(index) == 1 or _reads_together(fetcher.dataset)
     alone = copy.copy(fetcher)
@@ -145,14 +148,17 @@ def _looked_at(fetch: _Fetch, fetcher: Any, index: Any) -> tuple[Any, Held, str]
 
 
 def _reads_together(dataset: Any) -> bool:
-    """Whether it gives all samples of a batch at once, and not only because it is a part of another."""
+    """Return whether the dataset itself reads all samples of a batch at once.
+
+    A `Subset` counts as its inner dataset.
+    """
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))
 
 
 def _repeats(fetch: _Fetch, fetcher: Any, index: Any, data: Any, files: list[Any]) -> bool:
-    """Whether a batch's first sample comes out the same when it is read again, alone."""
+    """Return whether a batch's first sample is equal when read again, alone."""
     try:
         with _where_they_are(files), preserved_random_state():
             alone = list(leaves(fetch(fetcher, list(index)[:1])))
@@ -166,7 +172,7 @@ def _repeats(fetch: _Fetch, fetcher: Any, index: Any, data: Any, files: list[Any
 
 @contextmanager
 def _where_they_are(files: list[Any]) -> Iterator[None]:
-    """Files are read afterwards where they were before."""
+    """Restore the positions of files on exit."""
     places = [(file, file.tell()) for file in files if not file.closed and file.seekable()]
     try:
         yield

@@ -1,9 +1,9 @@
-"""This rank's slice of every batch of a loader, where ranks train by themselves.
+"""Slices of a loader's batches for ranks that train by themselves.
 
-All ranks draw the same batches: whatever a loader's samplers draw comes from one stream of random numbers,
-which nothing else on a rank draws from. Of a map-style dataset a rank loads its own samples only, and
-collates them by themselves; of an iterable one it keeps its rows. Batches that are drawn without gradients,
-for evaluation, stay whole.
+All ranks draw the same batches: the random numbers of a loader's samplers come from one stream, which nothing
+else on a rank draws from. A rank loads only its own samples of a map-style dataset, and collates them by
+themselves; of an iterable one it keeps its rows. Batches that are drawn without gradients, for evaluation,
+stay whole.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ __all__ = ["LocalSlices", "share_of", "slice_of"]
 
 
 def share_of(rows: int, rank: int, ranks: int) -> slice:
-    """Which rows of a batch are a rank's; a batch with fewer rows than ranks gives each one of them."""
+    """Return the rows of a batch for one rank.
+
+    A batch with fewer rows than ranks gives each rank one of them.
+    """
     if rows < ranks:
         return slice(rank % rows, rank % rows + 1) if rows else slice(0, 0)
     return slice(rows * rank // ranks, rows * (rank + 1) // ranks)
@@ -34,8 +37,9 @@ class LocalSlices:
     """Cuts batches of loaders.
 
     Attributes:
-        cut: how many batches were.
-        whole: asked for each batch: whether it stays whole, as somebody else cuts it.
+        cut: the number of batches cut.
+        whole: function that tells, for each batch, whether it stays whole, since another part of ronde cuts
+            it.
     """
 
     def __init__(self, rank: int, ranks: int, deliver: Callable[[int | None], object]) -> None:
@@ -94,7 +98,7 @@ class LocalSlices:
 
     @contextmanager
     def _common_stream(self) -> Iterator[None]:
-        """Inside, torch draws what it draws on every rank."""
+        """Switch torch's generator to the stream common to all ranks."""
         own = torch.get_rng_state()
         if self._stream is not None:
             torch.set_rng_state(self._stream)
@@ -106,7 +110,7 @@ class LocalSlices:
 
 
 def slice_of(data: Any, rank: int, ranks: int) -> Any:
-    """A rank's rows of a whole batch; what has no rows stays as it is."""
+    """Return a rank's rows of a whole batch; values without rows stay unchanged."""
     rows = _count(data)
     if rows is None:
         return data
@@ -124,6 +128,6 @@ def _is_batch(index: Any) -> bool:
 
 
 def _count(data: Any) -> int | None:
-    """Rows of the first tensor in a batch."""
+    """Return the rows of the first tensor in a batch."""
     first = first_tensor(data)
     return len(first) if first is not None and first.dim() else None

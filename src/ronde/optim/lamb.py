@@ -1,4 +1,4 @@
-"""LAMB: Adam whose layers step in proportion to their norms."""
+"""LAMB: Adam with steps of each layer in proportion to its norm."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class LAMB(Layerwise):
         u = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + b w;  w = w - lr (|w| / |u|) u
 
     with the quotient 1 where `|w|` or `|u|` is zero. Source: You et al., "Large batch optimization for deep
-    learning", ICLR 2020. Norms are those of whole tensors: plans that cut optimizer state leave it whole on
-    every rank.
+    learning", ICLR 2020. Norms are those of whole tensors: plans that shard optimizer state keep this state
+    whole on every rank.
 
     Args:
         params: tensors, or groups. A group with `adapt=False` steps as AdamW does (biases, norms).

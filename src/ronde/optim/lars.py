@@ -1,4 +1,4 @@
-"""LARS: momentum SGD whose layers step in proportion to their norms."""
+"""LARS: momentum SGD with steps of each layer in proportion to its norm."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class LARS(Layerwise):
         l = c |w| / (|g| + b |w|);  v = m v + lr l (g + b w);  w = w - v
 
     with l = 1 where `|w|` or `|g|` is zero. Source: You, Gitman and Ginsburg, "Large batch training of
-    convolutional networks", 2017. Norms are those of whole tensors: plans that cut optimizer state leave it
-    whole on every rank.
+    convolutional networks", 2017. Norms are those of whole tensors: plans that shard optimizer state keep
+    this state whole on every rank.
 
     Args:
         params: tensors, or groups. A group with `trust_coefficient=None` steps as SGD does (biases, norms).
-        lr: of the whole model; the layers' own rates are about a thousandth of it.
+        lr: the rate of the whole model; the layers' own rates are about a thousandth of it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Norms of whole parameters, by which layers step at rates of their own."""
+"""Base of layer-wise optimizers, with rates by norms of whole parameters."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Layerwise", "check", "ratio"]
 
 
 class Layerwise(Optimizer):
-    """An optimizer whose layers step one by one, each by its own gradient."""
+    """An optimizer that steps layer by layer, each by its own gradient."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One update; the loss of `closure`, where one is given."""
+        """Make one step; return the loss of `closure`, where one is given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -34,8 +34,11 @@ class Layerwise(Optimizer):
 
 
 def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
-    """above / below, and 1 where either is nought: a layer that is nought, or has no gradient, has no rate of
-    its own. No number is read: a device need not be waited for."""
+    """Return above / below, and 1 where either is zero.
+
+    A layer that is zero, or has a zero gradient, thus has no rate of its own. No number is read on the host,
+    so that a device need not be waited for.
+    """
     usable = (above > 0) & (below > 0)
     return torch.where(
         usable, above / torch.where(usable, below, torch.ones_like(below)), torch.ones_like(above)
@@ -43,10 +46,10 @@ def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
 
 
 def _dense(parameter: torch.Tensor, name: str) -> torch.Tensor:
-    """The gradient of a parameter.
+    """Return the gradient of a parameter.
 
     Raises:
-        RuntimeError: where it is sparse.
+        RuntimeError: the gradient is sparse.
     """
     gradient: Any = parameter.grad
     if gradient.is_sparse:

@@ -1,1 +1,1 @@
-"""What a run was, for people to look at: a view in the terminal, a page, a timeline."""
+"""Views of a run for people: in the terminal, as page, as timeline."""

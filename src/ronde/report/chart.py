@@ -1,8 +1,8 @@
-"""Pictures of numbers as HTML and SVG, written by hand: no library, no network.
+"""Charts as HTML and SVG, written by hand, without library and network.
 
-Lines are drawn in an SVG that is stretched over its place; words are HTML beside it, so that they keep their
-size on a phone. What a value is at a place is told by a few lines of script (`style.SCRIPT`); without it, and
-for those who hear the page, the caption says what the picture shows.
+Lines are drawn in an SVG that is stretched to its box; words are HTML next to it, so that they keep their
+size on a phone. A few lines of script (`style.SCRIPT`) show the values at the pointer; without it, and for
+screen readers, the caption describes the picture.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Line", "Mark", "line_chart", "meter", "nice_ticks", "stacked_bars", 
 
 _SIZE = 1000
 _TICKS = 4
-# From this ratio of the largest to the smallest value on, a line is drawn by orders of magnitude.
+# Ratio of the largest to the smallest value from which a line is drawn on a logarithmic scale.
 _LOGARITHMIC = 100.0
 
 Words = Callable[[float], str]
@@ -25,7 +25,10 @@ Words = Callable[[float], str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a chart: its name, its colour (a class of the page's style), and points by growing x."""
+    """A line of a chart: name, colour, and points by growing x.
+
+    The colour is a class of the page's style.
+    """
 
     name: str
     colour: str
@@ -34,7 +37,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened at `x`; its kind is a class of the page's style."""
+    """An event at `x`; its kind is a class of the page's style."""
 
     x: float
     text: str
@@ -42,7 +45,7 @@ class Mark:
 
 
 def nice_ticks(low: float, high: float, most: int = _TICKS) -> list[float]:
-    """Round numbers between the two, at most about so many.
+    """Return round numbers between the two, at most about `most`.
 
     >>> nice_ticks(0, 97), nice_ticks(0, 1)
     ([0.0, 20.0, 40.0, 60.0, 80.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
@@ -63,14 +66,14 @@ class _Scale:
     logarithmic: bool = False
 
     def place(self, value: float) -> float:
-        """From 0 to 1."""
+        """Return the place of a value, from 0 to 1."""
         low, high = self.low, self.high
         if self.logarithmic:
             low, high, value = math.log10(low), math.log10(high), math.log10(max(value, self.low))
         return (value - low) / (high - low) if high > low else 0.5
 
     def ticks(self, unit: float = 1) -> list[float]:
-        """Round numbers of so many each."""
+        """Return round numbers for ticks, in multiples of `unit`."""
         if not self.logarithmic:
             return [unit * each for each in nice_ticks(self.low / unit, self.high / unit)]
         powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
@@ -79,7 +82,7 @@ class _Scale:
 
 
 def _unit(nbytes: float) -> float:
-    """In which so many bytes are told."""
+    """Return the unit, in bytes, for the display of so many bytes."""
     return 1024.0 ** max(0, math.floor(math.log(max(nbytes, 1), 1024)))
 
 
@@ -104,15 +107,15 @@ def line_chart(
     binary: bool = False,
     marks: Sequence[Mark] = (),
 ) -> str:
-    """A figure of lines over one another.
+    """Draw a figure of lines over one another.
 
     Args:
-        caption: what it shows, in a sentence.
-        across, up: words for values on the axes.
-        from_zero: the upward axis begins with 0; else where the values do, by orders of magnitude if they
-            span many.
-        binary: values are bytes, whose round numbers are those of KiB, MiB and so on.
-        marks: drawn as upright lines.
+        caption: a sentence on the figure's content.
+        across, up: functions from values on the axes to their words.
+        from_zero: whether the upward axis begins with 0; else it begins with the least value, and is
+            logarithmic if the values span many orders of magnitude.
+        binary: whether values are bytes, with round numbers of KiB, MiB and so on.
+        marks: events, drawn as upright lines.
     """
     lines = [line for line in lines if line.points]
     if not lines:
@@ -152,7 +155,10 @@ def stacked_columns(
     x_name: str,
     marks: Sequence[Mark] = (),
 ) -> str:
-    """A figure of shares over time: each column ends at its x, and its parts add up to 1 at most."""
+    """Draw a figure of shares over time, one column up to each x.
+
+    The parts of a column add up to 1 at most.
+    """
     if not columns:
         return _nothing(caption)
     width = _SIZE / len(columns)
@@ -198,7 +204,7 @@ def stacked_columns(
 def stacked_bars(
     rows: Sequence[tuple[str, Mapping[str, float]]], colours: Mapping[str, str], *, caption: str, words: Words
 ) -> str:
-    """A figure of bars that lie: for each row its name, its parts, and words for their sum."""
+    """Draw a figure of horizontal bars: for each row name, parts and sum."""
     longest = max((sum(parts.values()) for _, parts in rows), default=0.0)
     if not longest:
         return _nothing(caption)
@@ -223,7 +229,7 @@ def stacked_bars(
 
 
 def meter(share: float, colour: str) -> str:
-    """A small bar in a cell of a table, beside its number."""
+    """Draw a small bar for a table cell, next to its number."""
     width = max(0.0, min(1.0, share)) * 100
     filled = f'<span class="{colour}" style="width:{width:.1f}%"></span>'
     return f'<span class="meter" aria-hidden="true">{filled}</span>'
@@ -264,7 +270,7 @@ def _figure(caption: str, legend: str, drawn: str, axes: _Axes, data: object) ->
 
 
 def _upright(marks: Sequence[Mark], scale: _Scale) -> str:
-    """Lines where something happened."""
+    """Draw upright lines at the marks on the scale."""
     lines: list[str] = []
     for mark in marks:
         if scale.low <= mark.x <= scale.high:
@@ -277,7 +283,7 @@ def _upright(marks: Sequence[Mark], scale: _Scale) -> str:
 
 
 def _edge(place: float) -> str:
-    """Words at an end of an axis stay within it."""
+    """Return the attribute that keeps words at an end of an axis within it."""
     return ' class="first"' if place < 0.04 else ' class="last"' if place > 0.96 else ""
 
 
@@ -300,12 +306,12 @@ def _path(points: Sequence[tuple[float, float]], x_scale: _Scale, y_scale: _Scal
     places = [
         (_SIZE * x_scale.place(x), _SIZE * (1 - max(0.0, min(1.0, y_scale.place(y))))) for x, y in points
     ]
-    if len(places) == 1:  # a point would not be seen
+    if len(places) == 1:  # a single point would be invisible
         x, y = places[0]
         return f"M0 {y:.1f}L{_SIZE} {y:.1f}" if x_scale.low == x_scale.high else f"M{x:.1f} {y:.1f}h1"
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
 
 
 def _json(data: object) -> str:
-    """Inside of a script element: nothing in it ends that."""
+    """Encode data for a script element, so that it cannot end the element."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""`ronde top`: how a run is, in the terminal; drawn anew while it goes on."""
+"""`ronde top`: the state of a run in the terminal, updated while it goes on."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _EVENTS = 4
 
 
 def watch(path: Path, *, every: float, once: bool, console: Console) -> None:
-    """Show the run until it is over or the user has seen enough (Ctrl-C).
+    """Show the run until it is over or the user stops it (Ctrl-C).
 
     Args:
-        every: seconds between two looks.
-        once: look once, and leave what was seen on the screen.
+        every: seconds between two updates.
+        once: whether to show the run once, and leave it on the screen.
 
     Raises:
-        UsageError: there is nothing to be seen.
+        UsageError: the run has nothing to show.
     """
     run = read_run(path)
     if once or not console.is_terminal:
@@ -65,7 +65,7 @@ def watch(path: Path, *, every: float, once: bool, console: Console) -> None:
 
 
 def frame(run: Run, width: int) -> RenderableType:
-    """One picture of the run."""
+    """Draw one picture of the run."""
     parts: list[RenderableType] = [_head(run), _table(run, width), _legend()]
     loss = _loss_line(run, width)
     if loss is not None:
@@ -142,7 +142,7 @@ def _phase(run: Run, rank: RankRun) -> Text:
 
 
 def _bar(spent: dict[str, float], whole: float) -> Text:
-    """Shares of the last steps, as blocks of colour."""
+    """Draw the shares of the last steps, as blocks of colour."""
     text, reached, drawn = Text(), 0.0, 0
     for part in PARTS:
         reached += spent[part] / whole

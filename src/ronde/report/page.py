@@ -1,4 +1,4 @@
-"""`ronde report`: a run as one page of HTML, which needs nothing else and asks nobody."""
+"""`ronde report`: a run as one self-contained HTML page without network access."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ENDS = {"death", "restart", "checkpoint", "notice"}
 
 
 def page(run: Run) -> str:
-    """The whole page, as text; values of the run are escaped in it."""
+    """Return the whole page as text, with values of the run escaped."""
     title = str(run.start.get("script", "")) or run.path.name
     body = "".join(
         (
@@ -225,7 +225,7 @@ def _stragglers(run: Run) -> str:
 
 
 def _verdict(found: Sequence[Straggling]) -> str:
-    """Who stands out, in a sentence."""
+    """Return a sentence on the slowest rank."""
     if len(found) < 2:
         return "One rank: nobody waits."
     slowest = max(found, key=lambda each: each.late)
@@ -274,7 +274,7 @@ def _events(run: Run) -> str:
 
 
 def _word(kind: str) -> str:
-    """A kind as a class of the page's style."""
+    """Return a kind of event as a class of the page's style."""
     return kind if kind.isalpha() else "other"
 
 
@@ -320,7 +320,7 @@ def _share_waited(rank: RankRun) -> float:
 
 
 def _chosen(ranks: Sequence[RankRun], weight: Callable[[RankRun], float], most: int) -> list[RankRun]:
-    """All ranks, or of many those that weigh most, in their order."""
+    """Return all ranks, or of many the ones with most weight, in order."""
     kept = sorted(ranks, key=lambda each: (-weight(each), each.rank))[:most]
     return sorted(kept, key=lambda each: each.rank)
 
@@ -340,7 +340,8 @@ def _marks(run: Run) -> list[Mark]:
 
 
 def _clock(seconds: float) -> str:
-    """
+    """Format seconds as a clock time, or as seconds below a minute.
+
     >>> _clock(0), _clock(2.5), _clock(75), _clock(3700)
     ('0 s', '2.5 s', '1:15', '1:01:40')
     """
@@ -355,7 +356,7 @@ def write(run: Run, out: Path) -> None:
     """Write the page, whole or not at all.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     temporary = out.with_name(f".{out.name}.new")
     temporary.write_text(page(run), encoding="utf-8")

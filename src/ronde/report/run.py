@@ -1,4 +1,4 @@
-"""All that a run directory tells of its run, while it goes on or afterwards; nothing of it is changed."""
+"""Reads a run directory, during the run or afterwards, without changing it."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from ronde.trace.waiting import read_waiting, waiting_now
 __all__ = ["Life", "RankRun", "Run", "find_run", "read_run"]
 
 Life = Literal["runs", "ended", "failed", "gone"]
-"""`gone`: it left no word."""
+"""State of a rank or run; `gone`: it died without a report."""
 
 _STEPS_FILE = re.compile(r"rank-(\d+)\.steps")
 _ERROR_FILE = re.compile(r"rank-(\d+)\.error\.json")
-# Of a rank on another host only its last step tells whether it lives.
+# Only its last step tells whether a rank on another host is alive.
 _QUIET_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RankRun:
-    """One rank.
+    """State of one rank.
 
     Attributes:
-        steps: what it has written down.
-        life: how it is.
-        waits: it waits for others now, for this; "": it does not.
-        summary: its account, where it has given one.
+        steps: its recorded steps.
+        life: whether it runs, has ended, failed or disappeared.
+        waits: the collective that it waits for now; "" if it does not wait.
+        summary: its summary, if written.
     """
 
     steps: StepsOfRank
@@ -55,12 +55,12 @@ class RankRun:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A run as its directory tells it.
+    """State of a run, read from its directory.
 
     Attributes:
-        path: of the directory.
-        ranks: those that have written something down, in their order.
-        events: in the order of time, failures of ranks among them.
+        path: the directory.
+        ranks: the ranks that have recorded steps, in order.
+        events: events by time, failures of ranks among them.
         now: nanoseconds by the monotonic clock of this host, which is the launcher's while the run goes on.
     """
 
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def life(self) -> Life:
-        """That of the run: it fails with its first rank, and ends with the last."""
+        """State of the run: it fails with its first rank, ends with its last."""
         lives = {each.life for each in self.ranks}
         for life in ("failed", "runs", "gone"):
             if life in lives:
@@ -80,12 +80,12 @@ class Run:
 
     @property
     def begun(self) -> int:
-        """When the first rank began, in nanoseconds by the monotonic clock of the host of the launcher."""
+        """The start of the first rank, in nanoseconds by the launcher host's monotonic clock."""
         return min((each.steps.monotonic + each.steps.offset for each in self.ranks), default=0)
 
     @property
     def seconds(self) -> float:
-        """How long it has taken: until now, or until the last step of a run that is over."""
+        """The duration of the run in seconds, until now or its last step."""
         last = max(
             (each.steps.course[-1].ended + each.steps.offset for each in self.ranks if each.steps.course),
             default=self.begun,
@@ -94,11 +94,11 @@ class Run:
 
     @property
     def start(self) -> Mapping[str, Any]:
-        """What is known of how it was started: `script`, `plan`, `seed`, `ranks`, `device`."""
+        """The known settings of its start: `script`, `plan`, `seed`, `ranks`, `device`."""
         return next((event.more for event in reversed(self.events) if event.kind == "start"), {})
 
     def seconds_of(self, event: Event) -> float:
-        """When an event was, in seconds since the beginning."""
+        """Return the time of an event, in seconds since the beginning."""
         if not self.ranks:
             return 0.0
         first = min(self.ranks, key=lambda each: each.steps.wall).steps
@@ -106,10 +106,10 @@ class Run:
 
 
 def find_run(path: Path | None, environment: Mapping[str, str]) -> Path:
-    """The directory that a user names; the newest one of the state directory without a name.
+    """Return the run directory for a user's path, by default the newest.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no run was found.
     """
     if path is None:
         root = default_root(environment)
@@ -134,10 +134,10 @@ def find_run(path: Path | None, environment: Mapping[str, str]) -> Path:
 
 
 def read_run(path: Path) -> Run:
-    """All that the directory tells.
+    """Read all records in a run directory.
 
     Raises:
-        UsageError: no rank has written anything down there.
+        UsageError: no rank has recorded steps there.
     """
     record = read_launch_record(path / "launch.json")
     names = [match for entry in _entries(path) if (match := _STEPS_FILE.fullmatch(entry))]
@@ -169,7 +169,7 @@ def read_run(path: Path) -> Run:
 
 
 def _by_clocks_of_launcher(steps: StepsOfRank, record: LaunchRecord | None) -> StepsOfRank:
-    """The same, with the times at which it began by the clocks of the host of the launcher."""
+    """Return the steps with start times by the launcher host's clocks."""
     node = (
         next((each for each in record.nodes if steps.rank in each.pids), None) if record is not None else None
     )
@@ -188,7 +188,7 @@ def _entries(path: Path) -> list[str]:
 
 
 def _failures(path: Path) -> Iterable[Event]:
-    """What ranks left word of."""
+    """Yield the failures that ranks have written."""
     for name in _entries(path):
         match = _ERROR_FILE.fullmatch(name)
         if match is None:
@@ -203,11 +203,11 @@ def _failures(path: Path) -> Iterable[Event]:
 
 
 def _life(path: Path, steps: StepsOfRank, *, goes_on: bool | None, failed: bool) -> Life:
-    """How a rank is.
+    """Return the state of a rank.
 
     Args:
-        goes_on: whether the launcher that hears of ranks on other hosts still does; None: ranks are here, or
-            have no launcher of ours.
+        goes_on: whether the launcher that watches ranks on other hosts still runs; None: ranks are here, or
+            have another launcher.
     """
     if failed:
         return "failed"
@@ -223,7 +223,7 @@ def _life(path: Path, steps: StepsOfRank, *, goes_on: bool | None, failed: bool)
 
 
 def _maps(process: int, file: Path) -> bool:
-    """Whether the process has the file in its memory: another one may have its number by now."""
+    """Return whether the process has mapped the file: its number may be reused."""
     try:
         inode = str(file.stat().st_ino)
         lines = Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines()
@@ -233,7 +233,7 @@ def _maps(process: int, file: Path) -> bool:
 
 
 def _waiting(path: Path, ranks: list[StepsOfRank]) -> dict[int, str]:
-    """For which collective each rank of this host waits now, by its number."""
+    """Return the collective that each waiting rank of this host waits for, by rank."""
     here = [each for each in ranks if each.host == platform.node()]
     if not here:
         return {}

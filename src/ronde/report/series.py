@@ -1,4 +1,4 @@
-"""The numbers behind the pictures of a run: pure functions of what its ranks have written down."""
+"""Data series for pictures of a run: pure functions of its ranks' records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 PARTS = ("data", "forward", "backward", "optimizer", "communication", "other")
-"""What the time of a rank is divided into, in the order in which it is shown."""
+"""The parts of a rank's time, in the order of their display."""
 
 Point = tuple[float, float]
 
@@ -32,7 +32,7 @@ _RECENT_S = 10.0
 
 
 def losses(records: Sequence[StepRecord]) -> list[Point]:
-    """The script's loss by step; of many steps the mean of those next to each other."""
+    """Return the script's loss by step; many steps are averaged in groups."""
     read = [each for each in records if each.losses]
     points: list[Point] = []
     for group in _groups(read):
@@ -44,7 +44,10 @@ def losses(records: Sequence[StepRecord]) -> list[Point]:
 
 
 def throughput(records: Sequence[StepRecord], begun: int) -> tuple[list[Point], str]:
-    """Samples per second by seconds since `begun`; steps where no samples were counted; and which of both."""
+    """Return samples per second by seconds since `begun`, and the unit.
+
+    Without counted samples the values are steps per second.
+    """
     steps = [each for each in records if each.steps]
     unit = "samples/s" if any(each.samples for each in steps) else "steps/s"
     points: list[Point] = []
@@ -56,7 +59,7 @@ def throughput(records: Sequence[StepRecord], begun: int) -> tuple[list[Point], 
 
 
 def memory(records: Sequence[StepRecord], begun: int, *, device: bool = False) -> list[Point]:
-    """Bytes by seconds since `begun`: of the process, or of its device."""
+    """Return bytes by seconds since `begun`: of the process, or of its device."""
     return [
         ((group[-1].ended - begun) / 1e9, max(each.device if device else each.resident for each in group))
         for group in _groups(records)
@@ -64,14 +67,17 @@ def memory(records: Sequence[StepRecord], begun: int, *, device: bool = False) -
 
 
 def by_phase(records: Sequence[StepRecord]) -> dict[str, float]:
-    """Seconds in each of `PARTS`."""
+    """Return the seconds in each of `PARTS`."""
     return {part: sum(_parts(each)[part] for each in records) / 1e9 for part in PARTS}
 
 
 def over_time(
     ranks: Sequence[StepsOfRank], begun: int, columns: int = 48
 ) -> list[tuple[float, dict[str, float]]]:
-    """Shares of each part by seconds since `begun`, the mean of all ranks, in columns of equal time.
+    """Return the share of each part over time, as a mean of all ranks.
+
+    Columns have equal time, in seconds since `begun`. A record that spans several columns is divided among
+    them.
 
     A record that lies in several columns is divided among them.
     """
@@ -100,12 +106,12 @@ def over_time(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Straggling:
-    """How far a rank kept others waiting, and waited itself.
+    """Time that a rank kept others waiting, and waited itself.
 
     Attributes:
-        collectives: how many it took part in.
+        collectives: the number that it took part in.
         last: share of them to which it came last of its host.
-        late: seconds for which the last but one had waited by then, all together.
+        late: seconds that the last but one had waited by then, in total.
         waited: seconds in which it waited for others.
     """
 
@@ -117,7 +123,7 @@ class Straggling:
 
 
 def stragglers(ranks: Sequence[StepsOfRank]) -> list[Straggling]:
-    """One for each rank, in their order."""
+    """Return one result for each rank, in order."""
     found: list[Straggling] = []
     for rank in ranks:
         collectives = sum(each.collectives for each in rank.course)
@@ -134,13 +140,13 @@ def stragglers(ranks: Sequence[StepsOfRank]) -> list[Straggling]:
 
 
 def by_route(records: Sequence[StepRecord]) -> dict[str, int]:
-    """Bytes that went each way, where any did."""
+    """Return the bytes sent by each route, without unused routes."""
     totals = {route: sum(each.sent[place] for each in records) for place, route in enumerate(ROUTES)}
     return {route: nbytes for route, nbytes in totals.items() if nbytes}
 
 
 def rates(rank: StepsOfRank) -> tuple[float, float] | None:
-    """Steps and samples per second of the last seconds; None where there were fewer than two steps."""
+    """Return recent steps and samples per second; None with fewer than two steps."""
     if not rank.recent:
         return None
     since = rank.recent[-1].ended - _RECENT_S * 1e9
@@ -163,7 +169,10 @@ def _parts(record: StepRecord) -> dict[str, int]:
 
 
 def _groups(records: Sequence[StepRecord], most: int = POINTS) -> list[Sequence[StepRecord]]:
-    """Records next to each other, in at most so many groups of about as many steps each."""
+    """Divide records into consecutive groups of about as many steps each.
+
+    The number of groups is at most about `most`.
+    """
     total = sum(max(1, each.steps) for each in records)
     wanted = max(1.0, total / most)
     groups: list[Sequence[StepRecord]] = []

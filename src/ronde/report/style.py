@@ -1,4 +1,4 @@
-"""How the page looks, and the few lines of script in it."""
+"""Style sheet of the page, and its few lines of script."""
 
 from __future__ import annotations
 

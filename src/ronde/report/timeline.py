@@ -1,6 +1,6 @@
-"""`ronde run --trace FILE`: what all ranks did, on one clock, for Chrome's trace viewer and Perfetto.
+"""`ronde run --trace FILE`: all ranks' spans on one clock, for Chrome's viewer and Perfetto.
 
-The form is that of "Trace Event Format" (Google): a process for each rank, and in it
+The format is "Trace Event Format" (Google): a process for each rank, and in it
 
     thread 0    the steps; within each its phases; within these the times at which the rank waited
     thread 1    collectives with their bytes, from start to end; they overlap each other and the phases
@@ -43,9 +43,9 @@ class Timeline(NamedTuple):
 
 
 def write_timeline(directory: Path, file: Path) -> Timeline:
-    """Put the spans of all ranks together and remove them.
+    """Merge the spans of all ranks into one file; return its facts.
 
-    A name that ends with `.gz` is compressed.
+    The ranks' own files are removed. A name that ends with `.gz` is compressed.
 
     Raises:
         OSError: the file cannot be written.
@@ -89,7 +89,7 @@ def _by_one_clock(path: Path, node: LaunchedNode | None) -> Iterator[Span]:
 
 
 def _about_clocks(nodes: Iterable[LaunchedNode], error: float) -> dict[str, str]:
-    """Words for a viewer about how well the clocks of hosts were compared."""
+    """Return notes for a viewer on the accuracy of the hosts' clocks."""
     return {
         "clock": "that of the launcher's host; clocks of hosts were compared at the start and at the end",
         "largest error between two hosts": f"{error * 1e3:.3f} ms",
@@ -98,7 +98,7 @@ def _about_clocks(nodes: Iterable[LaunchedNode], error: float) -> dict[str, str]
 
 
 def trace_events(spans: Mapping[int, Sequence[Span]], hosts: Mapping[int, str]) -> Iterator[dict[str, Any]]:
-    """The events of a timeline, in the order in which a viewer takes them.
+    """Yield the events of a timeline, in the order that viewers expect.
 
     Args:
         spans: spans of each rank, by one clock.
@@ -141,10 +141,10 @@ def trace_events(spans: Mapping[int, Sequence[Span]], hosts: Mapping[int, str]) 
 
 
 def nested(spans: Sequence[Span]) -> list[Span]:
-    """Those of one thread, in an order in which each lies in those before it that are open, or behind them.
+    """Sort the spans of one thread, so that each follows its enclosing ones.
 
-    A span that would reach out of the one in which it begins is cut there: it was measured by another reading
-    of the clock.
+    A span that reaches out of the one in which it begins is cut there: it was measured by another reading of
+    the clock.
     """
     ordered = sorted(spans, key=lambda span: (span.begin, -span.end, _DEPTH.get(span.name, 1)))
     kept: list[Span] = []

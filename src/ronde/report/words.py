@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formats numbers for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["show_duration", "show_number", "show_share"]
 
 
 def show_number(value: float) -> str:
-    """Three digits that count.
+    """Format a number with three significant digits.
 
     >>> show_number(12345.6), show_number(3.14159), show_number(0.00271), show_number(1.5e9)
     ('12,346', '3.14', '0.00271', '1.50e+09')
@@ -24,7 +24,8 @@ def show_number(value: float) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """
+    """Format a duration in its one or two largest units.
+
     >>> show_duration(0.00213), show_duration(12.34), show_duration(3723), show_duration(600000)
     ('2.13 ms', '12.3 s', '1 h 2 min', '6 d 22 h')
     """
@@ -41,7 +42,8 @@ def show_duration(seconds: float) -> str:
 
 
 def show_share(share: float) -> str:
-    """
+    """Format a share in per cent, small ones with one decimal.
+
     >>> show_share(0.123), show_share(0.004), show_share(0)
     ('12%', '0.4%', '0%')
     """
