@@ -422,7 +422,7 @@ class Comm:
         self.backend.set_timeout(_DEBUGGER_TIMEOUT)
 
     def votes(self, flags: Sequence[bool]) -> list[int]:
-        """Return the count of ranks with each flag set; no flags send nothing."""
+        """Return, for each flag, the number of ranks that set it."""
         if not flags:
             return []
         votes = torch.tensor(flags, dtype=torch.int32, device=self.control_device)

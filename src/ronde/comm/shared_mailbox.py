@@ -39,7 +39,7 @@ class Send:
     """A message under way; made by `Mailbox.send`.
 
     Attributes:
-        posted: whether its header is in the receiver's ring; its contents are copied after that.
+        posted: whether its header is in the receiver's ring; its contents are copied when `send` returns.
     """
 
     to: int

@@ -2,7 +2,7 @@
 
 Each rank owns one part of the memory, which only it writes: a page of counters and two pairs of areas. To
 publish an area a rank writes it and counts up `_POSTED`; every rank publishes the same areas in the same
-order, so one counter tells how far a rank has come, and an area may be written again once all ranks have
+order, so one counter gives the progress of a rank, and an area may be written again once all ranks have
 published something later, which they do when they have read it. Areas come in pairs, so that a chunk costs
 only one wait for the peers.
 
@@ -42,7 +42,7 @@ _BELL = 1024
 # Tensors up to this size are read whole by every rank: one wait in place of two.
 _SMALL = 32 << 10
 _LEAST_CHUNK, _MOST_CHUNK = 1 << 20, 4 << 20
-# Chunks of all ranks of a host together: what they take must not grow with the square of their number.
+# Bytes of the chunks of all ranks of a host together, which must not grow with the square of their number.
 _ALL_CHUNKS = 32 << 20
 _MOST_VIEWS = 256
 # The pair of areas for chunks; a pair for small tensors comes before it.

@@ -159,7 +159,7 @@ class Waiting:
         while not come():
             self.bell.sleep(come, _NAP_MS)
             self._look_for_deaths()
-            if come():  # what a peer did before it died counts
+            if come():  # progress of a peer before its death counts
                 return
             if (died := lost(peers)) is not None:
                 raise PeerLost(f"{self.name(died)} {self._gone[died]}")

@@ -38,7 +38,7 @@ class Overlay:
             of files made by rank 0's threads.
 
     Attributes:
-        unborn: function that tells whether replay has yet to reach the making of a real file.
+        unborn: function that tells whether replay has not yet reached the creation of a real file.
     """
 
     def __init__(

@@ -55,8 +55,7 @@ class Patches:
             around: function that makes the layer around a function; called again when a layer joins.
 
         Raises:
-            RuntimeError: the layer is there already, or the function was replaced by other means since.
-        RuntimeError: the layer exists already, or the function was replaced by other means since.
+            RuntimeError: the layer exists already, or the function was replaced by other means since.
         """
         chain = self._chains.get(stack)
         if chain is None:

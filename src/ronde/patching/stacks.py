@@ -35,7 +35,7 @@ MODULE_CALL = Stack(
     "__call__",
     (
         "structure",  # finds the first model of a script
-        "costs",  # counts what a model computes, for the planner
+        "costs",  # counts the operations of a model, for the planner
         "recording",
         "checkpoints",
         "publishing",

@@ -45,7 +45,7 @@ try:
     function_mode_at = _C._get_function_stack_at
     push_function_mode = _C._push_on_torch_function_stack
     take_function_mode = _C._pop_torch_function_stack
-    HigherOrderOperator = torch._ops.HigherOrderOperator  # whose `func` has no schema
+    HigherOrderOperator = torch._ops.HigherOrderOperator  # its `func` has no schema
     DispatchKey = _C.DispatchKey  # whether an operation is composed of others
     has_kernel = _C._dispatch_has_kernel_for_dispatch_key
 

@@ -1,4 +1,7 @@
-"""The cost graph: compute, saved values and messages of a model's step, unplaced."""
+"""The cost graph: compute, saved values and messages of one step of a model.
+
+It does not depend on the placement on devices.
+"""
 
 from __future__ import annotations
 

@@ -152,8 +152,8 @@ def held_by(
     kept = np.choose(candidates.recompute, [whole, selective, inputs])
     again = np.choose(candidates.recompute, [np.zeros_like(whole), whole - selective, whole])
     ends = first * _saved(graph.first, candidates, software, samples) * flight
-    # The micro-batches of one batch give one output: the loss keeps all of it, and gradients are summed
-    # apart.
+    # The micro-batches of one batch give one output: the loss keeps all of it, and gradients are summed in
+    # buffers of their own.
     pieces = software.pieces_again * (candidates.micro_batches > 1) * (p == 1)
     whole_batch = np.where(pieces, candidates.micro_batches, 1)
     ends = ends + last * _saved(graph.last, candidates, software, samples) * whole_batch + pieces * gradients

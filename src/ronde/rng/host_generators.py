@@ -18,7 +18,7 @@ from ronde.rng.random_state import have_moved
 __all__ = ["HostGenerators"]
 
 _WORDS = 624
-_RANDOM: Any = numpy.random  # whose stubs do not know all of it
+_RANDOM: Any = numpy.random  # its stubs do not declare all of it
 
 
 class HostGenerators:

@@ -122,9 +122,9 @@ def _host_generators() -> Any:
 
 
 def _put_back(changed: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Restore buffers, so that a second call updates them once.
+    """Restore the buffers of before a call, so that repeating it updates them once.
 
-    A failed call then does not update them. The tensors' versions stay: backward of an earlier call may have
+    A failed call then leaves them unchanged. The tensors' versions stay: backward of an earlier call may have
     saved the buffers.
     """
     for buffer, before in changed:

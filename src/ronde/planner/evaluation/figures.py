@@ -35,7 +35,7 @@ _ITEM = {"half": 2, "int8": 1}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """One figure.
+    """One figure of the evaluation, with its target.
 
     Attributes:
         name: the subject of the figure.

@@ -212,7 +212,7 @@ def dlperf() -> Iterator[Row]:
 
 
 def megatron() -> Iterator[Row]:
-    """Yield peaks of Megatron-LM's tests; two are the fit of its workspaces."""
+    """Yield the peak memory of Megatron-LM's tests. The constant of its workspaces was fitted to two rows."""
     preset = read_cluster("dgx-h100")
     for number, row in enumerate(read_table("megatron_memory"), 1):
         data, tensor, pipeline = int(row["data"]), int(row["tensor"]), int(row["pipeline"])

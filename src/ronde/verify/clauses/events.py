@@ -50,7 +50,7 @@ def differing_events(
     others = [events(repeat) for repeat in repeats]
     if any(len(other) != len(theirs) for other in others):
         return None
-    # As close as can be told: rounding may take ranks a little further than it took these.
+    # A third of the tolerance: rounding may take ranks a little further than it took these runs.
     close = dataclasses.replace(wide, values=max(tolerance.values / 3, _SINGLE))
     if len(ours) != len(theirs):
         return f"{len(ours)} events, in plain python {len(theirs)}"

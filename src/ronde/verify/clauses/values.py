@@ -104,7 +104,7 @@ def _different(
     if type(mine) is not type(reference):
         return f"{mine!r}, in plain python {reference!r}"
     if isinstance(reference, str):
-        # Formatted: what was printed may turn at its last digit.
+        # A formatted number, whose last digit rounding may change.
         agrees = differing_number(mine, reference, allowed.tolerance) is None
         return None if agrees or _is_close_text(mine, reference, allowed) else _pair(mine, reference)
     if isinstance(reference, list):
