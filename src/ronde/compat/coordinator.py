@@ -34,7 +34,7 @@ _MOST_KNOWN = 1 << 16
 
 
 class Lost(Exception):
-    """An error: the peer of a connection is gone."""
+    """Raised when the peer of a connection is gone."""
 
 
 class Link:

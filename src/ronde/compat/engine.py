@@ -42,7 +42,7 @@ _HELD_BYTES = 4 << 20
 
 
 class HorovodInternalError(RuntimeError):
-    """An error: a collective failed. The message says why."""
+    """Raised when a collective failed. The message says why."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

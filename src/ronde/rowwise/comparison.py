@@ -34,7 +34,7 @@ __all__ = ["Comparison"]
 
 
 class _Differs(BaseException):
-    """An interrupt: the call differs from the observed one."""
+    """Raised when the call differs from the observed one."""
 
 
 class Comparison(TorchDispatchMode):

@@ -72,4 +72,4 @@ def require_all(watch: Watch) -> None:
 
 
 class Elsewhere(MixesRows):
-    """An error: another rank has a problem, and all ranks know it."""
+    """Raised when another rank has a problem, and all ranks know it."""

@@ -78,7 +78,7 @@ class Counts:
 
 
 class Unhashable(TypeError):
-    """An error: a number of rows was hashed."""
+    """Raised when a number of rows was hashed."""
 
 
 class Rows(int):

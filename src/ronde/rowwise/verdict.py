@@ -72,7 +72,7 @@ class Verdict:
 
 
 class MixesRows(BaseException):
-    """An interrupt: the module must not run on shards. The message is the reason, as the end of a sentence.
+    """Raised when the module must not run on shards. The message is the reason, as the end of a sentence.
 
     It is a `BaseException`, so that an `except Exception` of the model cannot continue with one rank's rows.
     """

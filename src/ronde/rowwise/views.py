@@ -157,7 +157,7 @@ def broadcast(op: Operation, shape: Sequence[int]) -> Label | None:
 
 
 def _fit(op: Operation, shape: Sequence[int], axis: int) -> bool:
-    """Return whether operands without rows are equal for each row."""
+    """Return whether operands without rows are constant along the axis of rows."""
     for operand, mark in op.pairs():
         if type(mark) is Label or operand.dim() == 0 or not _is_read(op, operand):
             continue

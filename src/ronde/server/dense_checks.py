@@ -114,7 +114,7 @@ def check_parts(message: Message, held: Values, *, adds: bool, floating: bool = 
 
 
 def check_push_step(message: Message, values: Values) -> None:
-    """Check gradients for present values, and the optimizer that applies them."""
+    """Check pushed gradients of existing values, and the optimizer for them."""
     meta = message.meta
     _all_there(_keys_of(meta), values)
     check_parts(message, values, adds=True, floating=True)

@@ -75,7 +75,7 @@ class EmbeddingTable(nn.Module):
     #: Read when a model is cut into stages: every rank takes part in a look-up.
     looks_up_on_every_rank: ClassVar[bool] = True
 
-    def __init__(  # noqa: PLR0913 - each says one thing of a table
+    def __init__(  # noqa: PLR0913 - options of a table
         self,
         dim: int,
         *,

@@ -39,7 +39,7 @@ class Frame(NamedTuple):
 
 
 class DamagedFrame(Exception):
-    """Bytes that do not form a frame.
+    """Raised for bytes that do not form a frame.
 
     Attributes:
         offset: position of these bytes in the file.

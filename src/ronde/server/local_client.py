@@ -79,7 +79,7 @@ class LocalClient:
         return np.empty(nbytes, np.uint8)
 
     def give_back(self, room: Array) -> None:
-        """No-op: rooms are garbage-collected."""
+        """No-op: the buffer is garbage-collected."""
 
     def into(self, *rooms: Array) -> dict[str, Any]:
         return {}

@@ -227,7 +227,7 @@ class Served:
             )
 
     def _settle_answered(self) -> None:
-        """Free the rooms of pushes that are answered, without waiting."""
+        """Free the buffers of answered pushes, without waiting."""
         self._client.poll()
         while self._pushed and all(each.answer is not None for each in self._pushed[0][0]):
             requests, room = self._pushed.pop(0)

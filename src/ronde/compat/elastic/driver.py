@@ -282,7 +282,7 @@ class _Driver:
         self._running.remove(running)
         self._leaving.append(running)
 
-    # Units that come, and generations.
+    # Units that start, and generations.
 
     def _change(self) -> None:
         """Adapt the units to the present hosts, and advance the generation."""

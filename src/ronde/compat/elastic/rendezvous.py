@@ -29,7 +29,7 @@ _POLL_S = 0.05
 
 
 class LeftOut(Exception):
-    """An error: the job continues without this rank, or has ended."""
+    """Raised when the job continues without this rank, or has ended."""
 
 
 class Rendezvous:

@@ -28,7 +28,7 @@ _MOST_FAILURES = 3
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """An interrupt: hosts have come or gone. Ranks form a new generation and continue with their state."""
+    """Raised when hosts have come or gone. Ranks form a new generation and continue with their state."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("hosts have come or gone")

@@ -120,7 +120,7 @@ def release() -> None:
         engine().release()
 
 
-def _reduce(  # noqa: PLR0913 - the arguments of the interface, and how they are meant
+def _reduce(  # noqa: PLR0913 - the interface's arguments, and modes
     tensors: Sequence[torch.Tensor],
     name: str | None,
     op: int,
@@ -439,7 +439,7 @@ def _entries(
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _request(  # noqa: PLR0913 - what a request is made of
+def _request(  # noqa: PLR0913 - the fields of a request
     name: str,
     kind: Kind,
     dtype: torch.dtype,

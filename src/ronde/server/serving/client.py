@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 
 class ReplicaGone(RondeError):
-    """An error: a replica did not answer within the timeout."""
+    """Raised when a replica did not answer within the timeout."""
 
 
 class Rows(NamedTuple):
@@ -140,9 +140,9 @@ class ReplicaClient:
         Returns:
             `version` and its `step`; `pinned`, the version that is served regardless of newer ones, or None;
             `lag`, seconds from the training step of the last new version until it was served, None before the
-            first; `age`, seconds since the training step; `trouble`, "" without one; `tables` with
-            floats per row; `inputs` with dtype and shape; `ids_looked_up`, `ids_found`; `refused` messages by
-            kind.
+            first; `age`, seconds since the training step; `trouble`, the error that keeps a newer version
+            from being served, or ""; `tables` with floats per row; `inputs` with dtype and shape;
+            `ids_looked_up`, `ids_found`; `refused` messages by kind.
 
         Raises:
             ReplicaGone: the replica did not answer within the timeout.

@@ -14,7 +14,7 @@ _BLOCK = 1 << 22
 
 
 class DamagedFile(RondeError):
-    """An error: a published file is missing, or its checksum differs."""
+    """Raised when a published file is missing, or its checksum differs."""
 
 
 def digest(path: Path) -> str:

@@ -43,7 +43,7 @@ Answer = Callable[[Request], Awaitable[bytes]]
 
 
 class _Malformed(RondeError):
-    """An error: a request does not have the form that its endpoint expects."""
+    """Raised when a request does not have the form that its endpoint expects."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)

@@ -36,11 +36,11 @@ _looks_up: ContextVar[LookUp] = ContextVar("looks_up")
 
 
 class NoProgram(RondeError):
-    """An error: torch cannot export this model. The message holds torch's reason."""
+    """Raised when torch cannot export this model. The message holds torch's reason."""
 
 
 class Unfit(RondeError):
-    """An error: inputs do not fit the model."""
+    """Raised when inputs do not fit the model."""
 
 
 @torch.library.custom_op("ronde::look_up", mutates_args=())

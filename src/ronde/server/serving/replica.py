@@ -19,11 +19,11 @@ __all__ = ["Counts", "NoSuchTable", "NoSuchVersion", "Replica"]
 
 
 class NoSuchTable(RondeError):
-    """An error: the model has no such table."""
+    """Raised when the model has no such table."""
 
 
 class NoSuchVersion(RondeError):
-    """An error: the version does not exist, or was removed."""
+    """Raised when the version does not exist, or was removed."""
 
 
 @dataclass

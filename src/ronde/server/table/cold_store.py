@@ -39,7 +39,7 @@ _OPEN_FILES = 256
 
 
 class ColdRowsFailed(RondeError):
-    """An error: rows cannot be moved to or from disk."""
+    """Raised when rows cannot be moved to or from disk."""
 
 
 class ColdStore:

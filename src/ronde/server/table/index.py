@@ -32,7 +32,7 @@ _HUGE = 2 << 20
 
 
 class Index:
-    """Row numbers by id.
+    """A hash index from ids to row numbers.
 
     Args:
         max_rows: upper limit of rows.

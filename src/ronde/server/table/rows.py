@@ -19,7 +19,7 @@ _COUNT, _VERSION = 2, 3  # columns of the row as uint32
 
 
 class TableFull(RondeError):
-    """An error: a table has reached `max_rows` or the memory's limit."""
+    """Raised when a table has reached `max_rows` or the memory's limit."""
 
 
 class Rows:

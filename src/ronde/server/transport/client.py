@@ -51,7 +51,7 @@ _MOST_AGAIN = 20
 
 
 class ServerRefused(RondeError):
-    """An error: a server refused a request.
+    """Raised when a server refused a request.
 
     Attributes:
         why: reason in the server's own words.
@@ -104,7 +104,7 @@ class Client:
         ServerRefused: a server belongs to another run or configuration.
     """
 
-    def __init__(  # noqa: PLR0913 - each says one thing of a connection
+    def __init__(  # noqa: PLR0913 - options of a connection
         self,
         endpoints: Sequence[str],
         token: bytes,

@@ -120,7 +120,7 @@ class Message:
 
 
 class WireError(RondeError):
-    """An error: frames are not a valid message, or a request is refused.
+    """Raised when frames are not a valid message, or a request is refused.
 
     Attributes:
         kind: short name under which such errors are counted.
