@@ -111,6 +111,7 @@ UNSAID = {
     "bind_to_parent(load_prctl(), int(sys.argv[1])) from ronde.cli import main main(sys.argv[2:])": "code",
     "import sys; sys.path[:1] = []; from ronde.{} import main; main()": "code",
     "import sys; sys.path[:1] = []; from ronde.runtime.store import main; main()": "code",
+    "import sys; sys.path[:1] = []; from ronde.cli.observer import main; main()": "code",
     "import sys; sys.path[:1] = []; from ronde.compat.elastic.host_launcher import main; main()": "code",
     "cd ... 2>/dev/null || exit ...; test -x ... || exit ...; exec env ... ... -c ...": "a shell line",
     "exec python -m torch.distributed.run --nnodes ... --nproc-per-node ... --node-rank "

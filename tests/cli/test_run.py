@@ -24,7 +24,7 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Seen:
     seen = Seen()
 
-    def launch(job: Job, explain: Explain) -> Outcome:
+    def launch(job: Job, hosts: None, explain: Explain, is_to_end: None) -> Outcome:
         seen.job = job
         job.run_directory.release()
         return Outcome(exit_code=4)
@@ -177,7 +177,7 @@ def test_mistakes(seen: Seen, capfd: pytest.CaptureFixture[str], arguments: list
 
 
 def test_more_ranks_than_devices(monkeypatch: pytest.MonkeyPatch, seen: Seen, capfd: Any) -> None:
-    from ronde.launch.local import launch
+    from ronde.launch.launcher import launch
 
     monkeypatch.setattr(run, "launch", launch)
     monkeypatch.setattr(run, "cuda_devices", lambda _environment: ("0",))
@@ -228,12 +228,12 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would have been launched on hosts."""
     found: list[Any] = []
 
-    def launch_on_hosts(job: Job, hosts: Any, explain: Explain) -> Outcome:
+    def launch(job: Job, hosts: Any, explain: Explain, is_to_end: None) -> Outcome:
         found.append(hosts)
         job.run_directory.release()
         return Outcome(exit_code=5)
 
-    monkeypatch.setattr("ronde.launch.controller.launch_on_hosts", launch_on_hosts)
+    monkeypatch.setattr(run, "launch", launch)
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ronde.launch.ray_nodes import nodes_of_ray
+from ronde.cluster.ray_nodes import nodes_of_ray
 
 from .training import losses, plain_losses
 

@@ -215,7 +215,9 @@ def test_the_same_line_with_other_shapes() -> None:
     assert (found.cause, found.rank) == ("shapes-differ", 2)
 
 
-@pytest.mark.parametrize(("kind", "cause"), [("host", "host-lost"), ("store", "store-lost")])
+@pytest.mark.parametrize(
+    ("kind", "cause"), [("host", "host-lost"), ("store", "store-lost"), ("gone", "rank-gone")]
+)
 def test_what_the_launcher_has_lost(kind: str, cause: str) -> None:
     found = explain(failed(rank(0), kind=kind, said="the connection to two is lost (x)\nmore"))
     assert (found.cause, found.summary) == (cause, "the connection to two is lost (x)")

@@ -14,11 +14,11 @@ import pytest
 
 from ronde.doctor.run import examine
 from ronde.errors import UsageError
-from ronde.launch.process_facts import process
 from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.trace.events import write_event
 from ronde.trace.evidence import Evidence, Failure, Host, Process, RankEvidence, write_evidence
 from ronde.trace.launch_record import LaunchedNode, LaunchRecord, read_launch_record, write_launch_record
+from ronde.trace.process_facts import process
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.vitals import Vitals, vitals_path
 

@@ -236,7 +236,7 @@ def test_a_script_without_the_right_to_read_it(told: Any, tmp_path: Path, monkey
 
 
 def test_more_ranks_than_devices(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ronde.launch.local import launch
+    from ronde.launch.launcher import launch
 
     monkeypatch.setattr(run, "launch", launch)
     monkeypatch.setattr(run, "torch_has_cuda", lambda: True)

@@ -15,7 +15,7 @@ from ronde.trace.run_directory import RunDirectory
 
 BOARD = """
         import faulthandler
-        from ronde.launch.rank_config import STACK_SIGNAL
+        from ronde.trace.vitals import STACK_SIGNAL
         from ronde.trace.lockstep_board import LockstepBoard, State
         run = here / "run"
         faulthandler.register(STACK_SIGNAL, file=open(run / f"rank-{rank}.stack", "w"), all_threads=False)

@@ -17,6 +17,7 @@ import traceback
 from pathlib import Path
 
 from ronde.launch.rank_config import RankConfig
+from ronde.trace.vitals import Vitals, vitals_path
 
 
 def main() -> None:
@@ -24,6 +25,9 @@ def main() -> None:
     os.environ["FAKE_RANK"] = str(config.place.rank)
     told = {**dataclasses.asdict(config.run), **dataclasses.asdict(config.place)}
     os.environ["FAKE_CONFIG"] = json.dumps(told)
+    if config.place.observed:  # by its process, which a rank shows
+        path = vitals_path(Path(config.place.run_dir), config.place.rank)
+        assert Vitals.create(path, thread=0, threads=1) is not None
     sys.argv = [config.run.script, *config.run.arguments]
     try:
         runpy.run_path(config.run.script, run_name="__main__")

@@ -9,10 +9,10 @@ from pathlib import Path
 from ronde.cluster.host_list import parse_hosts, ranks_of_hosts
 from ronde.doctor.explain import explain
 from ronde.errors import RondeError
-from ronde.launch.controller import launch_on_hosts
 from ronde.launch.hosts import Hosts
 from ronde.launch.job import Job
-from ronde.launch.remote_command import Way
+from ronde.launch.launcher import launch
+from ronde.launch.remote_command import RemoteExec
 from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
 
@@ -38,13 +38,13 @@ def main() -> None:
     # Nobody joins the store here.
     hosts = Hosts(
         shares=shares,
-        way=Way(command=STUB),
+        way=RemoteExec(command=STUB),
         always=True,
         variables=("COLOUR", "SHAPE=round"),
         store=("sh", "-c", "exec sleep 60"),
     )
     try:
-        sys.exit(launch_on_hosts(job, hosts, explain).exit_code)
+        sys.exit(launch(job, hosts, explain).exit_code)
     except RondeError as error:
         print(f"ronde: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

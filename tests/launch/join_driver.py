@@ -6,10 +6,11 @@ import os
 import sys
 from pathlib import Path
 
+from ronde.cli.observer import COMMAND
 from ronde.cluster.environment import ClusterEnvironment
+from ronde.launch.external_launch import become_rank, shared_run_id, shared_seed
 from ronde.launch.job import Job
 from ronde.launch.run_spec import RunSpec
-from ronde.launch.torchrun import become_rank, shared_run_id, shared_seed
 from ronde.trace.run_directory import RunDirectory
 
 
@@ -29,7 +30,7 @@ def main() -> None:
         run_directory=RunDirectory.join(Path(run_dir), run_id, os.environ),
         environment=os.environ,
     )
-    become_rank(job, place)
+    become_rank(job, place, COMMAND)
 
 
 if __name__ == "__main__":

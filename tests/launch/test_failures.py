@@ -160,7 +160,7 @@ def test_a_rank_that_cannot_be_started(experiment: Any, tmp_path: Path) -> None:
 
     from ronde.errors import LaunchError
     from ronde.launch.job import Job
-    from ronde.launch.local import launch
+    from ronde.launch.launcher import launch
     from ronde.launch.run_spec import RunSpec
     from ronde.trace.run_directory import RunDirectory
 

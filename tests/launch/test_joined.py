@@ -13,8 +13,8 @@ import pytest
 
 from ronde.cluster.environment import ClusterEnvironment
 from ronde.errors import LaunchError
-from ronde.launch import joined
-from ronde.launch.joined import find_store
+from ronde.launch import external_launch
+from ronde.launch.external_launch import find_store
 from ronde.launch.launching_process import launching_process
 
 
@@ -29,7 +29,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Ports at which a store would have been started."""
     ports: list[int] = []
     monkeypatch.setattr(
-        joined, "start_store", lambda listener, *_, **__: ports.append(listener.getsockname()[1])
+        external_launch, "start_store", lambda listener, *_, **__: ports.append(listener.getsockname()[1])
     )
     return ports
 
@@ -58,7 +58,7 @@ def test_refused(tmp_path: Path, started: list[int], monkeypatch: pytest.MonkeyP
             LaunchError, match=rf"port {port}, where .* cannot be had \(Address already in use\)"
         ):
             find_store(place(0, "127.0.0.1", port), tmp_path / "m", tmp_path / "log")
-    monkeypatch.setattr(joined, "_MEETING_S", 0.0)
+    monkeypatch.setattr(external_launch, "_MEETING_S", 0.0)
     with pytest.raises(
         LaunchError, match=r"does not tell rank 1 on .* is not shared with it; pass MASTER_ADDR"
     ):

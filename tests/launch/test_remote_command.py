@@ -9,22 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from ronde.launch.remote_command import Way, agent_line, why_it_failed
+from ronde.launch.remote_command import RemoteExec, agent_line, why_it_failed
 
 
 def test_ssh_asks_for_no_password_and_gives_up_soon() -> None:
-    words = Way(port=2222).words("me@a", "exit 0", 2)
+    words = RemoteExec(port=2222).words("me@a", "exit 0", 2)
     assert words[0] == "ssh"
     assert {"-oBatchMode=yes", "-oConnectTimeout=5"} <= set(words)
     assert words[-4:] == ["-p", "2222", "me@a", "sh -c 'exit 0'"]
 
 
 def test_another_command_is_given_host_and_line_alone() -> None:
-    assert Way(command=("my-ssh", "-x")).words("a", "exit 0", 2) == ["my-ssh", "-x", "a", "sh -c 'exit 0'"]
+    assert RemoteExec(command=("my-ssh", "-x")).words("a", "exit 0", 2) == [
+        "my-ssh",
+        "-x",
+        "a",
+        "sh -c 'exit 0'",
+    ]
 
 
 def test_srun_makes_a_step_of_one_task() -> None:
-    words = Way(kind="srun", command=("srun",)).words("n1", "exit 0", 2)
+    words = RemoteExec(kind="srun", command=("srun",)).words("n1", "exit 0", 2)
     assert "--nodelist=n1" in words
     assert words[-3:] == ["sh", "-c", "exit 0"]
 
@@ -68,7 +73,7 @@ def test_nothing_in_the_directory_stands_for_a_module(tmp_path: Path) -> None:
 def test_why_a_host_takes_no_part(code: int, said: str, words: str) -> None:
     import re
 
-    trouble = why_it_failed("a", code, [said], Way(port=22), python="/bin/python", directory="/here")
+    trouble = why_it_failed("a", code, [said], RemoteExec(port=22), python="/bin/python", directory="/here")
     line = str(trouble)
     assert (trouble.host, trouble.check) == ("a", "reached")
     assert re.search(words, line), line

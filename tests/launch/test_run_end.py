@@ -10,14 +10,18 @@ import pytest
 from ronde.doctor.explain import explain
 from ronde.launch.failure import Ends, ErrorFile, RankDeath
 from ronde.launch.job import Job
-from ronde.launch.run_end import NodeOfRun, RunEnd
+from ronde.launch.node import NodeOfRun
+from ronde.launch.run_end import RunEnd
 from ronde.launch.run_spec import RunSpec
 from ronde.trace.events import read_events
 from ronde.trace.evidence import Evidence, Host, Process, RankEvidence, read_evidence
 from ronde.trace.explanation import read_explanation
 from ronde.trace.run_directory import RunDirectory
 
-NODES = (NodeOfRun(name="one", first_rank=0, ranks=2), NodeOfRun(name="two", first_rank=2, ranks=1))
+NODES = (
+    NodeOfRun(name="one", first_rank=0, ranks=2, address="10.0.0.1"),
+    NodeOfRun(name="two", first_rank=2, ranks=1, address="10.0.0.2"),
+)
 
 
 @pytest.fixture
@@ -53,16 +57,16 @@ def test_the_first_failure_is_told_with_its_host(end: RunEnd) -> None:
     assert outcome.report.startswith("rank 2 on two exited with code 3; logs of all ranks: ")
 
 
-def test_a_lost_host_is_told_unless_a_rank_failed_before(end: RunEnd) -> None:
+def test_a_lost_host_is_told_unless_a_rank_failed_before(end: RunEnd, tmp_path: Path) -> None:
     end.abort("host", "the connection to two is lost", 1)
     end.ends.errors[0] = error(0, "peer", time=0.0)  # it only lost its peer
     assert end.outcome().report.startswith("the connection to two is lost\nlogs of all ranks: ")
+    assert read_events(tmp_path)[-1].text == "the connection to two is lost"
     end.ends.errors[1] = error(1, "script", time=0.0)
     assert end.outcome().report.startswith("rank 1 on one failed: ValueError: x; logs")
 
 
 def test_a_silent_host_is_named_in_the_stall_that_it_brings(end: RunEnd, tmp_path: Path) -> None:
-    end.place(["10.0.0.1", "10.0.0.2"])
     end.hear_nothing_of({0: 0.5, 1: 11.0})
     waiting = evidence(rank(0, standing="waiting"), rank(1, standing="waiting"), reason="stall")
     end.stalled({0: waiting}, is_over=False)

@@ -14,9 +14,9 @@ import pytest
 
 from ronde.cluster.environment import ClusterEnvironment
 from ronde.errors import LaunchError
+from ronde.launch.external_launch import become_rank, shared_run_id, shared_seed
 from ronde.launch.job import Job
 from ronde.launch.run_spec import RunSpec
-from ronde.launch.torchrun import become_rank, shared_run_id, shared_seed
 from ronde.trace.run_directory import RunDirectory
 
 from .conftest import BOUND_S

@@ -201,7 +201,7 @@ def _move_limit(nbytes: int) -> None:
 
 def main() -> None:
     from ronde.launch.job import Job
-    from ronde.launch.local import launch
+    from ronde.launch.launcher import launch
     from ronde.launch.run_spec import RunSpec
     from ronde.trace.run_directory import RunDirectory
 

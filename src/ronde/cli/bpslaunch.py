@@ -15,7 +15,7 @@ from ronde.compat.worker import WORKER
 from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.launch.job import Job
-from ronde.launch.local import launch
+from ronde.launch.launcher import launch
 from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
 
@@ -67,4 +67,4 @@ def bpslaunch(
         environment=os.environ,
         devices=devices,
     )
-    raise typer.Exit(launch(job, explain).exit_code)
+    raise typer.Exit(launch(job, explain=explain).exit_code)

@@ -122,9 +122,9 @@ def _everywhere(
     from ronde.cli.hosts_options import hosts_of
     from ronde.cluster.host_list import ranks_of_hosts
     from ronde.doctor.hosts import examine_hosts
-    from ronde.launch.where import Where
+    from ronde.launch.placement import Placement
 
-    hosts = hosts_of(Where(), ranks_of_hosts(slots, ranks), port, command, (), address)
+    hosts = hosts_of(Placement(), ranks_of_hosts(slots, ranks), port, command, (), address)
     assert hosts is not None
     return examine_hosts(
         hosts, os.environ, script=script, run_dir=str(logs.absolute()) if logs else "", threads=threads

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from ronde.cluster.host_list import HostSlots, read_hostfile
 from ronde.errors import UsageError
-from ronde.launch.where import Where
+from ronde.launch.announce import say
+from ronde.launch.placement import Placement
 
 if TYPE_CHECKING:
-    from ronde.launch.elastic import Elastic
+    from ronde.launch.elastic import ElasticHosts
     from ronde.launch.hosts import Hosts
-    from ronde.launch.membership import Membership
 
 __all__ = ["elastic_of", "named_by_script", "source_of"]
 
@@ -49,14 +49,14 @@ def elastic_of(
     bounds: tuple[int | None, int | None, Path | None],
     remote: Hosts | None,
     hostfile: Path | None,
-    where: Where,
+    where: Placement,
     ranks: str,
     count: int,
     *,
     saves: bool,
     fits: Callable[[int], bool],
-) -> tuple[Elastic, Membership] | None:
-    """Between which numbers of ranks the run may be, and who says which hosts there are; None: neither.
+) -> ElasticHosts | None:
+    """Hosts that come and go, and between which numbers of ranks the run may be; None: they stay the same.
 
     Args:
         bounds: --min-ranks, --max-ranks and --host-discovery-script.
@@ -86,17 +86,17 @@ def elastic_of(
         raise UsageError(
             f"--min-ranks {least} is more than the {most} ranks that are to be at most; lower it"
         )
-    from ronde.launch.elastic import Elastic
+    from ronde.launch.elastic import Elastic, ElasticHosts
     from ronde.launch.membership import Membership
 
     membership = Membership(source_of(script, hostfile, where), remote.way, always=remote.always)
     asked = count if least is None else least
     least = next(filter(fits, range(asked, (most or asked + _MOST_MORE) + 1)), asked)
-    return Elastic(least=least, most=most, fits=fits), membership
+    return ElasticHosts(Elastic(least=least, most=most, fits=fits), membership, say)
 
 
 def source_of(
-    script: Path | None, hostfile: Path | None, where: Where, slots: int = 1
+    script: Path | None, hostfile: Path | None, where: Placement, slots: int = 1
 ) -> Callable[[], tuple[HostSlots, ...]]:
     """What names the hosts, each time anew where that may change.
 
@@ -104,7 +104,7 @@ def source_of(
         slots: of a host for which the script gives no number.
     """
     if where.by_ray:
-        from ronde.launch.ray_nodes import nodes_of_ray
+        from ronde.cluster.ray_nodes import nodes_of_ray
 
         return lambda: nodes_of_ray(where.by_ray)
     if script is not None:

@@ -21,9 +21,9 @@ from ronde.compat.worker import WORKER
 from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.launch.job import Job
-from ronde.launch.local import launch
+from ronde.launch.launcher import launch
+from ronde.launch.placement import resolve_placement
 from ronde.launch.run_spec import RunSpec
-from ronde.launch.where import decide
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["horovodrun"]
@@ -170,7 +170,7 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
     )
     slots = slots_per_host or 1
     found = named_by_script(host_discovery_script, hosts, hostfile, slots)
-    where = decide(found or hosts, hostfile, {}, devices=0, parent=0)
+    where = resolve_placement(found or hosts, hostfile, {}, devices=0, parent=0)
     ranks = np if np is not None else told.pop("np", None)
     bounds = None
     if is_elastic:
@@ -226,11 +226,7 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         raise typer.Exit(drive_job(job, remote, bounds, named, say, explain))
     if verbose:
         say(f"{count} ranks of {' '.join(command)}; {job.run_directory.path}")
-    if remote is None:
-        raise typer.Exit(launch(job, explain).exit_code)
-    from ronde.launch.controller import launch_on_hosts
-
-    raise typer.Exit(launch_on_hosts(job, remote, explain).exit_code)
+    raise typer.Exit(launch(job, remote, explain).exit_code)
 
 
 # In the form of horovodrun's, which scripts search.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
-from ronde.launch.where import Where
+from ronde.launch.placement import Placement
 
 if TYPE_CHECKING:
     from ronde.launch.hosts import Hosts
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["hosts_of", "is_here_alone", "on_ray"]
 
 
-def on_ray(address: str, hosts: str | None, hostfile: Path | None) -> Where:
+def on_ray(address: str, hosts: str | None, hostfile: Path | None) -> Placement:
     """The nodes of a Ray cluster.
 
     Raises:
@@ -27,12 +27,12 @@ def on_ray(address: str, hosts: str | None, hostfile: Path | None) -> Where:
         raise UsageError(
             f"--ray {address} names the hosts; leave -H, --hostfile and --host-discovery-script out"
         )
-    from ronde.launch.ray_nodes import nodes_of_ray
+    from ronde.cluster.ray_nodes import nodes_of_ray
 
-    return Where(origin=f"--ray {address}", hosts=nodes_of_ray(address), by_ray=address)
+    return Placement(origin=f"--ray {address}", hosts=nodes_of_ray(address), by_ray=address)
 
 
-def is_here_alone(shares: tuple[tuple[str, int], ...], where: Where, *options: object) -> bool:
+def is_here_alone(shares: tuple[tuple[str, int], ...], where: Placement, *options: object) -> bool:
     """Whether the only host that is named is this one, and no option for others is given."""
     reached = where.by_srun or where.by_ray or any(options)
     if len(shares) != 1 or reached:
@@ -51,7 +51,7 @@ def _check_variables_are_here(variables: Sequence[str]) -> None:
 
 
 def hosts_of(
-    where: Where,
+    where: Placement,
     shares: tuple[tuple[str, int], ...],
     port: int | None,
     command: str | None,
@@ -79,9 +79,9 @@ def hosts_of(
             "--ssh-port and --ssh-command are for ssh, but the nodes of Slurm's allocation are reached by "
             "srun; name the hosts by -H to take ssh"
         )
+    from ronde.cluster.ray_nodes import ray_words
     from ronde.launch.hosts import Hosts
-    from ronde.launch.ray_nodes import ray_words
-    from ronde.launch.remote_command import Way
+    from ronde.launch.remote_command import RemoteExec
 
     if where.by_ray and (port is not None or command is not None):
         raise UsageError(
@@ -90,11 +90,11 @@ def hosts_of(
     words = shlex.split(command) if command is not None else ["ssh"]
     if not words:
         raise UsageError("--ssh-command is empty; give the command that takes a host and a shell line")
-    way = Way(command=tuple(words), port=port)
+    way = RemoteExec(command=tuple(words), port=port)
     if where.by_srun:
-        way = Way(kind="srun", command=("srun",))
+        way = RemoteExec(kind="srun", command=("srun",))
     elif where.by_ray:
-        way = Way(kind="ray", command=ray_words(where.by_ray))
+        way = RemoteExec(kind="ray", command=ray_words(where.by_ray))
     return Hosts(
         shares=shares,
         way=way,

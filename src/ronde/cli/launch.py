@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from ronde.cluster.manifest import Wanted, manifest, to_yaml
 from ronde.errors import UsageError
-from ronde.launch.manifest import Wanted, manifest, to_yaml
 
 __all__ = ["launch"]
 

@@ -24,23 +24,20 @@ from ronde.cluster.linux import check_linux
 from ronde.cluster.torch_install import check_torch, newer_than_tried
 from ronde.errors import UsageError
 from ronde.launch.announce import say
-from ronde.launch.job import Job, Outcome
+from ronde.launch.attempts import launch_with_policy
+from ronde.launch.failure_policy import FailurePolicy
+from ronde.launch.job import Job
+from ronde.launch.launcher import launch
 from ronde.launch.launching_process import launching_process
-from ronde.launch.local import launch
+from ronde.launch.placement import Placement, resolve_placement
 from ronde.launch.rank_environment import threads_per_rank
-from ronde.launch.restarts import launch_with_restarts
 from ronde.launch.run_spec import RunSpec
-from ronde.launch.where import Where, decide
 from ronde.plan import Plan, read_plan
 from ronde.plan.grammar import aliases_in
 from ronde.trace.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     import typer
-
-    from ronde.launch.elastic import Elastic
-    from ronde.launch.hosts import Hosts
-    from ronde.launch.membership import Membership
 
 __all__ = ["run"]
 
@@ -217,7 +214,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     where = (
         on_ray(ray, named, hostfile)
         if ray is not None
-        else decide(named, hostfile, os.environ, devices=len(devices), parent=parent)
+        else resolve_placement(named, hostfile, os.environ, devices=len(devices), parent=parent)
     )
     if where.by_torchrun:
         os.execv(sys.executable, [sys.executable, *TORCHRUN, "-m", "ronde", *sys.argv[1:]])
@@ -284,13 +281,17 @@ def run(  # noqa: PLR0913 - one parameter per option
         aliases = aliases_in(plan)
         say(_start_line(job, aliases, asked=ranks, seed_given=seed is not None, where=where, shares=shares))
     if place is not None:
-        from ronde.launch.torchrun import become_rank
+        from ronde.cli.observer import COMMAND
+        from ronde.launch.external_launch import become_rank
 
-        become_rank(job, place)
-    code = _launched(job, remote, elasticity, restarts).exit_code
+        become_rank(job, place, COMMAND)
+    policy = FailurePolicy.of(job.run, restarts)
+    outcome = launch_with_policy(
+        job, remote, policy, say, explain=explain, elastic=elasticity, launching=launch
+    )
     if trace is not None:
         _write_timeline(job, trace)
-    sys.exit(code)
+    sys.exit(outcome.exit_code)
 
 
 def _check_restarts(
@@ -320,23 +321,7 @@ def _fits(plan: str, ranks: int) -> bool:
     return True
 
 
-def _launched(
-    job: Job, remote: Hosts | None, elasticity: tuple[Elastic, Membership] | None, restarts: int
-) -> Outcome:
-    """Run a job to its end, on this host or on several."""
-    if remote is None:
-        return launch_with_restarts(job, restarts, say, launching=partial(launch, explain=explain))
-    if elasticity is not None:
-        from ronde.launch.elastic import launch_elastic
-
-        return launch_elastic(job, remote, *elasticity, restarts, say, explain)
-    from ronde.launch.controller import launch_on_hosts
-
-    launching = partial(launch_on_hosts, hosts=remote, explain=explain)
-    return launch_with_restarts(job, restarts, say, launching=launching)
-
-
-def _shares(ranks: str, where: Where) -> tuple[tuple[str, int], ...]:
+def _shares(ranks: str, where: Placement) -> tuple[tuple[str, int], ...]:
     """The hosts with their numbers of ranks; () where ranks are not started on several hosts."""
     if not where.hosts:
         return ()
@@ -513,7 +498,7 @@ def _saved(place: str | None, *, resume: bool, native: bool, plan: str) -> int |
 def _directory(path: Path | None, place: ClusterEnvironment | None, parent: int) -> RunDirectory:
     if place is None:
         return RunDirectory.create(path, os.environ)
-    from ronde.launch.torchrun import shared_run_id
+    from ronde.launch.external_launch import shared_run_id
 
     return RunDirectory.join(path, shared_run_id(place, parent), os.environ)
 
@@ -532,7 +517,7 @@ def _seed(seed: int | None, place: ClusterEnvironment | None) -> int:
         return seed
     if place is None:
         return int.from_bytes(os.urandom(4), "big") % 2**31
-    from ronde.launch.torchrun import shared_seed
+    from ronde.launch.external_launch import shared_seed
 
     return shared_seed(place)
 
@@ -543,7 +528,7 @@ def _start_line(
     *,
     asked: str,
     seed_given: bool,
-    where: Where,
+    where: Placement,
     shares: tuple[tuple[str, int], ...],
 ) -> str:
     """What was decided, in one line: enough to repeat the run."""

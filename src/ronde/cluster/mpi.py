@@ -17,7 +17,7 @@ def process_of_mpi(environment: Mapping[str, str], parent: int) -> ClusterEnviro
     """The place of a process that `mpirun -np N` has started; None where it is not one of several.
 
     Where rank 0 is on another host and nothing tells which, `master_address` is "": the ranks then look
-    for it in the run directory (see `launch.torchrun`).
+    for it in the run directory (see `launch.external_launch`).
 
     Args:
         parent: the process that has started this one on this host; its number tells jobs of one host apart.

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import queue
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ronde.cluster.link_speed import LinkSpeed
@@ -21,8 +18,8 @@ from ronde.cluster.reach import (
 )
 from ronde.doctor.finding import Finding
 from ronde.doctor.host_links import Pair, judge, rounds
-from ronde.launch.agent_link import AgentLink, News
-from ronde.launch.agents import Agents, about_run
+from ronde.launch.agent_link import AgentLink
+from ronde.launch.agents import Agents, about_run, agent_links
 from ronde.launch.clock import HostClock
 from ronde.launch.failure import ENDING
 from ronde.launch.frames import Kind
@@ -34,7 +31,6 @@ from ronde.launch.trouble import Trouble
 __all__ = ["examine_hosts"]
 
 _READY_S, _EXAMINED_S, _DIALED_S, _MEASURED_S = 60.0, 30.0, 30.0, 20.0
-_LEAVE_S = 2.0
 
 _Answers = Mapping[int, dict[str, Any]]
 
@@ -52,8 +48,8 @@ def examine_hosts(
     Raises:
         LaunchError: the command that leads to hosts cannot be started.
     """
-    with SignalInbox() as inbox, _links(hosts) as (links, news):
-        agents = Agents(hosts, links, news, lambda seconds: _wait(inbox, seconds))
+    with SignalInbox() as inbox, agent_links(hosts, _nothing, _nothing) as links:
+        agents = Agents(hosts, links, lambda seconds: _wait(inbox, seconds))
         exam = _Exam(hosts, links, agents, environment)
         loopback = names_of_loopback([link.name for link in links], addresses_of)
         agents.start(inbox, environment, "doctor.host_agent")
@@ -196,22 +192,3 @@ def _wait(inbox: SignalInbox, seconds: float) -> None:
     message = inbox.wait(seconds)
     if message is not None and message.si_signo in ENDING:
         sys.exit(128 + message.si_signo)
-
-
-@contextlib.contextmanager
-def _links(hosts: Hosts) -> Iterator[tuple[Sequence[AgentLink], queue.SimpleQueue[News]]]:
-    """Make the links to the agents, and close them."""
-    news: queue.SimpleQueue[News] = queue.SimpleQueue()
-    links = [
-        AgentLink(index, name, 0, ranks, news=news, show=_nothing, save=_nothing)
-        for index, (name, ranks) in enumerate(hosts.shares)
-    ]
-    try:
-        yield links, news
-    finally:
-        started = [link for link in links if link.has_started]
-        for link in started:
-            link.close()
-        until = time.monotonic() + _LEAVE_S
-        for link in started:
-            link.end(until)

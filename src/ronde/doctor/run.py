@@ -12,10 +12,10 @@ from pathlib import Path
 
 from ronde.doctor.explain import explain
 from ronde.errors import LaunchError, UsageError
-from ronde.launch.gathering import Gathering
 from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.trace.events import read_events
 from ronde.trace.evidence import Evidence, evidence_path, read_evidence
+from ronde.trace.evidence_collector import EvidenceCollector
 from ronde.trace.explanation import Explanation, read_explanation
 from ronde.trace.launch_record import LaunchRecord, read_launch_record
 from ronde.trace.run_directory import RunDirectory
@@ -62,7 +62,7 @@ def examine(path: Path) -> tuple[Evidence, Explanation]:
             evidence = dataclasses.replace(end, reason="asked")
             return evidence, explain(evidence)
     everyone = {rank: pids.get(rank, 0) for rank in ranks}
-    gathering = Gathering(directory, everyone, len(everyone))
+    gathering = EvidenceCollector(directory, lambda: everyone)
     evidence = gathering.gather("asked")
     if not pids and record.watched and _launcher_is_gone(directory, record, evidence):
         evidence = dataclasses.replace(evidence, launcher_gone=True)

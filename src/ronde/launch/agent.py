@@ -247,7 +247,7 @@ def _listen(incoming: int, sender: Sender, ranks: PipedNode, unread: set[bytes])
             elif kind is Kind.END:
                 ranks.end()
             elif kind is Kind.LOOK:
-                sender.send(Kind.EVIDENCE, ranks.look(content.decode()).to_json())
+                ranks.look(content.decode())
             elif kind is Kind.RELEASE:
                 ranks.release()
             elif kind is Kind.CLOSED:

@@ -18,10 +18,7 @@ from ronde.launch.frames import FrameError, Kind, Sender, frames, skip_to_magic,
 from ronde.launch.linux_process import bind_to_parent, load_prctl
 from ronde.launch.signal_inbox import SignalInbox
 
-__all__ = ["AgentLink", "News"]
-
-#: Of which host, what kind, what; the kind None: the agent is gone.
-News = tuple["AgentLink", Kind | None, bytes]
+__all__ = ["AgentLink"]
 
 _LINES = 20
 _PATIENCE_S = 1.0
@@ -31,16 +28,16 @@ class AgentLink:
     """One host's agent, as its launcher sees it.
 
     Args:
-        index: which of the hosts.
-        name: the host's.
-        ranks: how many it has, from `first_rank` on.
+        index: number of the host.
+        name: name of the host.
+        ranks: number of its ranks.
         show: writes rank 0's output to the user's stdout (1) or stderr (2).
         save: takes a piece of a checkpoint; in the thread that reads, so none pile up here.
 
     Attributes:
-        has_started: the command has been started.
-        ended: its ranks have.
-        over: its last word has come, or it is gone.
+        news: frames that have come, each a kind and its content; the kind None: the agent is gone.
+        has_started: whether the command has been started.
+        said: last lines of the command's stderr.
         clock: differences of its clocks from this host's.
     """
 
@@ -48,22 +45,16 @@ class AgentLink:
         self,
         index: int,
         name: str,
-        first_rank: int,
         ranks: int,
-        *,
-        news: queue.SimpleQueue[News],
         show: Callable[[int, bytes], None],
         save: Callable[[AgentLink, bytes], None],
     ) -> None:
         self.index = index
         self.name = name
-        self.first_rank = first_rank
         self.ranks = ranks
+        self.news: queue.SimpleQueue[tuple[Kind | None, bytes]] = queue.SimpleQueue()
         self.has_started = False
-        self.ended = False
-        self.over = False
         self.said: collections.deque[str] = collections.deque(maxlen=_LINES)
-        self._news = news
         self._show, self._save = show, save
         self.clock = HostClock()
         self._threads: list[threading.Thread] = []
@@ -106,10 +97,6 @@ class AgentLink:
         self._threads += [complaints, frames]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     @property
     def code(self) -> int:
@@ -198,5 +185,5 @@ class AgentLink:
             self.send(Kind.CLOSED, kind.value)
 
     def tell(self, kind: Kind | None, content: bytes) -> None:
-        self._news.put((self, kind, content))
+        self.news.put((kind, content))
         SignalInbox.wake()

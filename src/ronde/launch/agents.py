@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import queue
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ronde.cluster.reach import is_this_host
-from ronde.launch.agent_link import AgentLink, News
+from ronde.launch.agent_link import AgentLink
 from ronde.launch.frames import Kind, unpack
 from ronde.launch.hosts import Hosts
 from ronde.launch.remote_command import agent_line, why_it_failed
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.trouble import Trouble
 
-__all__ = ["Agents", "about_run"]
+__all__ = ["Agents", "about_run", "agent_links"]
+
+# How long the commands that led to agents have to leave when all is over.
+_LEAVE_S = 2.0
 
 
 class Agents:
@@ -25,7 +28,6 @@ class Agents:
 
     Args:
         links: one for each host.
-        news: frames of all agents.
         wait: waits so many seconds at most, for news or a signal, which may end the wait by an exception.
     """
 
@@ -33,10 +35,9 @@ class Agents:
         self,
         hosts: Hosts,
         links: Sequence[AgentLink],
-        news: queue.SimpleQueue[News],
         wait: Callable[[float], None],
     ) -> None:
-        self._hosts, self._links, self._news, self._wait = hosts, links, news, wait
+        self._hosts, self._links, self._wait = hosts, links, wait
         here = [not hosts.always and is_this_host(link.name) for link in links]
         self._gone: set[int] = set()
         self._here = {link.index for link, is_here in zip(links, here, strict=True) if is_here}
@@ -94,15 +95,16 @@ class Agents:
         troubles: list[Trouble] = []
         until = time.monotonic() + within
         while waited_for and time.monotonic() < until:
-            while not self._news.empty():
-                link, kind, content = self._news.get()
+            for link in [links[index] for index in waited_for if not links[index].news.empty()]:
+                kind, content = link.news.get()
                 waited_for.discard(link.index)
                 if kind is wanted:
                     answers[link.index] = unpack(content)
                 else:
                     self._gone.add(link.index)
                     troubles.append(self._why_it_failed(link))
-            self._wait(0.2 if self._news.empty() else 0.0)
+            if waited_for:
+                self._wait(0.2 if all(links[index].news.empty() for index in waited_for) else 0.0)
         for index in sorted(waited_for):
             name = links[index].name
             by_hand = self._hosts.way.try_by_hand(name)
@@ -134,3 +136,24 @@ def _for_python(environment: Mapping[str, str]) -> dict[str, str]:
     value = environment.get("PYTHONPATH", "")
     paths = [os.path.abspath(path) for path in value.split(os.pathsep) if path]
     return {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
+
+
+@contextlib.contextmanager
+def agent_links(
+    hosts: Hosts, show: Callable[[int, bytes], None], save: Callable[[AgentLink, bytes], None]
+) -> Iterator[Sequence[AgentLink]]:
+    """Give links to the agents of all hosts, as a context that ends them.
+
+    Args:
+        show, save: as of `AgentLink`.
+    """
+    links = [AgentLink(index, name, ranks, show, save) for index, (name, ranks) in enumerate(hosts.shares)]
+    try:
+        yield links
+    finally:
+        started = [link for link in links if link.has_started]
+        for link in started:
+            link.close()
+        until = time.monotonic() + _LEAVE_S
+        for link in started:
+            link.end(until)

@@ -1,4 +1,4 @@
-"""A run whose hosts come and go: it goes on from its newest checkpoint with those that are there.
+"""Hosts that come and go: a run goes on from its newest checkpoint with those that are there.
 
 A host that is lost ends the ranks; those that remain are started again from the newest checkpoint. A host
 that comes, or that is no longer named, has the run save where its next step begins, and go on with the hosts
@@ -8,22 +8,21 @@ and torch change the global batch with the number of ranks.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import final
 
 from ronde.cluster.host_list import HostSlots, ranks_of_hosts
 from ronde.errors import LaunchError
-from ronde.launch.controller import launch_on_hosts
 from ronde.launch.hosts import Hosts
-from ronde.launch.job import Job, Outcome
+from ronde.launch.job import Job
 from ronde.launch.membership import Membership
-from ronde.launch.restarts import is_for_another_start
-from ronde.launch.run_end import Explain
 from ronde.trace.events import write_event
 
-__all__ = ["Elastic", "launch_elastic"]
+__all__ = ["Elastic", "ElasticHosts"]
 
 # Between two looks at who is there: while hosts are waited for, and while the run is under way.
 _WAITING_S = 1.0
@@ -60,113 +59,73 @@ class Elastic:
         return ranks_of_hosts(hosts, count) if count else ()
 
 
-def launch_elastic(
-    job: Job,
-    hosts: Hosts,
-    elastic: Elastic,
-    membership: Membership,
-    restarts: int,
-    say: Callable[[str], object],
-    explain: Explain | None = None,
-) -> Outcome:
-    """Run a job to its end on the hosts that are there.
+@final
+class ElasticHosts:
+    """The hosts of a run that come and go.
 
     Args:
-        restarts: how many failures it outlives; hosts that come or are taken away are none.
-        explain: says what evidence of a stall or a failure means.
-
-    Raises:
-        LaunchError: too few hosts for too long.
+        bounds: between which numbers of ranks the run may be.
+        membership: says which hosts are named, and which of them answer.
+        say: tells the user what is waited for.
     """
-    failures = 0
-    while True:
-        shares = _wait_for(membership, elastic, say)
+
+    def __init__(self, bounds: Elastic, membership: Membership, say: Callable[[str], object]) -> None:
+        self._bounds, self._membership, self._say = bounds, membership, say
+
+    def placed(self, job: Job, hosts: Hosts) -> tuple[Job, Hosts]:
+        """Return the job with as many ranks as there can be now, and the hosts that have them.
+
+        Raises:
+            LaunchError: too few hosts for too long.
+        """
+        shares = self._wait_for_hosts()
         count = sum(ranks for _, ranks in shares)
         if job.attempt:
-            words = f"going on with {count} ranks on {_said(shares)}"
-            say(words)
+            words = f"going on with {count} ranks on {', '.join(f'{name}:{ranks}' for name, ranks in shares)}"
+            self._say(words)
             write_event(job.run_directory.path, "restart", words)
-        job = dataclasses.replace(job, ranks=count)
-        with _Watch(membership, elastic, shares) as watch:
-            outcome = _launched(job, dataclasses.replace(hosts, shares=shares), explain, watch.changed, say)
-        if watch.changed.is_set() and outcome is not None and outcome.failure is None and outcome.exit_code:
-            say("the hosts have changed")
-        elif outcome is not None and not is_for_another_start(outcome):
-            return outcome
-        elif failures == restarts:
-            return outcome or Outcome(exit_code=1)
-        else:
-            failures += 1
-            say(f"restart {failures} of {restarts}, from the newest checkpoint in {job.run.checkpoint}")
-        job = job.resumed(job.attempt + 1)
-        job.run_directory.begin_attempt(job.attempt)
+        return dataclasses.replace(job, ranks=count), dataclasses.replace(hosts, shares=shares)
 
+    @contextlib.contextmanager
+    def watching(self, hosts: Hosts) -> Iterator[threading.Event]:
+        """Give, as a context, an event that is set when hosts have come, or are no longer named.
 
-def _launched(
-    job: Job,
-    hosts: Hosts,
-    explain: Explain | None,
-    is_to_end: threading.Event,
-    say: Callable[[str], object],
-) -> Outcome | None:
-    """None: hosts that had answered could not take part. The first start has to succeed."""
-    try:
-        return launch_on_hosts(job, hosts, explain, is_to_end)
-    except LaunchError as error:
-        if not job.attempt:
-            raise
-        say(str(error))
-        return None
+        A host that is lost is no matter here, since the run fails by it.
+        """
+        changed, is_over = threading.Event(), threading.Event()
+        arguments = (hosts.shares, changed, is_over)
+        thread = threading.Thread(target=self._watch, args=arguments, name="ronde-hosts", daemon=True)
+        thread.start()
+        try:
+            yield changed
+        finally:
+            is_over.set()
+            thread.join()
 
-
-def _wait_for(membership: Membership, elastic: Elastic, say: Callable[[str], object]) -> _Shares:
-    until = time.monotonic() + elastic.patience
-    waiting = False
-    while True:
-        there = membership.answering()
-        shares = elastic.shares(there)
-        if shares:
-            return shares
-        words = f"{sum(host.slots for host in there)} of at least {elastic.least} slots answer"
-        trouble = f" ({membership.trouble})" if membership.trouble else ""
-        if time.monotonic() > until:
-            raise LaunchError(
-                f"{words} after {elastic.patience:g} s{trouble}; start hosts, or lower --min-ranks"
-            )
-        if not waiting:
-            say(f"{words}; waiting for hosts{trouble}")
-            waiting = True
-        time.sleep(_WAITING_S)
-
-
-class _Watch:
-    """Looks for hosts that come, or are taken away, while a run is under way.
-
-    A host that is lost is none of its business: the run fails by it.
-    """
-
-    def __init__(self, membership: Membership, elastic: Elastic, shares: _Shares) -> None:
-        self.changed = threading.Event()
-        self._over = threading.Event()
-        self._membership, self._elastic, self._shares = membership, elastic, shares
-        self._thread = threading.Thread(target=self._look, name="ronde-hosts", daemon=True)
-
-    def __enter__(self) -> _Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        used = [name for name, _ in self._shares]
-        while not self._over.wait(self._elastic.look_s):
-            shares = self._elastic.shares(self._membership.answering(trusted=used))
-            if shares and sorted(shares) != sorted(self._shares):
-                self.changed.set()
+    def _watch(self, used: _Shares, changed: threading.Event, is_over: threading.Event) -> None:
+        names = [name for name, _ in used]
+        while not is_over.wait(self._bounds.look_s):
+            shares = self._bounds.shares(self._membership.answering(trusted=names))
+            if shares and sorted(shares) != sorted(used):
+                changed.set()
                 return
 
-
-def _said(shares: _Shares) -> str:
-    return ", ".join(f"{name}:{ranks}" for name, ranks in shares)
+    def _wait_for_hosts(self) -> _Shares:
+        bounds = self._bounds
+        until = time.monotonic() + bounds.patience
+        waiting = False
+        while True:
+            there = self._membership.answering()
+            shares = bounds.shares(there)
+            if shares:
+                return shares
+            words = f"{sum(host.slots for host in there)} of at least {bounds.least} slots answer"
+            trouble = f" ({self._membership.trouble})" if self._membership.trouble else ""
+            if time.monotonic() > until:
+                raise LaunchError(
+                    f"{words} after {bounds.patience:g} s{trouble}; start hosts, or lower --min-ranks"
+                )
+            if not waiting:
+                self._say(f"{words}; waiting for hosts{trouble}")
+                waiting = True
+            time.sleep(_WAITING_S)

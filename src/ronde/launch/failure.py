@@ -25,7 +25,7 @@ __all__ = [
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-AbortKind = Literal["standstill", "server", "host", "store", "refused"]
+AbortKind = Literal["standstill", "server", "host", "store", "refused", "gone"]
 Kind = Literal["script", "ronde", "diverged", "peer", "exit", "signal"] | AbortKind
 
 
@@ -80,7 +80,7 @@ class Abort:
 
     Attributes:
         kind: what is the matter: ranks stand still, a parameter server is lost for good, a host is lost, the
-            store has ended, a host refuses its part.
+            store has ended, a host refuses its part, a rank of another launcher is gone without a word.
         said: sentences for the user.
         rank: the first rank of the host that it is about; 0 where it is about none.
     """
@@ -97,6 +97,7 @@ class RankFailure:
 
     Attributes:
         host: name of the rank's host, where there are several.
+        said: reason for which the launcher has ended the run by itself; "" where it has not.
     """
 
     rank: int
@@ -105,10 +106,13 @@ class RankFailure:
     exit_code: int
     error: ErrorFile | None = None
     host: str = ""
+    said: str = ""
 
     @property
     def summary(self) -> str:
         """One sentence without a full stop: who, and what."""
+        if self.said:
+            return self.said.splitlines()[0]
         who = f"rank {self.rank} on {self.host}" if self.host else f"rank {self.rank}"
         if self.error is not None and self.kind != "exit":
             # Our own errors are sentences for the user, whatever their class is called.
@@ -160,7 +164,9 @@ class Ends:
         first = first_failure(self.deaths, self.errors)
         abort = self.abort
         if abort is not None and (first is None or first.kind == "peer" or abort.time < first.time):
-            return RankFailure(rank=abort.rank, time=abort.time, kind=abort.kind, exit_code=1)
+            return RankFailure(
+                rank=abort.rank, time=abort.time, kind=abort.kind, exit_code=1, said=abort.said
+            )
         return first
 
     def exit_code(self) -> int:

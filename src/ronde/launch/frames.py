@@ -1,9 +1,9 @@
 """What a launcher and its agents say to each other, over the pipes of ssh: frames of a kind and bytes.
 
-    launcher -> agent   HELLO, CLOCK, BRING, SAVED, BROUGHT, DIAL, MESH, START, then SIGNAL, LOOK, END,
-                        CLOSED, CLOCK
+    launcher -> agent   HELLO, CLOCK, BRING, SAVED, BROUGHT, DIAL, MESH, START, then SIGNAL, LOOK, RELEASE,
+                        END, CLOSED, CLOCK
     agent -> launcher   READY, CLOCK, BROUGHT, DIALED, MESHED, STARTED, then OUT, ERR, BEAT, CLOCK, PIECE,
-                        SAVED, NOTICE, DEATH, ERROR, STALL, LOST, EVIDENCE, at last LAST
+                        SAVED, NOTICE, DEATH, ERROR, FROZEN, STALL, ABORT, EVIDENCE, ENDED, at last LAST
 
 `ronde doctor` says EXAMINE and MEASURE in place of MESH and START.
 The end of the launcher's pipe ends the ranks.
@@ -68,8 +68,9 @@ class Kind(bytes, enum.Enum):
     DEATH = b"x"  # [JSON] the end of a rank process
     ERROR = b"E"  # [JSON] what a rank has written about its failure
     STALL = b"w"  # [JSON: whether it is over, evidence] ranks wait for one that does not come
-    LOST = b"L"  # [words] a parameter server cannot be kept alive
-    EVIDENCE = b"v"  # [JSON] what is known of the ranks, for a reason that it names
+    ABORT = b"q"  # [JSON: kind, said] the run is to be ended, though no rank has failed
+    FROZEN = b"z"  # [JSON: evidence] what was known of the ranks before any was ended
+    EVIDENCE = b"v"  # [JSON] what is known of the ranks, as LOOK has asked for it
     NOTICE = b"N"  # [words] for the user
     PIECE = b"f"  # [see `mirror`] of a file of the run directory
     LAST = b"l"  # [JSON] how the host's part has ended

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ronde.launch.remote_command import Way
+from ronde.launch.remote_command import RemoteExec
 from ronde.launch.store_process import STORE
 
 __all__ = ["Hosts"]
@@ -28,7 +28,7 @@ class Hosts:
     """
 
     shares: tuple[tuple[str, int], ...]
-    way: Way = dataclasses.field(default_factory=Way)
+    way: RemoteExec = dataclasses.field(default_factory=RemoteExec)
     always: bool = False
     variables: tuple[str, ...] = ()
     local_address: str = ""

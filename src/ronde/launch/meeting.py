@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import os
-import queue
 import socket
 import sys
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 
 from ronde.cluster.reach import Greeter, addresses_of, candidates, ephemeral_ports, listen_everywhere
 from ronde.errors import LaunchError, UsageError
-from ronde.launch.agent_link import AgentLink, News
+from ronde.launch.agent_link import AgentLink
 from ronde.launch.agents import Agents, about_run
 from ronde.launch.carried_checkpoints import CheckpointsFrom, mark_folder
 from ronde.launch.frames import Kind
@@ -76,7 +75,6 @@ class Meeting:
 
     Args:
         links: what leads to them, in the order of hosts.
-        news: what they say.
         wait: waits so many seconds at most, for news or a signal, which may end the meeting.
     """
 
@@ -85,11 +83,10 @@ class Meeting:
         job: Job,
         hosts: Hosts,
         links: Sequence[AgentLink],
-        news: queue.SimpleQueue[News],
         wait: Callable[[float], None],
     ) -> None:
         self._job, self._hosts, self._links = job, hosts, links
-        self._agents = Agents(hosts, links, news, wait)
+        self._agents = Agents(hosts, links, wait)
 
     def meet(self, inbox: SignalInbox) -> Met:
         """Reach every host, and see that they can run this together.

@@ -11,7 +11,7 @@ from pathlib import Path
 from ronde.cluster.host_list import HostSlots, parse_hosts
 from ronde.cluster.reach import is_this_host
 from ronde.errors import RondeError, UsageError
-from ronde.launch.remote_command import Way
+from ronde.launch.remote_command import RemoteExec
 
 __all__ = ["Membership", "discovered"]
 
@@ -31,7 +31,7 @@ class Membership:
         trouble: why the hosts could not be named when they were asked for last; "" if they could.
     """
 
-    def __init__(self, named: Callable[[], tuple[HostSlots, ...]], way: Way, *, always: bool) -> None:
+    def __init__(self, named: Callable[[], tuple[HostSlots, ...]], way: RemoteExec, *, always: bool) -> None:
         self._named, self._way, self._always = named, way, always
         self._last: tuple[HostSlots, ...] = ()
         self.trouble = ""

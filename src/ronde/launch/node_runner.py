@@ -2,107 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import final
 
 from ronde.launch.failure import Ends
-from ronde.launch.gathering import Gathering, read_standings
-from ronde.launch.go_on_without import goes_on_without
-from ronde.launch.node_events import NodeEvents
+from ronde.launch.node import Node, NodeOfRun
+from ronde.launch.node_events import NodeEnd, NodeEvents
 from ronde.launch.node_spec import NodeSpec
 from ronde.launch.outlet import Outlet
+from ronde.launch.rank_process import RankProcess
 from ronde.launch.signal_inbox import SignalInbox
-from ronde.launch.standstill import Standstill
+from ronde.launch.stall_detector import StallDetector
 from ronde.launch.started import Started
 from ronde.launch.supervisor import Supervisor
 from ronde.launch.sweep import end_leftovers, has_children, remove_shared_memory, remove_temporary_of_the_dead
 from ronde.trace.evidence import Evidence
-from ronde.trace.lockstep_board import Standing
+from ronde.trace.evidence_collector import EvidenceCollector, read_standings
+from ronde.trace.launch_record import LaunchedNode
 from ronde.trace.run_directory import RunDirectory
 
-__all__ = ["NodeEnd", "NodeRunner"]
+__all__ = ["NodeRunner"]
 
 
-class NodeEnd(NamedTuple):
-    """What there is to say when all ranks of a node are gone.
+@final
+class NodeRunner(Node):
+    """A node in this process: supervises and looks at its ranks.
 
-    Attributes:
-        evidence: what was frozen at a failure, with what has become known since; None without a failure.
-        standings: places where the ranks stood last.
-        left: processes that the script has left, and that were ended.
+    Args:
+        given_up: tells whether nobody reads any more what ranks have printed.
     """
-
-    evidence: Evidence | None
-    standings: Sequence[Standing]
-    left: Sequence[str]
-
-
-class NodeRunner:
-    """Supervises and looks at the ranks of one node, and tells what happens."""
 
     def __init__(
         self,
-        node: NodeSpec,
+        spec: NodeSpec,
         directory: RunDirectory,
         started: Started,
-        ends: Ends,
-        events: NodeEvents,
         outlet: Outlet,
-        inbox: SignalInbox,
+        given_up: Callable[[], bool],
     ) -> None:
-        self._node, self._directory, self._started = node, directory, started
-        self._ends, self._events = ends, events
-        self._gathering = Gathering(directory, started.pids, node.ranks)
-        self._supervisor = Supervisor(
-            started,
-            directory,
-            inbox,
-            ends=ends,
-            outlet=outlet,
-            waiting=Standstill(node.ranks, directory, node.run.timeout),
-            gathering=self._gathering,
-            events=events,
-            spares=lambda death: goes_on_without(node.run, death, directory, events),
-            alone=node.hosts == 1,
-        )
-
-    def watch(self, *, given_up: Callable[[], bool] | None = None) -> NodeEnd:
-        """See the ranks through to their end.
-
-        Args:
-            given_up: whether nobody reads any more what ranks have printed; None: ask the signals.
-        """
+        self.share = NodeOfRun(name="", first_rank=spec.first_rank, ranks=spec.ranks)
+        self.waiting: Mapping[int, str] = {}
+        self._spec, self._directory, self._started = spec, directory, started
+        self._outlet, self._given_up = outlet, given_up
+        self._gathering = EvidenceCollector(directory, lambda: started.pids)
+        self._stall = StallDetector(spec.ranks, directory, spec.run.timeout)
+        self._stopped: list[RankProcess] = []
+        self._has_ended = self._is_released = self._is_over = False
         remove_temporary_of_the_dead()
-        supervisor, servers = self._supervisor, self._started.servers
-        try:
-            supervisor.watch()
-            if self._ends.exit_code() == 0:
-                self._events.ended(has_servers=servers is not None)
-        finally:
-            if servers is not None:
-                servers.end()
-        left = end_leftovers(self._directory.run_id) if has_children() else []
-        for output in self._started.outputs:
-            output.drain(until=given_up or supervisor.interrupted_again)
-        remove_shared_memory(supervisor.pids | {process.pid for process in left})
-        if self._ends.exit_code() == 0 and self._directory.is_default:
-            self._directory.remove_server_states()
-        frozen = supervisor.frozen
-        return NodeEnd(
-            evidence=None if frozen is None else self._gathering.completed(frozen, self._ends.codes),
-            standings=read_standings(self._directory, self._node.ranks, first=self._node.first_rank),
-            left=[f"{process.name} (process {process.pid})" for process in left],
+
+    def begin(self, ends: Ends, events: NodeEvents) -> None:
+        self._ends, self._events = ends, events
+        self._supervisor = Supervisor(
+            self._spec,
+            self._directory,
+            self._started,
+            self._outlet,
+            ends=ends,
+            events=events,
+            gathering=self._gathering,
+            stall=self._stall,
         )
 
-    def look(self, reason: str) -> Evidence:
-        """What is known of the ranks now. From any thread."""
-        return self._gathering.gather(reason, codes=self._ends.codes)
+    @property
+    def record(self) -> LaunchedNode:
+        return LaunchedNode(name=os.uname().nodename, run_id=self._directory.run_id, pids=self._started.pids)
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    @property
+    def silence(self) -> float:
+        return 0.0
+
+    def tick(self) -> float:
+        return self._supervisor.tick()
+
+    def step(self) -> None:
+        if self._supervisor.is_watching:
+            self._supervisor.step()
+        if self._supervisor.is_watching or self._is_over:
+            return
+        if not self._has_ended:
+            self._has_ended = True
+            if self._ends.exit_code() == 0:
+                self._events.ended()
+        if self._started.servers is None or self._is_released or self._ends.exit_code() != 0:
+            self._is_over = True
+            self._events.concluded(self._conclude())
+
+    def look(self, reason: str) -> None:
+        self._events.looked(self._gathering.gather(reason, codes=self._ends.codes))
 
     def afterwards(self) -> Evidence:
-        """What is known of ranks that have ended without a failure."""
+        """Tell what is known of ranks that have ended without a failure."""
         return self._gathering.afterwards(self._ends.codes)
 
     def end(self) -> None:
-        """End the ranks: one has failed, here or elsewhere. From any thread."""
+        """End the ranks, as `Node.end`. From any thread."""
         self._supervisor.end()
+        self.release()
+
+    def release(self) -> None:
+        """Let servers end, as `Node.release`. From any thread."""
+        self._is_released = True
         SignalInbox.wake()
+
+    def signal(self, number: int, *, by_key: bool) -> None:
+        is_size = number == signal.SIGWINCH
+        for output in self._started.outputs if is_size else ():
+            output.resize()
+        for rank in self._started.ranks:
+            if is_size or not by_key:
+                rank.send(number)
+            elif rank.own_group:  # the others are in the group to which the key has spoken
+                rank.send_to_group(number)
+
+    def kill(self) -> None:
+        for rank in self._started.ranks:
+            rank.send_to_group(signal.SIGKILL)
+
+    def stop(self, *, by_key: bool) -> None:
+        self._stopped = [rank for rank in self._started.ranks if rank.own_group or not by_key]
+        for rank in self._stopped:
+            rank.send_to_group(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        for rank in self._stopped:
+            rank.send_to_group(signal.SIGCONT)
+        self._stopped = []
+        self._stall.reset_timer()
+
+    def reap(self, pid: int) -> None:
+        """Bury a descendant that became our child because its parent was gone."""
+        if pid and pid not in self._supervisor.pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+    def close(self) -> None:
+        """End the servers, where the ranks have not been seen through to their end."""
+        if self._started.servers is not None:
+            self._started.servers.end()
+
+    def _conclude(self) -> NodeEnd:
+        """End what is left of ranks that are gone."""
+        self.close()
+        left = end_leftovers(self._directory.run_id) if has_children() else []
+        for output in self._started.outputs:
+            output.drain(until=self._given_up)
+        remove_shared_memory(self._supervisor.pids | {process.pid for process in left})
+        if self._ends.exit_code() == 0 and self._directory.is_default:
+            self._directory.remove_server_states()
+        frozen = self._supervisor.frozen
+        return NodeEnd(
+            evidence=None if frozen is None else self._gathering.completed(frozen, self._ends.codes),
+            standings=read_standings(self._directory, self._spec.ranks, first=self._spec.first_rank),
+            left=[f"{process.name} (process {process.pid})" for process in left],
+        )

@@ -1,49 +1,46 @@
-"""Nodes of a run on several hosts, written down for other tools."""
+"""Nodes of a run, written down for other tools."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from typing import final
 
-from ronde.launch.agent_link import AgentLink
-from ronde.launch.clock import launched_node
 from ronde.launch.job import Job
+from ronde.launch.node import Node
 from ronde.trace.launch_record import write_launch_record
 from ronde.trace.waiting import write_waiting
 
 __all__ = ["NodesOnRecord"]
 
+# Between two looks at the collectives for which ranks of other hosts wait.
+_EVERY_S = 1.0
+
 
 @final
 class NodesOnRecord:
-    """`launch.json` and `waiting.json` of the launcher's run directory."""
+    """`launch.json` of the run directory, and `waiting.json` of a run by agents."""
 
-    def __init__(self, job: Job, links: Sequence[AgentLink]) -> None:
-        self._job, self._links = job, links
-        self._pids: dict[int, Mapping[int, int]] = {}
-        self._waiting: dict[int, Mapping[int, str]] = {}
+    def __init__(self, job: Job, nodes: Sequence[Node], *, by_agents: bool) -> None:
+        self._job, self._nodes, self._by_agents = job, nodes, by_agents
+        self._is_written = False
+        self._next = 0.0
 
-    def started(self, link: AgentLink, pids: Mapping[str, int]) -> None:
-        """Note the processes of a host's ranks; the last host completes the record."""
-        self._pids[link.index] = {int(rank): pid for rank, pid in pids.items()}
-        self.write_nodes()
+    def write(self) -> None:
+        """Write the nodes once they are known, and each second waits of ranks."""
+        if not self._is_written:
+            self._is_written = self.write_nodes()
+        if self._by_agents and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _EVERY_S
+            waiting = {rank: what for node in self._nodes for rank, what in node.waiting.items()}
+            write_waiting(self._job.run_directory.path, waiting)
 
-    def write_nodes(self) -> None:
-        """Write places of ranks and differences of clocks, once all have been started."""
-        if len(self._pids) < len(self._links):
-            return
-        nodes = [
-            launched_node(link.name, self._job.node_run_id(link.index), self._pids[link.index], link.clock)
-            for link in self._links
-        ]
-        record = self._job.launch_record(nodes, by_agents=True)
+    def write_nodes(self) -> bool:
+        """Write places of ranks and differences of clocks; tell whether all have been started."""
+        found = [node.record for node in self._nodes]
+        nodes = [each for each in found if each is not None]
+        if len(nodes) < len(found):
+            return False
+        record = self._job.launch_record(nodes, by_agents=self._by_agents)
         write_launch_record(self._job.run_directory.launch, record)
-
-    def waits(self, link: AgentLink, waiting: Mapping[int, str]) -> None:
-        """Keep the collectives for which ranks of a host wait."""
-        self._waiting[link.index] = waiting
-
-    def write_waiting(self) -> None:
-        """Write the collectives for which ranks wait."""
-        waiting = {rank: what for node in self._waiting.values() for rank, what in node.items()}
-        write_waiting(self._job.run_directory.path, waiting)
+        return True

@@ -4,51 +4,58 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
-from typing import Any
+from typing import Any, final
 
-from ronde.launch.failure import ErrorFile, RankDeath
+from ronde.launch.failure import AbortKind, Ends, ErrorFile, RankDeath
 from ronde.launch.frames import Kind, Sender
-from ronde.launch.node_events import NodeEvents
+from ronde.launch.node_events import NodeEnd, NodeEvents
 from ronde.trace.evidence import Evidence
 
 __all__ = ["PipeEvents"]
 
 
+@final
 class PipeEvents(NodeEvents):
     """Sends what happens; a launcher that is gone is noticed by whoever listens to it.
 
     Attributes:
-        released: whether the ranks of all hosts have ended; set from any thread.
+        ends: account of the ends of this node's ranks.
+        last: the last word of the node, once its ranks are gone, for the agent to send.
     """
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: Sender, first_rank: int) -> None:
         self._sender = sender
-        self.released = threading.Event()
+        self.ends = Ends(first_rank)
+        self.last: NodeEnd | None = None
 
     def died(self, death: RankDeath) -> None:
+        self.ends.deaths.append(death)
         self._send(Kind.DEATH, dataclasses.asdict(death))
 
     def erred(self, error: ErrorFile) -> None:
+        self.ends.errors[error.rank] = error
         self._send(Kind.ERROR, dataclasses.asdict(error))
 
     def froze(self, evidence: Evidence) -> None:
-        self._send(Kind.EVIDENCE, evidence.to_json())
+        self._send(Kind.FROZEN, dataclasses.asdict(evidence))
 
     def stalled(self, evidence: Evidence, *, is_over: bool) -> None:
         self._send(Kind.STALL, {"is_over": is_over, "evidence": dataclasses.asdict(evidence)})
 
-    def lost_server(self, said: str) -> None:
-        self._send(Kind.LOST, said)
+    def looked(self, evidence: Evidence) -> None:
+        self._send(Kind.EVIDENCE, dataclasses.asdict(evidence))
 
-    def ended(self, *, has_servers: bool) -> None:
-        """Servers serve the ranks of all hosts, so they end after the last of these."""
-        self._send(Kind.ENDED, "")
-        if has_servers:
-            self.released.wait()
+    def aborted(self, kind: AbortKind, said: str) -> None:
+        self._send(Kind.ABORT, {"kind": kind, "said": said})
 
     def noticed(self, words: str) -> None:
         self._send(Kind.NOTICE, words)
+
+    def ended(self) -> None:
+        self._send(Kind.ENDED, "")
+
+    def concluded(self, end: NodeEnd) -> None:
+        self.last = end
 
     def _send(self, kind: Kind, content: str | dict[str, Any]) -> None:
         with contextlib.suppress(OSError):

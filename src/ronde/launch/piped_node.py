@@ -13,15 +13,13 @@ import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from ronde.cluster.devices import cuda_devices
 from ronde.errors import LaunchError
 from ronde.launch.carried_checkpoints import CheckpointsFrom, carried_folder
 from ronde.launch.carried_versions import VersionsFrom
-from ronde.launch.failure import Ends
 from ronde.launch.frames import Kind, Sender
-from ronde.launch.gathering import read_standings
 from ronde.launch.linux_process import load_prctl, subreaping
 from ronde.launch.mirror import Mirror
 from ronde.launch.node_runner import NodeRunner
@@ -30,9 +28,10 @@ from ronde.launch.outlet import Outlet
 from ronde.launch.output_pump import RankOutput, fill_standard_descriptors
 from ronde.launch.pipe_events import PipeEvents
 from ronde.launch.signal_inbox import SignalInbox
+from ronde.launch.signal_router import SignalRouter
 from ronde.launch.started import start_node
 from ronde.launch.temporary import temporary_folder
-from ronde.trace.evidence import Evidence
+from ronde.trace.evidence_collector import read_standings
 from ronde.trace.pulse import Pulse
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.waiting import waiting_now
@@ -40,6 +39,7 @@ from ronde.trace.waiting import waiting_now
 __all__ = ["PipedNode"]
 
 
+@final
 class _PipeOutlet(Outlet):
     """Output that is passed on by the agent."""
 
@@ -64,6 +64,7 @@ class _PipeOutlet(Outlet):
         """The terminal is the launcher's."""
 
 
+@final
 class PipedNode:
     """The ranks of an agent.
 
@@ -84,7 +85,7 @@ class PipedNode:
             )
         self._pulse = Pulse.create(self._directory.pulse)
         self._outlet = _PipeOutlet(node, self._directory)
-        self._events = PipeEvents(sender)
+        self._events = PipeEvents(sender, node.first_rank)
         self._mirror = Mirror(self._directory.path)
         self._sending, self._carrying = threading.Lock(), threading.Lock()
         self._checkpoints = CheckpointsFrom(carried_folder(self._directory.path))
@@ -105,58 +106,62 @@ class PipedNode:
         """
         fill_standard_descriptors()
         with contextlib.ExitStack() as opened:
-            inbox = opened.enter_context(SignalInbox())
+            self._inbox = opened.enter_context(SignalInbox())
             opened.enter_context(subreaping(load_prctl()))
             temporary = opened.enter_context(temporary_folder(self._node.run_id))
-            self._started = start_node(
-                self._node, self._directory, os.environ, self._devices, self._outlet, inbox, temporary
+            started = start_node(
+                self._node, self._directory, os.environ, self._devices, self._outlet, self._inbox, temporary
             )
             self._open = opened.pop_all()
         self._runner = NodeRunner(
-            self._node,
-            self._directory,
-            self._started,
-            Ends(self._node.first_rank),
-            self._events,
-            self._outlet,
-            inbox,
+            self._node, self._directory, started, self._outlet, given_up=lambda: self.is_lost
         )
+        self._open.callback(self._runner.close)
+        self._runner.begin(self._events.ends, self._events)
 
     def watch(self) -> dict[str, Any]:
         """See the ranks through to their end, and say how it was."""
         with contextlib.suppress(OSError):
-            self._sender.send(Kind.STARTED, {"pids": self._started.pids})
+            self._sender.send(Kind.STARTED, {"pids": self._runner.record.pids})
+        router = SignalRouter(self._events.ends, [self._runner], self._outlet)
         with self._open:
-            end = self._runner.watch(given_up=lambda: self.is_lost)
-        evidence = self._runner.afterwards() if end.evidence is None else end.evidence
+            while not self._runner.is_over:
+                message = self._inbox.wait(self._runner.tick())
+                if message is not None:
+                    router.take(message)
+                self._runner.step()
+        last = self._events.last
+        assert last is not None
+        evidence = self._runner.afterwards() if last.evidence is None else last.evidence
         return {
             "evidence": dataclasses.asdict(evidence),
-            "standings": [dataclasses.asdict(standing) for standing in end.standings],
-            "left": end.left,
+            "standings": [dataclasses.asdict(standing) for standing in last.standings],
+            "left": last.left,
         }
 
     # What the launcher says; from any thread.
 
     def signal(self, number: int) -> None:
         """Give the ranks a signal that the launcher was sent."""
-        if number in (signal.SIGSTOP, signal.SIGCONT):
-            self._outlet.is_stopped = number == signal.SIGSTOP
-            for rank in self._started.ranks:
-                rank.send_to_group(number)
+        if number == signal.SIGSTOP:
+            self._outlet.is_stopped = True
+            self._runner.stop(by_key=False)
+        elif number == signal.SIGCONT:
+            self._outlet.is_stopped = False
+            self._runner.resume()
         else:
-            os.kill(os.getpid(), number)  # the supervisor finds it in its inbox
+            os.kill(os.getpid(), number)  # it is found in the inbox
 
-    def look(self, reason: str) -> Evidence:
-        """What is known of the ranks now."""
-        return self._runner.look(reason)
+    def look(self, reason: str) -> None:
+        """Tell what is known of the ranks now."""
+        self._runner.look(reason)
 
     def release(self) -> None:
         """The ranks of all hosts have ended."""
-        self._events.released.set()
+        self._runner.release()
 
     def end(self) -> None:
         """End the ranks: one on another host has failed."""
-        self.release()
         self._runner.end()
 
     def lose(self) -> None:

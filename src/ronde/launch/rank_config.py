@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
 from collections.abc import MutableMapping
 
 from ronde.launch.run_spec import RunSpec
 
-__all__ = ["ENVIRONMENT_KEY", "STACK_SIGNAL", "RankConfig", "RankPlace"]
+__all__ = ["ENVIRONMENT_KEY", "RankConfig", "RankPlace"]
 
 ENVIRONMENT_KEY = "RONDE_RANK_CONFIG"
-# Real-time signals are hardly used by scripts. A rank writes its stack when it gets this one. Other
-# systems than Linux have none, and are to come as far as the sentence that refuses them.
-STACK_SIGNAL = getattr(signal, "SIGRTMIN", 34) + 7
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +29,7 @@ class RankPlace:
         device: cpu or cuda.
         watched: whether a launcher of ours sees the run through and says at its end what there is to say;
             rank 0 without one says so itself.
+        observed: whether an observer of ours says how ranks of this host fail, which another launcher ends.
         terminal: whether rank 0's stdin is a terminal, at which a user may sit.
         temporary: folder for the rank's own temporary files, which the launcher removes; "": it has none.
         checkpoints: folder of this host that stands for the run's; "": the run's is seen here.
@@ -51,6 +48,7 @@ class RankPlace:
     address: str = ""
     device: str = "cpu"
     watched: bool = False
+    observed: bool = False
     terminal: bool = False
     temporary: str = ""
     checkpoints: str = ""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ronde.launch.trouble import Trouble
 
-__all__ = ["Way", "agent_line", "why_it_failed"]
+__all__ = ["RemoteExec", "agent_line", "why_it_failed"]
 
 NO_DIRECTORY, NO_INTERPRETER = 71, 72
 _SSH_FAILED = 255
@@ -26,7 +26,7 @@ _AGENT = "import sys; sys.path[:1] = []; from ronde.{} import main; main()"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Way:
+class RemoteExec:
     """How hosts are reached.
 
     Attributes:
@@ -81,7 +81,7 @@ def agent_line(
 
 
 def why_it_failed(
-    host: str, code: int, said: Sequence[str], way: Way, *, python: str, directory: str
+    host: str, code: int, said: Sequence[str], way: RemoteExec, *, python: str, directory: str
 ) -> Trouble:
     """Why no agent came up on `host`, and what to do.
 
@@ -94,7 +94,7 @@ def why_it_failed(
 
 
 def _told(
-    host: str, code: int, said: Sequence[str], way: Way, python: str, directory: str
+    host: str, code: int, said: Sequence[str], way: RemoteExec, python: str, directory: str
 ) -> tuple[str, str]:
     words = "\n".join(said)
     port = f" -p {way.port}" if way.port is not None else ""

@@ -15,41 +15,18 @@ from ronde.launch.announce import say
 from ronde.launch.failure import Abort, AbortKind, Ends, RankFailure
 from ronde.launch.failure_report import report
 from ronde.launch.job import Job, Outcome
-from ronde.launch.standstill import told_at_last, told_early
+from ronde.launch.node import NodeOfRun
+from ronde.launch.stall_detector import told_at_last, told_early
 from ronde.trace.events import write_event
-from ronde.trace.evidence import Evidence, Failure, SilentHost, merged, write_evidence
+from ronde.trace.evidence import Evidence, Failure, merged, write_evidence
 from ronde.trace.explanation import Explanation, write_explanation
 from ronde.trace.lockstep_board import Standing
 from ronde.trace.summary import read_summary, summary_lines
 from ronde.trace.vitals import first_not_finite, look_at, vitals_path
 
-__all__ = ["Explain", "NodeOfRun", "RunEnd"]
+__all__ = ["Explain", "RunEnd"]
 
 Explain = Callable[[Evidence], Explanation]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class NodeOfRun:
-    """A node, as its run knows it.
-
-    Attributes:
-        name: its host's, "" for the only one.
-        first_rank, ranks: its ranks among all.
-        address: by which others reach it; "" for the only one.
-    """
-
-    name: str
-    first_rank: int
-    ranks: int
-    address: str = ""
-
-    def __contains__(self, rank: int) -> bool:
-        return self.first_rank <= rank < self.first_rank + self.ranks
-
-    def silent(self, seconds: float) -> SilentHost:
-        """It, as evidence to which it has given nothing for so long."""
-        ranks = tuple(range(self.first_rank, self.first_rank + self.ranks))
-        return SilentHost(name=self.name, address=self.address, ranks=ranks, seconds=round(seconds, 1))
 
 
 class RunEnd:
@@ -71,7 +48,7 @@ class RunEnd:
     ) -> None:
         self.ends = ends
         self._job = job
-        self._nodes = list(nodes)
+        self._nodes = nodes
         self._ranks = range(job.first_rank, job.first_rank + job.ranks)
         self._explain = explain
         self._in_mid_line = in_mid_line
@@ -80,13 +57,6 @@ class RunEnd:
         self._left: dict[int, Sequence[str]] = {}
         self._stall: Explanation | None = None
         self._silences: Mapping[int, float] = {}
-
-    def place(self, addresses: Sequence[str]) -> None:
-        """Note by which address others reach each node."""
-        self._nodes = [
-            dataclasses.replace(node, address=address)
-            for node, address in zip(self._nodes, addresses, strict=True)
-        ]
 
     def hear_nothing_of(self, silences: Mapping[int, float]) -> None:
         """Note for how many seconds nothing has come of nodes, by their numbers; those of others are over."""
@@ -176,8 +146,6 @@ class RunEnd:
                 new_line = False
         told = failure.summary if failure is not None else f"exit code {code}"
         write_event(job.run_directory.path, "end", told, exit_code=code)
-        if code == 0 and job.run_directory.is_default:
-            job.run_directory.remove_server_states()
         return Outcome(exit_code=code, failure=failure, report=words)
 
     def _failure(self) -> RankFailure | None:

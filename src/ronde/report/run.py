@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ronde.errors import UsageError
-from ronde.launch.gathering import read_standings
 from ronde.trace.events import Event, read_events
+from ronde.trace.evidence_collector import read_standings
 from ronde.trace.launch_record import LaunchRecord, read_launch_record
 from ronde.trace.run_directory import NODE_ID, RUN_ID, RunDirectory, default_root
 from ronde.trace.step_file import StepsOfRank, read_steps

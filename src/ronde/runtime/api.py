@@ -12,9 +12,9 @@ import torch
 
 from ronde.cluster.environment import ClusterEnvironment
 from ronde.errors import UsageError
+from ronde.launch.external_launch import check_store, shared_run_id, silence
 from ronde.launch.rank_config import RankConfig, RankPlace
 from ronde.launch.run_spec import RunSpec
-from ronde.launch.torchrun import check_store, shared_run_id, silence
 from ronde.patching.patches import Patches
 from ronde.plan import Plan, check, read_plan
 from ronde.process import seeds

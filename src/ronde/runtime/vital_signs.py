@@ -14,8 +14,8 @@ import threading
 from pathlib import Path
 from signal import SIG_DFL, getsignal  # bound here: the module's own are replaced for scripts
 
-from ronde.launch.rank_config import STACK_SIGNAL, RankConfig
-from ronde.trace.vitals import Vitals, vitals_path
+from ronde.launch.rank_config import RankConfig
+from ronde.trace.vitals import STACK_SIGNAL, Vitals, vitals_path
 
 __all__ = ["show_signs_of_life"]
 

@@ -84,7 +84,7 @@ def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> No
     except PeerLost as lost:
         _report(config, "peer", lost, str(lost))
         ours = config.place.has_launcher
-        if not ours:
+        if not ours and not config.place.observed:
             own = f"rank {config.place.rank} lost"
             told = str(lost) if str(lost).startswith(own) else f"{own} its peers ({lost})"
             print(f"ronde: error: {told}", file=sys.stderr, flush=True)
@@ -118,7 +118,7 @@ def _end_by(config: RankConfig, error: BaseException, advice: str = "") -> NoRet
 
 def _end_diverged(config: RankConfig, diverged: DivergedError) -> NoReturn:
     _report(config, "diverged", diverged, str(diverged), paths=diverged.paths)
-    if not config.place.has_launcher:
+    if not config.place.has_launcher and not config.place.observed:
         print(f"ronde: error: {diverged}", file=sys.stderr)
     # Exit handlers might meet the other ranks again.
     _end_without_handlers(1)

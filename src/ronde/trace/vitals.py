@@ -9,12 +9,17 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import os
+import signal
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic_ns  # bound here: the module's own is replaced for scripts
 
-__all__ = ["Seen", "Vitals", "first_not_finite", "look_at", "vitals_path"]
+__all__ = ["STACK_SIGNAL", "Seen", "Vitals", "first_not_finite", "look_at", "vitals_path"]
+
+# Real-time signals are hardly used by scripts. A rank writes its stack when it gets this one. Other
+# systems than Linux have none, and are to come as far as the sentence that refuses them.
+STACK_SIGNAL = getattr(signal, "SIGRTMIN", 34) + 7
 
 _PID, _THREAD, _BEAT, _STEP, _ANSWERS, _NOT_FINITE, _THREADS = range(7)
 _COUNT = 8

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ronde.launch.job import Job
-from ronde.launch.local import launch
+from ronde.launch.launcher import launch
 from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from ronde.errors import RondeError
-from ronde.launch.controller import launch_on_hosts
 from ronde.launch.hosts import Hosts
 from ronde.launch.job import Job
+from ronde.launch.launcher import launch
 from ronde.launch.linux_process import bind_to_parent, load_prctl
 from ronde.launch.run_end import Explain
 from ronde.trace.run_directory import RunDirectory
@@ -51,7 +51,7 @@ def main() -> None:
     job, hosts, directory, explain = pickle.load(sys.stdin.buffer)
     try:
         job = dataclasses.replace(job, run_directory=RunDirectory.create(directory, job.environment))
-        code = launch_on_hosts(job, hosts, explain).exit_code
+        code = launch(job, hosts, explain).exit_code
     except RondeError as error:
         print(f"ronde: error: {error}", file=sys.stderr)
         code = 1

@@ -27,6 +27,7 @@ _TIGHT = 512 << 20
 _LOST = {
     "server": ("server-lost", "its log says why it ended"),
     "store": ("store-lost", "store.log in the run directory may say why it ended"),
+    "gone": ("rank-gone", "see what the launcher says that has started it, and dmesg"),
 }
 
 

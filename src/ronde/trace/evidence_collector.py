@@ -13,21 +13,20 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ronde.cluster.cores import available_cores
 from ronde.cluster.host_memory import kernel_lines, oom_kills
-from ronde.launch import connections
-from ronde.launch.process_facts import catches, cpu_seconds, descendants, process
-from ronde.launch.rank_config import STACK_SIGNAL
+from ronde.trace import connections
 from ronde.trace.evidence import Collective, Evidence, Host, Process, RankEvidence
 from ronde.trace.lockstep_board import LockstepBoard, Standing, State, board_path
+from ronde.trace.process_facts import catches, cpu_seconds, descendants, process
 from ronde.trace.run_directory import RunDirectory
-from ronde.trace.vitals import Seen, look_at, vitals_path
+from ronde.trace.vitals import STACK_SIGNAL, Seen, look_at, vitals_path
 
-__all__ = ["GROUPS", "Gathering", "ask_for_stacks", "main_thread_first", "read_standings"]
+__all__ = ["GROUPS", "EvidenceCollector", "ask_for_stacks", "main_thread_first", "read_standings"]
 
 GROUPS = ("boundary", "reducer")
 LOG_LINES = 12
@@ -38,18 +37,16 @@ SHORT_LOOK_S = 0.12
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*$", re.MULTILINE)
 
 
-class Gathering:
+class EvidenceCollector:
     """Evidence about the ranks of one node; one thread gathers at a time.
 
     Args:
-        pids: process of each rank of this host, by its number; 0 for one that is gone.
-        ranks: number of ranks on this host.
+        pids: gives the process of each rank of this host, by its number; 0 for one that is not known or gone.
     """
 
-    def __init__(self, directory: RunDirectory, pids: Mapping[int, int], ranks: int) -> None:
+    def __init__(self, directory: RunDirectory, pids: Callable[[], Mapping[int, int]]) -> None:
         self._directory = directory
         self._pids = pids
-        self._ranks = ranks
         self._began = time.monotonic()
         self._killed_before = oom_kills()
         self._one_at_a_time = threading.Lock()
@@ -63,15 +60,17 @@ class Gathering:
         """
         codes = codes or {}
         with self._one_at_a_time:
-            return self._gathered(
-                reason, codes, {rank: pid for rank, pid in self._pids.items() if pid and rank not in codes}
-            )
+            pids = self._pids()
+            alive = {rank: pid for rank, pid in pids.items() if pid and rank not in codes}
+            return self._gathered(reason, codes, pids, alive)
 
     def afterwards(self, codes: Mapping[int, int]) -> Evidence:
         """What is known of a run that has ended, and of which nothing was frozen before."""
-        return self._gathered("end", codes, {})
+        return self._gathered("end", codes, self._pids(), {})
 
-    def _gathered(self, reason: str, codes: Mapping[int, int], alive: Mapping[int, int]) -> Evidence:
+    def _gathered(
+        self, reason: str, codes: Mapping[int, int], pids: Mapping[int, int], alive: Mapping[int, int]
+    ) -> Evidence:
         started = descendants(set(alive.values()))
         children = {rank: started[pid] for rank, pid in alive.items()}
         looked = [*alive.values(), *(pid for each in children.values() for pid in each)]
@@ -90,9 +89,9 @@ class Gathering:
                 busy=round((every - before[pid][1]) / passed, 2),
             )
 
-        first = min(self._pids, default=0)
-        standings = {each.rank: each for each in read_standings(self._directory, self._ranks, first)}
-        rings = {rank + first: each for rank, each in _rings(self._directory, self._ranks).items()}
+        first = min(pids, default=0)
+        standings = {each.rank: each for each in read_standings(self._directory, len(pids), first)}
+        rings = {rank + first: each for rank, each in _rings(self._directory, len(pids)).items()}
         now = time.monotonic()
         ranks = [
             self._rank(
@@ -105,7 +104,7 @@ class Gathering:
                 children=tuple(seen(child) for child in children.get(rank, ())),
                 now=now,
             )
-            for rank, pid in sorted(self._pids.items())
+            for rank, pid in sorted(pids.items())
         ]
         return Evidence(
             run_directory=str(self._directory.path),

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from ronde.cluster.manifest import KINDS, Wanted, manifest, to_yaml
 from ronde.errors import UsageError
-from ronde.launch.manifest import KINDS, Wanted, manifest, to_yaml
-from ronde.launch.where import decide
+from ronde.launch.placement import resolve_placement
 
 yaml = pytest.importorskip("yaml")
 
@@ -39,7 +39,7 @@ def test_a_jobset_tells_each_pod_its_place() -> None:
         "JOBSET_NAME": "digits",
         "REPLICATED_JOB_NAME": job["name"],
     }
-    place = decide(None, None, told, devices=0, parent=1).place
+    place = resolve_placement(None, None, told, devices=0, parent=1).place
     assert place is not None
     assert (place.rank, place.world_size) == (1, 2)
     assert place.master_address == f"digits-{job['name']}-0-0.{spec['network']['subdomain']}"

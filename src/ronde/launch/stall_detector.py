@@ -7,14 +7,14 @@ import re
 import time
 
 from ronde.errors import ADVICE_ON_DIVERGENCE
-from ronde.launch.gathering import read_standings
 from ronde.trace.evidence import Evidence, RankEvidence
+from ronde.trace.evidence_collector import read_standings
 from ronde.trace.explanation import Explanation
 from ronde.trace.lockstep_board import State
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.script_line import ScriptLine
 
-__all__ = ["Look", "Standstill", "notice_after", "place_in", "places", "told_at_last", "told_early"]
+__all__ = ["Look", "StallDetector", "notice_after", "place_in", "places", "told_at_last", "told_early"]
 
 # A stall is to be explained within 10 s.
 NOTICE_S = 8.0
@@ -35,7 +35,7 @@ def notice_after(timeout: float) -> float:
     return min(NOTICE_S, timeout / 2)
 
 
-class Standstill:
+class StallDetector:
     """Looks now and then whether some rank of a node waits for another that does not come.
 
     Args:
@@ -70,7 +70,7 @@ class Standstill:
             self._told = Look.IS_OVER
         return Look.GOES_ON if self._told is before else self._told
 
-    def forgive(self) -> None:
+    def reset_timer(self) -> None:
         """The run was stopped by the user: what was waited so far does not count."""
         self._started = time.monotonic()
 

@@ -3,8 +3,8 @@
 Ray is named here and nowhere else. It runs in processes of its own, started as ssh is: a launcher that joined
 a cluster itself would get Ray's threads and signal handlers.
 
-    python -m ronde.launch.ray_nodes ADDRESS                   prints `node:slots`, a line for each
-    python -m ronde.launch.ray_nodes ADDRESS NODE RANKS LINE   runs a shell line there, and passes on streams
+    python -m ronde.cluster.ray_nodes ADDRESS                   prints `node:slots`, a line for each
+    python -m ronde.cluster.ray_nodes ADDRESS NODE RANKS LINE   runs a shell line there, and passes on streams
 
 On a node the line is run by an actor in a placement group of its own, which holds a CPU for each rank, and a
 GPU where the node has any: Ray gives them to nobody else meanwhile, and takes them back when this ends.
@@ -35,7 +35,7 @@ _NO_RAY, _NO_CLUSTER, _NO_PLACE = 81, 82, 83
 
 def ray_words(address: str) -> tuple[str, ...]:
     """The command for a cluster, to be followed by a node, its number of ranks, and a shell line."""
-    return (sys.executable, "-m", "ronde.launch.ray_nodes", address)
+    return (sys.executable, "-m", "ronde.cluster.ray_nodes", address)
 
 
 def nodes_of_ray(address: str) -> tuple[HostSlots, ...]:

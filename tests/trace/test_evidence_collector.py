@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from ronde.launch.gathering import Gathering, main_thread_first
-from ronde.launch.process_facts import catches, descendants, process
+from launch.conftest import wait_until
 from ronde.trace.evidence import RankEvidence
+from ronde.trace.evidence_collector import EvidenceCollector, main_thread_first
 from ronde.trace.lockstep_board import LockstepBoard, board_path
+from ronde.trace.process_facts import catches, descendants, process
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.vitals import Seen, look_at, vitals_path
-
-from .conftest import wait_until
 
 RANK = """
 import ctypes, os, sys, threading, time
@@ -52,7 +51,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], int]]:
 
 
 def look(folder: Path, pid: int) -> RankEvidence:
-    return Gathering(RunDirectory(path=folder, run_id=""), {0: pid}, 1).gather("asked").ranks[0]
+    return EvidenceCollector(RunDirectory(path=folder, run_id=""), lambda: {0: pid}).gather("asked").ranks[0]
 
 
 def test_a_rank_that_sleeps(tmp_path: Path, start: Callable[[str], int]) -> None:
@@ -103,7 +102,7 @@ def test_a_script_that_wants_the_signal_has_it(tmp_path: Path, start: Callable[[
     pid = start(
         """
         import signal
-        from ronde.launch.rank_config import STACK_SIGNAL
+        from ronde.trace.vitals import STACK_SIGNAL
         signal.signal(STACK_SIGNAL, lambda *_: os._exit(9))
         time.sleep(0.7)  # a beat, which notices
         begun()
@@ -144,7 +143,7 @@ def test_the_rings_are_read(tmp_path: Path) -> None:
     boards[0].waits(number)
     boards[1].waits(number)
     boards[1].goes_on()
-    gathered = Gathering(RunDirectory(path=tmp_path, run_id=""), {0: 0, 1: 0}, 2).gather(
+    gathered = EvidenceCollector(RunDirectory(path=tmp_path, run_id=""), lambda: {0: 0, 1: 0}).gather(
         "failure", codes={0: 1, 1: 1}
     )
     first, second = gathered.ranks

@@ -8,7 +8,7 @@ import pytest
 
 from ronde.cluster.host_list import parse_hosts
 from ronde.errors import UsageError
-from ronde.launch.where import Where, decide
+from ronde.launch.placement import Placement, resolve_placement
 
 TORCHRUN = {
     "RANK": "3",
@@ -48,8 +48,8 @@ POD = {
 }
 
 
-def of(environment: dict[str, str], hosts: str | None = None, hostfile: Path | None = None) -> Where:
-    return decide(hosts, hostfile, environment, devices=0, parent=1)
+def of(environment: dict[str, str], hosts: str | None = None, hostfile: Path | None = None) -> Placement:
+    return resolve_placement(hosts, hostfile, environment, devices=0, parent=1)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_flags_come_first(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("c slots=3\n")
     environment = {**ALLOCATION, "RONDE_HOSTS": "a:2"}
-    assert of(environment, hosts="b:4") == Where(origin="-H", hosts=parse_hosts("b:4"))
+    assert of(environment, hosts="b:4") == Placement(origin="-H", hosts=parse_hosts("b:4"))
     assert of(environment, hostfile=file).hosts == parse_hosts("c:3")
     assert of({"RONDE_HOSTFILE": str(file)}).origin == "RONDE_HOSTFILE"
 

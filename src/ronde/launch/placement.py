@@ -14,7 +14,7 @@ from ronde.cluster.mpi import process_of_mpi
 from ronde.cluster.slurm import allocation, task_of_step
 from ronde.errors import UsageError
 
-__all__ = ["HOSTFILE_KEY", "HOSTS_KEY", "Where", "decide"]
+__all__ = ["HOSTFILE_KEY", "HOSTS_KEY", "Placement", "resolve_placement"]
 
 # As Kubeflow's trainer sets them.
 TORCHRUN_SETTINGS = ("PET_NNODES", "PET_NPROC_PER_NODE")
@@ -22,7 +22,7 @@ HOSTS_KEY, HOSTFILE_KEY = "RONDE_HOSTS", "RONDE_HOSTFILE"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Where:
+class Placement:
     """What was decided.
 
     Attributes:
@@ -42,9 +42,9 @@ class Where:
     by_torchrun: bool = False
 
 
-def decide(
+def resolve_placement(
     hosts: str | None, hostfile: Path | None, environment: Mapping[str, str], *, devices: int, parent: int
-) -> Where:
+) -> Placement:
     """The first of these that says anything: flags, ronde's own variables, torch's, a scheduler's.
 
     Args:
@@ -63,15 +63,15 @@ def decide(
             f"which would start all ranks; leave {origin} out, or start `ronde run` once"
         )
     if named:
-        return Where(origin=origin, hosts=named)
+        return Placement(origin=origin, hosts=named)
     if place is not None:
-        return Where(origin=place.launcher, place=place)
+        return Placement(origin=place.launcher, place=place)
     if any(environment.get(name, "1") not in ("", "1") for name in TORCHRUN_SETTINGS):
-        return Where(origin="PET_*", by_torchrun=True)
+        return Placement(origin="PET_*", by_torchrun=True)
     nodes = allocation(environment, devices)
     if nodes:
-        return Where(origin="Slurm's allocation", hosts=nodes, by_srun=True)
-    return Where()
+        return Placement(origin="Slurm's allocation", hosts=nodes, by_srun=True)
+    return Placement()
 
 
 def _named(

@@ -1,0 +1,93 @@
+"""Start the only node of a run, in the process that controls the run."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from ronde.errors import UsageError
+from ronde.launch.failure import ENDING
+from ronde.launch.job import Job
+from ronde.launch.linux_process import load_prctl, subreaping
+from ronde.launch.node_spec import NodeSpec
+from ronde.launch.signal_inbox import SignalInbox
+from ronde.launch.started import start_node
+from ronde.launch.temporary import temporary_folder
+from ronde.launch.users_terminal import UsersTerminal
+from ronde.plan import Plan
+
+if TYPE_CHECKING:
+    from ronde.launch.node import Node
+
+__all__ = ["start_here"]
+
+
+def start_here(job: Job, terminal: UsersTerminal, inbox: SignalInbox, opened: contextlib.ExitStack) -> Node:
+    """Start ranks, and the parameter servers of the plan.
+
+    This process becomes the parent of the ranks' orphans.
+
+    Args:
+        opened: stack of all that is to be closed when the run is over.
+
+    Raises:
+        UsageError: more ranks than devices, or fewer than one.
+        LaunchError: a rank could not be started; those that were have been ended.
+    """
+    _check(job)
+    opened.enter_context(subreaping(load_prctl()))
+    temporary = opened.enter_context(temporary_folder(job.run_directory.run_id))
+    spec = _spec(job)
+    started = start_node(spec, job.run_directory, job.environment, job.devices, terminal, inbox, temporary)
+    # Imported while the ranks import torch: a run begins sooner by what it takes.
+    from ronde.launch.node_runner import NodeRunner
+
+    def interrupted_again() -> bool:
+        """Tell whether a signal has come that ends this process, during the last output."""
+        message = inbox.wait(0)
+        return message is not None and message.si_signo in ENDING
+
+    node = NodeRunner(spec, job.run_directory, started, terminal, interrupted_again)
+    opened.callback(node.close)
+    return node
+
+
+def _check(job: Job) -> None:
+    if job.ranks < 1:
+        raise UsageError(f"ranks must be at least 1, not {job.ranks}")
+    if job.devices and job.ranks > len(job.devices):
+        raise UsageError(
+            f"{job.ranks} ranks need {job.ranks} CUDA devices, one each, but this host offers "
+            f"{len(job.devices)} ({', '.join(job.devices)}); use --ranks {len(job.devices)}, or run on the "
+            'CPU with CUDA_VISIBLE_DEVICES=""'
+        )
+
+
+def _spec(job: Job) -> NodeSpec:
+    run, directory = job.run, job.run_directory
+    count = 0 if run.servers else Plan.parse(run.plan).state.server_count
+    servers = ()
+    if count:
+        from ronde.launch.server_config import local_endpoint, with_servers
+
+        endpoints = [local_endpoint(directory.run_id, index) for index in range(count)]
+        run, servers = with_servers(run, endpoints, job.ranks)
+    return NodeSpec(
+        run=run,
+        run_id=directory.run_id,
+        ranks=job.ranks,
+        world_size=job.ranks,
+        store=directory.store,
+        master_port=_free_port(),
+        cuda=bool(job.devices),
+        servers=tuple(servers),
+    )
+
+
+def _free_port() -> int:
+    """A TCP port that is free now, for scripts that meet by themselves."""
+    import socket  # here, because it costs a run of one rank 5 ms of its start
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
