@@ -103,8 +103,8 @@ class Mesh:
         Of a tensor group four sums of activations a layer (Shoeybi et al. 2019, section 3), one of the
         embedding's output and one of the head's input, and three numbers a token of the loss. Of a context
         group keys and values are gathered, and their gradients summed and scattered. A stage sends a
-        micro-batch's activations, or their gradients; the output of the last one comes to all. Gradients of
-        the parameters that a rank has are averaged over data and context.
+        micro-batch's activations, or their gradients; those of a tied embedding are summed over stages.
+        Gradients of the parameters that a rank has are averaged over data and context.
         """
         item, tokens = 8, ROWS * LENGTH / (self.data * self.context)
         activations, layers = item * tokens * WIDTH, LAYERS / self.pipeline
@@ -114,20 +114,22 @@ class Mesh:
         total += summed * (activations * ends + 3 * item * tokens)
         # Keys, values and their gradients: those of the tokens of all others.
         total += 4 * activations / self.tensor * (self.context - 1) * layers
-        logits = item * ROWS / self.data * LENGTH * VOCABULARY
         if self.pipeline > 1:
-            total += activations + logits
+            # One in the middle sends both.
+            total += activations * min(self.pipeline - 1, 2)
+            total += 2 * (self.pipeline - 1) / self.pipeline * self._tied() * item
         replicas = self.data * self.context
         total += 2 * (replicas - 1) / replicas * self._parameters() * item
         return total
 
     def _parameters(self) -> float:
         matrices = 12 * WIDTH * WIDTH / self.tensor
-        tied = VOCABULARY * WIDTH / self.tensor
-        # A tied embedding lies on every stage.
-        return (
-            LAYERS / self.pipeline * matrices + tied + POSITIONS * WIDTH + 16 * WIDTH * LAYERS / self.pipeline
-        )
+        others = POSITIONS * WIDTH + 16 * WIDTH * LAYERS / self.pipeline
+        return LAYERS / self.pipeline * matrices + self._tied() + others
+
+    def _tied(self) -> float:
+        """The numbers of an embedding that is the head too: it lies on every stage, cut by a tensor group."""
+        return VOCABULARY * WIDTH / self.tensor
 
 
 def test_a_step_sends_what_the_formulas_say(two: Ranks):
@@ -135,14 +137,14 @@ def test_a_step_sends_what_the_formulas_say(two: Ranks):
         _compare(two, mesh)
 
 
-# Not among them, for they send more (docs/meshes.md): data and context, whose gradients are summed in turn,
-# and pipeline beside context, which gathers the logits.
 @pytest.mark.soak
 @pytest.mark.parametrize(
     "mesh",
     [
         Mesh(data=2, tensor=2),
         Mesh(data=2, pipeline=2),
+        Mesh(data=2, context=2),
+        Mesh(pipeline=2, context=2),
         Mesh(tensor=2, pipeline=2),
         Mesh(tensor=2, context=2),
         Mesh(tensor=4),

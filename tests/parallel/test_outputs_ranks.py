@@ -11,8 +11,11 @@ from meshes.models import MODELS, VOCABULARY
 from parallel.cut_models import Ranks
 from ronde.testing.run_ranks import Rank
 
-PLANS = ["tensor=2", "context=2"]
-ON_FOUR = ["tensor=2,context=2", "data=2,tensor=2", "data=2,context=2"]
+PLANS = ["tensor=2", "context=2", "pipeline=2,micro-batches=2"]
+ON_FOUR = [
+    *("tensor=2,context=2", "data=2,tensor=2", "data=2,context=2"),
+    *("pipeline=4", "data=2,pipeline=2", "tensor=2,pipeline=2", "pipeline=2,context=2,micro-batches=2"),
+]
 
 
 def uses() -> list[torch.Tensor]:
@@ -78,8 +81,8 @@ def test_scripts_use_what_leaves_a_model_as_they_like_on_four_ranks(four: Ranks,
 WORDS, ROWS = 4096, 64
 
 
-def _bytes_of_a_loss(rank: Rank) -> int:
-    with rank.session(plan="tensor=2") as session:
+def _bytes_of_a_loss(rank: Rank, plan: str) -> int:
+    with rank.session(plan=plan) as session:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Embedding(WORDS, 8), nn.Linear(8, WORDS, bias=False))
         ids = torch.arange(ROWS)
@@ -90,5 +93,6 @@ def _bytes_of_a_loss(rank: Rank) -> int:
         return sent[-1] - sent[-2]
 
 
-def test_a_loss_outside_of_the_model_gathers_no_logits(two: Ranks) -> None:
-    assert max(two(_bytes_of_a_loss)) < ROWS * WORDS  # a quarter of the logits' bytes
+@pytest.mark.parametrize("plan", ["tensor=2", "pipeline=2"])
+def test_a_loss_outside_of_the_model_gathers_no_logits(two: Ranks, plan: str) -> None:
+    assert max(two(_bytes_of_a_loss, plan)) < ROWS * WORDS  # a quarter of the logits' bytes

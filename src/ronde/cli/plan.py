@@ -73,9 +73,9 @@ def _list_cuts(script: str, arguments: list[str], described: Plan) -> None:
         )
     from ronde.runtime.structure import lines_of_cuts, model_of_script
 
-    model = model_of_script(script, arguments)
+    model, counts = model_of_script(script, arguments)
     print(f"\n{type(model).__name__}")
-    print("\n".join(lines_of_cuts(model, described)))
+    print("\n".join(lines_of_cuts(model, described, counts)))
 
 
 def _page(description: Description, aliases: tuple[str, ...], *, verbose: bool) -> str:

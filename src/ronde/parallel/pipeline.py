@@ -2,7 +2,7 @@
 
 Every rank runs the model's forward. A module that is another rank's returns tensors without elements; one
 that is this rank's is given what it lacks by the rank that has it, while that goes on with the next
-micro-batch. The output comes to all ranks, which compute the loss alike; the script's backward then runs
+micro-batch. The output stays where it is computed (`stage_outputs`); the script's backward then runs
 through the ranks the other way (`pipeline_edges`). All micro-batches are under way before the first comes
 back: GPipe's schedule (Huang et al. 2019). Who knows the loss of a micro-batch can have it go back at once
 (`Pipeline.losses`).
@@ -11,6 +11,7 @@ back: GPipe's schedule (Huang et al. 2019). Who knows the loss of a micro-batch 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,7 +23,7 @@ from torch import nn
 from ronde.comm.process_group import Comm
 from ronde.errors import RaisedAlone, RondeError, UsageError
 from ronde.modules.sharded_call import ShardedCall, at_once
-from ronde.parallel.absent import Shape, packed
+from ronde.parallel.absent import packed
 from ronde.parallel.call_start import CallStart, LookUps
 from ronde.parallel.micro_losses import Gradients
 from ronde.parallel.pieces import form_of, given_to, in_pieces, joined, rows_of
@@ -33,6 +34,7 @@ from ronde.parallel.pipeline_piece import PieceOfCall, UnitFailed, UsedElsewhere
 from ronde.parallel.pipeline_route import Rerouted, Route
 from ronde.parallel.separate_leaves import HeldLeaves, SeparateLeaves
 from ronde.parallel.sequences import Sequences
+from ronde.parallel.stage_outputs import StageOutputs, returned
 from ronde.plan.compute import Schedule
 from ronde.plan.schedule import chunks_of, turns
 from ronde.policies.stages import Stages
@@ -92,6 +94,7 @@ class Pipeline:
         comm: the pipeline group, a rank for each stage.
         pieces: micro-batches, into which each rank's rows are cut; at most as many as there are rows.
         schedule: of calls whose losses are known.
+        outputs: makes values of what a stage returns.
         sequences: cuts those of each micro-batch; None where they are whole.
         back: the same ranks, for gradients, where these and tensors overtake one another.
 
@@ -105,6 +108,7 @@ class Pipeline:
         pieces: int,
         held: Held,
         schedule: Schedule,
+        outputs: StageOutputs,
         sequences: Sequences | None = None,
         back: Comm | None = None,
     ) -> None:
@@ -112,13 +116,14 @@ class Pipeline:
         self._schedule: Schedule = schedule
         self._pieces = pieces
         self._asked = f"pipeline={comm.world_size}"
-        self._held, self._sequences = held, sequences
+        self._held, self._outputs, self._sequences = held, outputs, sequences
         self._routes: weakref.WeakKeyDictionary[nn.Module, dict[Any, Route]] = weakref.WeakKeyDictionary()
         self._under_way: list[Any] = []
         self.losses: PieceLosses | None = None
 
     def __call__(self, call: ShardedCall) -> Any:
         self._check(call)
+        call = dataclasses.replace(call, given=map_leaves(self._outputs.everywhere, call.given))
         if not self._held.stages(call.module).units:
             return at_once(call) if self._sequences is None else self._sequences(call)
         losses, look_ups = self._losses_of(call), LookUps()
@@ -198,7 +203,7 @@ class Pipeline:
             raised += run.raised
         joined_here = joined(call, form, outputs, whole) if whole.world_size > 1 else form
         trace = [each for trace in traces for each in trace]
-        output = self._output(joined_here, route, start.token, trace, device)
+        output = self._output(call, joined_here, route, start.token, trace)
         self.complete()
         if raised:
             raise UnitFailed(raised[0])
@@ -272,7 +277,7 @@ class Pipeline:
         rows = Pieces(0, call.cut.rows, whole.world_size, start=first, stop=stop)
         losses.begin(rows, call.context.gradient_factor)
         comm, count, chunks, device = self._comm, whole.world_size, stages.chunks, _device_of(call)
-        separate = SeparateLeaves(self._held, comm)
+        separate = SeparateLeaves(self._held, comm, self._on_stand_in)
         tied = separate.of_all_ranks(call.module.parameters())
         token = torch.zeros((), device=device, requires_grad=True)
         start = CallStart(token, tied, LookUps(), self._sequences)
@@ -302,7 +307,8 @@ class Pipeline:
                         made = run.carry_out_turn(call, pieces[piece])
                     if run.raised:
                         raise run.raised[0]
-                    output = made if last and comm.rank in route.sources else None
+                    ends = last and comm.rank in route.sources
+                    output = map_leaves(self._of_whole_sequences, made) if ends else None
                     backward.add(piece, chunk, Forwarded(output, run.trace, turn, sent))
                     if last:
                         form = map_leaves(_detached, made)
@@ -313,7 +319,7 @@ class Pipeline:
             self._under_way += backward.under_way()
         losses.end(separate)
         route = self._route(call, pieces[-1])
-        made = self._output(joined(call, form, outputs, whole), route, None, (), device)
+        made = self._output(call, joined(call, form, outputs, whole), route, None, ())
         self.complete()
         return made
 
@@ -330,40 +336,43 @@ class Pipeline:
         anchor = torch.zeros((), device=device, requires_grad=True)
         token, *views = Tie.apply(self._comm, anchor, *shared, *given)
         tied = {id(each): view for each, view in zip(shared, views, strict=False)}
+        for each in shared:
+            self._on_stand_in(tied[id(each)], each)
         inputs = {id(each): view for each, view in zip(given, views[len(shared) :], strict=True)}
         args = map_leaves(lambda leaf: inputs.get(id(leaf), leaf), call.given)
         return CallStart(token, tied, look_ups, self._sequences), dataclasses.replace(call, given=args)
 
+    def _on_stand_in(self, tensor: torch.Tensor, leaf: torch.Tensor) -> None:
+        if self._sequences is not None:
+            self._sequences.stand_in(tensor, leaf)
+
+    def _of_whole_sequences(self, value: Any) -> Any:
+        return value if self._sequences is None else self._sequences.whole(value)
+
     def _output(
-        self, value: Any, route: Route, token: torch.Tensor | None, trace: Sequence[Any], device: torch.device
+        self, call: ShardedCall, value: Any, route: Route, token: torch.Tensor | None, trace: Sequence[Any]
     ) -> Any:
-        """What the model returns, on every rank."""
-        tensors = [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
-        travelling = [place for place, source in enumerate(route.sources) if source >= 0]
-        sources = [route.sources[place] for place in travelling]
-        moves = [route.gradients[place] for place in travelling]
-        rank = self._comm.rank
-        sent = [
-            tensors[place] if source == rank else Shape.of(tensors[place]).room(device)
-            for place, source in zip(travelling, sources, strict=True)
-        ]
+        """Return the output: rows of the batch where they are computed, others everywhere."""
+        found = list(returned(call, value, route))
+        sent = [self._outputs.own(each, _device_of(call)) for each in found]
+        sources, moves = [each.source for each in found], [each.gradient for each in found]
         made: Sequence[torch.Tensor]
         if token is not None and any(moves):
-            made = Join.apply(self._comm, sources, moves, *sent, token, *trace)
+            stays = [each.stays for each in found]
+            made = Join.apply(self._comm, sources, stays, moves, *sent, token, *trace)
         else:
             made = [
-                self._comm.broadcast(packed(each), source) for each, source in zip(sent, sources, strict=True)
+                own.detach() if each.stays else self._comm.broadcast(packed(own), each.source)
+                for each, own in zip(found, sent, strict=True)
             ]
-        found = dict(zip(travelling, made, strict=True))
-        count = iter(range(len(tensors)))
+        pairs = zip(found, made, strict=True)
+        whole = {each.place: self._outputs.over(each, own) for each, own in pairs}
+        places = itertools.count()
 
-        def whole(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            place = next(count)
-            return found.get(place, leaf)
+        def leaf(value: Any) -> Any:
+            return whole.get(next(places), value) if isinstance(value, torch.Tensor) else value
 
-        return map_leaves(whole, value)
+        return map_leaves(leaf, value)
 
 
 def _device_of(call: ShardedCall) -> torch.device:

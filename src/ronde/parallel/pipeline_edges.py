@@ -98,22 +98,32 @@ class Received(_Function):
 
 
 class Join(_Function):
-    """The output of a call on all ranks: each of its tensors from the rank that has computed it.
+    """Give this rank's part of each tensor of an output.
 
-    `tensors` are first the output's, with the rank that has each, elsewhere room for it; behind them whatever
-    backward is to come by.
+    `tensors` are first the output's, behind them whatever backward is to come by.
+
+    Args:
+        sources: the rank that has computed each tensor.
+        stays: whether it has it alone, and others nothing; else all have room for what it has.
+        differentiable: whether it has a gradient.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, comm: Comm, sources: Sequence[int], differentiable: Sequence[bool], *tensors: torch.Tensor
+        ctx: Any,
+        comm: Comm,
+        sources: Sequence[int],
+        stays: Sequence[bool],
+        differentiable: Sequence[bool],
+        *tensors: torch.Tensor,
     ) -> Any:
         ctx.set_materialize_grads(False)
         ctx.own = [source == comm.rank for source in sources]
         ctx.others = len(tensors) - len(sources)
-        made: list[torch.Tensor] = []
-        for source, tensor in zip(sources, tensors, strict=False):
-            made.append(comm.broadcast(tensor.detach().clone(), source))
+        made = [
+            tensor.view_as(tensor) if alone else comm.broadcast(tensor.detach().clone(), source)
+            for source, alone, tensor in zip(sources, stays, tensors, strict=False)
+        ]
         fixed = [each for each, moves in zip(made, differentiable, strict=True) if not moves]
         ctx.mark_non_differentiable(*fixed)
         return tuple(made)
@@ -122,7 +132,7 @@ class Join(_Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         own = (gradient if mine else None for gradient, mine in zip(gradients, ctx.own, strict=True))
-        return None, None, None, *own, *(None for _ in range(ctx.others))
+        return None, None, None, None, *own, *(None for _ in range(ctx.others))
 
 
 class Ends(_Function):

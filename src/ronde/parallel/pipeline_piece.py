@@ -131,7 +131,7 @@ class PieceOfCall:
             with self._held.watched(), self._swapped(call.module), self._absence:
                 run = run_on if self._sequences is None else self._sequences.run_on
                 output = run(call, given)
-            output = map_leaves(self._whole, map_leaves(self._absence.real, output))
+            output = map_leaves(self._absence.real, output)
             if self._learns:
                 tensors = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
                 found = sources_of(self._comm, self._route, self._absence, tensors)
@@ -152,12 +152,6 @@ class PieceOfCall:
             return self.carry_out(call, given)
         except TurnEnds:
             return None
-
-    def _whole(self, leaf: Any) -> Any:
-        """A leaf of the output, of whole sequences."""
-        if self._sequences is None:
-            return leaf
-        return self._sequences.whole(leaf.detach() if is_absent(leaf) else leaf)
 
     @contextmanager
     def _swapped(self, module: nn.Module) -> Iterator[None]:

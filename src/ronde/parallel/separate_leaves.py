@@ -44,10 +44,13 @@ class SeparateLeaves:
     Args:
         held: what the rank holds.
         comm: the ranks of the pipeline.
+        on_new: hears of each new leaf, and of that for which it stands.
     """
 
-    def __init__(self, held: HeldLeaves, comm: Comm) -> None:
-        self._held = held
+    def __init__(
+        self, held: HeldLeaves, comm: Comm, on_new: Callable[[torch.Tensor, torch.Tensor], None]
+    ) -> None:
+        self._held, self._on_new = held, on_new
         self._comm = comm
         self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._shared: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -67,14 +70,19 @@ class SeparateLeaves:
             return leaf
         known = self._own.get(id(parameter))
         if known is None or known[0] is not leaf:
-            known = self._own[id(parameter)] = leaf, leaf.detach().requires_grad_()
+            known = self._own[id(parameter)] = self._other(leaf)
         return known[1]
 
     def of_all_ranks(self, parameters: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
         """By id what stands for those parameters that every rank has."""
         shared = [each for each in parameters if each.requires_grad and self._held.leaf(each) is None]
-        self._shared = [(each, each.detach().requires_grad_()) for each in shared]
+        self._shared = [self._other(each) for each in shared]
         return {id(each): leaf for each, leaf in self._shared}
+
+    def _other(self, leaf: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        other = leaf.detach().requires_grad_()
+        self._on_new(other, leaf)
+        return leaf, other
 
     def gradients(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """What has gradients, and these; those of what every rank has are summed. All ranks come here."""

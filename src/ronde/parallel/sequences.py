@@ -37,19 +37,20 @@ class Sequences:
     A module that attends nowhere is computed whole by every rank: its sequences may be none.
 
     Args:
-        context: of the context group.
+        context: the context of the ranks that have the same rows.
         item: of the plan, by which refusals name it.
         way: in which ranks attend to each other's keys.
 
     Attributes:
         cut_some: sequences were cut in a call.
+        context: of the context group.
     """
 
     def __init__(self, context: Context, item: str, way: ContextAttention) -> None:
         self.cut_some = False
         # Modules that attend; True of those in which a token sees none that come after it.
         self._attends: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
-        self._context = context
+        self.context = context
         self._item = item
         self._rules = sequence_rules(way)
 
@@ -65,7 +66,7 @@ class Sequences:
         self.cut_some = True
         length = self._length(call, values)
         known: dict[int, Any] = {}
-        ranks = self._context.world_size
+        ranks = self.context.world_size
         whole = Layout(0, length, ranks, mirrored=causal and length >= 2 * ranks)
         given = [
             self._cut(each, axis, whole, known)
@@ -76,7 +77,11 @@ class Sequences:
 
     def over(self, rows: torch.Tensor, layout: Layout) -> GlobalTensor:
         """The value of which this rank has these rows."""
-        return wrap(self._context, rows, layout, self._rules)
+        return wrap(self.context, rows, layout, self._rules)
+
+    def stand_in(self, tensor: torch.Tensor, leaf: torch.Tensor) -> None:
+        """Hear of a tensor to which a leaf's gradient comes in the next calls."""
+        self.context.stand_in(tensor, leaf)
 
     @contextmanager
     def observing(self, module: torch.nn.Module) -> Iterator[None]:
@@ -92,7 +97,7 @@ class Sequences:
         for value, batch in zip(values, call.verdict.inputs, strict=True):
             if batch is not None and isinstance(value, torch.Tensor) and value.dim() >= 2:
                 length = value.shape[_axis(batch)]
-                if length >= self._context.world_size:
+                if length >= self.context.world_size:
                     return length
                 raise UsageError(
                     f"{self._item} cuts sequences, and {type(call.module).__name__} was called on those of "
@@ -111,15 +116,15 @@ class Sequences:
             return value
         if id(value) not in known:
             layout = whole.at(axis)
-            if is_sharded(value, self._context) and value._layout == layout:
+            if is_sharded(value, self.context) and value._layout == layout:
                 return value
-            rows = cut(self._context, self.whole(value), layout)
+            rows = cut(self.context, self.whole(value), layout)
             known[id(value)] = self.over(rows.contiguous(), layout)
         return known[id(value)]
 
     def whole(self, value: Any) -> Any:
         """A leaf of what a model returns, gathered if it is cut."""
-        return gathered(value) if is_global(value, self._context) else value
+        return gathered(value) if is_global(value, self.context) else value
 
     @contextmanager
     def _refusing(self, model: str, length: int) -> Iterator[None]:
@@ -127,21 +132,21 @@ class Sequences:
 
         def refuse(func: Any, values: Any) -> None:
             found = instances(GlobalTensor, values)
-            looked_at = [each for each in found if is_sharded(each, self._context)]
-            if not all(is_mask(self._context, each) for each in looked_at):
+            looked_at = [each for each in found if is_sharded(each, self.context)]
+            if not all(is_mask(self.context, each) for each in looked_at):
                 name = getattr(func, "__name__", str(func))
                 raise UsageError(
                     f"{self._item} cuts sequences of {length} entries over ranks, and {model} works along "
                     f"them by {name}, where only attention may; have it attend by "
                     f"scaled_dot_product_attention, or take a plan without context, such as "
-                    f"tensor={self._context.world_size}"
+                    f"tensor={self.context.world_size}"
                 )
 
-        self._context.on_whole = refuse
+        self.context.on_whole = refuse
         try:
             yield
         finally:
-            self._context.on_whole = None
+            self.context.on_whole = None
 
 
 class _Attention(TorchFunctionMode):

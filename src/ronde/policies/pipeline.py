@@ -24,6 +24,7 @@ def stages_of(
     ranks: int = 1,
     chunks: int = 1,
     closed: Collection[int] = (),
+    counted: Mapping[nn.Module, float] | None = None,
 ) -> Stages:
     """Cut a model into stages; a part that was cut with another model stays where it is.
 
@@ -32,8 +33,11 @@ def stages_of(
         ranks: of each stage.
         chunks: runs of units of each stage.
         closed: ids of modules that are not divided.
+        counted: operations by module; None where nothing was counted.
     """
-    return cut_into_stages(model, stages, lambda tensor: stage_of(tensor, known, ranks), chunks, closed)
+    return cut_into_stages(
+        model, stages, lambda tensor: stage_of(tensor, known, ranks), chunks, closed, counted
+    )
 
 
 def stage_of(tensor: torch.Tensor, known: Partition, ranks: int = 1) -> int | None:

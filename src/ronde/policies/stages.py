@@ -3,8 +3,8 @@
 A *unit* is a module that is not divided: a member of a chain of blocks (`nn.Sequential`, `nn.ModuleList`),
 or a module with parameters beside such a chain. Modules that hold chains are *open*: every rank carries their
 own code out, and modules without parameters. Units in the order of their definition are cut into as many runs
-as there are stages, so that the largest run is the smallest that there can be. A wrong guess of
-costs, or of the order, is slow and not wrong.
+as there are stages, so that the largest run is the smallest that there can be. What units compute is counted
+in a first call, or guessed by their parameters. A wrong guess, or another order, is slow and not wrong.
 
 A `ronde.EmbeddingTable` is no unit: its rows are spread over ranks with other rows of the batch, or lie on
 all of them, so every rank looks them up, and modules that hold tables are open.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ class StageUnit:
 
     Attributes:
         name: its name in the model.
-        cost: of its forward, in multiplications for one token; only ratios count.
+        cost: operations of its forward; only ratios count.
         stage: the rank.
         chunk: which of its runs of units, from 0.
     """
@@ -111,6 +111,7 @@ def cut_into_stages(
     owner: Callable[[torch.Tensor], int | None] = lambda tensor: None,
     chunks: int = 1,
     closed: Collection[int] = (),
+    counted: Mapping[nn.Module, float] | None = None,
 ) -> Stages:
     """Cut a model into units, and these into stages.
 
@@ -120,12 +121,13 @@ def cut_into_stages(
         owner: the stage of a parameter that is decided, as of another model of which it is a part; -1 for
             one that every rank has.
         closed: ids of modules that are not divided.
+        counted: operations by module; where a unit is missing, parameters say the costs.
     """
     units = _units(model, stages * chunks, closed)
     inside = {id(each) for _, module in units for each in module.parameters()}
     outside = tuple(each for each in model.parameters() if id(each) not in inside)
     direct = tuple(each for each in _direct(model, units) if id(each) in inside)
-    costs = [_cost(module) for _, module in units]
+    costs = _costs([module for _, module in units], counted or {})
     numbers = least_maximum(costs, stages * chunks)
     made: list[StageUnit] = []
     for (name, module), cost, number in zip(units, costs, numbers, strict=True):
@@ -134,8 +136,16 @@ def cut_into_stages(
         made.append(StageUnit(name, module, cost, min(decided) if decided else stage, chunk))
     tables = tuple(part for part in model.modules() if _is_table(part))
     if chunks > 1 and (tables or len({(unit.stage, unit.chunk) for unit in made}) < stages * chunks):
-        return cut_into_stages(model, stages, owner, closed=closed)
+        return cut_into_stages(model, stages, owner, closed=closed, counted=counted)
     return Stages(tuple(made), (*outside, *direct), tables)
+
+
+def _costs(units: Sequence[nn.Module], counted: Mapping[nn.Module, float]) -> list[float]:
+    """Costs of units: counted ones where all were counted."""
+    found = [counted.get(unit, 0.0) for unit in units]
+    by_parameters = [_cost(unit) for unit in units]
+    complete = all(count or not cost for count, cost in zip(found, by_parameters, strict=True))
+    return found if complete else by_parameters
 
 
 def least_maximum(costs: Sequence[float], runs: int) -> list[int]:

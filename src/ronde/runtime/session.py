@@ -144,7 +144,7 @@ class Session:
             self.reducer.on_first = Watch(self.tally.vitals.finite)
         self.context = self._context(rows)
         self._recompute = compute.recompute(plan, self._inside())
-        self.strategies = self._assembled(reducer_comm, host)
+        self.strategies, self._replicas = self._assembled(reducer_comm, host)
         self.state = self.strategies.state
         data, pieces = plan.data, plan.compute.micro_batches
         self.calls = Calls(self.context, self.notes, self.tally, batch_dim=data.batch_dim, pieces=pieces)
@@ -281,12 +281,13 @@ class Session:
         return group
 
     def _reducer_group(self, host: str | None) -> Comm:
-        """The ranks over which gradients are averaged.
+        """The ranks over which gradients are averaged, and state is cut.
 
-        Those of a context group compute the same: where state is cut, it is cut over them too.
+        Those of a context group have other tokens. Messages are encoded of the sums over these.
         """
         cuts_state = self.plan.state.on(self.config.place.world_size).cuts_optimizer
-        if self._mesh.degree("context") > 1 and cuts_state:
+        encodes = self.plan.communication.compressor != "none"
+        if self._mesh.degree("context") > 1 and (cuts_state or not encodes):
             return self._meet("reducer", host, "data", "context")
         return self._meet("reducer", host, "data")
 
@@ -295,7 +296,9 @@ class Session:
         for group in self._subgroups:
             group.close()
 
-    def _assembled(self, rows: Comm, host: str | None) -> Strategies:
+    def _assembled(self, rows: Comm, host: str | None) -> tuple[Strategies, Context]:
+        """The strategies of the plan, and the context of its replicas."""
+
         def meet(name: str, members: Sequence[int]) -> Comm:
             self._groups.append(self._meet_members(name, host, members))
             return self._groups[-1]
@@ -313,7 +316,7 @@ class Session:
             again=self.memory.computed_again,
             note=self.notes.say,
         )
-        return assemble(parts)
+        return assemble(parts), parts.replicas
 
     def _inside(self) -> Inside:
         """Circumstances of a module that is called."""
@@ -381,7 +384,7 @@ class Session:
 
     def _install_tensors(self) -> None:
         patches, context = self.patches, self.context
-        autograd.install(patches, context, self._signals.before_backward)
+        autograd.install(patches, context, self._replicas, self._signals.before_backward)
         tensor_class.install(patches)
         losses.install(patches)
         loss_scale.install(patches, context)

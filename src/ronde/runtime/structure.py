@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ronde.errors import UsageError
+from ronde.parallel.unit_costs import Counts, counting
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import MODULE_CALL
 from ronde.plan import Plan
@@ -29,15 +30,15 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 class _Found(BaseException):
     """The script has called a model, and is not needed any more."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, counts: Counts | None) -> None:
         super().__init__()
-        self.model = model
+        self.found = model, counts
 
 
-def model_of_script(script: str, arguments: Sequence[str]) -> torch.nn.Module:
-    """The first model with parameters that a script calls.
+def model_of_script(script: str, arguments: Sequence[str]) -> tuple[torch.nn.Module, Counts | None]:
+    """The first model with parameters that a script calls, and its modules' operations.
 
-    The script runs in this process, silently, until then.
+    Without counts where that call raises. The script runs in this process, silently, until then.
 
     Raises:
         UsageError: when it ends before.
@@ -47,7 +48,12 @@ def model_of_script(script: str, arguments: Sequence[str]) -> torch.nn.Module:
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if next(module.parameters(), None) is None:
                 return plain(module, *args, **kwargs)
-            raise _Found(module)
+            try:
+                with counting(module) as counts, torch.no_grad():
+                    plain(module, *args, **kwargs)
+            except Exception:  # on ranks too, where the script hears of it
+                counts = None
+            raise _Found(module, counts)
 
         return call
 
@@ -58,7 +64,7 @@ def model_of_script(script: str, arguments: Sequence[str]) -> torch.nn.Module:
             with as_a_guest(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
                 execute(script, list(arguments), module=False)
         except _Found as found:
-            return found.model
+            return found.found
         except SystemExit:
             pass
         finally:
@@ -69,14 +75,19 @@ def model_of_script(script: str, arguments: Sequence[str]) -> torch.nn.Module:
     )
 
 
-def lines_of_cuts(model: torch.nn.Module, plan: Plan) -> list[str]:
-    """What a plan that cuts models cuts of this one."""
+def lines_of_cuts(model: torch.nn.Module, plan: Plan, counts: Counts | None = None) -> list[str]:
+    """What a plan that cuts models cuts of this one.
+
+    Args:
+        counts: operations by module.
+    """
     stages, lines = plan.mesh.pipeline, list[str]()
     ranks = plan.mesh.expert * plan.mesh.tensor
     spread = mixtures(model, ranks) if plan.mesh.expert > 1 else []
     if stages > 1:
         chunks, closed = chunks_of(plan.compute.schedule), modules_of(spread)
-        lines += _stages(cut_into_stages(model, stages, chunks=chunks, closed=closed), stages)
+        found = cut_into_stages(model, stages, chunks=chunks, closed=closed, counted=counts)
+        lines += _stages(found, stages)
     if plan.mesh.tensor > 1:
         of_experts = {id(tensor) for each in spread for tensor, _ in each.parameters}
         found = placements(model, plan.mesh.tensor, cuts_by_pattern(plan.mesh.cuts))

@@ -90,7 +90,8 @@ def _context(parts: Parts) -> ContextStrategy:
 
     group = parts.meet_along("context", "context")
     plan = parts.plan
-    return ContextStrategy(parts.context, group, plan.item("context"), plan.mesh.context_attention)
+    later = parts.reducer.averages if parts.averages_tokens else lambda leaf: False
+    return ContextStrategy(parts.context, group, plan.item("context"), plan.mesh.context_attention, later)
 
 
 def _with_cut_models(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
@@ -121,6 +122,7 @@ def _with_stages(parts: Parts, groups: _Groups, context: ContextStrategy | None)
         parts,
         groups.of_blocks(),
         groups.along("pipeline"),
+        parts.meet_along("outputs", "pipeline"),
         groups.along("tensor") if parts.mesh.degree("tensor") > 1 else None,
         None if context is None else context.sequences,
         parts.meet_along("gradients", "pipeline") if several else None,

@@ -336,6 +336,10 @@ class ModelBlocks:
         for each in built:
             self._built.dissolve(each)
 
+    def are_in_parts(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Tell whether some of these have been cut as they were built."""
+        return any(self._built.own(each) is not None for each in tensors)
+
     def _built_whole(self, find: Find) -> Find:
         """Units one by one, of which what was cut as it was built is whole by then."""
 

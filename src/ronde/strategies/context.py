@@ -5,6 +5,7 @@ State is whole there, or cut by another strategy over all ranks, which have the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
@@ -30,6 +31,7 @@ class ContextStrategy(Strategy):
         group: the context group, of the ranks that have the same rows.
         item: of the plan, by which messages name it.
         way: in which ranks attend to each other's keys.
+        averaged_later: tells leaves whose gradients the reducer averages over this group too.
 
     Attributes:
         group: in which sequences are cut.
@@ -38,11 +40,19 @@ class ContextStrategy(Strategy):
 
     name = "context"
 
-    def __init__(self, context: Context, group: Comm, item: str, way: ContextAttention) -> None:
+    def __init__(
+        self,
+        context: Context,
+        group: Comm,
+        item: str,
+        way: ContextAttention,
+        averaged_later: Callable[[torch.Tensor], bool],
+    ) -> None:
         self.state = ShardedState()
         self._script, self._item = context, item
         # All ranks of the group compute alike what a model computes of whole values.
         self.group = Context.within_rows(group)
+        self.group.averaged_later = averaged_later
         self.sequences = Sequences(self.group, item, way)
 
     def install(self, patches: Patches) -> None:

@@ -65,6 +65,12 @@ class Parts:
             return self.context
         return Context(comm=self.rows, adopt=lambda leaf: None)
 
+    @property
+    def averages_tokens(self) -> bool:
+        """Tell whether the reducer sums gradients of a context group's tokens, too."""
+        others = self.mesh.degree("data") * self.mesh.degree("context")
+        return self.plan.communication.compressor == "none" and self.rows.world_size == others
+
     def meet_along(self, name: str, *axes: Axis) -> Comm:
         """Join the ranks that differ from this one along these axes only."""
         return self.meet(name, self.mesh.members(self.rank, *axes))

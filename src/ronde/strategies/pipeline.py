@@ -17,8 +17,10 @@ from ronde.parallel.pipeline import Pipeline
 from ronde.parallel.pipeline_gradients import refuse_lone_gradients
 from ronde.parallel.pipeline_piece import UsedElsewhere
 from ronde.parallel.sequences import Sequences
+from ronde.parallel.stage_outputs import StageOutputs
 from ronde.parallel.stand_ins import StandIns
 from ronde.parallel.step_by_turns import StepByTurns
+from ronde.parallel.unit_costs import UnitCosts
 from ronde.patching.patches import Patches
 from ronde.plan.compute import Schedule
 from ronde.plan.cuts import cuts_by_pattern
@@ -48,6 +50,7 @@ class PipelineStrategy(Strategy):
     Args:
         ranks: `group` has all other blocks, of this stage and of others.
         pipeline: the pipeline group, of the ranks that have the same blocks of other stages.
+        outputs: the same ranks, for what the script makes of outputs.
         tensor: the ranks that have other blocks of the same matrices; None where these are whole.
         sequences: cuts sequences inside of calls; None where they are whole.
         back: the ranks of the pipeline group, for gradients, where a rank has several chunks.
@@ -64,6 +67,7 @@ class PipelineStrategy(Strategy):
         parts: Parts,
         ranks: BlockRanks,
         pipeline: Comm,
+        outputs: Comm,
         tensor: Comm | None = None,
         sequences: Sequences | None = None,
         back: Comm | None = None,
@@ -100,8 +104,17 @@ class PipelineStrategy(Strategy):
             self._stand_ins = StandIns(within, way, found.gradients, found.parameters.latest)
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Stages] = weakref.WeakKeyDictionary()
         self._schedule: Schedule = plan.compute.schedule or "gpipe"
-        self.pipeline = Pipeline(pipeline, plan.compute.micro_batches, self, self._schedule, sequences, back)
+        self.pipeline = Pipeline(
+            pipeline,
+            plan.compute.micro_batches,
+            self,
+            self._schedule,
+            StageOutputs(outputs, sequences),
+            sequences,
+            back,
+        )
         self._stages, self._everybody = pipeline, ranks.everybody
+        self._costs = UnitCosts(ranks.everybody)
         self._steps: list[StepByTurns] = []
 
     def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
@@ -114,6 +127,7 @@ class PipelineStrategy(Strategy):
             found = placements(model, self._tensor.world_size, self._override)
             self._uncut.tell(model, found)
             cuts = {id(each.parameter): each.cut for each in found if each.cut is not None}
+        self._costs.agree(model)
         stages = self._cut_into_stages(model)
         count, known = self._stages.world_size, self._partition
         experts = list(self._spread_experts(model, stages))
@@ -152,6 +166,11 @@ class PipelineStrategy(Strategy):
     @contextmanager
     def around_call(self, module: torch.nn.Module) -> Iterator[None]:
         blocks = self._blocks
+        if self._script.region is Region.OBSERVED and self._is_new(module):
+            with self._costs.counting(module):
+                yield
+            blocks.cut_new(module)
+            return
         blocks.cut_new(module)
         apart = self._is_of_mixture(module)
         whole = apart or self._script.region is Region.REPLICATED or blocks.computes_whole
@@ -160,6 +179,15 @@ class PipelineStrategy(Strategy):
             blocks.whole_call(module) if whole else blocks.cut_call(module),
         ):
             yield
+
+    def _is_new(self, module: torch.nn.Module) -> bool:
+        """Tell whether a model is whole, and can be cut behind its first call.
+
+        Mixtures are tried in that call, cut as they will be.
+        """
+        parameters = list(module.parameters())
+        known = self._costs.knows(module) or any(map(self._partition.is_decided, parameters))
+        return not known and self._mixtures is None and not self._blocks.are_in_parts(parameters)
 
     def _is_of_mixture(self, module: torch.nn.Module) -> bool:
         """Whether a module is called that no stage has for itself: a model in parts calls a mixture."""
@@ -233,7 +261,15 @@ class PipelineStrategy(Strategy):
         by_turns = any(step.model is model for step in self._steps)
         chunks = chunks_of(self._schedule) if by_turns else 1
         closed = modules_of(self._mixtures_of(model))
-        stages = stages_of(model, self._stages.world_size, self._partition, self._of_stage, chunks, closed)
+        stages = stages_of(
+            model,
+            self._stages.world_size,
+            self._partition,
+            self._of_stage,
+            chunks,
+            closed,
+            self._costs.of(model),
+        )
         self._known[model] = stages
         return stages
 

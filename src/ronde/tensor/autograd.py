@@ -28,14 +28,15 @@ __all__ = ["ENGINE", "install"]
 _KEEPS_ARGUMENTS: Any = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 
 
-def install(patches: Patches, context: Context, on_backward: Callable[[], None]) -> None:
+def install(patches: Patches, context: Context, replicas: Context, on_backward: Callable[[], None]) -> None:
     """Replace the functions.
 
     Args:
+        replicas: the ranks over which gradients of parameters are averaged.
         on_backward: hears of each `grad` that the script is about to begin.
     """
     _install_engine(patches, context)
-    patches.layer(GRAD, "boundary", functools.partial(_layer_of_grad, context, on_backward))
+    patches.layer(GRAD, "boundary", functools.partial(_layer_of_grad, context, replicas, on_backward))
     _install_function(patches, context)
     _install_parameter(patches)
 
@@ -68,7 +69,7 @@ _OPTIONS = (
 
 
 def _layer_of_grad(
-    context: Context, on_backward: Callable[[], None], plain: Callable[..., Any]
+    context: Context, replicas: Context, on_backward: Callable[[], None], plain: Callable[..., Any]
 ) -> Callable[..., Any]:
     def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Results are local gradients of what is used on shards; their mean over ranks is the true one."""
@@ -94,7 +95,7 @@ def _layer_of_grad(
             return plain(given[0], asked, given[1], **options)
         local = [_gradient_target(value) for value in asked]
         results = context.attempt(lambda: plain(given[0], local, given[1], **options))
-        return tuple(_leave(context, *each) for each in zip(asked, results, strict=True))
+        return tuple(_leave(replicas, *each) for each in zip(asked, results, strict=True))
 
     return modes_first(grad)
 
@@ -112,13 +113,13 @@ def _gradient_target(value: Any) -> Any:
     return _gradient_target(value._full if value._local is None else value._local)
 
 
-def _leave(context: Context, value: Any, result: torch.Tensor | None) -> torch.Tensor | None:
+def _leave(replicas: Context, value: Any, result: torch.Tensor | None) -> torch.Tensor | None:
     """A gradient as the script is to see it."""
     if result is None:
         return None
     if isinstance(value, GlobalTensor) and value._local is not None:
         return _of_rows(value, value._local, result)
-    return Leave.apply(result, context)
+    return Leave.apply(result, replicas)
 
 
 def _of_rows(value: GlobalTensor, rows: torch.Tensor, result: torch.Tensor) -> GlobalTensor:

@@ -17,6 +17,7 @@ import torch.autograd.forward_ad
 from ronde.comm.process_group import Comm
 from ronde.patching.torch_internals import current_graph_task_id, forward_ad_level, peek_interpreter_stack
 from ronde.tensor.layout import Layout
+from ronde.tensor.tensor_table import TensorTable
 from ronde.trace.step_clock import StepClock
 
 __all__ = ["Context", "Region", "Standing", "carries_tangents", "in_transform"]
@@ -77,6 +78,8 @@ class Context:
             `SharedExceptions.attempt`.
         attempting: such a thing is under way, and the script would catch what it raises.
         averages_leaves: gradients of leaves that enter shards whole become their mean over ranks by `adopt`.
+        averaged_later: tells leaves whose gradients the reducer averages over this context's ranks too.
+        stand_ins: tensors that stand for such leaves in one call.
         cuts_rows: what is cut is a batch, along its rows; else values inside of models.
         outer: of values whose shards this context's values may be; None where there is no such context.
     """
@@ -102,6 +105,8 @@ class Context:
         self.attempt: Callable[..., Any] = _do
         self.attempting = False
         self.outer: Context | None = None
+        self.averaged_later: Callable[[torch.Tensor], bool] = lambda leaf: False
+        self.stand_ins: TensorTable[bool] = TensorTable()
         self._thread = threading.get_ident()
         self._reader: Callable[[], threading.Thread | None] = lambda: None
         _contexts.add(self)
@@ -113,6 +118,15 @@ class Context:
         context.weight, context.outer = 1, outer
         context.averages_leaves = context.cuts_rows = False
         return context
+
+    def is_averaged_later(self, tensor: torch.Tensor) -> bool:
+        """Tell whether the reducer makes the mean of a tensor's gradients."""
+        return not tensor._backward_hooks and (tensor in self.stand_ins or self.averaged_later(tensor))
+
+    def stand_in(self, tensor: torch.Tensor, leaf: torch.Tensor) -> None:
+        """Treat a tensor as the leaf that its gradient comes to."""
+        if self.is_averaged_later(leaf):
+            self.stand_ins.set(tensor, True)
 
     @property
     def gradient_factor(self) -> int:

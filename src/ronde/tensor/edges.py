@@ -13,11 +13,13 @@ the true ones: there `Context.weight` is 1 in the place of W, and Leave is the s
     Gather        shard -> whole value             this rank's rows, times W
     Enter         identity                         mean over ranks
     Leave         mean over ranks                  identity averaged (Enter)
+    EnterLeaf     identity                         times the number of ranks
     SumRanks      shard's sum -> whole sum         times W
     SyncSum       all-reduce among shards          all-reduce among shards
     Scatter       summands -> this rank's rows     all-gather (Share)
     Share         rows -> whole value on shards    reduce-scatter (Scatter)
 
+EnterLeaf is Enter where the mean over these ranks and others is made of the leaf's whole gradient, once.
 Scatter is Slice after SumRanks, and Share Enter after Gather, with half of their bytes: factors cancel.
 """
 
@@ -35,8 +37,8 @@ from ronde.tensor.deferred import DeferredScalar, defer, resolve
 from ronde.tensor.layout import Layout, memory_order
 
 __all__ = [
-    "Enter", "Gather", "Leave", "Scatter", "Share", "Slice", "SumRanks", "SyncSum", "gather_data",
-    "sum_ranks_deferred",
+    "Enter", "EnterLeaf", "Gather", "Leave", "Scatter", "Share", "Slice", "SumRanks", "SyncSum",
+    "gather_data", "sum_ranks_deferred",
 ]  # fmt: skip
 
 
@@ -55,10 +57,15 @@ def _agreed_order(context: Context, local: torch.Tensor, layout: Layout) -> list
     order = memory_order(local)
     if isinstance(local, FakeTensor):
         return order
-    if len(order) < 2 or not layout.world_size < layout.rows < 2 * layout.world_size:
+    if len(order) < 2:
         return order
+    source = layout.owner
+    if source is None:
+        if not layout.world_size < layout.rows < 2 * layout.world_size:
+            return order
+        source = layout.world_size - 1
     agreed = torch.tensor(order, device=context.comm.control_device)
-    return context.comm.broadcast(agreed, source=layout.world_size - 1).tolist()
+    return context.comm.broadcast(agreed, source=source).tolist()
 
 
 def _check_thread(context: Context) -> None:
@@ -73,6 +80,11 @@ def _check_thread(context: Context) -> None:
 
 
 def _gather_dense(context: Context, local: torch.Tensor, layout: Layout) -> torch.Tensor:
+    if layout.owner is not None:
+        whole = local.new_empty(layout.global_shape(local.shape))
+        if layout.owner == context.rank:
+            whole.copy_(local)
+        return context.comm.broadcast(whole, layout.owner)
     sizes = [layout.local_size(rank) for rank in range(context.world_size)]
     if len(set(sizes)) == 1:
         # As shards lie in memory: to move the cut dimension to the front would copy element by element.
@@ -146,6 +158,32 @@ class Leave(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return Enter.apply(grads[0], ctx.context), None
+
+
+class EnterLeaf(Function):
+    """A leaf is used on shards; the reducer makes the mean of its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
+        ctx.context = context
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _LeaveLater.apply(grads[0], ctx.context), None
+
+
+class _LeaveLater(Function):
+    """A rank's summand of `Leave`, for a mean over ranks that is made later."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
+        ctx.context = context
+        return value * (context.world_size // context.weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return EnterLeaf.apply(grads[0], ctx.context), None
 
 
 class SumRanks(Function):

@@ -46,7 +46,8 @@ class Layout:
     `[B, T, V].view(-1, V)` has `inner = T`, `[T, B, V].view(-1, V)` has `outer = T`.
 
     Rows that are `mirrored` are cut into twice as many pieces as there are ranks, and rank r holds piece r
-    from either end: of causal attention each then has as much to do.
+    from either end: of causal attention each then has as much to do. Of rows with an `owner` that rank holds
+    all.
     """
 
     dim: int
@@ -55,6 +56,7 @@ class Layout:
     outer: int = 1
     inner: int = 1
     mirrored: bool = False
+    owner: int | None = None
 
     @property
     def size(self) -> int:
@@ -64,6 +66,8 @@ class Layout:
     def bounds(self, rank: int) -> tuple[int, int]:
         """First and end row of `rank`, which holds all between them."""
         assert not self.mirrored, "these have two pieces"
+        if self.owner is not None:
+            return 0, self.rows if rank == self.owner else 0
         return split_rows(self.rows, self.world_size, rank)
 
     def ranges(self, rank: int) -> list[tuple[int, int]]:
@@ -106,8 +110,8 @@ class Layout:
 
     def same_cut(self, other: Layout) -> bool:
         """Whether two tensors hold the same rows on each rank, in whichever dimension."""
-        mine = self.rows, self.outer, self.inner, self.mirrored
-        return mine == (other.rows, other.outer, other.inner, other.mirrored)
+        mine = self.rows, self.outer, self.inner, self.mirrored, self.owner
+        return mine == (other.rows, other.outer, other.inner, other.mirrored, other.owner)
 
     def take(self, full: torch.Tensor, rank: int) -> torch.Tensor:
         """The rows of `rank`, a view of `full` where one exists."""

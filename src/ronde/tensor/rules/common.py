@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 import torch
 
 from ronde.tensor.context import Context
-from ronde.tensor.edges import Enter, SumRanks
+from ronde.tensor.edges import Enter, EnterLeaf, SumRanks
 from ronde.tensor.global_tensor import GlobalTensor, cut, is_global, localize, wrap
 from ronde.tensor.layout import Layout
 from ronde.tensor.shard import innermost
@@ -42,7 +42,11 @@ def enter(context: Context, value: torch.Tensor) -> torch.Tensor:
     if value.is_leaf and not value._backward_hooks and context.averages_leaves:
         context.adopt(value)
         return value
-    return innermost(lambda rows: Enter.apply(rows, context), value)
+
+    def edge(rows: torch.Tensor) -> torch.Tensor:
+        return (EnterLeaf if context.is_averaged_later(rows) else Enter).apply(rows, context)
+
+    return innermost(edge, value)
 
 
 def sum_ranks(context: Context, value: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,7 +53,7 @@ def reshaped_layout(shape: Sequence[int], layout: Layout, target: Sequence[int])
             outer = outer_total // before
             if outer * layout.rows and size % (outer * layout.rows) == 0:
                 inner = size // (outer * layout.rows)
-                return Layout(dim, layout.rows, layout.world_size, outer, inner, layout.mirrored)
+                return dataclasses.replace(layout, dim=dim, outer=outer, inner=inner)
         before *= size
     return None
 
