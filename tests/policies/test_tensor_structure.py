@@ -39,6 +39,36 @@ def test_attention_is_cut_by_heads_and_only_where_they_divide():
     assert all(each.cut is None and each.why == "3 heads do not divide by 2" for each in three)
 
 
+class Experts(nn.Module):
+    """The parameters of all experts, as Hugging Face lays and describes them."""
+
+    def __init__(
+        self, *, inner: int = 6, transposed: bool = False, joined: bool = True, normed: bool = False
+    ):
+        super().__init__()
+        self.has_gate, self.has_bias, self.is_transposed = True, True, transposed
+        self.is_concatenated, self.has_post_expert_norm = joined, normed
+        first, second = (3, 2 * inner, 4), (3, 4, inner)
+        turned = (lambda shape: (shape[0], shape[2], shape[1])) if transposed else tuple
+        self.gate_up_proj = nn.Parameter(torch.zeros(turned(first)))
+        self.down_proj = nn.Parameter(torch.zeros(turned(second)))
+        self.gate_up_proj_bias = nn.Parameter(torch.zeros(3, 2 * inner))
+        self.down_proj_bias = nn.Parameter(torch.zeros(3, 4))
+
+
+def test_of_experts_in_one_module_the_features_of_each_are_cut():
+    names = ("gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias")
+    assert cuts(Experts()) == dict(zip(names, ("1/2", "2", "1/2", "")))
+    assert cuts(Experts(transposed=True, joined=False)) == dict(zip(names, ("2", "1", "1", "")))
+    assert not any(cuts(Experts(inner=5)).values())
+    assert not any(cuts(Experts(normed=True)).values())
+
+
+def test_a_layer_with_as_many_outputs_as_there_are_words_is_cut_by_classes():
+    found = cuts(nn.Sequential(nn.Embedding(12, 4), nn.LayerNorm(4), nn.Linear(4, 12)))
+    assert (found["0.weight"], found["2.weight"], found["2.bias"]) == ("0", "0", "0")
+
+
 class Llama(nn.Module):
     def __init__(self, heads: int, heads_of_keys: int) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -49,6 +49,8 @@ def sequence_rules(way: ContextAttention) -> dict[Any, Rule]:
     table = rules.table() | token_rules()
     by_element = [function for function, rule in table.items() if rule is elementwise.apply]
     table.update(dict.fromkeys(by_element, beside_masks))
+    table.update(dict.fromkeys((_in_place(by_element) | {torch.Tensor.copy_}) - table.keys(), changed))
+    table.update(dict.fromkeys(functions(["scatter", "scatter_"]), scattered))
     table.update(dict.fromkeys(functions(["matmul", "__matmul__", "bmm"]), multiplied))
     table[torch.Tensor.__getitem__] = one_token
     table[torch.einsum] = summed_over_letters
@@ -69,8 +71,48 @@ def beside_masks(context: Context, func: Callable[..., Any], args: Any, kwargs: 
     return elementwise.apply(context, func, args, kwargs)
 
 
+def _in_place(by_element: Iterable[Any]) -> set[Any]:
+    """Find the functions that work in place: `x.add_(y)`, `x += y`."""
+    names = {each.__name__ for each in by_element if hasattr(each, "__name__")}
+    found = {f"__i{name[2:]}" if name.startswith("__") else f"{name}_" for name in names}
+    return {getattr(torch.Tensor, name) for name in found if hasattr(torch.Tensor, name)}
+
+
+def changed(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Change this rank's tokens element by element, in place."""
+    return elementwise.apply(context, func, args, kwargs) if _may_change(context, args) else NotImplemented
+
+
+def _may_change(context: Context, args: Any) -> bool:
+    # Outside of models the script may have the whole in its hands.
+    value = args[0] if args and context.on_whole else None
+    if not is_sharded(value, context):
+        return False
+    while value is not None and value._full is None:
+        origin = value._origin
+        if origin is None:
+            return True
+        value = None if origin.leaves_graph else origin.base()
+    return False
+
+
+def scattered(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """`scatter` of numbers or values, along another axis than the sequence."""
+    in_place = func.__name__.endswith("_")
+    if len(args) != 4 or kwargs or not is_sharded(args[0], context):
+        return NotImplemented
+    value, dim, places, source = args
+    given = [each for each in (places, source) if isinstance(each, torch.Tensor)]
+    if not all(is_sharded(each, context) and each._layout == value._layout for each in given):
+        return NotImplemented
+    if dim % value.dim() == value._layout.dim or (in_place and not _may_change(context, args)):
+        return NotImplemented
+    made = func(value._local, dim, *map(localize, (places, source)))
+    return value if in_place else rewrap(value, made, value._layout)
+
+
 def is_mask(context: Context, value: Any) -> bool:
-    """Whether it is small, and looked at by many: a mask, labels, scores of a few classes for each token."""
+    """Tell whether a value is small: a mask, labels, few scores for each token."""
     if not is_sharded(value, context):
         return False
     dim = value._layout.dim

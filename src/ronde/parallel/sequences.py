@@ -1,32 +1,34 @@
 """`context=N`: a model's call, in which each rank has its part of every sequence.
 
-Ranks of a context group have the same rows. The arguments' first axis beside the batch is cut; inside of the
-model values are global tensors along it. So each token is computed by one rank, and attention gathers keys
-and values. What leaves the model stays cut until the script looks at it. Whatever else works along the
-sequence is refused.
+Ranks of a context group have the same rows. Arguments that have the tokens to which a model attends are cut
+along them, the model's own or those of modules in it; values are global tensors from there on. So each token
+is computed by one rank, and attention gathers keys and values. What leaves the model stays cut until the
+script looks at it. Whatever else works along the sequence is refused.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 from ronde.errors import UsageError
 from ronde.modules.sharded_call import ShardedCall
+from ronde.parallel.attending import Attention, Tokens, sites
 from ronde.parallel.pieces import run_on
 from ronde.parallel.sequence_rules import is_mask, sequence_rules
+from ronde.patching.patches import Patches
+from ronde.patching.stacks import MODULE_CALL
 from ronde.plan.mesh import ContextAttention
 from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import GlobalTensor, cut, gathered, is_global, wrap
 from ronde.tensor.layout import Layout
 from ronde.tensor.rules.common import is_sharded
-from ronde.tensor.tree import instances, leaves
+from ronde.tensor.tree import Opaque, instances, leaves, map_leaves
 
 __all__ = ["Sequences"]
 
@@ -48,11 +50,28 @@ class Sequences:
 
     def __init__(self, context: Context, item: str, way: ContextAttention) -> None:
         self.cut_some = False
-        # Modules that attend; True of those in which a token sees none that come after it.
-        self._attends: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
+        # Of models that attend.
+        self._tokens: weakref.WeakKeyDictionary[torch.nn.Module, Tokens] = weakref.WeakKeyDictionary()
+        self._watch: Attention | None = None
+        # Of the model whose call is under way.
+        self._inside: Tokens | None = None
         self.context = context
         self._item = item
         self._rules = sequence_rules(way)
+
+    def install(self, patches: Patches) -> None:
+        patches.layer(MODULE_CALL, "sequences", self._layer)
+
+    def _layer(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            if self._watch is not None:
+                with self._watch.calling(module, args, kwargs):
+                    return plain(module, *args, **kwargs)
+            if self._inside is not None and module in self._inside.given:
+                args, kwargs = self._cut_for(self._inside, module, args, kwargs)
+            return plain(module, *args, **kwargs)
+
+        return call
 
     def __call__(self, call: ShardedCall) -> Any:
         with call.drawing(call.cut):
@@ -60,20 +79,40 @@ class Sequences:
 
     def run_on(self, call: ShardedCall, values: Sequence[Any]) -> Any:
         """Carry a call out with these leaves for its arguments."""
-        causal = self._attends.get(call.module)
-        if causal is None:
+        tokens = self._tokens.get(call.module)
+        if tokens is None:
             return run_on(call, values)
-        self.cut_some = True
-        length = self._length(call, values)
-        known: dict[int, Any] = {}
-        ranks = self.context.world_size
-        whole = Layout(0, length, ranks, mirrored=causal and length >= 2 * ranks)
-        given = [
-            self._cut(each, axis, whole, known)
-            for each, axis in zip(values, call.verdict.inputs, strict=True)
-        ]
-        with self._refusing(type(call.module).__name__, length):
-            return run_on(call, given)
+        name = type(call.module).__name__
+        if not tokens.given and tokens.lost is not None:
+            inside, length = tokens.lost
+            raise UsageError(
+                f"{self._item} cuts sequences over ranks, and {name} attends to {length} entries inside of "
+                f"{inside}, which no module is given as [rows, entries, ...]; take a plan without context, "
+                f"such as tensor={self.context.world_size}"
+            )
+        with self._cutting(call.context, tokens), self._refusing(name):
+            return run_on(call, values)
+
+    @contextmanager
+    def _cutting(self, script: Context, tokens: Tokens) -> Iterator[None]:
+        """Inside, and in what backward computes again of it, arguments of modules are cut."""
+        standing = script.standing
+
+        @contextmanager
+        def inside() -> Iterator[None]:
+            before, self._inside = self._inside, tokens
+            try:
+                yield
+            finally:
+                self._inside = before
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            with standing.resuming(), inside():
+                yield
+
+        with script.enter(dataclasses.replace(standing, resuming=again)), inside():
+            yield
 
     def over(self, rows: torch.Tensor, layout: Layout) -> GlobalTensor:
         """The value of which this rank has these rows."""
@@ -85,59 +124,69 @@ class Sequences:
 
     @contextmanager
     def observing(self, module: torch.nn.Module) -> Iterator[None]:
-        """Around a module's call on whole sequences, which tells whether it attends."""
-        watch = _Attention()
-        with watch:
-            yield
+        """Around a module's call on whole sequences, which tells where it attends."""
+        tokens = self._tokens.get(module) or Tokens.none()
+        before, self._watch = self._watch, Attention(tokens)
+        try:
+            with self._watch as watch:
+                yield
+        finally:
+            self._watch = before
         if watch.seen:
-            self._attends[module] = watch.causal
+            self._tokens[module] = tokens
 
-    def _length(self, call: ShardedCall, values: Sequence[Any]) -> int:
-        """Of the sequences: the first axis beside the batch, of the first argument that has one."""
-        for value, batch in zip(values, call.verdict.inputs, strict=True):
-            if batch is not None and isinstance(value, torch.Tensor) and value.dim() >= 2:
-                length = value.shape[_axis(batch)]
-                if length >= self.context.world_size:
-                    return length
-                raise UsageError(
-                    f"{self._item} cuts sequences, and {type(call.module).__name__} was called on those of "
-                    f"{length} entries; give longer ones, or take a plan with a smaller context"
-                )
-        raise UsageError(
-            f"{self._item} cuts sequences, and {type(call.module).__name__} was called without an argument "
-            f"that has an axis beside that of the batch; take a plan without context"
-        )
+    def _cut_for(self, tokens: Tokens, module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of a module that attends, of which those that have tokens are cut along these."""
+        given, known = dict(sites(args, kwargs)), dict[int, Any]()
+        found = {
+            (axis, value.shape[1 - axis], value.shape[axis])
+            for site, axis in tokens.given[module].items()
+            if isinstance(value := given.get(site), torch.Tensor) and value.dim() >= 2
+        }
 
-    def _cut(self, value: Any, batch: int | None, whole: Layout, known: dict[int, Any]) -> Any:
-        if batch is None or not isinstance(value, torch.Tensor) or value.dim() < 2:
-            return value
-        axis = _axis(batch)
-        if value.shape[axis] != whole.rows:
-            return value
-        if id(value) not in known:
-            layout = whole.at(axis)
-            if is_sharded(value, self.context) and value._layout == layout:
+        def part(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or value.dim() < 2 or is_sharded(value, self.context):
                 return value
-            rows = cut(self.context, self.whole(value), layout)
-            known[id(value)] = self.over(rows.contiguous(), layout)
-        return known[id(value)]
+            axis = next(
+                (axis for axis in (1, 0) if (axis, value.shape[1 - axis], value.shape[axis]) in found), None
+            )
+            if axis is None or value.shape[axis] < self.context.world_size:
+                return value
+            if id(value) not in known:
+                known[id(value)] = self._cut(value, axis, causal=tokens.causal)
+            return known[id(value)]
+
+        def parts(value: Any) -> Any:
+            try:
+                return map_leaves(part, value)
+            except Opaque:
+                return value
+
+        return tuple(map(parts, args)), {name: parts(value) for name, value in kwargs.items()}
+
+    def _cut(self, value: torch.Tensor, axis: int, *, causal: bool) -> GlobalTensor:
+        ranks, length = self.context.world_size, value.shape[axis]
+        layout = Layout(axis, length, ranks, mirrored=causal and length >= 2 * ranks)
+        self.cut_some = True
+        return self.over(cut(self.context, self.whole(value), layout).contiguous(), layout)
 
     def whole(self, value: Any) -> Any:
         """A leaf of what a model returns, gathered if it is cut."""
         return gathered(value) if is_global(value, self.context) else value
 
     @contextmanager
-    def _refusing(self, model: str, length: int) -> Iterator[None]:
+    def _refusing(self, model: str) -> Iterator[None]:
         """Inside, nobody gathers what is cut, but attention."""
 
         def refuse(func: Any, values: Any) -> None:
             found = instances(GlobalTensor, values)
             looked_at = [each for each in found if is_sharded(each, self.context)]
-            if not all(is_mask(self.context, each) for each in looked_at):
+            known = next((each for each in looked_at if not is_mask(self.context, each)), None)
+            if known is not None:
                 name = getattr(func, "__name__", str(func))
                 raise UsageError(
-                    f"{self._item} cuts sequences of {length} entries over ranks, and {model} works along "
-                    f"them by {name}, where only attention may; have it attend by "
+                    f"{self._item} cuts sequences of {known._layout.rows} entries over ranks, and {model} "
+                    f"works along them by {name}, where only attention may; have it attend by "
                     f"scaled_dot_product_attention, or take a plan without context, such as "
                     f"tensor={self.context.world_size}"
                 )
@@ -147,43 +196,3 @@ class Sequences:
             yield
         finally:
             self.context.on_whole = None
-
-
-class _Attention(TorchFunctionMode):
-    """Sees attention: torch's own, or scores `[..., n, n]` of all pairs, made of two activations.
-
-    Attributes:
-        seen: there was some.
-        causal: of some, torch was told that a token sees none that come after it.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = self.causal = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen = self.seen or func in (F.scaled_dot_product_attention, F.multi_head_attention_forward)
-        if func is F.scaled_dot_product_attention:
-            self.causal = self.causal or bool((kwargs or {}).get("is_causal", args[5:6] == (True,)))
-        made = func(*args, **(kwargs or {}))
-        self.seen = self.seen or (func in _PRODUCTS and _are_scores(made, args))
-        return made
-
-
-def _are_scores(made: torch.Tensor, operands: Any) -> bool:
-    of_activations = all(each.dim() >= 3 for each in operands if isinstance(each, torch.Tensor))
-    return of_activations and made.dim() >= 3 and made.shape[-1] == made.shape[-2] > 1
-
-
-_PRODUCTS = (
-    torch.matmul,
-    torch.Tensor.matmul,
-    torch.Tensor.__matmul__,
-    torch.bmm,
-    torch.Tensor.bmm,
-    torch.einsum,
-)
-
-
-def _axis(batch: int) -> int:
-    return 1 if batch == 0 else 0

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from ronde.tensor.context import Context
-from ronde.tensor.global_tensor import GlobalTensor, Rule, is_global
+from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, is_global
 from ronde.tensor.layout import Layout
 from ronde.tensor.rules import rowwise, shapes
 from ronde.tensor.rules.common import enter, functions, is_sharded, rewrap
@@ -38,6 +38,9 @@ def token_rules() -> dict[Any, Rule]:
         ("expand", expand),
         ("cat", join),
         ("concat", join),
+        ("view_as_complex", along_last),
+        ("view_as_real", along_last),
+        ("new_empty", new_empty),
     ]
     for name, rule in named:
         table.update(dict.fromkeys(functions([name]), rule))
@@ -192,13 +195,46 @@ def expand(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[s
 
 
 def join(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """As of rows; what is empty, as a cache of keys before its first, adds nothing."""
+    """As of rows; a whole value is cut as the others are. An empty one, as a cache's first, adds nothing."""
     given = dict(zip(("tensors", "dim"), args, strict=False)) | kwargs
-    tensors = given.pop("tensors", None)
+    tensors, dim = given.pop("tensors", None), given.get("dim", 0)
     if not isinstance(tensors, (tuple, list)) or set(given) - {"dim"}:
         return NotImplemented
     some = [each for each in tensors if is_sharded(each, context) or tuple(each.shape) != (0,)]
-    return rowwise.join(context, func, (some, given.get("dim", 0)), {})
+    like = next((each for each in some if is_sharded(each, context)), None)
+    if like is not None and len(some) > 1 and dim % like.dim() != like._layout.dim:
+        some = [_cut_as(context, each, like) for each in some]
+    return rowwise.join(context, func, (some, dim), {})
+
+
+def _cut_as(context: Context, value: Any, like: GlobalTensor) -> Any:
+    layout = like._layout
+    if is_global(value, context) or value.dim() != like.dim() or value.shape[layout.dim] != layout.size:
+        return value
+    return rewrap(like, cut(context, value, layout), layout)
+
+
+def along_last(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """A pair at the end becomes a complex number, or the reverse."""
+    value = args[0] if args else None
+    if kwargs or not is_sharded(value, context) or value._layout.dim == value.dim() - 1:
+        return NotImplemented
+    assert value._local is not None
+    return rewrap(value, func(value._local), value._layout)
+
+
+def new_empty(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Memory of the same sizes up to the axis that is cut."""
+    value, *sizes = args
+    sizes = list(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+    if not is_sharded(value, context) or not all(isinstance(size, int) for size in sizes):
+        return NotImplemented
+    layout = value._layout
+    if sizes[: layout.dim + 1] != list(value.shape[: layout.dim + 1]):
+        return NotImplemented
+    assert value._local is not None
+    sizes[layout.dim] = layout.local_size(context.rank)
+    return rewrap(value, value._local.new_empty(sizes, **kwargs), layout)
 
 
 def by_its_own_body(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:

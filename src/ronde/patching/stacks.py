@@ -42,7 +42,9 @@ MODULE_CALL = Stack(
         "precision",
         "compile",
         "boundary",  # cuts the batch: layers above see the whole one, layers below this rank's rows
+        "sequences",  # cuts those that begin inside of a model
         "mixtures",  # tokens go to the ranks of their experts
+        "features",  # of experts that a tensor group cuts
         "recompute",
     ),
 )

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ronde.policies.expert_features import feature_cuts
 from ronde.rowwise.compiled import is_compiled
 from ronde.shards.dim_cut import DimCut
 
@@ -138,6 +139,7 @@ def placements(model: nn.Module, ranks: int, override: Mapping[str, str] | None 
     _hugging_face(plan, model)
     for module in model.modules():
         _inside(plan, module)
+        _experts(plan, module)
     _vocabularies(plan, model)
     found: list[Placement] = []
     seen: set[int] = set()
@@ -231,6 +233,13 @@ def _attention(plan: _Plan, module: nn.MultiheadAttention) -> None:
     plan.row(module.out_proj, heads)
 
 
+def _experts(plan: _Plan, module: nn.Module) -> None:
+    """Cut the features of experts that one module has."""
+    for name, cut in feature_cuts(module, plan.ranks).items():
+        why = f"features, in {type(module).__name__}" if cut else "each rank adds its share to the sum"
+        plan.give(module._parameters[name], cut, why)
+
+
 def _sequence(plan: _Plan, layers: Sequence[nn.Module]) -> None:
     """Two matrices with nothing but element-wise functions between them; each is in one pair."""
     first: nn.Module | None = None
@@ -248,18 +257,29 @@ def _sequence(plan: _Plan, layers: Sequence[nn.Module]) -> None:
 
 def _vocabularies(plan: _Plan, model: nn.Module) -> None:
     total = sum(parameter.numel() for parameter in model.parameters() if not is_lazy(parameter))
+    tables: set[torch.Size] = set()
+    for module in model.modules():
+        if type(module) is not nn.Embedding:
+            continue
+        weight = module.weight
+        special = module.max_norm is not None or module.scale_grad_by_freq or module.sparse
+        if special or is_lazy(weight) or not isinstance(weight, nn.Parameter):
+            plan.give(weight, None, "its look-ups do more than look up")
+        elif weight.numel() * _LEAST_SHARE < total:
+            plan.give(weight, None, "it is small")
+        else:
+            plan.give(weight, DimCut(0, plan.ranks), "rows, in Embedding")
+            tables.add(weight.shape)
     for name, module in model.named_modules():
-        if type(module) is nn.Embedding:
-            weight = module.weight
-            special = module.max_norm is not None or module.scale_grad_by_freq or module.sparse
-            if special or is_lazy(weight) or not isinstance(weight, nn.Parameter):
-                plan.give(weight, None, "its look-ups do more than look up")
-            elif weight.numel() * _LEAST_SHARE < total:
-                plan.give(weight, None, "it is small")
-            else:
-                plan.give(weight, DimCut(0, plan.ranks), "rows, in Embedding")
-        elif _is_matrix(module) and name.rpartition(".")[2] in _OUTPUT:
+        # As many outputs as there are words.
+        if _is_matrix(module) and (name.rpartition(".")[2] in _OUTPUT or _rows_of(module) in tables):
             plan.column(module, "classes")
+
+
+def _rows_of(layer: nn.Module) -> Any:
+    """The shape of a matrix with its outputs first."""
+    shape: Any = layer.weight.shape
+    return shape if _out(layer) == 0 else shape[::-1]
 
 
 def _hugging_face(plan: _Plan, model: nn.Module) -> None:

@@ -73,8 +73,14 @@ def _state_of(strategies: Sequence[Strategy]) -> ShardedState:
 
 def _with_sequences(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
     """Ranks of a context group have the same rows, and state is cut over all ranks."""
+    from ronde.strategies.own_mixtures import OwnMixtures
+
     context = _context(parts)
     zero = _zero(parts, names, parts.replicas)
+    gathered, item = _state_of(zero).gathered, parts.plan.item("context")
+    context.mixtures = OwnMixtures(
+        parts, item, gathered, together=parts.everybody, sequences=context.group, in_stages=False
+    )
     way, cuts_calls = _way_along(parts, context)
     return Strategies(ordered=[*zero, context], state=_state_of(zero), way=way, cuts_calls=cuts_calls)
 
@@ -115,17 +121,20 @@ def _with_cut_models(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
 
 
 def _with_stages(parts: Parts, groups: _Groups, context: ContextStrategy | None) -> Strategies:
-    from ronde.strategies.pipeline import PipelineStrategy
+    from ronde.strategies.pipeline import PipelineGroups, PipelineStrategy
 
     several = chunks_of(parts.plan.compute.schedule) > 1
     stages = PipelineStrategy(
         parts,
         groups.of_blocks(),
-        groups.along("pipeline"),
-        parts.meet_along("outputs", "pipeline"),
+        PipelineGroups(
+            calls=groups.along("pipeline"),
+            outputs=parts.meet_along("outputs", "pipeline"),
+            gradients=parts.meet_along("gradients", "pipeline") if several else None,
+            stage=groups.of_stage(),
+        ),
         groups.along("tensor") if parts.mesh.degree("tensor") > 1 else None,
         None if context is None else context.sequences,
-        parts.meet_along("gradients", "pipeline") if several else None,
         groups.of_mixtures() if parts.plan.mesh.expert > 1 else None,
     )
     return Strategies(
@@ -209,11 +218,18 @@ class _Groups:
         of_stage = self._experts * self._mesh.degree("tensor")
         return Place(stage * of_stage + block, self._rows[rank], self._rows[rank])
 
+    def _members_of_stage(self) -> set[int]:
+        return set(self._mesh.members(self._parts.rank, "data", "context", "tensor"))
+
+    def of_stage(self) -> Comm:
+        """The ranks with the same stage."""
+        return self._of("stage", sorted(self._members_of_stage()))
+
     def of_mixtures(self) -> MixtureRanks:
         from ronde.strategies.mixture_calls import MixtureRanks
 
         mesh = self._mesh
-        stage = set(mesh.members(self._parts.rank, "data", "context", "tensor"))
+        stage = self._members_of_stage()
         tensor = None
         if mesh.degree("tensor") > 1:
             tensor = Context.within_rows(self.along("tensor"), self._sequences)
@@ -222,7 +238,7 @@ class _Groups:
             alike = Context.within_rows(self.along("context", "tensor"))
         return MixtureRanks(
             experts=self._of("experts", [rank for rank in self._others() if rank in stage]),
-            together=self._of("stage", sorted(stage)),
+            together=self.of_stage(),
             replicas=len(self._replicas()),
             tensor=tensor,
             alike=alike,

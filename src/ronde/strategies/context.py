@@ -15,6 +15,7 @@ from ronde.comm.process_group import Comm
 from ronde.parallel.sequences import Sequences
 from ronde.patching.patches import Patches
 from ronde.plan.mesh import ContextAttention
+from ronde.strategies.own_mixtures import OwnMixtures
 from ronde.strategies.sharded_state import ShardedState
 from ronde.strategies.strategy import Strategy
 from ronde.tensor.context import Context, Region
@@ -34,6 +35,7 @@ class ContextStrategy(Strategy):
         averaged_later: tells leaves whose gradients the reducer averages over this group too.
 
     Attributes:
+        mixtures: sees to those whose experts all ranks have, where no other strategy does; may be set.
         group: in which sequences are cut.
         sequences: carries a call out.
     """
@@ -54,11 +56,16 @@ class ContextStrategy(Strategy):
         self.group = Context.within_rows(group)
         self.group.averaged_later = averaged_later
         self.sequences = Sequences(self.group, item, way)
+        self.mixtures: OwnMixtures | None = None
 
     def install(self, patches: Patches) -> None:
-        """Nothing is replaced: only calls of models change."""
+        self.sequences.install(patches)
+        if self.mixtures is not None:
+            self.mixtures.install(patches)
 
     def around_call(self, module: torch.nn.Module) -> AbstractContextManager[object]:
+        if self.mixtures is not None:
+            self.mixtures.take(module)
         observed = self._script.region is Region.OBSERVED
         return self.sequences.observing(module) if observed else nullcontext()
 
@@ -72,6 +79,6 @@ class ContextStrategy(Strategy):
         if self.sequences.cut_some:
             return []
         return [
-            f"{self._item} cuts nothing: no module attends to its sequences, so every rank of a group "
-            f"computed everything"
+            f"{self._item} cuts nothing: no module that runs as one piece attends to its sequences, so every "
+            f"rank of a group computed everything"
         ]

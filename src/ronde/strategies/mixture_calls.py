@@ -1,7 +1,4 @@
-"""Calls of mixtures inside of models: tokens go to the ranks of their experts.
-
-A mixture's call is one operation of a model that runs on this rank's rows, or on its part of their sequences.
-"""
+"""Calls of mixtures of which each rank has some experts: tokens go to the ranks of these."""
 
 from __future__ import annotations
 
@@ -19,23 +16,20 @@ from ronde.errors import UsageError
 from ronde.parallel.expert_calls import Outputs, call_fused, call_listed, noting
 from ronde.parallel.expert_exchange import Cannot, true_gradient
 from ronde.parallel.expert_shares import Among, Shares, nothing
-from ronde.parallel.expert_trial import Given, alike, all_equal, try_call
 from ronde.parallel.holding import holding
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import MODULE_CALL
 from ronde.policies.expert import can_be_spread
 from ronde.policies.expert_structure import Mixture, mixtures
-from ronde.rowwise.joint import onlooker
-from ronde.rowwise.operation import tensors
 from ronde.strategies.blocks import ModelBlocks
 from ronde.strategies.held_experts import HeldExperts
 from ronde.strategies.parts import Parts
+from ronde.strategies.tried_mixtures import Plain, TriedMixtures
 from ronde.tensor.context import Context, Region
-from ronde.tensor.edges import gather_data
-from ronde.tensor.global_tensor import GlobalTensor, cut, is_global, localize, materialize
-from ronde.tensor.rules.common import enter, is_sharded, rewrap
+from ronde.tensor.global_tensor import materialize
+from ronde.tensor.rules.common import enter
 from ronde.tensor.tensor_table import TensorTable
-from ronde.tensor.tree import leaves, map_leaves
+from ronde.tensor.tree import map_leaves
 
 __all__ = ["MixtureCalls", "MixtureRanks"]
 
@@ -96,7 +90,6 @@ class MixtureCalls:
     ) -> None:
         self._script, self._recompute = parts.context, parts.recompute
         self._ranks, self._blocks, self._inside = ranks, blocks, inside
-        self._everybody = parts.everybody
         self._plan = parts.plan
         self._item = parts.plan.item("expert")
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Mixture] = weakref.WeakKeyDictionary()
@@ -107,13 +100,16 @@ class MixtureCalls:
         self._of: TensorTable[weakref.ref[torch.nn.Module]] = TensorTable()
         # Models in which no mixture was found, by their class.
         self._without: dict[str, None] = {}
-        # By module, for training and evaluation: why its experts are not spread after all; "" if they are.
-        self._tried: weakref.WeakKeyDictionary[torch.nn.Module, dict[bool, str]]
-        self._tried = weakref.WeakKeyDictionary()
+        self._calls = TriedMixtures(
+            parts,
+            self,
+            together=ranks.together,
+            sequences=ranks.sequences,
+            in_stages=ranks.in_stages,
+        )
         # Those that a model in parts calls by itself, by their class.
         self._apart: dict[str, None] = {}
         self._leaves_out = False
-        self._cut_tried: weakref.WeakKeyDictionary[torch.nn.Module, set[bool]] = weakref.WeakKeyDictionary()
         self._outputs: weakref.WeakKeyDictionary[torch.nn.Module, Outputs] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
@@ -152,11 +148,11 @@ class MixtureCalls:
         return any(id(part) not in spread for part in used)
 
     def _is_spread(self, mixture: Mixture) -> bool:
-        return self._tried.get(mixture.module, {}).get(mixture.module.training) == ""
+        return self._calls.tried.get(mixture.module, {}).get(mixture.module.training) == ""
 
     def notes(self) -> list[str]:
         said: list[str] = []
-        for module, found in list(self._tried.items()):
+        for module, found in list(self._calls.tried.items()):
             said += [
                 f"{self._item} does not spread the experts of {type(module).__name__}: {why}"
                 for why in found.values()
@@ -167,7 +163,7 @@ class MixtureCalls:
             f"{self._plan.item('pipeline')} has stages of what is one piece"
             for name in self._apart
         ]
-        if not (self._tried or self._apart) and self._without:
+        if not (self._calls.tried or self._apart) and self._without:
             names = ", ".join(self._without)
             said.append(f"{self._item} spreads nothing of {names}: no mixture of experts was found in it")
         return list(dict.fromkeys(said))
@@ -210,177 +206,28 @@ class MixtureCalls:
                 return plain(module, *args, **kwargs)
             if not any(isinstance(each, torch.Tensor) and each.dim() for each in (*args, *kwargs.values())):
                 return plain(module, *args, **kwargs)
-            return self._call(mixture, functools.partial(plain, module), (args, kwargs))
+            return self._calls.call(mixture, functools.partial(plain, module), (args, kwargs))
 
         return call
 
-    def _call(self, mixture: Mixture, plain: Callable[..., Any], call: tuple[Any, Any]) -> Any:
-        module, looks_on = mixture.module, onlooker()
-        tried = self._tried.setdefault(module, {})
-        if module.training not in tried:
-            observed = self._script.region is Region.OBSERVED
-            if self._ranks.in_stages and not observed:
-                raise UsageError(
-                    f"{type(module).__name__} was made anew after the first call of a model like the one "
-                    f"that has it, in which {self._plan.item('pipeline')},{self._item} has tried what is "
-                    f"spread; make one model, or take a plan without pipeline"
-                )
-            with looks_on.unseen():
-                why = self._try(mixture, plain, call)
-            if why and not observed:
-                raise self._not_any_more(mixture, why)
-            tried[module.training] = why
-        if tried[module.training]:
-            args, kwargs = call
-            return plain(*args, **kwargs)
-        made = functools.partial(self._made, mixture, plain, call)
-        return looks_on.as_one(type(module).__name__, call, made)
-
-    def _not_any_more(self, mixture: Mixture, why: str) -> UsageError:
-        return UsageError(
-            f"{self._item} has spread the experts of {type(mixture.module).__name__} in earlier calls, and "
-            f"cannot in this one: {why}; take a plan without expert"
-        )
-
-    def _try(self, mixture: Mixture, plain: Callable[..., Any], call: tuple[Any, Any]) -> str:
-        """Why ranks cannot have their own tokens, or "". A collective of all ranks.
-
-        The call of one device is compared with what ranks make of their own tokens.
-        """
+    @contextmanager
+    def watching(self, mixture: Mixture) -> Iterator[None]:
         outputs = self._outputs[mixture.module] = Outputs()
-        given = Given.of(self._script.comm, self._of_whole_sequences(call))
         with nullcontext() if mixture.is_fused else noting(mixture, outputs):
-            expected, why = self._of_all_ranks(mixture, plain, given)
-        if not why and not mixture.is_fused and not outputs.are_known:
-            why = "its experts were not called, or do not return a row for each token"
+            yield
         self._blocks.parameters.rest(keep_last=False)  # all ranks have gathered some
-        if not why and self._has_experts(mixture):
-            why = self._tokens_depend(mixture, given, expected)
-        return next(filter(None, self._everybody.all_gather_object(why)), "")
 
-    def _of_whole_sequences(self, call: tuple[Any, Any]) -> tuple[Any, Any]:
-        """Arguments without a graph, of which no sequence is cut. A collective, where some are."""
-        sequences = self._ranks.sequences
+    def problem(self, mixture: Mixture) -> str:
+        if mixture.is_fused or self._outputs[mixture.module].are_known:
+            return ""
+        return "its experts were not called, or do not return a row for each token"
 
-        def whole(value: Any) -> Any:
-            if sequences is None or not is_sharded(value, sequences):
-                return materialize(value)
-            return gather_data(sequences, materialize(localize(value)), value._layout)
-
-        with torch.no_grad():
-            return map_leaves(whole, call)
-
-    def _of_all_ranks(self, mixture: Mixture, plain: Callable[..., Any], given: Given) -> tuple[Any, str]:
-        """This rank's rows of what one device makes of all tokens; and why it cannot be so cut, or ""."""
-        args, kwargs = given.whole()
-        with self._script.enter(Region.REPLICATED):
-            return try_call(mixture.module, lambda: given.own(plain(*args, **kwargs)))
-
-    def _has_experts(self, mixture: Mixture) -> bool:
-        """Whether this rank has some of a mixture's experts: in stages of a pipeline, others may have all."""
+    def is_here(self, mixture: Mixture) -> bool:
+        """In stages of a pipeline, other ranks may have all experts of a mixture."""
         blocks = [self._blocks.gradients.block(tensor) for tensor, _ in mixture.parameters]
         return any(block is not None and block.leaf.numel() for block in blocks)
 
-    def _tokens_depend(self, mixture: Mixture, given: Given, expected: Any) -> str:
-        """Why ranks cannot have their own tokens, or "". A collective; answers may differ."""
-        module, together = mixture.module, self._ranks.together
-        made, why = try_call(module, lambda: self._carried_out(mixture, given.call, cut=False))
-        if not why and not alike(made, expected):
-            why = "its rows are not independent"
-        told = together.all_gather_object(why)
-        if any(told):
-            return next(filter(None, told))
-        equal = given.of_equal_tokens()
-        made, why = try_call(module, lambda: self._carried_out(mixture, equal, cut=False))
-        if why or all_equal(made, given.axis):
-            return why
-        return "an expert may have no room for its tokens"
-
-    def _made(self, mixture: Mixture, plain: Callable[..., Any], call: tuple[Any, Any]) -> Any:
-        """What is made of this rank's tokens."""
-        if self._ranks.in_stages and self._script.region is Region.OBSERVED:
-            # A call that is unwound, in which all ranks come to all mixtures.
-            return self._of_all_ranks(mixture, plain, Given.of(self._script.comm, call))[0]
-        try:
-            like = self._like(call)
-            if like is None:
-                return self._carried_out(mixture, call, cut=False)
-            return self._cut(mixture, call, like)
-        except Cannot as cannot:
-            raise self._not_any_more(mixture, str(cannot)) from None
-
-    def _like(self, call: tuple[Any, Any]) -> GlobalTensor | None:
-        """The first argument with this rank's part of sequences, if any is cut."""
-        sequences = self._ranks.sequences
-        if sequences is None:
-            return None
-        return next((each for each in leaves(call) if is_sharded(each, sequences)), None)
-
-    def _cut(self, mixture: Mixture, call: tuple[Any, Any], like: GlobalTensor) -> Any:
-        """What is made of this rank's part of sequences.
-
-        Raises:
-            Cannot: it is not of tokens.
-        """
-        sequences, layout = like._context, like._layout
-
-        def local(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            if is_global(value, sequences):
-                return materialize(localize(value))
-            spans = value.dim() > layout.dim and value.shape[layout.dim] == layout.size
-            return materialize(cut(sequences, value, layout) if spans else enter(sequences, value))
-
-        own = map_leaves(local, call)
-        if mixture.module.training not in self._cut_tried.setdefault(mixture.module, set()):
-            with onlooker().unseen():
-                self._try_cut(mixture, call, own, like)
-            self._cut_tried[mixture.module].add(mixture.module.training)
-        size = layout.local_size(sequences.rank)
-        with self._entered(mixture, sequences):
-            made = self._carried_out(mixture, own, cut=True)
-
-        def over(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            if value.dim() <= layout.dim or value.shape[layout.dim] != size:
-                raise Cannot("what it returns is not of tokens")
-            return rewrap(like, value, layout)
-
-        return map_leaves(over, made)
-
-    def _try_cut(
-        self, mixture: Mixture, call: tuple[Any, Any], own: tuple[Any, Any], like: GlobalTensor
-    ) -> None:
-        """Compare what is made of whole sequences with what ranks make of their parts."""
-        sequences, layout = like._context, like._layout
-
-        of_whole = self._of_whole_sequences(call)
-        expected, why = try_call(mixture.module, lambda: self._carried_out(mixture, of_whole, cut=False))
-        made, problem = try_call(mixture.module, lambda: self._carried_out(mixture, own, cut=True))
-        own_part = (layout.take(each, sequences.rank) for each in tensors(list(leaves(expected))))
-        apart = not (why or problem) and alike(tensors(list(leaves(made))), list(own_part))
-        if self._ranks.together.votes([not apart]) != [0]:
-            raise UsageError(
-                f"{self._plan.item('context')} cuts sequences over ranks, and what "
-                f"{type(mixture.module).__name__} makes of a token depends on others of its sequence; take a "
-                f"plan without context"
-            )
-
-    @contextmanager
-    def _entered(self, mixture: Mixture, sequences: Context) -> Iterator[None]:
-        """Inside, parameters beside experts are used for this rank's tokens; their gradients are summed."""
-        experts = {id(each) for part in mixture.parts for each in part._parameters.values()}
-        with holding(mixture.module, lambda each: None if id(each) in experts else enter(sequences, each)):
-            yield
-
-    def _carried_out(self, mixture: Mixture, call: tuple[Any, Any], *, cut: bool) -> Any:
-        """What experts make of tokens, which this rank and others have.
-
-        Args:
-            cut: they are of parts of sequences.
-        """
+    def carried_out(self, mixture: Mixture, plain: Plain, call: tuple[Any, Any], *, cut: bool) -> Any:
         args, kwargs = map_leaves(materialize, call)
         among = self._ranks.among(self._held[mixture.module], cut=cut)
         if any(self._standing.get(each) is False for each in mixture.module.parameters()):
@@ -394,6 +241,25 @@ class MixtureCalls:
         watched = self._blocks.parameters.watched(_refuse_use)
         with self._inside(mixture.module), watched, self._by_calls(False):
             return call_listed(mixture, among, self._leaf, outputs, args, kwargs, self._run)
+
+    def of_parts(self, mixture: Mixture, plain: Plain, call: tuple[Any, Any], sequences: Context) -> Any:
+        """As of `Experts`: what ranks have alike are the parameters beside experts."""
+        experts = {id(each) for part in mixture.parts for each in part._parameters.values()}
+        with holding(mixture.module, lambda each: None if id(each) in experts else enter(sequences, each)):
+            return self.carried_out(mixture, plain, call, cut=True)
+
+    def not_any_more(self, mixture: Mixture, why: str) -> UsageError:
+        return UsageError(
+            f"{self._item} has spread the experts of {type(mixture.module).__name__} in earlier calls, and "
+            f"cannot in this one: {why}; take a plan without expert"
+        )
+
+    def made_anew(self, mixture: Mixture) -> UsageError:
+        return UsageError(
+            f"{type(mixture.module).__name__} was made anew after the first call of a model like the one "
+            f"that has it, in which {self._plan.item('pipeline')},{self._item} has tried what is "
+            f"spread; make one model, or take a plan without pipeline"
+        )
 
     def _by_calls(self, yes: bool) -> AbstractContextManager[None]:
         return nullcontext() if self._recompute is None else self._recompute.by_calls(yes)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, NoReturn, final
 
 import torch
 
 from ronde.comm.process_group import Comm
 from ronde.modules.calls import Calls
+from ronde.parallel.feature_experts import FeatureExperts
 from ronde.parallel.holding import holding
 from ronde.parallel.loss_inside import LossInside
 from ronde.parallel.pipeline import Pipeline
@@ -35,12 +37,30 @@ from ronde.shards.partition import Partition, by_kind
 from ronde.strategies.block_ranks import BlockRanks
 from ronde.strategies.blocks import Cutting, ModelBlocks, Reduced
 from ronde.strategies.mixture_calls import MixtureCalls, MixtureRanks
+from ronde.strategies.own_mixtures import OwnMixtures
 from ronde.strategies.parts import Parts
 from ronde.strategies.strategy import Strategy
 from ronde.strategies.uncut_models import UncutModels
 from ronde.tensor.context import Context, Region
 
-__all__ = ["PipelineStrategy"]
+__all__ = ["PipelineGroups", "PipelineStrategy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineGroups:
+    """Groups of a rank that has one stage or several chunks of a model.
+
+    Attributes:
+        calls: the ranks that have the same blocks of other stages, for calls of the model.
+        outputs: the same ranks, for collectives of the script on outputs.
+        gradients: the same ranks, for gradients; None where a rank has a single chunk.
+        stage: the ranks that have this stage, or blocks of it.
+    """
+
+    calls: Comm
+    outputs: Comm
+    gradients: Comm | None
+    stage: Comm
 
 
 @final
@@ -49,11 +69,9 @@ class PipelineStrategy(Strategy):
 
     Args:
         ranks: `group` has all other blocks, of this stage and of others.
-        pipeline: the pipeline group, of the ranks that have the same blocks of other stages.
-        outputs: the same ranks, for what the script makes of outputs.
+        along: groups along the pipeline, and of a stage.
         tensor: the ranks that have other blocks of the same matrices; None where these are whole.
         sequences: cuts sequences inside of calls; None where they are whole.
-        back: the ranks of the pipeline group, for gradients, where a rank has several chunks.
         of_mixtures: the ranks of a stage's mixtures; None where experts are not spread.
 
     Attributes:
@@ -66,17 +84,16 @@ class PipelineStrategy(Strategy):
         self,
         parts: Parts,
         ranks: BlockRanks,
-        pipeline: Comm,
-        outputs: Comm,
+        along: PipelineGroups,
         tensor: Comm | None = None,
         sequences: Sequences | None = None,
-        back: Comm | None = None,
         of_mixtures: MixtureRanks | None = None,
     ) -> None:
         plan = parts.plan
         self._plan, self._script, self._note = plan, parts.context, parts.note
         self._recompute, self._reducer = parts.recompute, parts.reducer
         self._partition = Partition()
+        pipeline = along.calls
         self._of_stage = ranks.group.world_size // pipeline.world_size
         self._override = cuts_by_pattern(plan.mesh.cuts)
         self._uncut = UncutModels(plan.item("tensor"))
@@ -91,8 +108,14 @@ class PipelineStrategy(Strategy):
         )
         found = self._blocks = ModelBlocks(parts, ranks, cutting)
         self.state = found.state
-        self._mixtures = None
-        if of_mixtures is not None:
+        self._mixtures: MixtureCalls | None = None
+        self._own: OwnMixtures | None = None
+        if of_mixtures is None:
+            gathered, within = self.state.gathered, ranks.sequences
+            self._own = OwnMixtures(
+                parts, item, gathered, together=along.stage, sequences=within, in_stages=True
+            )
+        else:
             self._mixtures = MixtureCalls(parts, of_mixtures, found, self._inside)
         self._tensor = tensor
         self._stand_ins: StandIns | None = None
@@ -109,9 +132,9 @@ class PipelineStrategy(Strategy):
             plan.compute.micro_batches,
             self,
             self._schedule,
-            StageOutputs(outputs, sequences),
+            StageOutputs(along.outputs, sequences),
             sequences,
-            back,
+            along.gradients,
         )
         self._stages, self._everybody = pipeline, ranks.everybody
         self._costs = UnitCosts(ranks.everybody)
@@ -150,7 +173,9 @@ class PipelineStrategy(Strategy):
             yield from mixture.units
 
     def _mixtures_of(self, model: torch.nn.Module) -> list[Mixture]:
-        return [] if self._mixtures is None else self._mixtures.found_in(model)
+        """Find the mixtures of a model, which are not divided."""
+        known = self._own or self._mixtures
+        return [] if known is None else known.found_in(model)
 
     def _is_owned(self, tensor: torch.Tensor) -> bool:
         """Whether one stage has a parameter, which is of no expert that one rank of it has."""
@@ -161,6 +186,10 @@ class PipelineStrategy(Strategy):
         self._blocks.install(patches)
         if self._mixtures is not None:
             self._mixtures.install(patches)
+        if self._own is not None:
+            self._own.install(patches)
+        if self._stand_ins is not None:
+            FeatureExperts().install(patches)
         refuse_lone_gradients(patches, self._blocks.has, self._plan.item("pipeline"))
 
     @contextmanager

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 
+from ronde.parallel.feature_experts import FeatureExperts
 from ronde.patching.patches import Patches
 from ronde.plan.cuts import cuts_by_pattern
 from ronde.policies.tensor_structure import placements
@@ -14,6 +15,7 @@ from ronde.shards.partition import Partition
 from ronde.shards.spec import blocks
 from ronde.strategies.block_ranks import BlockRanks
 from ronde.strategies.blocks import Cutting, ModelBlocks
+from ronde.strategies.own_mixtures import OwnMixtures
 from ronde.strategies.parts import Parts
 from ronde.strategies.strategy import Strategy
 from ronde.strategies.tensor_calls import TensorCalls
@@ -44,6 +46,11 @@ class TensorStrategy(Strategy):
         cutting = Cutting(partition=self._partition, find=self._find, item=item)
         found = self._blocks = ModelBlocks(parts, ranks, cutting)
         self.state = found.state
+        self._experts = FeatureExperts()
+        gathered, within = found.state.gathered, ranks.sequences
+        self._mixtures = OwnMixtures(
+            parts, item, gathered, together=parts.everybody, sequences=within, in_stages=False
+        )
         self.calls = TensorCalls(parts.context, found.comm, found, plan.mesh.sequence_parallel)
 
     def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
@@ -58,8 +65,11 @@ class TensorStrategy(Strategy):
     def install(self, patches: Patches) -> None:
         self._blocks.install(patches)
         self.calls.install(patches)
+        self._mixtures.install(patches)
+        self._experts.install(patches)
 
     def around_call(self, module: torch.nn.Module) -> AbstractContextManager[None]:
+        self._mixtures.take(module)
         self._blocks.cut_new(module)
         return self.calls.whole(module) if self._blocks.computes_whole else self.calls.cut(module)
 

@@ -17,6 +17,7 @@ __all__ = [
     "crosses_ranks",
     "is_users_function",
     "leaves_behind",
+    "nodes_behind",
     "now",
     "reached",
 ]
@@ -27,8 +28,8 @@ def now() -> int:
     return autograd_sequence_number()
 
 
-def _nodes(results: Iterable[Any], since: int) -> Iterator[Any]:
-    """Nodes behind tensors, back to the first that were made before `since`."""
+def nodes_behind(results: Iterable[Any], since: int) -> Iterator[Any]:
+    """Yield the nodes behind tensors, back to the first from before `since`."""
     seen = set[Any]()
     pending = [value.grad_fn for value in results if isinstance(value, torch.Tensor)]
     while pending:
@@ -43,7 +44,7 @@ def _nodes(results: Iterable[Any], since: int) -> Iterator[Any]:
 
 def _functions(results: Iterable[Any]) -> Iterator[Any]:
     """The `torch.autograd.Function`s behind tensors."""
-    for node in _nodes(results, 0):
+    for node in nodes_behind(results, 0):
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             yield getattr(node, "_forward_cls", None)
 
@@ -88,7 +89,7 @@ def reached(results: torch.Tensor | Iterable[Any], narrow: torch.dtype) -> list[
     several = [results] if isinstance(results, torch.Tensor) else results
     results = [value for value in several if isinstance(value, torch.Tensor)]
     found = {id(value): Reached(value, otherwise=True) for value in results if value.is_leaf}
-    for node in _nodes(results, 0):
+    for node in nodes_behind(results, 0):
         for following, _ in node.next_functions:
             leaf = getattr(following, "variable", None)
             if leaf is not None:
@@ -105,7 +106,7 @@ def leaves_behind(results: Iterable[Any], since: int) -> list[torch.Tensor]:
 
     What a model made a leaf for itself, to take a gradient inside, is gone from Python when it returns.
     """
-    nodes = [node for node in _nodes(results, since) if hasattr(node, "variable")]
+    nodes = [node for node in nodes_behind(results, since) if hasattr(node, "variable")]
     alone = _references(_made_and_forgotten())
     return [node.variable for node in nodes if _references(node) > alone]
 

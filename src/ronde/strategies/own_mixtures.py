@@ -1,0 +1,137 @@
+"""Calls of mixtures on a rank's own tokens, where all ranks have all experts.
+
+Which tokens an expert has is read on the host, so other experts may be called on other ranks; all meet for
+the gradients of those that some rank has called.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, final
+
+import torch
+
+from ronde.comm.process_group import Comm
+from ronde.errors import UsageError
+from ronde.parallel.expert_exchange import linked
+from ronde.parallel.holding import holding
+from ronde.patching.patches import Patches
+from ronde.patching.stacks import MODULE_CALL
+from ronde.policies.expert_structure import Mixture, mixtures
+from ronde.strategies.parts import Parts
+from ronde.strategies.tried_mixtures import Plain, TriedMixtures
+from ronde.tensor.context import Context, Region
+from ronde.tensor.global_tensor import materialize
+from ronde.tensor.graph import nodes_behind, now
+from ronde.tensor.rules.common import enter
+from ronde.tensor.shard import innermost, innermost_rows
+from ronde.tensor.tree import leaves, map_leaves
+
+__all__ = ["OwnMixtures"]
+
+_INSIDE = (Region.OBSERVED, Region.SHARDED)
+
+
+@final
+class OwnMixtures:
+    """Sees to the mixtures of models; one per session.
+
+    Args:
+        item: the part of the plan for which models are to be one piece.
+        gathered: a context in which a module has whole parameters. A collective.
+        together, sequences, in_stages: as of `TriedMixtures`.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        item: str,
+        gathered: Callable[[torch.nn.Module], AbstractContextManager[object]],
+        *,
+        together: Comm,
+        sequences: Context | None,
+        in_stages: bool,
+    ) -> None:
+        self._script, self._item, self._gathered = parts.context, item, gathered
+        self._calls = TriedMixtures(parts, self, together=together, sequences=sequences, in_stages=in_stages)
+        self._seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._known: weakref.WeakKeyDictionary[torch.nn.Module, Mixture] = weakref.WeakKeyDictionary()
+
+    def install(self, patches: Patches) -> None:
+        patches.layer(MODULE_CALL, "mixtures", self._layer)
+
+    def take(self, model: torch.nn.Module) -> None:
+        """The mixtures of a model are one operation each from now on."""
+        if model not in self._seen:
+            self._seen.add(model)
+            self._known.update({each.module: each for each in mixtures(model, 1)})
+
+    def found_in(self, model: torch.nn.Module) -> list[Mixture]:
+        """The mixtures of a model."""
+        self.take(model)
+        return [self._known[part] for part in model.modules() if part in self._known]
+
+    def _layer(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            mixture = self._known.get(module) if self._known else None
+            if mixture is None or self._script.region not in _INSIDE:
+                return plain(module, *args, **kwargs)
+            if not any(isinstance(each, torch.Tensor) and each.dim() for each in (*args, *kwargs.values())):
+                return plain(module, *args, **kwargs)
+            return self._calls.call(mixture, functools.partial(plain, module), (args, kwargs))
+
+        return call
+
+    def watching(self, mixture: Mixture) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def problem(self, mixture: Mixture) -> str:
+        return ""
+
+    def is_here(self, mixture: Mixture) -> bool:
+        return True
+
+    def carried_out(self, mixture: Mixture, plain: Plain, call: tuple[Any, Any], *, cut: bool) -> Any:
+        args, kwargs = map_leaves(materialize, call)
+        # At once, as another rank may call other experts.
+        with self._gathered(mixture.module):
+            return plain(*args, **kwargs)
+
+    def of_parts(self, mixture: Mixture, plain: Plain, call: tuple[Any, Any], sequences: Context) -> Any:
+        """Call experts on parts, and sum the gradients of all parameters of the mixture."""
+        start, entered = now(), list[torch.Tensor]()
+
+        def used(parameter: torch.Tensor) -> torch.Tensor:
+            found = enter(sequences, parameter)
+            if found is not parameter:
+                entered.append(innermost_rows(found))
+            return found
+
+        with self._gathered(mixture.module), holding(mixture.module, used):
+            made = self.carried_out(mixture, plain, call, cut=True)
+        if not entered:
+            return made
+        values = [each for each in leaves(made) if isinstance(each, torch.Tensor)]
+        nodes = set(nodes_behind(map(innermost_rows, values), start))
+        counts = sequences.comm.votes([each.grad_fn in nodes for each in entered])
+        # By these gradients come even where this rank has used none of them; others stay without any.
+        links = [each for each, count in zip(entered, counts, strict=True) if count]
+        first = next(each for each in values if each.is_floating_point())
+        tied = innermost(lambda rows: linked(rows, *links), first)
+        return map_leaves(lambda each: tied if each is first else each, made)
+
+    def not_any_more(self, mixture: Mixture, why: str) -> UsageError:
+        return UsageError(
+            f"{self._item} has cut the tokens of {type(mixture.module).__name__} in earlier calls, and "
+            f"cannot in this one: {why}; take a plan without {self._item.partition('=')[0]}"
+        )
+
+    def made_anew(self, mixture: Mixture) -> UsageError:
+        return UsageError(
+            f"{type(mixture.module).__name__} was made anew after the first call of a model like the one "
+            f"that has it, in which {self._item} has tried whether its tokens are independent; make one "
+            f"model, or take a plan without pipeline"
+        )
