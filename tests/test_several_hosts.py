@@ -88,7 +88,7 @@ def test_ranks_of_two_hosts_give_one_devices_numbers_and_name_a_host_that_is_cut
 
     network.hosts[1].cut()
     assert [process.wait(60) for process in started] == [1, 1]
-    lost = f"ronde: error: rank 0 lost its connection to the host host-2 ({network.hosts[1].address}, rank 2)"
+    lost = f"rank 0 lost its connection to the host host-2 ({network.hosts[1].address}, rank 2)"
     assert lost in said(tmp_path, "host-1")
 
 

@@ -75,6 +75,9 @@ class Controller:
             while True:
                 self._record.write()
                 for node in self._nodes:
+                    node.poll()
+                self._hear_signals(wait=False)
+                for node in self._nodes:
                     node.step()
                 if all(node.is_over for node in self._nodes):
                     break
@@ -85,11 +88,11 @@ class Controller:
         self._record.write_nodes()
         return self.run_end.outcome()
 
-    def _hear_signals(self) -> None:
+    def _hear_signals(self, *, wait: bool = True) -> None:
         if self._is_to_end is not None and self._is_to_end.is_set():
             self._is_to_end = None
             self._router.send(signal.SIGTERM)
-        message = self._inbox.wait(min(node.tick() for node in self._nodes))
+        message = self._inbox.wait(min(node.tick() for node in self._nodes) if wait else 0)
         while message is not None:
             self._router.take(message)
             message = self._inbox.wait(0)

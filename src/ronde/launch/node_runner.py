@@ -81,6 +81,9 @@ class NodeRunner(Node):
     def tick(self) -> float:
         return self._supervisor.tick()
 
+    def poll(self) -> None:
+        self._supervisor.poll()
+
     def step(self) -> None:
         if self._supervisor.is_watching:
             self._supervisor.step()

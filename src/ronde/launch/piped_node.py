@@ -129,6 +129,7 @@ class PipedNode:
                 message = self._inbox.wait(self._runner.tick())
                 if message is not None:
                     router.take(message)
+                self._runner.poll()
                 self._runner.step()
         last = self._events.last
         assert last is not None

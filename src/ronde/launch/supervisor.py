@@ -83,14 +83,23 @@ class Supervisor:
         self._failed_at: float | None = None
         self._is_to_end = False
         self._asked: dict[int, float] = {}
+        self._gone: list[tuple[RankProcess, int]] = []
 
     @property
     def is_watching(self) -> bool:
-        """Whether some rank process is not known to be gone."""
-        return bool(self._alive)
+        """Whether some rank process is not known to be gone, or its end was not acted on."""
+        return bool(self._alive or self._gone)
+
+    def poll(self) -> None:
+        """Note which ranks have ended, for the next step."""
+        for rank in list(self._alive):
+            code = rank.poll()
+            if code is not None:
+                self._alive.remove(rank)
+                self._gone.append((rank, code))
 
     def step(self) -> None:
-        """Look at ranks and servers, and end what is due."""
+        """Act on ranks that `poll` found gone, look at servers, and end what is due."""
         self.pids |= set() if self._servers is None else self._servers.pids
         self._collect()
         self._notice_standstill()
@@ -113,11 +122,8 @@ class Supervisor:
 
     def _collect(self) -> None:
         """Take notice of ranks that are gone and of error files."""
-        for rank in list(self._alive):
-            code = rank.poll()
-            if code is None:
-                continue
-            self._alive.remove(rank)
+        gone, self._gone = self._gone, []
+        for rank, code in gone:
             ended_by_us = rank.rank in self._asked and code in (-signal.SIGTERM, -signal.SIGKILL)
             if not ended_by_us and not self._ends.killed_by_user:
                 self._take_death(RankDeath(rank=rank.rank, time=time.time(), code=code))
