@@ -17,14 +17,14 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from ronde.comm.process_group import Comm
 from ronde.parallel.holding import forwards
-from ronde.patching.torch_internals import TorchDispatchMode, pytree
+from ronde.patching.torch_internals import TorchDispatchMode, attention_on_cpu, pytree
 
 __all__ = ["Counts", "UnitCosts", "counting"]
 
 # Torch's table lacks the kernel of CPUs.
 _FLOPS = {
     **flop_registry,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *_, **__: (
+    attention_on_cpu.overloadpacket: lambda query, key, value, *_, **__: (
         sdpa_flop_count(query.shape, key.shape, value.shape)
     ),
 }
