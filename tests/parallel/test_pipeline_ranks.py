@@ -110,6 +110,11 @@ def test_a_model_in_stages_trains_as_on_one_device(two: Ranks, name: str):
 
 
 # torch's attention by itself uses all of its parameters in its own code, so every rank has them.
+def test_every_rank_draws_for_dropout_between_stages(two: Ranks):
+    """In one micro-batch nobody draws for rows: generators of stages were out of step."""
+    compare(two, "pipeline=2", train, "decoder")
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "weights of attention"])
 @pytest.mark.parametrize(

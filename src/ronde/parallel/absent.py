@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ronde.parallel.skipped_draws import DrawsOfAbsent
 from ronde.patching.torch_internals import FakeTensor, FakeTensorMode, pytree
+from ronde.rng.draws import SlicedDraws
 from ronde.tensor.layout import Layout
 from ronde.tensor.shard import Shard, innermost_rows
 
@@ -23,12 +26,12 @@ __all__ = ["Absence", "Made", "Shape", "is_absent", "packed"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """What a rank tells of a tensor that it has.
+    """Description of a tensor that another rank has.
 
     Attributes:
-        stride: of a tensor without gaps whose elements lie in the same order.
-        gradient: it requires one.
-        cut: of a sequence, of which `shape` is this rank's part; None for a plain tensor.
+        stride: stride of a tensor without gaps whose elements lie in the same order.
+        gradient: whether it requires a gradient.
+        cut: layout of a sequence, of which `shape` is this rank's part; None for a plain tensor.
     """
 
     shape: tuple[int, ...]
@@ -54,10 +57,10 @@ def is_absent(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Made:
-    """How code between units has come to a tensor.
+    """Operation between units that made a tensor.
 
     Attributes:
-        place: of the operation among those of its micro-batch.
+        place: number of the operation among those of its micro-batch.
         given: the leaves of its arguments.
     """
 
@@ -112,7 +115,8 @@ class Absence(TorchFunctionMode):
         values = [self.real(value) for value in values]
         self._before(place, values)
         args, kwargs = pytree.tree_unflatten(values, structure)
-        made = func(*args, **kwargs)
+        with self._drawing(values):
+            made = func(*args, **kwargs)
         if self._notes:
             given = Made(place, values)
             for each in pytree.tree_leaves(made):
@@ -120,7 +124,13 @@ class Absence(TorchFunctionMode):
                     self._made[id(each)] = each, given
         return made
 
+    def _drawing(self, values: list[Any]) -> AbstractContextManager[Any]:
+        """Return a mode that draws for absent values, where none draws for whole batches."""
+        if SlicedDraws.active() is None and any(map(is_absent, values)):
+            return DrawsOfAbsent(self._device)
+        return nullcontext()
+
 
 def packed(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements in the same order, without gaps and out of the graph; a copy where there are any."""
+    """Return the elements without gaps, detached; a copy where there are gaps."""
     return tensor.detach().contiguous() if tensor.is_contiguous() else tensor.detach().clone()

@@ -24,8 +24,8 @@ __all__ = ["Counts", "UnitCosts", "counting"]
 # Torch's table lacks the kernel of CPUs.
 _FLOPS = {
     **flop_registry,
-    attention_on_cpu.overloadpacket: lambda query, key, value, *_, **__: (
-        sdpa_flop_count(query.shape, key.shape, value.shape)
+    attention_on_cpu.overloadpacket: lambda query, key, value, *_, **__: sdpa_flop_count(
+        query.shape, key.shape, value.shape
     ),
 }
 # Of an element that is read and written, beside one operation of a matrix product.
