@@ -76,7 +76,8 @@ class Node(ABC):
     def tick(self) -> float:
         """Seconds for which signals may be waited for before the next step."""
 
-    def poll(self) -> None:  # noqa: B027 - a node elsewhere tells of ends itself
+    @abstractmethod
+    def poll(self) -> None:
         """Note which ranks have ended; `step` acts on it.
 
         Signals that the user sent before are then known: the kernel delivers Ctrl-C to all of the group

@@ -45,9 +45,7 @@ class ObservedNode(Node):
         self._taken: set[int] = set()
         self._add(share.first_rank, main)
         self._stall = StallDetector(share.ranks, directory, timeout)
-        self._gathering = EvidenceCollector(
-            directory, lambda: {rank: self._seen.get(rank, 0) for rank in self._ranks}
-        )
+        self._gathering = EvidenceCollector(directory, self._processes)
         self._frozen: Evidence | None = None
         self._failed_at: float | None = None
         self._is_over = False
@@ -69,6 +67,9 @@ class ObservedNode(Node):
 
     def tick(self) -> float:
         return 0.1
+
+    def poll(self) -> None:
+        """Leave all to `step`: signals to the ranks come from their own launcher."""
 
     def step(self) -> None:
         self._find_processes()

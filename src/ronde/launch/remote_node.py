@@ -92,6 +92,9 @@ class RemoteNode(Node):
     def tick(self) -> float:
         return 0.2 if self._link.news.empty() else 0.0
 
+    def poll(self) -> None:
+        """Leave all to `step`: the agent there hears signals before ends."""
+
     def step(self) -> None:
         while not self._link.news.empty():
             kind, content = self._link.news.get()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ronde.parallel.skipped_draws import DrawsOfAbsent
+from ronde.parallel.skipped_draws import draws_for_absent
 from ronde.patching.torch_internals import FakeTensor, FakeTensorMode, pytree
 from ronde.rng.draws import SlicedDraws
 from ronde.tensor.layout import Layout
@@ -127,7 +127,7 @@ class Absence(TorchFunctionMode):
     def _drawing(self, values: list[Any]) -> AbstractContextManager[Any]:
         """Return a mode that draws for absent values, where none draws for whole batches."""
         if SlicedDraws.active() is None and any(map(is_absent, values)):
-            return DrawsOfAbsent(self._device)
+            return draws_for_absent(self._device)
         return nullcontext()
 
 

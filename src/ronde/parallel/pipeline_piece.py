@@ -33,7 +33,7 @@ from ronde.parallel.pipeline_route import (
     sources_of,
 )
 from ronde.parallel.separate_leaves import HeldLeaves
-from ronde.parallel.skipped_draws import DrawsOfUnit, draw_again
+from ronde.parallel.skipped_draws import DescribedDraw, ReportedDraws, draw_again
 from ronde.patching.torch_internals import pop_function_mode, pytree
 from ronde.policies.stages import Stages, StageUnit
 from ronde.tensor.shard import innermost_rows
@@ -238,9 +238,10 @@ class PieceOfCall:
         self, unit: StageUnit, forward: Callable[..., Any], args: Any, kwargs: Any, values: Sequence[Any]
     ) -> tuple[Any, Output | Problem | None]:
         """This rank's: what it returns, and what the others are told of it."""
-        draws = DrawsOfUnit() if self._learns else None
+        drawn: list[DescribedDraw] = []
+        noting = ReportedDraws(lambda draw, _: drawn.append(draw)) if self._learns else nullcontext()
         try:
-            with holding(unit.module, self._own_leaf), draws or nullcontext():
+            with holding(unit.module, self._own_leaf), noting:
                 output = self._held.run(unit.module, forward, args, kwargs)
         except UsedElsewhere as used:
             if not self._learns:
@@ -253,8 +254,8 @@ class PieceOfCall:
             self.raised.append(error)
             known = self._route.steps[self._next - 1].output
             return known.rebuilt(lambda leaf: self._zeros(leaf, values)), None
-        if draws is not None:
-            told = Output.of(output, values, draws.drawn)
+        if self._learns:
+            told = Output.of(output, values, drawn)
             self._has_come("output", told.leaves, output)
             return output, told
         if self._turn is not None:

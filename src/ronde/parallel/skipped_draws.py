@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
@@ -12,7 +12,10 @@ from ronde.patching.torch_internals import FakeTensor, TorchDispatchMode, pytree
 from ronde.rng.by_parts import carry_out
 from ronde.rng.draws import draws_from_default, is_drawn_by_others
 
-__all__ = ["DrawsOfAbsent", "DrawsOfUnit", "draw_again"]
+__all__ = ["DescribedDraw", "ReportedDraws", "draw_again", "draws_for_absent"]
+
+DescribedDraw = tuple[str, str, Any]
+"""Name, overload and arguments of an operation that draws, as another rank can be told them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,63 +27,53 @@ class _Tensor:
     dtype: torch.dtype
 
 
-class DrawsOfUnit(TorchDispatchMode):
-    """Inside, notes what is drawn.
+@final
+class ReportedDraws(TorchDispatchMode):
+    """Mode that reports draws from default generators, so that they can be repeated.
 
-    Attributes:
-        drawn: name, overload and arguments of each operation, which can be told another rank.
+    Args:
+        report: called before each draw, and told whether it is for a tensor of another rank.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[DescribedDraw, bool], object]) -> None:
         super().__init__()
-        self.drawn: list[tuple[str, str, Any]] = []
+        self._report = report
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if is_drawn_by_others(func, args, kwargs):
             return carry_out(self, func, args, kwargs)
         if draws_from_default(func, args, kwargs):
-            self.drawn.append(_draw(func, args, kwargs))
+            is_absent = any(isinstance(each, FakeTensor) for each in pytree.tree_leaves((args, kwargs)))
+            name, described = func._schema.name.split("::")[1], pytree.tree_map(_described, (args, kwargs))
+            self._report((name, func._overloadname, described), is_absent)
         return func(*args, **kwargs)
 
 
-@final
-class DrawsOfAbsent(TorchDispatchMode):
-    """Mode that draws for tensors of other ranks: `nn.Dropout` between stages is no stage of its own.
+def draws_for_absent(device: torch.device) -> ReportedDraws:
+    """Return a mode that draws for tensors of other ranks.
+
+    `nn.Dropout` between stages has no parameters and belongs to no stage.
 
     Args:
         device: device whose generator draws.
     """
 
-    supports_higher_order_operators = True
+    def report(draw: DescribedDraw, is_absent: bool) -> None:
+        if is_absent:
+            draw_again([draw], device)
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self._device = device
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if is_drawn_by_others(func, args, kwargs):
-            return carry_out(self, func, args, kwargs)
-        is_absent = any(isinstance(each, FakeTensor) for each in pytree.tree_leaves((args, kwargs)))
-        if is_absent and draws_from_default(func, args, kwargs):
-            draw_again([_draw(func, args, kwargs)], self._device)
-        return func(*args, **kwargs)
+    return ReportedDraws(report)
 
 
-def draw_again(drawn: Sequence[tuple[str, str, Any]], device: torch.device) -> None:
+def draw_again(drawn: Sequence[DescribedDraw], device: torch.device) -> None:
     """Draw as much as was noted, and let go of it."""
     for name, overload, described in drawn:
         args, kwargs = pytree.tree_map(lambda each: _made(each, device), described)
         with torch.no_grad():
             getattr(getattr(torch.ops.aten, name), overload)(*args, **kwargs)
-
-
-def _draw(func: Any, args: Any, kwargs: Any) -> tuple[str, str, Any]:
-    """Describe a draw so that another rank can repeat it."""
-    return func._schema.name.split("::")[1], func._overloadname, pytree.tree_map(_described, (args, kwargs))
 
 
 def _described(value: Any) -> Any:

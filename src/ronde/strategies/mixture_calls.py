@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,8 +31,6 @@ from ronde.tensor.tensor_table import TensorTable
 from ronde.tensor.tree import map_leaves
 
 __all__ = ["MixtureCalls", "MixtureRanks"]
-
-_INSIDE = (Region.OBSERVED, Region.SHARDED)
 
 
 @final
@@ -113,7 +110,7 @@ class MixtureCalls:
         self._outputs: weakref.WeakKeyDictionary[torch.nn.Module, Outputs] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
-        patches.layer(MODULE_CALL, "mixtures", self._layer)
+        patches.layer(MODULE_CALL, "mixtures", self._calls.layer(self._find))
 
     def found_in(self, model: torch.nn.Module) -> list[Mixture]:
         """The mixtures of a model whose experts can be spread."""
@@ -194,21 +191,12 @@ class MixtureCalls:
         finally:
             self._leaves_out = before
 
-    def _is_left_out(self, module: torch.nn.Module) -> bool:
-        if self._leaves_out:
+    def _find(self, module: torch.nn.Module) -> Mixture | None:
+        mixture = self._known.get(module) if self._known else None
+        if mixture is not None and self._leaves_out:
             self._apart.setdefault(type(module).__name__)
-        return self._leaves_out
-
-    def _layer(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            mixture = self._known.get(module) if self._known else None
-            if mixture is None or self._script.region not in _INSIDE or self._is_left_out(module):
-                return plain(module, *args, **kwargs)
-            if not any(isinstance(each, torch.Tensor) and each.dim() for each in (*args, *kwargs.values())):
-                return plain(module, *args, **kwargs)
-            return self._calls.call(mixture, functools.partial(plain, module), (args, kwargs))
-
-        return call
+            return None
+        return mixture
 
     @contextmanager
     def watching(self, mixture: Mixture) -> Iterator[None]:

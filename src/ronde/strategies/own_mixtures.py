@@ -6,7 +6,6 @@ the gradients of those that some rank has called.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +22,7 @@ from ronde.patching.stacks import MODULE_CALL
 from ronde.policies.expert_structure import Mixture, mixtures
 from ronde.strategies.parts import Parts
 from ronde.strategies.tried_mixtures import Plain, TriedMixtures
-from ronde.tensor.context import Context, Region
+from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import materialize
 from ronde.tensor.graph import nodes_behind, now
 from ronde.tensor.rules.common import enter
@@ -31,8 +30,6 @@ from ronde.tensor.shard import innermost, innermost_rows
 from ronde.tensor.tree import leaves, map_leaves
 
 __all__ = ["OwnMixtures"]
-
-_INSIDE = (Region.OBSERVED, Region.SHARDED)
 
 
 @final
@@ -61,7 +58,7 @@ class OwnMixtures:
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Mixture] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
-        patches.layer(MODULE_CALL, "mixtures", self._layer)
+        patches.layer(MODULE_CALL, "mixtures", self._calls.layer(self._find))
 
     def take(self, model: torch.nn.Module) -> None:
         """The mixtures of a model are one operation each from now on."""
@@ -74,16 +71,8 @@ class OwnMixtures:
         self.take(model)
         return [self._known[part] for part in model.modules() if part in self._known]
 
-    def _layer(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            mixture = self._known.get(module) if self._known else None
-            if mixture is None or self._script.region not in _INSIDE:
-                return plain(module, *args, **kwargs)
-            if not any(isinstance(each, torch.Tensor) and each.dim() for each in (*args, *kwargs.values())):
-                return plain(module, *args, **kwargs)
-            return self._calls.call(mixture, functools.partial(plain, module), (args, kwargs))
-
-        return call
+    def _find(self, module: torch.nn.Module) -> Mixture | None:
+        return self._known.get(module) if self._known else None
 
     def watching(self, mixture: Mixture) -> AbstractContextManager[object]:
         return nullcontext()

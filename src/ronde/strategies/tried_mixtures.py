@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, final
 
@@ -29,6 +29,8 @@ from ronde.tensor.rules.common import enter, is_sharded, rewrap
 from ronde.tensor.tree import leaves, map_leaves
 
 __all__ = ["Experts", "Plain", "TriedMixtures"]
+
+_INSIDE = (Region.OBSERVED, Region.SHARDED)
 
 Plain = Callable[..., Any]
 """Calls a mixture as the model has it, with the parameters that its modules hold."""
@@ -92,6 +94,24 @@ class TriedMixtures:
         self.tried: weakref.WeakKeyDictionary[torch.nn.Module, dict[bool, str]]
         self.tried = weakref.WeakKeyDictionary()
         self._cut_tried: weakref.WeakKeyDictionary[torch.nn.Module, set[bool]] = weakref.WeakKeyDictionary()
+
+    def layer(self, find: Callable[[torch.nn.Module], Mixture | None]) -> Callable[[Plain], Plain]:
+        """Return a layer of module calls that carries out calls of mixtures.
+
+        Args:
+            find: returns the mixture of a module, or None; called inside of models only.
+        """
+
+        def around(plain: Plain) -> Plain:
+            def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+                mixture = find(module) if self._script.region in _INSIDE else None
+                if mixture is None or not _has_tokens((*args, *kwargs.values())):
+                    return plain(module, *args, **kwargs)
+                return self.call(mixture, functools.partial(plain, module), (args, kwargs))
+
+            return call
+
+        return around
 
     def call(self, mixture: Mixture, plain: Plain, call: tuple[Any, Any]) -> Any:
         """Call a mixture with arguments, positional and by name."""
@@ -233,3 +253,8 @@ class TriedMixtures:
                 f"{type(mixture.module).__name__} makes of a token depends on others of its sequence; take a "
                 f"plan without context"
             )
+
+
+def _has_tokens(values: Iterable[Any]) -> bool:
+    """Return whether a tensor with an axis is among arguments."""
+    return any(isinstance(each, torch.Tensor) and each.dim() for each in values)
