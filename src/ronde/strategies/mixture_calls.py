@@ -110,7 +110,7 @@ class MixtureCalls:
         self._outputs: weakref.WeakKeyDictionary[torch.nn.Module, Outputs] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
-        patches.layer(MODULE_CALL, "mixtures", self._calls.layer(self._find))
+        patches.layer(MODULE_CALL, "mixtures", self._calls.around(self._find))
 
     def found_in(self, model: torch.nn.Module) -> list[Mixture]:
         """The mixtures of a model whose experts can be spread."""

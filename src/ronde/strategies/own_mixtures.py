@@ -58,7 +58,7 @@ class OwnMixtures:
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Mixture] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
-        patches.layer(MODULE_CALL, "mixtures", self._calls.layer(self._find))
+        patches.layer(MODULE_CALL, "mixtures", self._calls.around(self._find))
 
     def take(self, model: torch.nn.Module) -> None:
         """The mixtures of a model are one operation each from now on."""

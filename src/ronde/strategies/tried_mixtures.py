@@ -95,7 +95,7 @@ class TriedMixtures:
         self.tried = weakref.WeakKeyDictionary()
         self._cut_tried: weakref.WeakKeyDictionary[torch.nn.Module, set[bool]] = weakref.WeakKeyDictionary()
 
-    def layer(self, find: Callable[[torch.nn.Module], Mixture | None]) -> Callable[[Plain], Plain]:
+    def around(self, find: Callable[[torch.nn.Module], Mixture | None]) -> Callable[[Plain], Plain]:
         """Return a layer of module calls that carries out calls of mixtures.
 
         Args:
