@@ -19,6 +19,7 @@ __all__ = ["Sentence", "matching", "normal", "sentences"]
 
 # Rooms whose words are no sentences to act upon, and where they are told.
 ELSEWHERE = (
+    "cli/examples.py",  # command lines
     "testing/",  # for those who write tests
     "bench/workloads/",  # scripts
     "bench/chaos/",  # scripts with faults in them, and the names of these

@@ -84,7 +84,7 @@ def test_spans_are_bounded_and_half_of_one_is_none(tmp_path: Path, monkeypatch: 
     ("options", "word"),
     [
         (["--trace-steps", "1:2"], "add --trace FILE"),
-        (["--trace", "t.json", "--trace-steps", "2:1"], "no range of steps"),
+        (["--trace", "t.json", "--trace-steps", "2:1"], "not a range of steps"),
         (["--trace", "no/such/folder/t.json"], "cannot be written there"),
         (["--trace", "t.json", "--native"], "leave out --native"),
     ],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,8 +18,12 @@ import typer
 import typer.main
 
 from ronde import __version__
+from ronde.cli.help import GroupedCommand, add_examples
 
 __all__ = ["COMMANDS", "Command", "carry_out"]
+
+# Set by the shell functions that --install-completion writes.
+_COMPLETING = "_RONDE_COMPLETE"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,15 +161,27 @@ def carry_out(words: list[str]) -> int | None:
     Words that cannot be parsed are one line on stderr.
     """
     name = "ronde"
+    if _COMPLETING in os.environ:
+        return _complete()
     try:
         application = _application(asked_for=words[0] if words else None)
         name, command, rest = _descend(typer.main.get_command(application), words)
+        add_examples(command, name.removeprefix("ronde "))
         if name in _REPLACING_LAUNCHERS:
             rest = _in_own_words(command, rest)
         return command.main(args=rest, prog_name=name, standalone_mode=False)
     except _Unparsable as error:
         print(_told(error, name), file=sys.stderr)
         return error.exit_code
+
+
+def _complete() -> int:
+    """Print the completions of a command line, which shells pass in environment variables."""
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    typed = line.split()[1:]
+    application = _application(asked_for=typed[0] if typed else None)
+    typer.main.get_command(application)(prog_name="ronde", complete_var=_COMPLETING)
+    return 0
 
 
 def _in_own_words(command: Any, words: list[str]) -> list[str]:
@@ -214,7 +231,6 @@ def _application(*, asked_for: str | None) -> typer.Typer:
     application = typer.Typer(
         help="An unmodified PyTorch script on many devices, with the single-device answer.",
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode=None,
     )
     application.callback()(_root)
@@ -227,7 +243,7 @@ def _application(*, asked_for: str | None) -> typer.Typer:
             application.add_typer(target, name=command.name)
         else:
             settings = {"allow_interspersed_args": False} if command.runs_script else None
-            application.command(command.name, context_settings=settings)(target)
+            application.command(command.name, cls=GroupedCommand, context_settings=settings)(target)
     return application
 
 

@@ -15,6 +15,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 __all__ = ["parse_plain"]
 
+# Settings of an option that do not change how its value is read.
+_KNOWN_SETTINGS = {"metavar", "help", "show_default", "min", "max", "rich_help_panel"}
 _NUMBERS = {int: re.compile(r"\d{1,18}"), float: re.compile(r"\d{1,18}(\.\d+)?")}
 
 
@@ -85,7 +87,7 @@ def _options(function: Callable[..., Any]) -> dict[str, tuple[str, Any, Mapping[
 
 def _value(kind: Any, text: str, settings: Mapping[str, Any]) -> Any:
     """Value of an option; None where typer has to convert or refuse it."""
-    if text.startswith("-") or not set(settings) <= {"metavar", "help", "show_default", "min", "max"}:
+    if text.startswith("-") or not set(settings) <= _KNOWN_SETTINGS:
         return None
     if kind in (str, Path):
         return kind(text)

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
-import re
 import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ronde.checkpoint.cadence import read_cadence
+from ronde.cli.checkpoint_options import (
+    check_restarts,
+    checkpoint_place,
+    resumed_seed,
+    seed_of_checkpoint,
+    seed_of_run,
+)
 from ronde.cli.elastic_options import elastic_of, named_by_script
 from ronde.cli.explaining import explain
 from ronde.cli.hosts_options import hosts_of, is_here_alone, on_ray
 from ronde.cli.script_check import check_module, check_script
+from ronde.cli.server_options import (
+    check_starts_servers,
+    durability_of,
+    endpoints_of,
+    publish_interval,
+    server_state_of,
+    token_of,
+)
+from ronde.cli.trace_options import TRACED_STEPS, traced_steps, write_run_timeline
 from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.cluster.environment import ClusterEnvironment
@@ -32,7 +46,7 @@ from ronde.launch.launching_process import launching_process
 from ronde.launch.placement import Placement, resolve_placement
 from ronde.launch.rank_environment import threads_per_rank
 from ronde.launch.run_spec import RunSpec
-from ronde.plan import Plan, read_plan
+from ronde.plan import read_plan
 from ronde.plan.grammar import aliases_in
 from ronde.trace.run_directory import RunDirectory
 
@@ -43,126 +57,151 @@ __all__ = ["run"]
 
 TORCHRUN = ("-m", "torch.distributed.run")  # it reads PET_* by itself
 MOST_SEED = 2**32 - 1  # what numpy takes
-TRACED = "1:100"
 CHECKPOINT_EVERY, CHECKPOINTS_KEPT = "10m", 2
+
+# Groups of options in the help; options without one are those that people need first.
+RANKS_AND_HOSTS = "Ranks and hosts"
+PLAN = "Plan"
+FAILURES = "Checkpoints and failures"
+SERVERS = "Servers"
+LOGS = "Logs and traces"
 
 
 def run(  # noqa: PLR0913 - one parameter per option
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The script, or with -m a module.")],
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Python script, or with -m a module.")],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ARGS...", help="The script's own, --help included."),
+        typer.Argument(metavar="ARGS...", help="Arguments of the script, --help included."),
     ] = None,
     ranks: Annotated[
         str,
         typer.Option(
             metavar="N|auto",
-            help="Ranks; auto: one per CUDA device of this host, or one, or all slots of the hosts.",
+            help="Number of ranks. auto: one per CUDA device, or every slot of the hosts, else one.",
         ),
     ] = "auto",
     hosts: Annotated[
         str | None,
         typer.Option(
-            "--hosts", "-H", metavar="HOST:N,...", help="Hosts and their ranks, reached by ssh: a:2,b:2."
+            "--hosts", "-H", metavar="HOST:N,...", help="Hosts and their ranks, started by ssh: a:2,b:2."
         ),
-    ] = None,
-    hostfile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same in a file: a line HOST slots=N, or HOST:N.")
-    ] = None,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Ranks on a Ray cluster: its address, or auto.")
-    ] = None,
-    ssh_port: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=65535, help="Of the hosts' ssh servers.")
-    ] = None,
-    ssh_command: Annotated[
-        str | None,
-        typer.Option(metavar="COMMAND", help="In place of ssh: it is called with a host and a shell line."),
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME[=VALUE],...", help="Variables that the hosts are to be given."),
-    ] = None,
-    local_addr: Annotated[
-        str | None, typer.Option(metavar="IP", help="By which the hosts reach this one; else they are asked.")
     ] = None,
     plan: Annotated[
         str,
         typer.Option(
             "--plan",
             metavar="PLAN",
-            help="A plan such as ddp,bucket-mb=10, or a TOML file; names of other systems are taken, too.",
+            help="Parallel plan, such as zero2,precision=bf16 or tensor=2, or a TOML file.",
         ),
     ] = "ddp",
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, max=MOST_SEED, help="Of torch, numpy and random; else drawn, and printed."),
-    ] = None,
-    rng: Annotated[str | None, typer.Option(metavar="VALUE", help="Short for the plan's rng=VALUE.")] = None,
     servers: Annotated[
         str | None,
         typer.Option(
             metavar="N|ENDPOINTS",
-            help="Parameter servers to start beside the ranks, or where some listen: tcp://HOST:PORT,...",
-        ),
-    ] = None,
-    durability: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VALUE",
-            help="What of servers survives them: log, log,sync=always|group, snapshot or none.",
-            show_default="log",
-        ),
-    ] = None,
-    server_state: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Begin with the tables that the servers of an earlier --run-dir had."
-        ),
-    ] = None,
-    batch_dim: Annotated[
-        str | None, typer.Option(metavar="AXIS", help="Short for the plan's batch-dim=AXIS.")
-    ] = None,
-    loading: Annotated[
-        str | None, typer.Option(metavar="VALUE", help="Short for the plan's loading=VALUE.")
-    ] = None,
-    native: Annotated[
-        bool, typer.Option("--native", help="The script is distributed by itself: run it as torchrun would.")
-    ] = False,
-    run_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where logs go, instead of the user's state directory.")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads per rank, instead of an equal share of the cores.")
-    ] = None,
-    quiet: Annotated[
-        bool,
-        typer.Option(
-            "--quiet",
-            "-q",
-            help="Say only errors and that ranks stand still: no start line, progress, summary.",
-        ),
-    ] = False,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="End the run when ranks wait this long for another.")
-    ] = 1800.0,
-    publish: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", help="Publish the model so often while it trains, for ronde serve."),
-    ] = 0.0,
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a timeline of all ranks, for Perfetto; .gz compresses it."),
-    ] = None,
-    trace_steps: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A:B", help="Of which optimizer steps, from 1.", show_default=f"{TRACED} with --trace"
+            help="Parameter servers to start, or addresses of running ones: tcp://HOST:PORT,...",
         ),
     ] = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option(metavar="DIR|URL", help="Save the whole run there as it goes on, for --resume."),
+        typer.Option(metavar="DIR|URL", help="Save the whole run to this directory while it trains."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint, if there is one.")
+    ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=MOST_SEED, help="Seed of torch, numpy and random; drawn and printed if absent."
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a timeline of all ranks for Perfetto; .gz compresses it."),
+    ] = None,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Print errors and stalls only: no start line, progress, summary."),
+    ] = False,
+    module: Annotated[
+        bool, typer.Option("--module", "-m", help="SCRIPT is a module, as for python -m.")
+    ] = False,
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Hosts in a file, a line HOST slots=N or HOST:N each.",
+            rich_help_panel=RANKS_AND_HOSTS,
+        ),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Start ranks on a Ray cluster: its address, or auto.",
+            rich_help_panel=RANKS_AND_HOSTS,
+        ),
+    ] = None,
+    ssh_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=65535,
+            help="Port of the hosts' ssh servers.",
+            rich_help_panel=RANKS_AND_HOSTS,
+        ),
+    ] = None,
+    ssh_command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Program to call in place of ssh, with a host and a shell line.",
+            rich_help_panel=RANKS_AND_HOSTS,
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=VALUE],...",
+            help="Environment variables to set on other hosts.",
+            rich_help_panel=RANKS_AND_HOSTS,
+        ),
+    ] = None,
+    local_addr: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IP",
+            help="Address by which other hosts reach this one; found by asking them if absent.",
+            rich_help_panel=RANKS_AND_HOSTS,
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Threads of each rank; an equal share of the cores if absent.",
+            rich_help_panel=RANKS_AND_HOSTS,
+        ),
+    ] = None,
+    native: Annotated[
+        bool,
+        typer.Option(
+            "--native",
+            help="Start a script that is already distributed, as torchrun does.",
+            rich_help_panel=RANKS_AND_HOSTS,
+        ),
+    ] = False,
+    rng: Annotated[
+        str | None,
+        typer.Option(metavar="VALUE", help="Same as rng=VALUE in the plan.", rich_help_panel=PLAN),
+    ] = None,
+    batch_dim: Annotated[
+        str | None,
+        typer.Option(metavar="AXIS", help="Same as batch-dim=AXIS in the plan.", rich_help_panel=PLAN),
+    ] = None,
+    loading: Annotated[
+        str | None,
+        typer.Option(metavar="VALUE", help="Same as loading=VALUE in the plan.", rich_help_panel=PLAN),
     ] = None,
     every: Annotated[
         str | None,
@@ -170,41 +209,108 @@ def run(  # noqa: PLR0913 - one parameter per option
             metavar="N|TIME",
             help="Steps between checkpoints, or a time: 30s, 10m, 1h.",
             show_default=CHECKPOINT_EVERY,
+            rich_help_panel=FAILURES,
         ),
     ] = None,
     keep: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="K", help="Checkpoints that are kept.", show_default=str(CHECKPOINTS_KEPT)
+            min=1,
+            metavar="K",
+            help="Number of checkpoints to keep.",
+            show_default=str(CHECKPOINTS_KEPT),
+            rich_help_panel=FAILURES,
         ),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint, where there is one.")
-    ] = False,
     restarts: Annotated[
         int,
         typer.Option(
-            min=0, metavar="N", help="Start ranks again after a failure, from the newest checkpoint."
+            min=0,
+            metavar="N",
+            help="Restarts after a failure, from the newest checkpoint.",
+            rich_help_panel=FAILURES,
         ),
     ] = 0,
     min_ranks: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Go on with fewer hosts after a failure, down to N ranks."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Continue with fewer hosts after a failure, with at least N ranks.",
+            rich_help_panel=FAILURES,
+        ),
     ] = None,
     max_ranks: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Take in hosts that come, up to N ranks.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Admit new hosts while it trains, up to N ranks.",
+            rich_help_panel=FAILURES,
+        ),
     ] = None,
     host_discovery_script: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A program that prints host:slots, a line for each host there is."),
+        typer.Option(
+            metavar="FILE",
+            help="Program that prints the available hosts, a line host:slots each.",
+            rich_help_panel=FAILURES,
+        ),
     ] = None,
-    module: Annotated[
-        bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
-    ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="End the run when ranks have waited this long for another rank.",
+            rich_help_panel=FAILURES,
+        ),
+    ] = 1800.0,
+    durability: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VALUE",
+            help="How servers persist tables: log, log,sync=always|group, snapshot or none.",
+            show_default="log",
+            rich_help_panel=SERVERS,
+        ),
+    ] = None,
+    server_state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Start with the tables of the servers of an earlier --run-dir.",
+            rich_help_panel=SERVERS,
+        ),
+    ] = None,
+    publish: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Publish the model at this interval for ronde serve; 0: never.",
+            rich_help_panel=SERVERS,
+        ),
+    ] = 0.0,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Directory of logs and evidence; a new one below the user's state directory if absent.",
+            rich_help_panel=LOGS,
+        ),
+    ] = None,
+    trace_steps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A:B",
+            help="Optimizer steps to trace, counted from 1.",
+            show_default=f"{TRACED_STEPS} with --trace",
+            rich_help_panel=LOGS,
+        ),
+    ] = None,
 ) -> None:
-    """Run an ordinary PyTorch script on many ranks, with the numbers it would have on one device.
+    """Run an ordinary PyTorch script on many ranks, with the numbers of one device.
 
-    Options of ronde stand before SCRIPT; everything behind it is the script's.
+    Options of ronde come before SCRIPT. Everything after SCRIPT belongs to the script.
     """
     check_linux()
     check_torch()
@@ -227,8 +333,8 @@ def run(  # noqa: PLR0913 - one parameter per option
     ):  # no agent is needed, and rank 0 may have the terminal
         shares = ()
     remote = hosts_of(where, shares, ssh_port, ssh_command, env or [], local_addr)
-    endpoints = _endpoints(servers)
-    kept, sync = _durability(durability)
+    endpoints = endpoints_of(servers)
+    kept, sync = durability_of(durability)
     if native and servers is not None and plan == "ddp":
         plan = "ps"  # the program says by its KVStore what servers are to do; only their rule is the plan's
     count_of_servers = str(len(endpoints)) if endpoints else servers
@@ -237,15 +343,15 @@ def run(  # noqa: PLR0913 - one parameter per option
     meant = read_plan(plan, *shorthand, ranks=count, device="cuda" if devices else "cpu")
     for option, value in (("--durability", durability), ("--server-state", server_state)):
         if value is not None:
-            _check_starts_servers(f"{option} {value}", endpoints, meant)
+            check_starts_servers(f"{option} {value}", endpoints, meant)
     check_module(script) if module else check_script(script)
-    _check_restarts(restarts, checkpoint, place, servers if endpoints and any((restarts, *bounds)) else "")
+    check_restarts(restarts, checkpoint, place, servers if endpoints and any((restarts, *bounds)) else "")
     for option, value in (("--every", every), ("--keep", keep)):
         if value is not None and checkpoint is None:
             raise UsageError(f"{option} {value} needs --checkpoint DIR")
     saves, fits = checkpoint is not None, partial(_fits, str(meant))
     elasticity = elastic_of(bounds, remote, hostfile, where, ranks, count, saves=saves, fits=fits)
-    saved = _saved(checkpoint, resume=resume, native=native, plan=str(meant))
+    saved = seed_of_checkpoint(checkpoint, resume=resume, native=native, plan=str(meant))
     directory = _directory(run_dir, place, parent)
     job = Job(
         run=RunSpec(
@@ -253,19 +359,19 @@ def run(  # noqa: PLR0913 - one parameter per option
             arguments=tuple(arguments or ()),
             module=module,
             plan=str(meant),
-            seed=_seed(seed, place) if saved is None else _seed_of(checkpoint, saved, asked=seed),
+            seed=seed_of_run(seed, place) if saved is None else resumed_seed(checkpoint, saved, asked=seed),
             native=native,
             threads=threads,
             quiet=quiet,
             timeout=_timeout(timeout),
             servers=endpoints,
-            server_token=_token(endpoints),
+            server_token=token_of(endpoints),
             durability=kept,
             durability_sync=sync,
-            server_state=_server_state(server_state, directory),
-            publish=_publish(publish, native=native),
-            trace_steps=_traced(trace, trace_steps, native=native, place=place),
-            checkpoint=_checkpoint_place(checkpoint),
+            server_state=server_state_of(server_state, directory),
+            publish=publish_interval(publish, native=native),
+            trace_steps=traced_steps(trace, trace_steps, native=native, place=place),
+            checkpoint=checkpoint_place(checkpoint),
             checkpoint_every=read_cadence(CHECKPOINT_EVERY if every is None else every),
             checkpoint_keep=CHECKPOINTS_KEPT if keep is None else keep,
             resume=saved is not None,
@@ -290,26 +396,8 @@ def run(  # noqa: PLR0913 - one parameter per option
         job, remote, policy, say, explain=explain, elastic=elasticity, launching=launch
     )
     if trace is not None:
-        _write_timeline(job, trace)
+        write_run_timeline(job, trace)
     sys.exit(outcome.exit_code)
-
-
-def _check_restarts(
-    restarts: int, checkpoint: str | None, place: ClusterEnvironment | None, servers: str | None
-) -> None:
-    """Raise `UsageError` where ranks cannot be started again.
-
-    Args:
-        servers: that were started by hand, where ranks may be started again.
-    """
-    if restarts and (checkpoint is None or place is not None):
-        why = "needs --checkpoint DIR" if checkpoint is None else "is torchrun's: use its --max-restarts"
-        raise UsageError(f"--restarts {restarts} {why}")
-    if servers:
-        raise UsageError(
-            f"--servers {servers} were started by hand and keep what they have when ranks are started again; "
-            "give --servers N, or leave out --restarts, --min-ranks and --max-ranks"
-        )
 
 
 def _fits(plan: str, ranks: int) -> bool:
@@ -348,151 +436,10 @@ def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | Non
     return (len(devices) or 1) if ranks == "auto" else int(ranks)
 
 
-def _endpoints(servers: str | None) -> tuple[str, ...]:
-    """Of servers that somebody else has started; none where a number is to be started."""
-    if servers is None or servers.isdecimal():
-        return ()
-    found = tuple(each.strip() for each in servers.split(","))
-    for each in found:
-        place = re.fullmatch(r"ipc://.+|tcp://.+:(\d+)", each)
-        if place is None or not 0 < int(place[1] or 1) < 1 << 16:
-            raise UsageError(
-                f"--servers {servers} is neither a number nor a list of endpoints such as "
-                "tcp://10.0.0.5:4000; try --servers 2"
-            )
-    if len(set(found)) < len(found):
-        raise UsageError(f"--servers {servers} names one server twice; each has an endpoint of its own")
-    return found
-
-
-def _check_starts_servers(option: str, endpoints: tuple[str, ...], plan: Plan) -> None:
-    """Raise `UsageError` for an option about servers that this command does not start."""
-    if endpoints:
-        raise UsageError(
-            f"{option} is for servers that ronde run starts, and these were started by hand: leave it out, "
-            "and give each `ronde server` a --state DIR"
-        )
-    if not plan.state.server_count:
-        raise UsageError(
-            f"{option} is for parameter servers, and plan {plan} has none: leave it out, or give "
-            "--servers N with --plan ps or hybrid"
-        )
-
-
-def _durability(text: str | None) -> tuple[str, str]:
-    if text is None:
-        return "log", "never"
-    from ronde.launch.server_config import read_durability
-
-    return read_durability(text)
-
-
-def _token(endpoints: tuple[str, ...]) -> str:
-    if not endpoints:
-        return ""
-    from ronde.launch.server_config import read_token
-
-    return read_token(os.environ)
-
-
-def _server_state(path: Path | None, directory: RunDirectory) -> str:
-    if path is None:
-        return ""
-    if path.absolute() == directory.path:
-        raise UsageError(
-            f"--server-state {path} is the run directory, whose servers begin with nothing; give the run "
-            "another by --run-dir DIR"
-        )
-    return str(path.absolute())
-
-
 def _timeout(seconds: float) -> float:
     if not 0 < seconds < math.inf:
         raise UsageError(f"--timeout {seconds:g} is not a number of seconds above 0; try --timeout 1800")
     return seconds
-
-
-def _publish(seconds: float, *, native: bool) -> float:
-    if not 0 <= seconds < math.inf:
-        raise UsageError(f"--publish {seconds:g} is not a number of seconds; try --publish 1")
-    if seconds and native:
-        raise UsageError("--publish needs a script that ronde distributes; leave out --native")
-    if seconds and importlib.util.find_spec("safetensors") is None:
-        raise UsageError("--publish needs safetensors: pip install 'ronde[serve]'")
-    return seconds
-
-
-def _traced(file: Path | None, steps: str | None, *, native: bool, place: ClusterEnvironment | None) -> str:
-    """Of which steps ranks write a timeline; "" for none."""
-    if file is None:
-        if steps is not None:
-            raise UsageError(f"--trace-steps {steps} says of which steps; add --trace FILE to say where to")
-        return ""
-    if native:
-        raise UsageError("--trace needs a script that ronde distributes; leave out --native")
-    if place is not None:
-        raise UsageError("--trace needs ranks that ronde has started, not torchrun; start them by --ranks N")
-    from ronde.trace.recorder import StepRange
-
-    try:
-        StepRange.parse(steps or TRACED)
-    except ValueError:
-        raise UsageError(
-            f"--trace-steps {steps} is no range of steps A:B, counted from 1; try --trace-steps {TRACED}"
-        ) from None
-    if not os.access(file.absolute().parent, os.W_OK | os.X_OK) or file.is_dir():
-        raise UsageError(f"--trace {file} cannot be written there; name a file in a folder that is there")
-    return steps or TRACED
-
-
-def _write_timeline(job: Job, file: Path) -> None:
-    from ronde.report.timeline import write_timeline
-
-    try:
-        made = write_timeline(job.run_directory.path, file)
-    except OSError as error:
-        say(f"the timeline was not written to {file}: {error.strerror}; its parts are in the run directory")
-        return
-    if not job.run.quiet:
-        say(f"a timeline of {made.spans} spans is in {file}; open it in ui.perfetto.dev or chrome://tracing")
-        if made.hosts > 1:
-            say(f"clocks of its {made.hosts} hosts agree to {made.error * 1e3:.2f} ms")
-
-
-def _checkpoint_place(given: str | None) -> str:
-    if not given:
-        return ""
-    return given if "://" in given else os.path.abspath(given)
-
-
-def _saved(place: str | None, *, resume: bool, native: bool, plan: str) -> int | None:
-    """The seed of the run that is resumed; None where the run begins."""
-    if place is None:
-        if resume:
-            raise UsageError("--resume needs --checkpoint DIR, where the run was saved")
-        return None
-    if native:
-        raise UsageError("--checkpoint needs a script that ronde distributes; leave out --native")
-    parsed = Plan.parse(plan)
-    if parsed.in_local_view and parsed.mesh.cuts_models is not None:
-        raise UsageError(
-            f"--checkpoint saves cut models that are in step, and under {parsed.item('update')} each replica "
-            f"trains by itself; leave out {parsed.item(parsed.mesh.cuts_models)}, or take update=sync"
-        )
-    from ronde.checkpoint.mirror import Mirror, is_url
-    from ronde.trace.checkpoint_manifest import checkpoints_in, latest_manifest
-
-    found = Mirror(place).latest() if is_url(place) else latest_manifest(Path(place))
-    if found is None:
-        if not is_url(place) and any(checkpoints_in(Path(place))):
-            raise UsageError(f"no checkpoint in {place} is whole; choose another folder to begin anew")
-        return None  # the first start, too, may say --resume
-    if not resume:
-        raise UsageError(
-            f"--checkpoint {place} has a checkpoint of step {found.step}: go on from it by --resume, or "
-            "choose another folder"
-        )
-    return found.seed
 
 
 def _directory(path: Path | None, place: ClusterEnvironment | None, parent: int) -> RunDirectory:
@@ -501,25 +448,6 @@ def _directory(path: Path | None, place: ClusterEnvironment | None, parent: int)
     from ronde.launch.external_launch import shared_run_id
 
     return RunDirectory.join(path, shared_run_id(place, parent), os.environ)
-
-
-def _seed_of(place: str | None, saved: int, *, asked: int | None) -> int:
-    """The seed of a run that is resumed."""
-    if asked not in (None, saved):
-        raise UsageError(
-            f"--seed {asked}: the checkpoint in {place} is of a run with seed {saved}; leave it out"
-        )
-    return saved
-
-
-def _seed(seed: int | None, place: ClusterEnvironment | None) -> int:
-    if seed is not None:
-        return seed
-    if place is None:
-        return int.from_bytes(os.urandom(4), "big") % 2**31
-    from ronde.launch.external_launch import shared_seed
-
-    return shared_seed(place)
 
 
 def _start_line(

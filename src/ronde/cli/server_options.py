@@ -1,0 +1,90 @@
+"""Options of `ronde run` for parameter servers and publishing."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import re
+from pathlib import Path
+
+from ronde.errors import UsageError
+from ronde.plan import Plan
+from ronde.trace.run_directory import RunDirectory
+
+__all__ = [
+    "check_starts_servers",
+    "durability_of",
+    "endpoints_of",
+    "publish_interval",
+    "server_state_of",
+    "token_of",
+]
+
+
+def endpoints_of(servers: str | None) -> tuple[str, ...]:
+    """Return endpoints of servers started by hand; () for a number."""
+    if servers is None or servers.isdecimal():
+        return ()
+    found = tuple(each.strip() for each in servers.split(","))
+    for each in found:
+        place = re.fullmatch(r"ipc://.+|tcp://.+:(\d+)", each)
+        if place is None or not 0 < int(place[1] or 1) < 1 << 16:
+            raise UsageError(
+                f"--servers {servers} is neither a number nor a list of endpoints such as "
+                "tcp://10.0.0.5:4000; try --servers 2"
+            )
+    if len(set(found)) < len(found):
+        raise UsageError(f"--servers {servers} names one server twice; each has an endpoint of its own")
+    return found
+
+
+def check_starts_servers(option: str, endpoints: tuple[str, ...], plan: Plan) -> None:
+    """Raise `UsageError` for an option about servers that this command does not start."""
+    if endpoints:
+        raise UsageError(
+            f"{option} is for servers that ronde run starts, and these were started by hand: leave it out, "
+            "and give each `ronde server` a --state DIR"
+        )
+    if not plan.state.server_count:
+        raise UsageError(
+            f"{option} is for parameter servers, and plan {plan} has none: leave it out, or give "
+            "--servers N with --plan ps or hybrid"
+        )
+
+
+def durability_of(text: str | None) -> tuple[str, str]:
+    if text is None:
+        return "log", "never"
+    from ronde.launch.server_config import read_durability
+
+    return read_durability(text)
+
+
+def token_of(endpoints: tuple[str, ...]) -> str:
+    if not endpoints:
+        return ""
+    from ronde.launch.server_config import read_token
+
+    return read_token(os.environ)
+
+
+def server_state_of(path: Path | None, directory: RunDirectory) -> str:
+    if path is None:
+        return ""
+    if path.absolute() == directory.path:
+        raise UsageError(
+            f"--server-state {path} is the run directory, whose servers begin with nothing; give the run "
+            "another by --run-dir DIR"
+        )
+    return str(path.absolute())
+
+
+def publish_interval(seconds: float, *, native: bool) -> float:
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"--publish {seconds:g} is not a number of seconds; try --publish 1")
+    if seconds and native:
+        raise UsageError("--publish needs a script that ronde distributes; leave out --native")
+    if seconds and importlib.util.find_spec("safetensors") is None:
+        raise UsageError("--publish needs safetensors: pip install 'ronde[serve]'")
+    return seconds
