@@ -1,1 +1,1 @@
-"""A tensor that is whole to the script and rows on the rank: layout, edges, views, rules."""
+"""Global tensors: the whole value to the script, this rank's rows underneath."""

@@ -24,16 +24,16 @@ from ronde.trace.step_clock import Part
 
 __all__ = ["ENGINE", "install"]
 
-# By it checkpoints of torch before 2.13 keep arguments; it computes nothing of them.
+# Checkpoints of torch before 2.13 keep their arguments with this function, which computes nothing.
 _KEEPS_ARGUMENTS: Any = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 
 
 def install(patches: Patches, context: Context, replicas: Context, on_backward: Callable[[], None]) -> None:
-    """Replace the functions.
+    """Patch `torch.autograd.grad`, the autograd engine, `Function.apply` and `nn.Parameter`.
 
     Args:
         replicas: the ranks over which gradients of parameters are averaged.
-        on_backward: hears of each `grad` that the script is about to begin.
+        on_backward: callback before each `grad` that the script begins.
     """
     _install_engine(patches, context)
     patches.layer(GRAD, "boundary", functools.partial(_layer_of_grad, context, replicas, on_backward))
@@ -42,9 +42,10 @@ def install(patches: Patches, context: Context, replicas: Context, on_backward: 
 
 
 def _install_engine(patches: Patches, context: Context) -> None:
-    """The backward of a loss of a class of its own has functions of torch pass over all tensor classes.
+    """Enable `__torch_function__` while the autograd engine runs.
 
-    What is computed again in there would read the memory of a parameter in parts, not ask for the whole.
+    `Tensor.backward` of a subclass runs with `__torch_function__` disabled. Code recomputed inside of
+    backward would then read the memory of a sharded parameter instead of gathering the whole value.
     """
     plain: Any = getattr(torch.autograd, ENGINE)
 
@@ -60,9 +61,9 @@ def _install_engine(patches: Patches, context: Context) -> None:
 
 
 ENGINE = "_engine_run_backward"
-"""By it `backward` and `grad` begin."""
+"""Name of the engine's entry point, through which `backward` and `grad` run."""
 
-# What `torch.autograd.grad` takes behind outputs, inputs and grad_outputs, in its order.
+# Positional parameters of `torch.autograd.grad` after outputs, inputs and grad_outputs, in its order.
 _OPTIONS = (
     "retain_graph", "create_graph", "only_inputs", "allow_unused", "is_grads_batched", "materialize_grads",
 )  # fmt: skip
@@ -72,7 +73,7 @@ def _layer_of_grad(
     context: Context, replicas: Context, on_backward: Callable[[], None], plain: Callable[..., Any]
 ) -> Callable[..., Any]:
     def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Results are local gradients of what is used on shards; their mean over ranks is the true one."""
+        """Average local gradients over ranks to the gradients of one device."""
         options = {**dict(zip(_OPTIONS, args, strict=False)), **kwargs}
         if not context.on_main_thread() or in_transform():
             return plain(outputs, inputs, grad_outputs, **options)
@@ -101,20 +102,20 @@ def _layer_of_grad(
 
 
 def _several(values: Any) -> tuple[Any, ...]:
-    """Tensors or edges of a graph, of which one may stand alone; an edge is a tuple itself."""
+    """Return tensors or graph edges as a tuple (a single `GradientEdge` is one)."""
     alone = isinstance(values, (torch.Tensor, torch.autograd.graph.GradientEdge, DeferredScalar))
     return (values,) if alone else tuple(values)
 
 
 def _gradient_target(value: Any) -> Any:
-    """The plain tensor by which a global tensor is part of the graph."""
+    """Return the plain tensor through which a global tensor is part of the graph."""
     if not isinstance(value, GlobalTensor):
         return value
     return _gradient_target(value._full if value._local is None else value._local)
 
 
 def _leave(replicas: Context, value: Any, result: torch.Tensor | None) -> torch.Tensor | None:
-    """A gradient as the script is to see it."""
+    """Convert the local gradient of `value` to the gradient that the script sees."""
     if result is None:
         return None
     if isinstance(value, GlobalTensor) and value._local is not None:
@@ -123,7 +124,7 @@ def _leave(replicas: Context, value: Any, result: torch.Tensor | None) -> torch.
 
 
 def _of_rows(value: GlobalTensor, rows: torch.Tensor, result: torch.Tensor) -> GlobalTensor:
-    """The gradient of a global tensor, from that of its innermost rows."""
+    """Convert the gradient of a global tensor's innermost rows to a global tensor."""
     if isinstance(rows, GlobalTensor) and rows._local is not None:
         result = _of_rows(rows, rows._local, result)
     # The local gradient of a shard is W times the true one.
@@ -144,7 +145,7 @@ def _install_function(patches: Patches, context: Context) -> None:
         return method.__get__(None, cls)(*args, **kwargs)
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        """A user's own function sees whole values, and makes such: it may do anything with its data."""
+        """Call a `Function` of the script with whole values, as on one device."""
         if cls is _KEEPS_ARGUMENTS:
             return plain(cls, *args, **kwargs)  # the same as in forward are there to compute again
         if any(isinstance(value, (GlobalTensor, DeferredScalar)) for value in args):

@@ -1,4 +1,4 @@
-"""The ranks, and where on this rank the script's execution stands."""
+"""Rank group of global tensors, and the execution state of this rank."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["Context", "Region", "Standing", "carries_tangents", "in_transform"]
 
 
 class Region(enum.Enum):
-    """Where execution stands.
+    """Region of code in which the main thread executes.
 
     SCRIPT: values are global (the script itself, and the body of a module run in parts).
     SHARDED: inside a model that runs on this rank's rows.
     OBSERVED: the same, in a call that is watched, and unwound if the rows are not independent.
     REPLICATED: inside a model that runs on the whole batch on every rank.
-    SAMPLES: every rank reads the same samples of a data set; what modules do there is no call on a batch.
+    SAMPLES: every rank reads the same samples of a data set; a module call in there is not a call on a batch.
     """
 
     SCRIPT = "script"
@@ -42,13 +42,13 @@ class Region(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Standing:
-    """Where the main thread's execution stands.
+    """Execution state of the main thread.
 
     Attributes:
-        rows: global rows of the sharded call under way, and of the batch of a module run in parts.
-        batchless: what the sharded call under way normalizes has no rows of the batch.
-        function: which `torch.autograd.Function` the script has applied, while its forward runs.
-        resuming: what is to stand around what is computed here again in backward.
+        rows: global batch size of the sharded call under way, or of the batch of a module run in parts.
+        batchless: whether the sharded call under way normalizes only tensors without rows, such as weights.
+        function: name of the script's `torch.autograd.Function` while its forward runs, else "".
+        resuming: context manager to enter around a recomputation of this region in backward.
     """
 
     region: Region
@@ -59,29 +59,31 @@ class Standing:
 
 
 class Context:
-    """The ranks among which tensors are cut, and this rank's standing; one per session.
+    """Rank group over which tensors are sharded, with this rank's execution state.
 
     Attributes:
         comm: collectives of global tensors, apart from the reducer's: their order is the script's.
-        adopt: tells the reducer of a leaf tensor whose gradient differs between ranks.
-        clock: is told, where it is armed, what runs.
-        standing: where the main thread's execution stands.
-        loss_is_scaled: the script scales its loss to the edge of what float16 holds.
-        gradients_watched: the script may look at gradients in the midst of a backward.
-        compares: what the script gives to models and losses may differ between ranks, as it has started
+        adopt: callback that reports to the reducer a leaf whose gradient differs between ranks.
+        clock: step clock that records, while armed, which part of the program runs.
+        standing: execution state of the main thread.
+        loss_is_scaled: whether the script scales its loss to the edge of what float16 holds.
+        gradients_watched: whether the script may look at gradients in the midst of a backward.
+        compares: whether inputs of models and losses may differ between ranks, as the script has started
             threads or processes.
-        compared: the operations of the sharded call under way are compared with those of an observed one.
-        together: in an observed call, has all ranks do what needs all of them, or none of them.
-        weight: how many times the true one the local gradient of a shard is; see `edges`.
-        on_whole: hears of each function that is carried out on whole values, with its arguments.
-        attempt: does what may raise on some ranks only, and has all raise what the script would catch; see
-            `SharedExceptions.attempt`.
-        attempting: such a thing is under way, and the script would catch what it raises.
-        averages_leaves: gradients of leaves that enter shards whole become their mean over ranks by `adopt`.
-        averaged_later: tells leaves whose gradients the reducer averages over this context's ranks too.
-        stand_ins: tensors that stand for such leaves in one call.
-        cuts_rows: what is cut is a batch, along its rows; else values inside of models.
-        outer: of values whose shards this context's values may be; None where there is no such context.
+        compared: whether operations of the sharded call under way are compared with an observed call.
+        together: function that, in an observed call, runs a collective on all ranks or on none of them.
+        weight: factor W of a shard's local gradient over the true one; see `edges`.
+        on_whole: callback for each function that is carried out on whole values, with its arguments.
+        attempt: function that runs work which may raise on some ranks only, and makes all ranks raise an
+            exception that the script would catch; see `SharedExceptions.attempt`.
+        attempting: whether such work is under way and the script would catch its exception.
+        averages_leaves: whether gradients of leaves that enter shards whole are averaged over ranks by
+            `adopt`.
+        averaged_later: predicate for leaves whose gradients the reducer averages over this context's ranks
+            too.
+        stand_ins: tensors that replace such leaves in one call.
+        cuts_rows: whether tensors are batches cut along their rows; else they are values inside of models.
+        outer: context of the global tensors whose shards may be global tensors of this context, or None.
     """
 
     averages_leaves = True
@@ -113,43 +115,60 @@ class Context:
 
     @classmethod
     def within_rows(cls, comm: Comm, outer: Context | None = None) -> Context:
-        """Ranks that compute on the same rows: what they have whole is alike, and so are its gradients."""
+        """Create the context of ranks that compute on the same rows (tensor parallelism).
+
+        Replicated values and their gradients are equal on these ranks, so `weight` is 1 and leaves are not
+        averaged.
+
+        Args:
+            outer: context that cuts the batch over other ranks, if there is one.
+        """
         context = cls(comm=comm, adopt=lambda leaf: None)
         context.weight, context.outer = 1, outer
         context.averages_leaves = context.cuts_rows = False
         return context
 
     def is_averaged_later(self, tensor: torch.Tensor) -> bool:
-        """Tell whether the reducer makes the mean of a tensor's gradients."""
+        """Return whether the reducer averages a tensor's gradients."""
         return not tensor._backward_hooks and (tensor in self.stand_ins or self.averaged_later(tensor))
 
     def stand_in(self, tensor: torch.Tensor, leaf: torch.Tensor) -> None:
-        """Treat a tensor as the leaf that its gradient comes to."""
+        """Treat a tensor as the leaf that its gradient reaches."""
         if self.is_averaged_later(leaf):
             self.stand_ins.set(tensor, True)
 
     @property
     def gradient_factor(self) -> int:
-        """How many times the true one the local gradient of a shard is; see `loss_scale`."""
+        """Factor of a shard's local gradient over the true one; see `loss_scale`."""
         return 1 if self.loss_is_scaled and not self.gradients_watched else self.weight
 
     @property
     def region(self) -> Region:
-        """Where execution stands; other threads of the script are never inside what its main one is in."""
-        if torch.compiler.is_dynamo_compiling():  # which knows no threads, and guards by what it reads
+        """Region of the current thread.
+
+        That of the main thread, for itself and its backward; `SCRIPT` for other threads of the script.
+        """
+        if torch.compiler.is_dynamo_compiling():  # Dynamo knows no threads, and guards by what it reads
             return self.standing.region
         return self.standing.region if self.is_in_step() else Region.SCRIPT
 
     def on_main_thread(self) -> bool:
-        """Only the script's main thread is in lockstep with the other ranks, and no fork of it."""
+        """Return whether this is the script's main thread.
+
+        Only this thread is in lockstep with other ranks. False in a forked process too.
+        """
         return threading.get_ident() == self._thread
 
     def is_in_step(self) -> bool:
-        """On the script's main thread, or on that which works for its backward."""
+        """Return whether this is the main thread, or the autograd thread of its backward."""
         return self.on_main_thread() or _in_backward()
 
     def script_computes(self) -> bool:
-        """Whether what runs now is the script's own on all ranks, and no part of a backward."""
+        """Return whether the script itself computes on several ranks now.
+
+        False inside of models, backward and `torch.func` transforms. Where it is true all ranks run the same
+        code in the same order, so a collective is possible.
+        """
         if torch.compiler.is_dynamo_compiling():
             return False
         return (
@@ -162,7 +181,7 @@ class Context:
         )
 
     def reads_alone(self) -> bool:
-        """Whether no other of the script's threads has read what needs all ranks and is still there."""
+        """Return whether no other living thread has read values that need a collective."""
         here = threading.current_thread()
         before, self._reader = self._reader() or here, weakref.ref(here)
         return before is here or not before.is_alive()
@@ -172,7 +191,7 @@ class Context:
 
     @contextmanager
     def enter(self, standing: Standing | Region, rows: int | None = None) -> Iterator[None]:
-        """Execute elsewhere."""
+        """Execute in another region inside the `with` block."""
         before = self.standing
         if isinstance(standing, Region):
             standing = Standing(standing, rows)
@@ -192,17 +211,17 @@ _contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
 def in_transform() -> bool:
-    """Inside `torch.func`: tensors are wrapped there, and cannot be sent."""
+    """Return whether a `torch.func` transform is active: its wrapped tensors cannot be sent."""
     return peek_interpreter_stack() is not None
 
 
 def carries_tangents() -> bool:
-    """Inside `torch.autograd.forward_ad`: tangents go along with tensors, and are not sent with them."""
+    """Return whether forward-mode AD is active: tangents would not be sent along with tensors."""
     return forward_ad_level() >= 0
 
 
 def _fall_out_of_step() -> None:
-    """In a process that was forked, as workers that load samples: ranks meet in their own only."""
+    """Mark a forked process, such as a DataLoader worker, as out of lockstep."""
     for context in _contexts:
         context._thread = 0
 
@@ -211,8 +230,9 @@ os.register_at_fork(after_in_child=_fall_out_of_step)
 
 
 def _in_backward() -> bool:
-    """Whether this is the thread in which autograd works for a CUDA device, while the script's thread waits.
+    """Return whether this is an autograd thread of a CUDA device.
 
-    Python has not started it; in one that it has started, the script would call backward by itself.
+    The script's thread waits for it. Python has not started such a thread. In one that it has started, the
+    script would call backward by itself.
     """
     return current_graph_task_id() != -1 and isinstance(threading.current_thread(), threading._DummyThread)

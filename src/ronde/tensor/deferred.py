@@ -1,4 +1,4 @@
-"""A loss whose sum over ranks is still under way.
+"""A scalar loss with its sum over ranks still under way.
 
 Its reduction was started when the loss was computed, by all ranks in the same order; only the *waiting* is
 put off until somebody reads the value. Backward needs the gradient, not the value, so the ranks need not
@@ -31,7 +31,7 @@ _SCALING = {
 _ADDING = {torch.add, T.add, T.__add__, T.__radd__}
 # A sum of hundreds of losses is waited for now and then, or its value would be found by deep recursion.
 _LONGEST_CHAIN = 32
-# They want to know the number, and nothing of its graph.
+# They read the number, and nothing of its graph.
 _READING = {T.item, T.__format__}
 _ATTRIBUTES = ("shape", "ndim", "dtype", "device", "requires_grad", "grad_fn", "is_leaf")
 _METADATA = {
@@ -41,23 +41,26 @@ _METADATA = {
 
 
 class DeferredScalar(torch.Tensor):
-    """See the module. Made by `defer` alone; for the script a plain tensor without dimensions."""
+    """Scalar loss with a pending reduction; made by `defer` alone.
 
-    # Not in its dictionary, which is the script's.
+    For the script it is a plain tensor without dimensions.
+    """
+
+    # Slots, as the instance dictionary is the script's.
     __slots__ = ("_arrive", "_arrived", "_context", "_depth", "_number", "_plain", "_stand_in")
-    # Has the graph, and the gradient that the value will have; its own value is this rank's share.
+    # Carries the graph, and the gradient that the value will have; its own value is this rank's share.
     _stand_in: torch.Tensor
     # Waits, and gives the value with its graph.
     _arrive: Callable[[], torch.Tensor]
     # Waits, and gives the value alone.
     _number: Callable[[], torch.Tensor] | None
-    # The value as it arrived; what was derived from it goes by this.
+    # The value as it arrived; values derived from this scalar are computed from it.
     _arrived: torch.Tensor | None
     # The value with its graph, once somebody has asked; the script may change it in place.
     _plain: torch.Tensor | None
-    # How many steps lie between it and what it was derived from.
+    # Number of deferred operations between this value and its origin.
     _depth: int
-    # Is told what the script puts into it.
+    # Context of the reduction; its clock records the time spent here.
     _context: Context
 
     @classmethod
@@ -90,7 +93,7 @@ class DeferredScalar(torch.Tensor):
 
 
 def _carried_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of a loss, put off as the loss is where that can be."""
+    """Apply a function to a loss, deferring linear functions until the value is read."""
     first = args[0] if args else None
     if isinstance(first, DeferredScalar) and first._plain is None and not kwargs:
         if func in _METADATA:
@@ -116,12 +119,12 @@ def _begin_backward(
     loss: DeferredScalar, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False,
     inputs: Any = None,
 ) -> None:  # fmt: skip
-    """As `Tensor.backward` does, with the loss as it is: its value is not waited for."""
+    """Start `Tensor.backward` without waiting for the value of the loss."""
     torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _context_of(given: Any) -> Context:
-    """That of the first loss in an argument list."""
+    """Return the context of the first loss in an argument list."""
     return next(instances(DeferredScalar, given))._context
 
 
@@ -132,10 +135,14 @@ def defer(
     depth: int = 0,
     number: Callable[[], torch.Tensor] | None = None,
 ) -> DeferredScalar:
-    """The value that `arrive` will give; `stand_in` has its gradient already.
+    """Create a scalar from a pending reduction; backward can start before the value arrives.
 
     Args:
-        number: as `arrive`, without the graph.
+        stand_in: scalar in the graph with the gradient that the value will have; its value is this rank's
+            share.
+        arrive: function that waits for the reduction and returns the value with its graph.
+        depth: number of deferred operations since the reduction.
+        number: like `arrive`, but returns the value without the graph.
     """
     with DisableTorchFunction():
         shell: Any = make_wrapper_subclass(
@@ -147,7 +154,10 @@ def defer(
 
 
 def resolve(value: DeferredScalar) -> torch.Tensor:
-    """Wait for the value; a plain tensor with its graph, the same one at every call."""
+    """Wait for the value and return it as a plain tensor with its graph.
+
+    Each call returns the same tensor.
+    """
     if value._plain is None:
         with _modes_of(value._stand_in):
             value._plain = _original(value).clone()
@@ -163,13 +173,13 @@ def _original(value: DeferredScalar) -> torch.Tensor:
 
 @contextmanager
 def _modes_of(stand_in: torch.Tensor) -> Iterator[None]:
-    """As it was where the value was computed; it may be read anywhere."""
+    """Restore grad and inference mode of the place where the value was computed."""
     with torch.inference_mode(stand_in.is_inference()), torch.set_grad_enabled(stand_in.requires_grad):
         yield
 
 
 def root(value: Any) -> Any:
-    """What backward starts from: no value is needed there."""
+    """Return the tensor at which backward starts, without waiting for the value."""
     if not isinstance(value, DeferredScalar):
         return value
     return value._stand_in if value._plain is None else value._plain

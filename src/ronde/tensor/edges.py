@@ -43,7 +43,10 @@ __all__ = [
 
 
 def gather_data(context: Context, local: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The whole value from every rank's rows, without a graph; it lies in memory as the shards do."""
+    """Gather the whole value from every rank's rows, without a graph.
+
+    The result has the memory order of the shards.
+    """
     _check_thread(context)
     order = _agreed_order(context, local, layout)
     dense, cut = local.detach().permute(order), layout.at(order.index(layout.dim))
@@ -53,7 +56,13 @@ def gather_data(context: Context, local: torch.Tensor, layout: Layout) -> torch.
 
 
 def _agreed_order(context: Context, local: torch.Tensor, layout: Layout) -> list[int]:
-    """The shards' order in memory: where only some have several rows, theirs; a single one leaves it open."""
+    """Return an order of dimensions in memory that all ranks agree on.
+
+    A collective for some shapes.
+
+    A shard with a single row leaves the order open; where only some ranks have several rows, their order
+    counts.
+    """
     order = memory_order(local)
     if isinstance(local, FakeTensor):
         return order
@@ -69,7 +78,11 @@ def _agreed_order(context: Context, local: torch.Tensor, layout: Layout) -> list
 
 
 def _check_thread(context: Context) -> None:
-    """One thread beside the main one may read what needs all ranks: if it is out of step, that is found."""
+    """Raise an error if several threads read values that need collectives.
+
+    One thread beside the main one may do so: if it gets out of step with other ranks, the collectives find
+    that.
+    """
     if context.is_in_step() or context.reads_alone():
         return
     raise UsageError(
@@ -97,7 +110,7 @@ def _gather_dense(context: Context, local: torch.Tensor, layout: Layout) -> torc
 
 
 class Slice(Function):
-    """A replicated value becomes this rank's shard of it."""
+    """Cut a replicated value into this rank's shard."""
 
     @staticmethod
     def forward(ctx: Any, full: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
@@ -111,13 +124,13 @@ class Slice(Function):
 
 
 class Gather(Function):
-    """Shards become the replicated value."""
+    """Gather shards into the replicated value."""
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
         ctx.context, ctx.layout = context, layout
         whole = gather_data(context, local, layout)
-        # The same memory as a tensor that is no view: a view made in here could not be changed in place.
+        # The same memory in a tensor that is not a view: a view made in here could not be changed in place.
         return whole.new_empty(0).set_(whole)  # pyright: ignore[reportArgumentType]
 
     @staticmethod
@@ -128,14 +141,14 @@ class Gather(Function):
 
 
 def _sum(context: Context, value: torch.Tensor) -> torch.Tensor:
-    """The sum over ranks, without a graph."""
+    """Sum a value over ranks, without a graph."""
     _check_thread(context)
     own = value.detach().clone(memory_format=torch.contiguous_format)
     return own if isinstance(value, FakeTensor) else context.comm.all_reduce(own)
 
 
 class Enter(Function):
-    """A replicated value is used on shards."""
+    """Use a replicated value on shards."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
@@ -148,7 +161,7 @@ class Enter(Function):
 
 
 class Leave(Function):
-    """Local gradients of a replicated value become its true gradient."""
+    """Average local gradients of a replicated value to its true gradient."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
@@ -161,7 +174,7 @@ class Leave(Function):
 
 
 class EnterLeaf(Function):
-    """A leaf is used on shards; the reducer makes the mean of its gradients."""
+    """Use a leaf on shards; the reducer averages its gradients later."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
@@ -187,7 +200,7 @@ class _LeaveLater(Function):
 
 
 class SumRanks(Function):
-    """The sum of every shard's value, replicated."""
+    """Sum a value over all shards; the result is replicated."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
@@ -200,7 +213,7 @@ class SumRanks(Function):
 
 
 class _Arrived(Function):
-    """`SumRanks` of a value whose reduction was started before."""
+    """`SumRanks` of a value with a reduction that was started before."""
 
     @staticmethod
     def forward(
@@ -215,12 +228,17 @@ class _Arrived(Function):
 
 
 def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1) -> DeferredScalar:
-    """`SumRanks(value) / divisor` of a scalar: started now, waited for when it is read; `divisor` > 0."""
+    """Start `SumRanks(value) / divisor` of a scalar; reading the result waits for it.
+
+    Args:
+        value: summand of this rank, without dimensions.
+        divisor: a positive number, by which the sum is divided.
+    """
     _check_thread(context)
-    value = resolve(value) if isinstance(value, DeferredScalar) else value  # of an inner group
+    value = resolve(value) if isinstance(value, DeferredScalar) else value  # deferred by an inner group
     if isinstance(value, FakeTensor):
         return value / divisor  # pyright: ignore[reportReturnType]
-    with torch.inference_mode(False):  # it is written to when it arrives, wherever that may be
+    with torch.inference_mode(False):  # it is written to on arrival, wherever that may be
         total = value.detach().to(torch.float64, copy=True)
     pending = context.comm.all_reduce_async(total)
 
@@ -247,7 +265,10 @@ class _Spread(Function):
 
 
 class SyncSum(Function):
-    """The sum over ranks of a value that every shard goes on to use: global batch statistics."""
+    """Sum a value over ranks where every shard goes on to use the sum.
+
+    Synchronized batch normalization needs its statistics so.
+    """
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
@@ -260,7 +281,7 @@ class SyncSum(Function):
 
 
 class Scatter(Function):
-    """Summands on all ranks become this rank's rows of their sum."""
+    """Sum over ranks, and keep this rank's rows of the sum (reduce-scatter)."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
@@ -273,7 +294,7 @@ class Scatter(Function):
 
 
 class Share(Function):
-    """Shards become the whole value, of which each rank makes something else."""
+    """Gather the whole value where each rank computes something else of it (all-gather)."""
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
@@ -286,7 +307,10 @@ class Share(Function):
 
 
 def _scatter_data(context: Context, value: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """This rank's rows of the sum over ranks, without a graph; they lie in memory as the summands do."""
+    """Reduce-scatter a value: this rank's rows of the sum over ranks, without a graph.
+
+    The result has the memory order of the summands.
+    """
     _check_thread(context)
     order = memory_order(value)
     dense, cut = value.detach().permute(order), layout.at(order.index(layout.dim))

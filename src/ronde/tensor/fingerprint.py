@@ -1,4 +1,4 @@
-"""Whether ranks were given the same tensors, by a few numbers of each."""
+"""Comparison of tensors over ranks, by a small digest of each."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from ronde.tensor.global_tensor import GlobalTensor
 
 __all__ = ["compare_losses", "require_alike"]
 
-# Of the sum of all sizes: ranks may compute the same numbers with other roundings.
+# Relative to the sum of absolute values: ranks may compute the same numbers with other roundings.
 _TOLERANCE = 1e-3
-# Of a loss, which may be what is left of larger ones.
+# Absolute, for a loss, which may be a small difference of larger numbers.
 _SLACK = 1e-4
-# So far from the largest number that sums of such are numbers.
+# Sums of numbers up to this size stay finite.
 _LARGEST = 1e200
-# Of a tensor, as many elements are looked at.
+# So many elements of a tensor are sampled.
 _ELEMENTS = 1024
 
 
 def require_alike(comm: Comm, what: str, values: Sequence[Any]) -> None:
-    """End the run where ranks were given different tensors. A collective.
+    """End the run where ranks were given different tensors.
 
-    Of whole tensors some thousand elements each are looked at: whole numbers must be the same.
+    A collective.
+
+    About a thousand elements of each whole tensor are compared; integers must be equal.
 
     Raises:
-        DivergedError: with the lines of the script, on one host.
-        RondeError: on several.
+        DivergedError: ranks differ on one host; the message has the lines of the script.
+        RondeError: ranks differ on several hosts.
     """
     whole = [each for each in values if isinstance(each, torch.Tensor) and not isinstance(each, GlobalTensor)]
     _end_if_unlike(
@@ -47,9 +49,11 @@ def require_alike(comm: Comm, what: str, values: Sequence[Any]) -> None:
 
 
 def compare_losses(context: Context, roots: Any) -> None:
-    """End the run where what backward begins with has another value on another rank. A collective.
+    """End the run where the roots of a backward differ between ranks.
 
-    A weight of the loss that a thread sets, say, would mix gradients of several losses.
+    A collective.
+
+    If a thread of the script sets a weight of the loss, say, gradients of several losses would be mixed.
     """
     if context.script_computes():
         values = list(_values(roots))
@@ -73,7 +77,7 @@ def _end_if_unlike(
     if not any(comm.votes(_differ(mine, comm.broadcast(mine.clone()), slack))):
         return
     comm.mark(f"{what} (digest {zlib.crc32(rows.numpy().tobytes()):08x})")
-    comm.barrier()  # one that came first hears of it here
+    comm.barrier()  # a rank that came first learns of the mark here
     raise RondeError(sentence)
 
 
@@ -94,7 +98,10 @@ def _differ(mine: torch.Tensor, main: torch.Tensor, slack: float) -> list[bool]:
 
 
 def _numbers(value: torch.Tensor) -> tuple[float, float, float]:
-    """A tensor in three numbers: a digest of what must be the same, a sum of sizes, and one by places."""
+    """Return a checksum, a sum of absolute values, and a sum weighted by position.
+
+    The checksum covers dtype and shape, and of integers the values: these must be equal on all ranks.
+    """
     kind = str((value.dtype, tuple(value.shape))).encode()
     if value.layout is not torch.strided or value.is_nested or value.is_quantized or not value.numel():
         return float(zlib.crc32(kind)), 0.0, 0.0
@@ -107,8 +114,8 @@ def _numbers(value: torch.Tensor) -> tuple[float, float, float]:
 
 
 def _some(value: torch.Tensor) -> Any:
-    """Some elements in order, none of them copied before it is chosen."""
-    # An odd step does not come to the same columns of every row.
+    """Return sampled elements in order; only the sampled ones are copied."""
+    # An odd step does not land on the same columns of every row.
     places = torch.arange(0, value.numel(), (value.numel() // _ELEMENTS) | 1, device=value.device)
     some = value[torch.unravel_index(places, value.shape)] if value.dim() else value.reshape(1)
     some = some.resolve_conj().resolve_neg()

@@ -1,4 +1,4 @@
-"""A global tensor: one value of which this rank holds the rows of its part of the batch.
+"""A global tensor: one value, with this rank's rows of the batch.
 
 For the script it is a `torch.Tensor` of the whole shape. An operation that has a rule (`rules/`) runs
 on the rows; any other sees the whole value, gathered once. What C++ reaches past Python's
@@ -65,17 +65,17 @@ _PLAIN_DATA: Any = torch.Tensor.data  # pyright: ignore[reportAttributeAccessIss
 
 
 class StrayBatch(RondeError):
-    """A model that is tried uses a batch that is not among its arguments."""
+    """A tentatively sharded model used a batch that is not among its arguments."""
 
 
 class GlobalTensor(Shard):
-    """See the module. Made by `wrap` alone."""
+    """One value cut over the ranks of a context; made by `wrap` alone."""
 
     __slots__ = ()
 
     @property
     def _local(self) -> torch.Tensor | None:
-        """This rank's rows, part of the graph; None once the whole value is what the tensor is."""
+        """Rows of this rank, part of the graph; None once the whole value counts."""
         notice(self)
         return self._rows
 
@@ -123,7 +123,7 @@ class GlobalTensor(Shard):
             lend(value)
         return func(*_map(_data, args), **_map(_data, kwargs))
 
-    # Rules ask these so often that the way through `__torch_function__` would be half of what they cost.
+    # Rules read these so often that the way through `__torch_function__` would be half of their cost.
     def dim(self) -> int:
         if self._local is None or self._context.standing.region is not Region.SCRIPT:
             return super().dim()
@@ -147,7 +147,7 @@ class GlobalTensor(Shard):
     def data_ptr(self) -> int:
         return lend(self).data_ptr()
 
-    # These are set on the rows, through which every gradient comes: that of what was computed from them,
+    # These are set on the rows, through which every gradient passes: that of what was computed from them,
     # before or after, and that of the gathered value.
     def register_hook(self, hook: Callable[[Any], Any]) -> Any:
         self._context.gradients_watched = True
@@ -175,7 +175,7 @@ class GlobalTensor(Shard):
     def grad(self, value: torch.Tensor | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         _PLAIN_GRAD.__set__(self, value)
 
-    # By torch's own name, for which there is a rule, also where a session has replaced the attribute.
+    # By torch's own descriptor, for which there is a rule, also where a session has replaced the attribute.
     data: Any = property(  # pyright: ignore[reportIncompatibleVariableOverride]
         lambda self: self.__torch_function__(_PLAIN_DATA.__get__, (), (self,)), _PLAIN_DATA.__set__
     )
@@ -188,7 +188,11 @@ class GlobalTensor(Shard):
 def _carried_out(
     first: GlobalTensor, region: Region, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """A function of global tensors, `first` among them: on rows where there is a rule, else on the whole."""
+    """Apply a function to global tensors: by a rule, or on whole values.
+
+    Args:
+        first: a global tensor among the arguments; it gives the context and the rules.
+    """
     context = first._context
     whole = in_transform() or carries_tangents()
     if region is Region.SCRIPT and not whole and not _mixed(types):
@@ -196,7 +200,7 @@ def _carried_out(
         known = func if func in first._rules else getattr(func, "__wrapped__", func)
         rule = first._rules.get(known)
         if rule is not None and NUMPYS_NAMES.isdisjoint(kwargs):
-            if not args and "input" in kwargs and "condition" not in kwargs:  # which `torch.where` has first
+            if not args and "input" in kwargs and "condition" not in kwargs:  # `torch.where` has it first
                 args = (kwargs.pop("input"),)
             result = rule(context, known, args, kwargs)
             if result is not NotImplemented:
@@ -210,17 +214,17 @@ def _carried_out(
 
 
 def _outermost(first: GlobalTensor, values: Any) -> GlobalTensor:
-    """One that no other is a shard within."""
+    """Return a global tensor that is not the shard of another one."""
     return next((each for each in instances(GlobalTensor, values) if each._context.outer is None), first)
 
 
 def is_global(value: Any, context: Context) -> TypeGuard[GlobalTensor]:
-    """Whether it is cut over a context's ranks, and no shard within these."""
+    """Return whether a value is cut over a context's ranks at the outermost level."""
     return isinstance(value, GlobalTensor) and value._context is context
 
 
 def _elements(values: Any) -> int:
-    """How many of them this rank has."""
+    """Return the number of elements of global tensors on this rank."""
     rows = (value._rows for value in instances(GlobalTensor, values))
     return sum(each.numel() for each in rows if each is not None)
 
@@ -242,12 +246,12 @@ def _hook_on_rows(value: GlobalTensor, hook: Callable[[Any], Any]) -> Callable[[
 
 
 def _mixed(types: Collection[type]) -> bool:
-    """Whether a tensor is of a class of the script's or a library's, whose function makes the result."""
+    """Return whether a tensor has a foreign class with its own `__torch_function__`."""
     return any(kind not in _TENSORS and not issubclass(kind, torch.nn.Parameter) for kind in types)
 
 
 def settled(value: Any) -> Any:
-    """Arguments with every loss that is still under way waited for."""
+    """Wait for every deferred loss in an argument list."""
     return map_leaves(lambda leaf: resolve(leaf) if isinstance(leaf, DeferredScalar) else leaf, value)
 
 
@@ -281,26 +285,29 @@ def _data(value: GlobalTensor) -> torch.Tensor:
 
 
 def materialize(value: Any) -> Any:
-    """The whole value as a plain tensor, with its graph; other values as they are."""
+    """Return the whole value as a plain tensor with its graph; other values unchanged.
+
+    A collective where the value has not been gathered before.
+    """
     while isinstance(value, (GlobalTensor, DeferredScalar)):
         value = gathered(value)
     return value
 
 
 def gathered(value: Any) -> Any:
-    """The whole value among the ranks that cut it outermost, as `materialize` else."""
+    """Gather the outermost cut only of a global tensor; wait for a deferred loss."""
     if isinstance(value, DeferredScalar):
         return resolve(value)
     return whole_now(value) if isinstance(value, GlobalTensor) else value
 
 
 def cuts_rows(value: Any) -> TypeGuard[GlobalTensor]:
-    """Whether it is cut along the rows of a batch, and not only as values inside of models are."""
+    """Return whether a value is cut along the rows of a batch."""
     return isinstance(value, GlobalTensor) and value._context.cuts_rows
 
 
 def localize(value: Any) -> Any:
-    """This rank's rows as a plain tensor, with its graph; other values as they are."""
+    """Return this rank's rows as a plain tensor with its graph; other values unchanged."""
     if not isinstance(value, GlobalTensor):
         return value
     if value._local is not None:
@@ -311,7 +318,7 @@ def localize(value: Any) -> Any:
 
 
 def cut(context: Context, full: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """This rank's rows of a replicated value, with the Slice edge when a gradient flows."""
+    """Return this rank's rows of a replicated value, with a Slice edge for gradients."""
     if full.requires_grad and torch.is_grad_enabled():
         if full.is_leaf and context.gradient_factor == 1:
             context.adopt(full)
@@ -354,17 +361,17 @@ def _on_whole_values(context: Context, func: Any, args: tuple[Any, ...], kwargs:
         if _lies_in(result, value) or (value is first and may_copy(func))  # strides could tell ranks apart
     ]
     separate = [value for value in lent if value._full is not share(value)]
-    # Such a result lay in memory that a view had for itself. What gives views can be called again.
+    # Such a result lay in memory that a view had for itself. Functions that give views can be called again.
     return _called(context, func, args, kwargs) if separate else result
 
 
 def of_context(context: Context, values: Any) -> Iterator[GlobalTensor]:
-    """The global tensors in an argument list that a context's ranks cut, and no shards within these."""
+    """Iterate over the global tensors in an argument list that belong to a context."""
     return (each for each in instances(GlobalTensor, values) if each._context is context)
 
 
 def _called(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of whole values, which the script computes on every rank as on one device."""
+    """Apply a function to whole values, as the script does on one device."""
     clock = context.clock
 
     def whole(value: GlobalTensor) -> Any:
@@ -379,12 +386,19 @@ def _called(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def wrap(context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any, Rule]) -> GlobalTensor:
-    """The global tensor of which `local` is this rank's shard, cut as `layout` says."""
+    """Create the global tensor with `local` as this rank's shard.
+
+    Args:
+        context: the rank group over which the value is cut.
+        local: rows of this rank; the graph of the result begins here.
+        layout: cut of the global tensor; its axis `dim` has `layout.rows` rows over all ranks.
+        rules: operations that run on rows, by torch function.
+    """
     return shard_of(GlobalTensor, context, local, layout, rules)
 
 
 def gather_ahead(value: GlobalTensor) -> None:
-    """Start to gather a small tensor without a gradient now; by the time it is asked for, it is there."""
+    """Start an asynchronous all-gather of a small tensor without a gradient."""
     context, layout, local = value._context, value._layout, value._local
     assert local is not None
     if len({layout.count(rank) for rank in range(layout.world_size)}) > 1:

@@ -1,4 +1,4 @@
-"""What a result's gradient graph leads to."""
+"""Traversal of the autograd graph of results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def now() -> int:
-    """A mark in time: nodes of gradient graphs made from here on are not older."""
+    """Return the autograd sequence number: nodes created later have larger numbers."""
     return autograd_sequence_number()
 
 
@@ -43,7 +43,7 @@ def nodes_behind(results: Iterable[Any], since: int) -> Iterator[Any]:
 
 
 def _functions(results: Iterable[Any]) -> Iterator[Any]:
-    """The `torch.autograd.Function`s behind tensors."""
+    """Yield the `torch.autograd.Function`s in the graph of tensors."""
     for node in nodes_behind(results, 0):
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             yield getattr(node, "_forward_cls", None)
@@ -54,16 +54,16 @@ def _home(function: Any) -> str:
 
 
 def is_users_function(function: Any) -> bool:
-    """Whether the backward of a `torch.autograd.Function` was written by the user.
+    """Return whether the backward of a `torch.autograd.Function` was written by the user.
 
-    That of an operator of the user's (`torch.library.custom_op`) is called by a function of torch's.
+    The backward of a custom operator (`torch.library.custom_op`) is called by a function of torch.
     """
     home = _home(function)
     return home == "torch._library.autograd" or home.split(".")[0] not in ("torch", "ronde")
 
 
 def crosses_ranks(results: Any) -> bool:
-    """Whether backward from these tensors would communicate."""
+    """Return whether backward from these tensors would communicate."""
     found = list(results) if isinstance(results, (tuple, list)) else [results]
     if any(isinstance(value, DeferredScalar) for value in found):
         return True
@@ -72,11 +72,12 @@ def crosses_ranks(results: Any) -> bool:
 
 @dataclasses.dataclass(slots=True)
 class Reached:
-    """A leaf to whose gradient a backward may add.
+    """A leaf that a backward accumulates a gradient into.
 
     Attributes:
-        narrow: nodes through which it comes in a narrow type: autocast gave the leaf to a model so.
-        otherwise: whether some of it comes by other ways.
+        narrow: nodes through which the gradient arrives in a narrow dtype, as autocast cast the leaf for a
+            model.
+        otherwise: whether part of the gradient arrives by other nodes.
     """
 
     leaf: torch.Tensor
@@ -85,7 +86,11 @@ class Reached:
 
 
 def reached(results: torch.Tensor | Iterable[Any], narrow: torch.dtype) -> list[Reached]:
-    """Every leaf that a backward from one tensor or several reaches, and how, for one narrow type."""
+    """Return every leaf that a backward from these tensors reaches.
+
+    Args:
+        narrow: dtype of autocast, by which each leaf's paths are told apart.
+    """
     several = [results] if isinstance(results, torch.Tensor) else results
     results = [value for value in several if isinstance(value, torch.Tensor)]
     found = {id(value): Reached(value, otherwise=True) for value in results if value.is_leaf}
@@ -102,9 +107,10 @@ def reached(results: torch.Tensor | Iterable[Any], narrow: torch.dtype) -> list[
 
 
 def leaves_behind(results: Iterable[Any], since: int) -> list[torch.Tensor]:
-    """Leaves that tensors made since then depend on, but for those that only the graph still holds.
+    """Return leaves that tensors depend on, if somebody besides the graph references them.
 
-    What a model made a leaf for itself, to take a gradient inside, is gone from Python when it returns.
+    The graph is searched back to nodes from before `since`. A leaf that a model made for itself, to take a
+    gradient inside, is referenced by Python no longer when the model returns.
     """
     nodes = [node for node in nodes_behind(results, since) if hasattr(node, "variable")]
     alone = _references(_made_and_forgotten())
@@ -117,7 +123,10 @@ def _references(node: Any) -> int:
 
 
 def _made_and_forgotten() -> Any:
-    """The node of a leaf that only the graph holds; how many references that makes depends on torch."""
+    """Create the node of a leaf that only the graph references.
+
+    Its reference count depends on the version of torch.
+    """
     with torch.inference_mode(False), torch.enable_grad():
         product = torch.ones(1, requires_grad=True) * 2
     assert product.grad_fn is not None

@@ -1,4 +1,4 @@
-"""Kinds of torch functions, by what a global tensor must take care of."""
+"""Kinds of torch functions, by the treatment that global tensors need."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ METADATA = {
 
 
 def watches(func: Any) -> bool:
-    """Whether a function's effect is bound to this very tensor of the graph."""
+    """Return whether a function's effect is bound to this very tensor of the graph."""
     return getattr(func, "__name__", "") in ("__set__", "requires_grad_", "retain_grad", "register_hook")
 
 
 def lends_memory(func: Any) -> bool:
-    """Whether a function hands out the tensor's memory to somebody whose writes no tensor notices."""
+    """Return whether a function exposes the tensor's memory to untracked writes."""
     return getattr(func, "__name__", "") in _LENDING
 
 
@@ -62,7 +62,7 @@ _LENDING = {"numpy", "__array__", "__dlpack__", "_to_dlpack", "storage", "untype
 
 
 def may_copy(func: Any) -> bool:
-    """Whether it is a matter of strides or options if a function gives a view or a copy."""
+    """Return whether strides or options decide if a function returns a view or copy."""
     return getattr(func, "__name__", "") in _COPYING
 
 
@@ -70,7 +70,10 @@ _COPYING = {"reshape", "reshape_as", "flatten", "ravel", "contiguous", "to"}
 
 
 def leaves_graph(func: Any) -> bool:
-    """Whether it is `.data`: the memory without the graph, and with a version of its own."""
+    """Return whether a function is `.data`, the memory without the graph.
+
+    Its result has a version counter of its own.
+    """
     return func == _DATA
 
 
@@ -78,7 +81,7 @@ _DATA: Any = torch.Tensor.data.__get__  # pyright: ignore[reportAttributeAccessI
 
 
 def changes_shape(func: Any) -> bool:
-    """Whether a function that works in place changes what the tensor is, not what lies in its memory."""
+    """Return whether an in-place function changes metadata rather than the contents of memory."""
     return getattr(func, "__name__", "") in _CHANGING_SHAPE
 
 

@@ -1,4 +1,4 @@
-"""How a global tensor is cut: which rows of its batch axis each rank holds.
+"""Cut of a global tensor: the rows of its batch axis on each rank.
 
 Pure functions and frozen values; nothing here communicates.
 """
@@ -15,7 +15,7 @@ __all__ = ["Layout", "Part", "Pieces", "joined", "memory_order", "split_rows"]
 
 
 def split_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
-    """First row and end row of `rank` when `rows` are cut as evenly as possible, in rank order.
+    """Return first and end row of `rank` in the most even cut.
 
     >>> [split_rows(10, 3, rank) for rank in range(3)]
     [(0, 3), (3, 6), (6, 10)]
@@ -26,27 +26,32 @@ def split_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
 def memory_order(tensor: torch.Tensor) -> list[int]:
     """Dimensions from the slowest to the fastest in memory.
 
-    Random fills run through memory, so what stands for a single-device tensor must lie as that one does.
+    Random fills run through memory, so a replica of a single-device tensor must have the same order in
+    memory.
     """
     return sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.shape[dim]), reverse=True)
 
 
 def joined(parts: Sequence[torch.Tensor], dim: int, order: list[int]) -> torch.Tensor:
-    """Put tensors end to end along a dimension; the whole lies in memory in this order of dimensions."""
+    """Concatenate tensors along a dimension.
+
+    Args:
+        order: dimensions of the result from the slowest to the fastest in memory.
+    """
     whole = torch.cat([part.permute(order) for part in parts], order.index(dim))
     return whole.permute([order.index(each) for each in range(len(order))])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the batch lies in a tensor.
+    """Position of the batch in a tensor, and its cut over ranks.
 
     Dimension `dim` has `outer * rows * inner` entries; entry `(o, row, i)` belongs to the rank that
     holds `row`. `outer` and `inner` are 1 unless other dimensions were flattened into this one:
     `[B, T, V].view(-1, V)` has `inner = T`, `[T, B, V].view(-1, V)` has `outer = T`.
 
     Rows that are `mirrored` are cut into twice as many pieces as there are ranks, and rank r holds piece r
-    from either end: of causal attention each then has as much to do. Of rows with an `owner` that rank holds
+    from either end: causal attention then costs each rank as much. Of rows with an `owner` that rank holds
     all.
     """
 
@@ -64,14 +69,14 @@ class Layout:
         return self.outer * self.rows * self.inner
 
     def bounds(self, rank: int) -> tuple[int, int]:
-        """First and end row of `rank`, which holds all between them."""
+        """Return first and end row of `rank`, which holds all rows between them."""
         assert not self.mirrored, "these have two pieces"
         if self.owner is not None:
             return 0, self.rows if rank == self.owner else 0
         return split_rows(self.rows, self.world_size, rank)
 
     def ranges(self, rank: int) -> list[tuple[int, int]]:
-        """First and end row of each piece of `rank`, in their order.
+        """Return first and end row of each piece of `rank`, in their order.
 
         >>> [Layout(0, 8, 2, mirrored=True).ranges(rank) for rank in range(2)]
         [[(0, 2), (6, 8)], [(2, 4), (4, 6)]]
@@ -82,11 +87,11 @@ class Layout:
         return [split_rows(self.rows, last + 1, piece) for piece in (rank, last - rank)]
 
     def count(self, rank: int) -> int:
-        """How many rows `rank` holds."""
+        """Return the number of rows that `rank` holds."""
         return sum(stop - start for start, stop in self.ranges(rank))
 
     def place(self, row: int, rank: int) -> int | None:
-        """Where among its own `rank` holds a row; None where another does."""
+        """Return the local index of a row on `rank`; None if it is elsewhere."""
         before = 0
         for start, stop in self.ranges(rank):
             if start <= row < stop:
@@ -95,26 +100,26 @@ class Layout:
         return None
 
     def local_size(self, rank: int) -> int:
-        """Length of the dimension on `rank`."""
+        """Return the length of the dimension on `rank`."""
         return self.outer * self.count(rank) * self.inner
 
     def global_shape(self, local_shape: Sequence[int]) -> list[int]:
-        """The whole shape, from that of one rank's shard."""
+        """Return the global shape, given the shape of one rank's shard."""
         shape = list(local_shape)
         shape[self.dim] = self.size
         return shape
 
     def at(self, dim: int) -> Layout:
-        """The same cut in another dimension."""
+        """Return the same cut for another dimension."""
         return self if dim == self.dim else _at(self, dim)
 
     def same_cut(self, other: Layout) -> bool:
-        """Whether two tensors hold the same rows on each rank, in whichever dimension."""
+        """Return whether two tensors hold the same rows on each rank, in any dimension."""
         mine = self.rows, self.outer, self.inner, self.mirrored, self.owner
         return mine == (other.rows, other.outer, other.inner, other.mirrored, other.owner)
 
     def take(self, full: torch.Tensor, rank: int) -> torch.Tensor:
-        """The rows of `rank`, a view of `full` where one exists."""
+        """Return the rows of `rank`, a view of `full` where one exists."""
         split = self._split(full, self.rows)
         dim = self.dim + (self.outer > 1)
         parts = [
@@ -124,14 +129,14 @@ class Layout:
         return self._flat(parts[0] if len(parts) == 1 else joined(parts, dim, memory_order(parts[0])))
 
     def assemble(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The whole tensor from every rank's shard, in rank order."""
+        """Join the shards of all ranks, in rank order, to the whole tensor."""
         dim = self.dim + (self.outer > 1)
         pieces: list[tuple[int, torch.Tensor]] = []
         for rank, part in enumerate(parts):
             split, ranges = self._split(part, self.count(rank)), self.ranges(rank)
             lengths = [(stop - start) * self._step for start, stop in ranges]
             begins = (start for start, _ in ranges)
-            # Of a single piece no view: in backward that would be a copy.
+            # A single piece is not split into a view: in backward that would be a copy.
             parts_of_it = (split,) if len(ranges) == 1 else split.split(lengths, dim)
             pieces += zip(begins, parts_of_it, strict=True)
         pieces.sort(key=lambda each: each[0])
@@ -139,7 +144,7 @@ class Layout:
 
     @property
     def _step(self) -> int:
-        """Entries of a row next to one another, in the dimension that `_split` gives."""
+        """Adjacent entries of a row in the dimension that `_split` gives."""
         return self.inner if self.outer == 1 else 1
 
     def _split(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
@@ -156,7 +161,7 @@ def _at(layout: Layout, dim: int) -> Layout:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part(Layout):
-    """A cut of which only the rows from `start` to `stop` are at hand: a piece of one rank's rows."""
+    """A cut with only rows `start` to `stop` present, a piece of one rank's."""
 
     start: int = 0
     stop: int = 0
@@ -167,7 +172,7 @@ class Part(Layout):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pieces(Layout):
-    """One rank's rows, from `start` to `stop`, cut into `world_size` pieces of the whole batch.
+    """One rank's rows, `start` to `stop`, cut into `world_size` micro-batches.
 
     >>> cut = Pieces(0, 7, 2, start=3, stop=7)
     >>> cut.bounds(0), cut.bounds(1)

@@ -1,13 +1,13 @@
-"""Gradients in half precision: on a rank as large as on one device, so that as many steps are skipped.
+"""Gradient scale in half precision, equal to one device's.
 
 Of a shard, the local gradient is W times the true one (see `edges`). A `GradScaler` keeps gradients close to
-the largest number that float16 holds: ranks would overflow earlier, and skip steps that one takes. In a
-script with a scaler every backward therefore begins with 1/W, and the reducer multiplies what it has averaged
-by W. What the script itself computes on whole values then has gradients divided by W; where it could look at
-them there, with a hook or a backward of its own, nothing is divided.
+the largest number that float16 holds: with W times the gradient, ranks would overflow earlier, and skip steps
+that one device takes. In a script with a scaler every backward therefore begins with 1/W, and the reducer
+multiplies what it has averaged by W. What the script itself computes on whole values then has gradients
+divided by W; where it could look at them there, with a hook or a backward of its own, nothing is divided.
 
-So each row has the gradient that it has on one device; sums over all rows are the reducer's, which has to be
-told which of them one device would have made in float16.
+So each row has the gradient that it has on one device; sums over all rows are the reducer's, which has to
+know the ones that one device would have made in float16.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def install(patches: Patches, context: Context) -> None:
 
 
 def divided(tensors: Any, gradients: Any, divisor: float) -> Any:
-    """What backward of `tensors` begins with: `gradients`, or ones, divided."""
+    """Return the initial gradients of `tensors`, or ones, divided by `divisor`."""
     roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     given = [gradients] if isinstance(gradients, torch.Tensor) else list(gradients or [None] * len(roots))
 
@@ -52,7 +52,7 @@ def divided(tensors: Any, gradients: Any, divisor: float) -> Any:
         if gradient is not None:
             return gradient / divisor
         if root.numel() != 1 or not root.requires_grad:
-            return None  # torch has a word for that
+            return None  # torch raises an error for that
         return torch.full_like(root, 1 / divisor, requires_grad=False)
 
     return [seed(root, gradient) for root, gradient in zip(roots, given, strict=True)]
@@ -60,8 +60,12 @@ def divided(tensors: Any, gradients: Any, divisor: float) -> Any:
 
 @contextmanager
 def multiplied(leaves: Sequence[torch.Tensor], factor: int) -> Iterator[None]:
-    """Around a backward divided by `factor`: leaves that nobody averages get their gradient whole."""
-    multiply(leaves, 1 / factor)  # what is accumulated comes to it in the same size
+    """Multiply gradients of leaves that the reducer does not average, after a divided backward.
+
+    Backward inside the `with` block begins with 1/`factor`. Gradients accumulated before are divided on
+    entry.
+    """
+    multiply(leaves, 1 / factor)  # accumulated gradients are brought to the scale of new ones
     try:
         yield
     finally:
@@ -70,7 +74,7 @@ def multiplied(leaves: Sequence[torch.Tensor], factor: int) -> Iterator[None]:
 
 @torch.no_grad()
 def multiply(leaves: Iterable[torch.Tensor], factor: float) -> None:
-    """Multiply the gradients that there are, in place."""
+    """Multiply existing gradients in place."""
     for leaf in leaves:
         if leaf.grad is not None:
             leaf.grad.mul_(factor)

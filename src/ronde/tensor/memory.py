@@ -1,4 +1,4 @@
-"""In which memory tensors lie."""
+"""Identification of tensors that share memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["memory"]
 
 
 def memory(value: Any) -> int | None:
-    """What two tensors that share memory have in common; None for a tensor without any of its own."""
+    """Return the address of a tensor's storage; None for a tensor without memory."""
     try:
         return value.untyped_storage().data_ptr() or None
     except (NotImplementedError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Where the batch lies in a leaf of a module's output."""
+"""Position of the batch in a leaf of a module's output."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["OutputAxis"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OutputAxis:
-    """Where the batch lies in one leaf of the output.
+    """Position of the batch in one leaf of the output.
 
     Attributes:
-        dim: the dimension, None for what does not depend on the batch.
-        outer_first: other dimensions flattened into `dim` lie before the batch rather than behind it.
-        dims: how many dimensions the tensor has, None for a leaf that is no tensor.
-        order: its dimensions from the slowest to the fastest in memory, where it has several rows.
+        dim: the batch dimension, None for a leaf that does not depend on the batch.
+        outer_first: whether other dimensions flattened into `dim` lie before the batch rather than after it.
+        dims: number of dimensions of the tensor, None for a leaf that is not a tensor.
+        order: dimensions from the slowest to the fastest in memory, where the leaf has several rows.
     """
 
     dim: int | None
@@ -27,7 +27,13 @@ class OutputAxis:
     order: tuple[int, ...] = ()
 
     def layout(self, shape: Sequence[int], cut: Layout, rows: int) -> Layout:
-        """How a leaf is cut where the batch is cut so; of this shape where `rows` rows are at hand."""
+        """Return the layout of this leaf for a given cut of the batch.
+
+        Args:
+            shape: shape of the leaf with `rows` rows of the batch.
+            cut: cut of the batch over ranks.
+            rows: rows of the batch in `shape`.
+        """
         assert self.dim is not None
         others = shape[self.dim] // rows
         outer, inner = (others, 1) if self.outer_first else (1, others)

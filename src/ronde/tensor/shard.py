@@ -1,6 +1,6 @@
-"""What a global tensor keeps on this rank: its rows, and the whole value.
+"""State of a global tensor on this rank: its rows, and the whole value.
 
-That is gathered once, kept, and known to be changed by its version.
+The whole value is gathered once and kept; its version counter tells whether it was changed.
 
 Where a mesh cuts a value along two axes, the shard of the outer group is itself a global tensor of the inner
 one. A collective of the outer group then works on the innermost rows (`innermost`).
@@ -35,21 +35,21 @@ Edge = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Origin:
-    """A tensor that another may be a view of, and how the other's whole value is made from its own."""
+    """Possible base of a view, with the function that makes the view."""
 
-    # Gives that tensor; None where it was held by a weak reference, and is gone.
+    # Returns the base; None where it was held by a weak reference, and is gone.
     base: Callable[[], Shard | None]
     view: Callable[[torch.Tensor], torch.Tensor]
-    # It is a matter of strides whether that is a view or a copy.
+    # Whether strides decide if the result is a view or a copy.
     may_copy: bool
-    # It is `.data`, which shares memory but neither the graph nor the version.
+    # Whether it is `.data`, which shares memory but neither the graph nor the version.
     leaves_graph: bool
 
 
 class Shard(torch.Tensor):
-    """The state of a global tensor, which is its only subclass."""
+    """State of a global tensor; `GlobalTensor` is the only subclass."""
 
-    # Not in its dictionary, which is the script's, and which libraries copy to what they make of a tensor.
+    # Slots, as the dictionary is the script's, and libraries copy it to tensors made of this one.
     __slots__ = (
         "_ahead", "_context", "_full", "_full_version", "_joined", "_layout", "_origin", "_rows", "_rules",
         "_views",
@@ -57,17 +57,17 @@ class Shard(torch.Tensor):
     _context: Context
     _layout: Layout
     _rules: dict[Any, Rule]
-    # This rank's rows, part of the graph; None once the whole value is what the tensor is.
+    # This rank's rows, part of the graph; None once only the whole value is valid.
     _rows: torch.Tensor | None
     # The whole value, part of the graph, when it has been asked for, and its version then.
     _full: torch.Tensor | None
     _full_version: int
-    # What this one may be a view of, and what may be views of it.
+    # Possible base of this tensor, and possible views of it.
     _origin: Origin | None
     _views: list[weakref.ref[Shard]]
-    # The whole value of a view lies in that of what it is a view of; else it was gathered for itself.
+    # Whether the whole value of a view lies in that of its base; else it was gathered for itself.
     _joined: bool
-    # Gives the whole value, for which a gather was started when the tensor was made.
+    # Returns the whole value, for which a gather was started when the tensor was made.
     _ahead: Callable[[], torch.Tensor] | None
 
 
@@ -98,11 +98,12 @@ def _gathered(value: Shard) -> torch.Tensor:
 
 
 def innermost(edge: Edge, value: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """Apply an edge of an outer group to the rows that a value has within all inner groups.
+    """Apply an edge of an outer group to the innermost rows of a value.
 
     Args:
-        dim: that the edge cuts or joins; a value that an inner group cuts there is gathered before. None for
-            an edge that keeps shapes.
+        edge: differentiable function of plain rows, such as Slice or Gather.
+        dim: dimension that the edge cuts or joins; a value that an inner group cuts there is gathered before.
+            None for an edge that keeps shapes.
     """
     if not isinstance(value, Shard):
         return edge(value)
@@ -114,22 +115,22 @@ def innermost(edge: Edge, value: torch.Tensor, dim: int | None = None) -> torch.
 
 
 def innermost_rows(value: torch.Tensor) -> torch.Tensor:
-    """The plain tensor that this rank has of a value."""
+    """Return the plain tensor that this rank has of a value."""
     while isinstance(value, Shard):
         value = whole_value(value) if value._rows is None else value._rows
     return value
 
 
 def order_in_memory(value: torch.Tensor) -> list[int]:
-    """Dimensions of this rank's rows from the slowest to the fastest in memory."""
+    """Return dimensions of this rank's rows from the slowest to the fastest in memory."""
     return memory_order(innermost_rows(value))
 
 
 def laid(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """The tensor with its dimensions in this order in memory: itself where they are.
+    """Return the tensor with its dimensions in this order in memory, copied if necessary.
 
-    What models compute of a single row may lie otherwise than as one of several: where an axis of length 1
-    lies means nothing to torch, and some kernels are chosen by it.
+    The output of a model for a single row may have another memory order than for several: torch ignores the
+    place of an axis of length 1, yet chooses some kernels by it.
     """
     if order_in_memory(tensor) == list(order):
         return tensor
@@ -138,7 +139,7 @@ def laid(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 
 class _Shell(torch.autograd.Function):
-    """Makes the outer tensor, so that what holds it past Python still finds the Gather edge."""
+    """Create the outer tensor with a Gather edge that C++ code also finds."""
 
     @staticmethod
     def forward(
@@ -158,7 +159,7 @@ def _shell_with_graph(
 ) -> torch.Tensor:
     if in_transform():
         return _Shell.apply(local, kind, context, layout)
-    # Past what sessions put around functions of the script, and what torch does about transforms.
+    # Skip what sessions install around functions of the script, and torch's handling of transforms.
     base: Any = super(torch.autograd.Function, _Shell)
     return base.apply(local, kind, context, layout)
 
@@ -173,7 +174,7 @@ def _shell(kind: type[Shard], local: torch.Tensor, layout: Layout) -> torch.Tens
 def shard_of(
     kind: type[Shard], context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any, Rule]
 ) -> Any:
-    """The global tensor of which `local` is this rank's shard, cut as `layout` says."""
+    """Create the global tensor with `local` as this rank's shard, cut by `layout`."""
     shell: Any = (
         _shell_with_graph(kind, local, context, layout)
         if local.requires_grad and torch.is_grad_enabled()
@@ -190,5 +191,5 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def was_changed(value: Shard) -> bool:
-    """The script changed the whole value, by a view of it or by a function that works in place."""
+    """Return whether the script changed the whole value in place or through a view."""
     return value._full is not None and _version(value._full) != value._full_version

@@ -1,9 +1,10 @@
-"""A tensor's own class, and what a script writes on it: what is cut out of it, or put together, has neither.
+"""Preservation of tensor subclasses and attributes when a tensor is cut or joined.
 
 Libraries have classes for images and masks (torchvision's `tv_tensors`, MONAI's `MetaTensor`), and some keep
-where a batch comes from as an attribute. A model and a script go by both. So a part is given them, and so is
-an output that was put together again. Where a tensor of another class is made out of a global tensor, torch
-makes its object without asking: so it is given the whole value.
+where a batch comes from as an attribute. A model and a script read both, but a part that is cut out of a
+tensor has neither. So a part is given them, and so is an output that was put together again. Where a tensor
+of another class is made out of a global tensor, torch makes its object without `__torch_function__`: so it is
+given the whole value.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ _NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAtt
 
 
 def own_class(value: Any) -> type | None:
-    """The class of a tensor where it is the script's or a library's; None for torch's and ours.
+    """Return the class of a tensor if torch and ronde do not define it.
 
-    Not of those that carry out operations themselves, below autograd: they are more than a name.
+    Else None, and so for classes with a `__torch_dispatch__` of their own: they are more than a name.
     """
     return type(value) if _is_foreign(value) and not dispatches(value) else None
 
 
 def dispatches(value: Any) -> bool:
-    """Whether a tensor is of a class that carries out operations itself, and is none of ours."""
+    """Return whether a tensor's class is foreign and has its own `__torch_dispatch__`."""
     return _is_foreign(value) and type(value).__torch_dispatch__ is not _NO_DISPATCH
 
 
@@ -53,17 +54,17 @@ def _is_foreign(value: Any) -> bool:
 
 
 def written(value: torch.Tensor) -> dict[str, Any]:
-    """What the script, or the functions of its class, wrote on a tensor."""
+    """Return the attributes that the script or its class set on a tensor."""
     return vars(value)
 
 
 def as_plain(value: Any) -> AbstractContextManager[Any]:
-    """Inside, functions take the tensor for a plain one and give such, whatever its class would do."""
+    """Treat the tensor as a plain one inside the `with` block, without its `__torch_function__`."""
     return nullcontext() if own_class(value) is None else DisableTorchFunctionSubclass()
 
 
 def plain(value: torch.Tensor) -> torch.Tensor:
-    """The tensor itself as one of torch's own class, in the same memory and graph."""
+    """View a tensor as a plain `torch.Tensor` in the same memory and graph."""
     if own_class(value) is None:
         return value
     with DisableTorchFunctionSubclass():
@@ -71,7 +72,7 @@ def plain(value: torch.Tensor) -> torch.Tensor:
 
 
 def alike(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """`made` as a tensor of the class of `like`, with what is written on that."""
+    """Give `made` the class and the attributes of `like`."""
     kind = own_class(like)
     if kind is not None and type(made) is not kind:
         made = made.as_subclass(kind)
@@ -81,12 +82,12 @@ def alike(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def install(patches: Patches) -> None:
-    """Methods of `Tensor`: `x.as_subclass(C)`, `_make_subclass(C, x)`, and `C(x)`, which is its `__new__`."""
+    """Patch `x.as_subclass(C)`, `_make_subclass(C, x)` and `C(x)`, the `__new__` of a tensor."""
     tensor: Any = torch.Tensor
     plain: Any = tensor.as_subclass
 
     def as_subclass(value: torch.Tensor, cls: Any) -> Any:
-        """By the class of a model's output (`y.as_subclass(type(output))`), which is a tensor's elsewhere."""
+        """Return the value itself if `cls` is ours, as in `y.as_subclass(type(output))`."""
         return value if cls in (GlobalTensor, DeferredScalar) else plain(value, cls)
 
     patches.set(tensor, "as_subclass", _asking(functools.wraps(plain)(as_subclass), 0))
@@ -95,7 +96,7 @@ def install(patches: Patches) -> None:
 
 
 def _asking(plain: Callable[..., Any], place: int) -> Callable[..., Any]:
-    """Have the argument at this place asked first, as it is asked by functions that do that."""
+    """Wrap a function to call `__torch_function__` of the argument at this position."""
 
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -14,10 +14,10 @@ V = TypeVar("V")
 
 
 class TensorTable(Generic[V]):
-    """Remembers a value for each tensor as long as the tensor lives.
+    """Maps tensors to values for as long as each tensor lives.
 
     Tensors compare element by element, so they cannot be keys of a dict. A look-up is one of the first things
-    that each operation on a parameter in shards does: it costs a dict's look-up and a comparison.
+    that each operation on a parameter in shards does: so it costs a dict's look-up and a comparison.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class TensorTable(Generic[V]):
         return found is not None and found[0]() is tensor
 
     def get(self, tensor: object) -> V | None:
-        """The value of a tensor; None for an unknown one."""
+        """Return the value of a tensor; None for an unknown one."""
         found = self._entries.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else None
 
@@ -52,14 +52,14 @@ class TensorTable(Generic[V]):
         self._entries.clear()
 
     def items(self) -> Iterator[tuple[torch.Tensor, V]]:
-        """Living tensors with their values, in the order in which they came."""
+        """Yield living tensors with their values, in the order of insertion."""
         for ref, value in list(self._entries.values()):
             tensor = ref()
             if tensor is not None:
                 yield tensor, value
 
     def values(self) -> Iterator[V]:
-        """Values of living tensors, in the order in which those came."""
+        """Iterate over values of living tensors, in the order of insertion."""
         return (value for _, value in self.items())
 
     def _ref(self, tensor: torch.Tensor, key: int) -> weakref.ref[torch.Tensor]:

@@ -23,7 +23,7 @@ _Kind = TypeVar("_Kind")
 
 
 class Opaque(Exception):
-    """A value of an unknown type holds tensors; it cannot be taken apart and rebuilt."""
+    """A value of an unknown type holds tensors and cannot be rebuilt."""
 
 
 def _is_namedtuple(value: object) -> bool:
@@ -31,15 +31,15 @@ def _is_namedtuple(value: object) -> bool:
 
 
 def _is_named_result(value: object) -> bool:
-    """What torch returns for two results, such as those of `max`."""
+    """Return whether a value is a named result of torch, such as `max`'s."""
     return isinstance(value, tuple) and hasattr(type(value), "n_sequence_fields")
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:
-    """(key, child) pairs of a container, or None for a leaf."""
+    """Return (key, child) pairs of a container, or None for a leaf."""
     try:
         return _pairs(value)
-    except Exception:  # of an object's own: a mapping of what it would fetch, say
+    except Exception:  # raised by an object's own code: a mapping that fetches its values, say
         raise Opaque(type(value).__name__) from None
 
 
@@ -56,7 +56,7 @@ def _pairs(value: Any) -> list[tuple[Any, Any]] | None:
         )
         return None if fixed else pairs
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        # One that is not given to its class may not be there yet.
+        # A field that is not set in `__init__` may not exist yet.
         names = (field.name for field in dataclasses.fields(value))
         return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
     if kind is types.SimpleNamespace:
@@ -67,12 +67,15 @@ def _pairs(value: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _is_cache(value: Any) -> bool:
-    """Whether it is Hugging Face's cache of keys and values, or a layer's: objects that are attributes."""
+    """Return whether a value is Hugging Face's key-value cache, or that of a layer.
+
+    Such objects are taken apart by their attributes.
+    """
     return type(value).__module__ == "transformers.cache_utils"
 
 
 def caches(value: Any) -> Iterator[Any]:
-    """Those of keys and values among arguments, or in what a model returns."""
+    """Yield key-value caches among arguments or in a model's output."""
     if isinstance(value, torch.Tensor):
         return
     if _is_cache(value):
@@ -83,7 +86,7 @@ def caches(value: Any) -> Iterator[Any]:
 
 
 def replace_caches(value: Any, stand_in: Any) -> Any:
-    """The value, with another in the place of each cache of keys and values."""
+    """Replace each key-value cache in a value by `stand_in`."""
     if isinstance(value, torch.Tensor):
         return value
     if _is_cache(value):
@@ -95,7 +98,7 @@ def replace_caches(value: Any, stand_in: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _keeps_attributes(kind: type) -> bool:
-    """Whether it is a class of the user's whose objects are their attributes, and are copied as such."""
+    """Return whether a user's class has plain attributes only, which copying preserves."""
     *own, last = kind.__mro__
     if last is not object or type(kind) is not type or not own:
         return False
@@ -104,20 +107,23 @@ def _keeps_attributes(kind: type) -> bool:
     return all(is_users(each) and _SAYS_ITSELF.isdisjoint(vars(each)) for each in own)
 
 
-# A class that has one of these may do anything when its objects are read, written to or copied.
+# A class with one of these may do anything when its objects are read, written to or copied.
 _SAYS_ITSELF = {"__getattr__", "__getattribute__", "__setattr__", "__delattr__", "__copy__"} | {
     *("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 }
 
 
 def _is_made_of_tensors(value: Any) -> bool:
-    """Whether an object holds tensors beside plain values only: a batch, and nothing that knows more."""
+    """Return whether an object holds only tensors and plain values: a batch."""
     found = list(_within(value, _DEPTH))
     return any(issubclass(type(each), torch.Tensor) for each in found) and all(map(_is_plain, found))
 
 
 def _within(value: Any, depth: int) -> Iterator[Any]:
-    """What is in containers and objects, so many in one another; those too many or too large themselves."""
+    """Yield the contents of nested containers and objects, down to `depth` levels.
+
+    A container at the last level, or one with too many items, is yielded itself.
+    """
     kind = type(value)
     if kind in (list, tuple, dict) or (depth and _keeps_attributes(kind)):
         held = value if kind in (list, tuple) else (value if kind is dict else vars(value)).values()
@@ -163,8 +169,11 @@ def _rebuilt(value: Any, children: dict[Any, Any]) -> Any:
 
 
 def map_leaves(fn: Callable[[Any], Any], value: Any, *, always: bool = False) -> Any:
-    """Rebuild `value` with `fn` applied to every leaf; unchanged containers are returned as they are, but
-    for those that can be changed when they are `always` to be rebuilt."""
+    """Rebuild `value` with `fn` applied to every leaf.
+
+    Unchanged containers are returned as they are, unless they are `always` to be rebuilt: then the caller may
+    change them.
+    """
     if isinstance(value, torch.Tensor):
         return fn(value)
     children = _children(value)
@@ -177,7 +186,7 @@ def map_leaves(fn: Callable[[Any], Any], value: Any, *, always: bool = False) ->
 
 
 _LISTS = (list, tuple, set, frozenset, collections.deque)
-# What may hold tensors without being a value made of them.
+# Types that may hold tensors without being a value made of them.
 _CODE = (
     type,
     types.ModuleType,
@@ -189,10 +198,10 @@ _CODE = (
 
 
 def _hides_tensors(value: Any, depth: int = 4) -> bool:
-    """Whether an object that cannot be taken apart leads to tensors, or may: it cannot be looked into."""
+    """Return whether an opaque object leads to tensors, or cannot be inspected."""
     try:
         return _leads_to_tensors(value, depth)
-    except Exception:  # of its own
+    except Exception:  # raised by the object's own code
         return True
 
 
@@ -211,9 +220,9 @@ def _leads_to_tensors(value: Any, depth: int) -> bool:
 
 
 def _is_mask_of_all_rows(value: Any) -> bool:
-    """Whether it is a `BlockMask` of `flex_attention` that is the same for every row of a batch.
+    """Return whether a value is a `BlockMask` of `flex_attention` shared by all rows.
 
-    One that is not tells rows by their place, which no part of it would.
+    Other masks tell rows by their position, which a part of the mask would not.
     """
     kind = type(value)
     if kind.__name__ != "BlockMask" or kind.__module__ != "torch.nn.attention.flex_attention":
@@ -222,10 +231,10 @@ def _is_mask_of_all_rows(value: Any) -> bool:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Every leaf in order.
+    """Yield every leaf in order.
 
     Raises:
-        Opaque: for an object of another type that holds tensors in its attributes.
+        Opaque: an object of an unknown type holds tensors in its attributes.
     """
     if isinstance(value, torch.Tensor):
         yield value
@@ -241,7 +250,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def structure(value: Any) -> Any:
-    """A hashable description of the containers and keys, without the leaves."""
+    """Return a hashable description of the containers and keys, without the leaves."""
     if isinstance(value, torch.Tensor):
         return None
     children = _children(value)
@@ -253,7 +262,7 @@ def structure(value: Any) -> Any:
 
 
 def instances(kind: type[_Kind], value: Any) -> Iterator[_Kind]:
-    """Those of a class in an argument list."""
+    """Yield the instances of a class in an argument list."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, (tuple, list)):

@@ -1,7 +1,7 @@
-"""Global tensors that share memory: a write into one of them is a write into all.
+"""Aliasing of global tensors: a write into one changes all that share its memory.
 
-A view's rows are views of its base's rows. Once the script has the memory of a whole value in its hands, or
-changes it, what shares that memory is the whole value from then on, each a view of the one.
+A view's rows are views of its base's rows. Once the script holds the memory of a whole value, or changes it,
+all tensors that share that memory hold the whole value from then on, each a view of the same memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["hold_whole", "lend", "notice", "open_to_write", "remember_view", "sh
 
 
 def _line(value: Shard) -> Iterator[Shard]:
-    """The tensor, and what it may be a view of, the nearest first, as far as it is there."""
+    """Yield the tensor and its possible bases that still exist, the nearest first."""
     base: Shard | None = value
     while base is not None:
         yield base
@@ -35,7 +35,7 @@ def _root(value: Shard) -> Shard:
 
 
 def notice(value: Shard) -> None:
-    """If the tensor, or what it is a view of, was changed, its rows are not what it is any more."""
+    """Discard the rows if the tensor or one of its bases was changed."""
     if value._full is None and value._origin is None:
         return
     if any(member._rows is not None and was_changed(member) for member in _line(value)):
@@ -47,14 +47,16 @@ def _leaves_graph(value: Shard) -> bool:
 
 
 def whole_now(value: Shard) -> torch.Tensor:
-    """The whole value, with its graph, and with what was written to it by way of what shares its memory."""
+    """Return the whole value with its graph, including writes through its aliases."""
     notice(value)
     return whole_value(value)
 
 
 def hold_whole(value: Shard) -> torch.Tensor:
-    """From now on the tensor, and what shares memory with it, is the whole value: it is about to change,
-    or has been changed."""
+    """Switch the tensor and its aliases from rows to the whole value.
+
+    Necessary when it is about to change, or has been changed.
+    """
     root = _root(value)
     late = was_changed(root)
     whole_value(root)
@@ -72,13 +74,13 @@ def _join_views(base: Shard, late: bool) -> None:
 
 
 def open_to_write(value: Shard) -> None:
-    """Make the tensor ready for a function that works in place.
+    """Prepare the tensor for an in-place function.
 
-    The tensor, and what shares memory with it, is the whole value from now on.
+    The tensor and its aliases hold the whole value from now on.
 
     Raises:
-        RondeError: for `.data` of what has a graph: operations have kept rows for backward, past which it
-            would be written.
+        RondeError: `.data` of a tensor with a graph would be written, past the rows that operations have
+            saved for backward.
     """
     root = _root(value)
     if _leaves_graph(value) and root._rows is not None and root._rows.requires_grad:
@@ -90,10 +92,12 @@ def open_to_write(value: Shard) -> None:
 
 
 def _join(view: Shard, base: Shard, late: bool = False) -> bool:
-    """Let a view's whole value lie in that of its base; False where it turns out to be a copy.
+    """Place a view's whole value in its base's; return False for a copy.
 
-    With `late` that other one has been changed already, and a copy has not: it stays what it is. No rank is
-    asked anything, since the view may be gone on another.
+    Args:
+        late: whether the base has been changed already. A copy has not, and stays as it is.
+
+    No rank communicates here, since the view may be gone on another.
     """
     if view._joined:
         return True
@@ -116,11 +120,11 @@ def _join(view: Shard, base: Shard, late: bool = False) -> bool:
 
 
 def share(value: Shard) -> torch.Tensor:
-    """The whole value, in memory in which a write changes all that shares it.
+    """Return the whole value in memory where a write changes all aliases.
 
-    It is about to be in the script's hands as a plain tensor. Without a gradient all that shares it is this
-    memory from now on, and where no version tells of writes (`.data`). With a gradient only the views on the
-    way are: what a model returned is looked at more often than it is written to.
+    The script is about to hold it as a plain tensor. Without a gradient, or where no version counter records
+    writes (`.data`), all aliases hold this memory from now on. With a gradient only the views on the way do:
+    scripts look at a model's output more often than they write to it.
     """
     line = list(_line(value))
     root = line[-1]
@@ -137,16 +141,19 @@ def share(value: Shard) -> torch.Tensor:
 
 
 def _watched(value: Shard) -> bool:
-    """The script waits for the gradient of the rows, so every gradient has to come through them."""
+    """Return whether a hook or `retain_grad` is set on the rows.
+
+    Every gradient then has to pass through them.
+    """
     rows = value._rows
     return rows is not None and rows.requires_grad and bool(rows._backward_hooks or rows.retains_grad)
 
 
 def lend(value: Shard) -> torch.Tensor:
-    """The whole value, whose memory is about to be handed out: what is written there is not seen to be.
+    """Return the whole value, in memory that the caller may write to unnoticed.
 
-    So from now on the tensor is that memory, if it is a batch. What a model returned with a gradient stays
-    in rows: it is looked at as an array in every loop, and written to in none.
+    So a batch holds that memory from now on. The output of a model with a gradient keeps its rows: every loop
+    looks at it as an array, and none writes to it.
     """
     root = _root(value)
     full = whole_now(value)
@@ -154,10 +161,10 @@ def lend(value: Shard) -> torch.Tensor:
 
 
 def remember_view(func: Any, base: Shard, others: Sequence[Any], named: dict[str, Any], view: Shard) -> None:
-    """Where a rule's result shares memory with its argument, a change of one must become a change of both.
+    """Record that a rule's result may be a view of its argument.
 
-    Whether it does share is known when the same function is applied to the whole value: by the strides
-    of their shards ranks could come to different answers.
+    Whether it is one is known when the same function is applied to the whole value: by the strides of their
+    shards ranks could come to different answers.
     """
     if getattr(func, "__name__", "") not in VIEWS:
         return
@@ -172,7 +179,7 @@ def remember_view(func: Any, base: Shard, others: Sequence[Any], named: dict[str
 
     def same_view(full: torch.Tensor) -> torch.Tensor:
         if leaves_graph(func):
-            return full.detach()  # as it is given its memory past the graph already
+            return full.detach()  # the argument is already memory past the graph
         with torch.set_grad_enabled(graph):
             return func(full, *others, **named)
 
@@ -186,7 +193,10 @@ def remember_view(func: Any, base: Shard, others: Sequence[Any], named: dict[str
 
 
 def _past_the_graph(base: Shard, same_view: Callable[[torch.Tensor], torch.Tensor], func: Any) -> Any:
-    """Of what is detached, held by weak reference, as it would hold a graph: the farthest that it lies in."""
+    """Return the farthest base of a detached view, and its origin by weak reference.
+
+    A strong reference would keep a graph alive.
+    """
     steps = [same_view]
     while (origin := base._origin) is not None and not origin.may_copy:
         nearer = origin.base()
@@ -204,7 +214,7 @@ def _past_the_graph(base: Shard, same_view: Callable[[torch.Tensor], torch.Tenso
 
 
 def _stand_in(value: Any) -> Any:
-    """Of another tensor only its shape, type and device matter to a view."""
+    """Replace a tensor by an empty one of equal shape, dtype and device."""
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty((), dtype=value.dtype, device=value.device).expand(value.shape)

@@ -1,7 +1,7 @@
 """Operations that keep a global tensor sharded; every other operation gathers.
 
-A rule is a function `(context, func, args, kwargs)` that returns the result, or `NotImplemented` when
-this call is none of its cases. `table()` is the whole set, by torch function.
+A rule is a function `(context, func, args, kwargs)` that returns the result, or `NotImplemented` when it does
+not cover this call. `table()` is the whole set, by torch function.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["table"]
 
 
 def table() -> dict[Any, Rule]:
-    """Every rule, keyed by the function that `__torch_function__` is told."""
+    """Return every rule, keyed by the function that `__torch_function__` receives."""
     rules: dict[Any, Rule] = {}
     for room in (elementwise, reductions, rowwise, shapes, losses):
         rules.update(room.rules())

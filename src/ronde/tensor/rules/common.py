@@ -1,4 +1,4 @@
-"""What the rules share: finding the cut of a call, and making results global."""
+"""Helpers of rules: find the cut of a call, and make results global."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ F = torch.nn.functional
 
 
 def functions(names: Iterable[str]) -> list[Callable[..., Any]]:
-    """Every public spelling of the operations: `torch.x`, `Tensor.x`, `torch.nn.functional.x`."""
+    """Return every public spelling of operations.
+
+    These are `torch.x`, `Tensor.x`, `torch.nn.functional.x` and `torch.special.x`.
+    """
     found: list[Callable[..., Any]] = []
     for name in names:
         for owner in (T,) if name.startswith("__") else (torch, T, F, torch.special):
@@ -31,12 +34,12 @@ def functions(names: Iterable[str]) -> list[Callable[..., Any]]:
 
 
 def is_sharded(value: Any, context: Context) -> TypeGuard[GlobalTensor]:
-    """Whether it is cut over a context's ranks, which have not gathered it."""
+    """Return whether a value is cut over a context's ranks, with valid rows."""
     return is_global(value, context) and value._local is not None
 
 
 def enter(context: Context, value: torch.Tensor) -> torch.Tensor:
-    """A replicated value is used whole on shards; its gradient must become the mean over ranks."""
+    """Use a replicated value on shards; its gradient becomes the mean over ranks."""
     if not (value.requires_grad and torch.is_grad_enabled()):
         return value
     if value.is_leaf and not value._backward_hooks and context.averages_leaves:
@@ -50,12 +53,15 @@ def enter(context: Context, value: torch.Tensor) -> torch.Tensor:
 
 
 def sum_ranks(context: Context, value: torch.Tensor) -> torch.Tensor:
-    """The sum of every rank's value, replicated."""
+    """Sum a value over ranks; the result is replicated."""
     return innermost(lambda rows: SumRanks.apply(rows, context), value)
 
 
 def same_layout(tensors: Iterable[GlobalTensor]) -> Layout | None:
-    """The common cut of tensors that are combined element by element, its dimension counted from the end."""
+    """Return the common cut of operands of an element-wise operation, or None.
+
+    Its dimension is counted from the end.
+    """
     common: Layout | None = None
     for tensor in tensors:
         if tensor._local is None:
@@ -68,10 +74,10 @@ def same_layout(tensors: Iterable[GlobalTensor]) -> Layout | None:
 
 
 def local_operand(context: Context, value: Any, layout: Layout) -> Any:
-    """An operand of an element-wise operation, brought to this rank's rows.
+    """Bring an operand of an element-wise operation to this rank's rows.
 
-    `layout.dim` counts from the end. A plain tensor that spans the batch is cut, one that is
-    broadcast over it enters whole.
+    `layout.dim` counts from the end. A plain tensor that spans the batch is cut; one that is broadcast over
+    the batch enters whole.
     """
     if is_global(value, context):
         return localize(value)

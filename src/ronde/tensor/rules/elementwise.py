@@ -1,4 +1,4 @@
-"""Element by element: the result has the operands' rows."""
+"""Element-wise operations: the result has the operands' rows."""
 
 from __future__ import annotations
 
@@ -48,14 +48,17 @@ def rules() -> dict[Any, Rule]:
 
 
 def detach_in_place(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`tensor.detach_()`: nothing is to do without a graph; torch would take a gathered value for a view."""
+    """Leave a tensor without a graph as it is (`tensor.detach_()`).
+
+    torch would take a gathered value for a view.
+    """
     return NotImplemented if args[0].requires_grad else args[0]
 
 
 def convert(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """`to`, `type` and `type_as`: of another tensor only its type and device matter."""
     if is_global(args[0], context) and not is_sharded(args[0], context):
-        return NotImplemented  # its rows are not what is asked for
+        return NotImplemented  # its rows are not valid
     result = func(*map(localize, args), **{key: localize(value) for key, value in kwargs.items()})
     if not is_sharded(args[0], context):
         return result
@@ -63,7 +66,7 @@ def convert(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
 
 
 def _itself_or_new(value: GlobalTensor, result: Any, layout: Layout) -> Any:
-    """As in torch, a conversion that had nothing to do gives what it was given."""
+    """Return the operand itself for a conversion without effect, as torch does."""
     return value if result is value._rows else rewrap(value, result, layout)
 
 

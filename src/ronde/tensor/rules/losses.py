@@ -29,7 +29,7 @@ _POINTWISE = (
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
     F.binary_cross_entropy_with_logits, F.kl_div, F.soft_margin_loss, F.poisson_nll_loss, F.gaussian_nll_loss,
 )  # fmt: skip
-# The parameters of each and what they are by default; torch has bound the call to them once already.
+# Parameters of each function with their defaults; torch has bound the call to them once already.
 _DEFAULTS = {
     function: {name: each.default for name, each in inspect.signature(function).parameters.items()}
     for function in (*_POINTWISE, F.cross_entropy, F.nll_loss)
@@ -44,7 +44,7 @@ def rules() -> dict[Any, Rule]:
 
 
 def install(patches: Patches) -> None:
-    """Have `l1_loss` gather where it has a `weight`, of which it does not tell `__torch_function__`."""
+    """Gather in `l1_loss` with a `weight`, which it hides from `__torch_function__`."""
     plain: Any = F.l1_loss
 
     @functools.wraps(plain)
@@ -61,7 +61,7 @@ def install(patches: Patches) -> None:
 def _arguments(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The call's arguments by name, or None when it uses the deprecated `reduce` or `size_average`."""
+    """Return the arguments by name, or None with deprecated `reduce` or `size_average`."""
     defaults = _DEFAULTS[func]
     named = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
     if named.pop("size_average", None) is not None or named.pop("reduce", None) is not None:
@@ -72,14 +72,14 @@ def _arguments(
 def _total(
     context: Context, local_sum: torch.Tensor, local_count: torch.Tensor | float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both sums over ranks in one reduction; in fp64, so that counts are exact."""
+    """Sum both values over ranks in one fp64 reduction, so that counts are exact."""
     count = torch.as_tensor(local_count, dtype=torch.float64, device=local_sum.device)
     both = sum_ranks(context, torch.stack([local_sum.double(), count]))
     return both[0], both[1]
 
 
 def _class_count(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> Any:
-    """What a mean over these rows divides by."""
+    """Return the divisor of a mean over these rows."""
     if target.is_floating_point():
         return input.numel() / max(input.shape[1], 1)
     kept = target != ignored
@@ -89,7 +89,10 @@ def _class_count(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor
 
 
 def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`cross_entropy` and `nll_loss`; input [rows, C, ...], target [rows, ...] or probabilities."""
+    """Compute `cross_entropy` or `nll_loss` on rows.
+
+    Shapes are input [rows, C, ...] and target [rows, ...], or [rows, C, ...] for probabilities.
+    """
     named = _arguments(func, args, kwargs)
     if named is None or not is_sharded(named["input"], context):
         return NotImplemented
@@ -122,7 +125,7 @@ def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: di
 
 
 def _rows_like(context: Context, value: torch.Tensor, layout: Layout) -> torch.Tensor | None:
-    """This rank's rows of a companion of the input: cut the same way, or whole and cut now."""
+    """Return this rank's rows of a tensor cut like the input, or None."""
     if is_global(value, context):
         return localize(value) if value._layout == layout else None
     if not value.dim() or value.shape[0] != layout.size:
@@ -131,7 +134,7 @@ def _rows_like(context: Context, value: torch.Tensor, layout: Layout) -> torch.T
 
 
 def pointwise(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Losses of corresponding elements; operands are broadcast as in any element-wise operation."""
+    """Compute losses of corresponding elements; operands broadcast as in any element-wise operation."""
     named = _arguments(func, args, kwargs)
     if named is None or (func is F.mse_loss and named.get("weight") is not None):
         return NotImplemented

@@ -1,4 +1,4 @@
-"""Sums over the batch are added over ranks and become plain, replicated values at once."""
+"""Reductions over the batch: summed over ranks at once into plain, replicated values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rules() -> dict[Any, Rule]:
 
 
 def dimensions(value: torch.Tensor, dim: Any) -> tuple[int, ...]:
-    """The dimensions that a `dim` argument names, non-negative; all of them for None or ()."""
+    """Return the dimensions of a `dim` argument, non-negative; all for None or ()."""
     if dim is None or dim == () or dim == []:
         return tuple(range(value.dim()))
     chosen = dim if isinstance(dim, (tuple, list, torch.Size)) else (dim,)
@@ -30,7 +30,7 @@ def dimensions(value: torch.Tensor, dim: Any) -> tuple[int, ...]:
 def _parse(
     context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any, bool, dict[str, Any]] | None:
-    """(value, dim, keepdim, rest) of a `sum` or `mean` call, or None when it is written otherwise."""
+    """Return (value, dim, keepdim, rest) of a `sum` or `mean` call, or None."""
     rest = dict(kwargs)
     value, *positional = args or (None,)
     if not set(rest) <= {"dim", "keepdim", "dtype"} or not is_sharded(value, context):
@@ -78,7 +78,7 @@ def average(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
 def finish(
     context: Context, value: GlobalTensor, local: torch.Tensor, dims: tuple[int, ...], keepdim: bool
 ) -> Any:
-    """Replicated when the batch was among the reduced dimensions, else still global."""
+    """Return a replicated value if the batch was reduced, else a global tensor."""
     layout = value._layout
     if layout.dim in dims:
         return sum_ranks(context, local)

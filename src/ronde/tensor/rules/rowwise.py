@@ -1,4 +1,4 @@
-"""Operations along other dimensions than the batch: each row is treated by itself."""
+"""Operations along other dimensions than the batch: each row is independent."""
 
 from __future__ import annotations
 

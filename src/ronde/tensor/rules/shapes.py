@@ -41,7 +41,7 @@ def rules() -> dict[Any, Rule]:
 
 
 def reshaped_layout(shape: Sequence[int], layout: Layout, target: Sequence[int]) -> Layout | None:
-    """Where the batch lies after `shape` is viewed as `target`, or None when rows are torn apart.
+    """Return the layout of `shape` viewed as `target`, or None if rows are torn.
 
     The batch runs as `outer_total * rows * inner_total` through memory; it survives in the first target
     dimension that holds all of `rows` at that place.
@@ -59,7 +59,10 @@ def reshaped_layout(shape: Sequence[int], layout: Layout, target: Sequence[int])
 
 
 def _resolve(shape: Sequence[int], target: Sequence[int]) -> list[int] | None:
-    """`target` with its -1 filled in, or None when it does not fit (torch then says so itself)."""
+    """Return `target` with its -1 filled in, or None if it does not fit.
+
+    torch reports that itself.
+    """
     total, known = math.prod(shape), math.prod(size for size in target if size != -1)
     if list(target).count(-1) == 1 and known and total % known == 0:
         return [total // known if size == -1 else size for size in target]
@@ -163,7 +166,7 @@ def transposed(context: Context, func: Callable[..., Any], args: Any, kwargs: di
 
 
 def index(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Indexing that leaves the batch dimension alone: integers, slices, None and `...` elsewhere."""
+    """Index without touching the batch dimension: integers, slices, None and `...` elsewhere."""
     value, key = args
     found = split_key(context, value, key)
     if found is None:
@@ -179,11 +182,11 @@ def index(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
 
 
 def split_key(context: Context, value: Any, key: Any) -> tuple[list[Any], int, int] | None:
-    """What a global tensor is indexed by, one item for each of its axes and each new one.
+    """Expand an index to one item per existing and per new axis.
 
     Returns:
-        The items, the place of that for the cut axis, and the axis of the result that this is, if it stays.
-        None where one is a tensor, a list or too many.
+        The items, the position of the cut axis among them, and that axis in the result, if it stays. None
+        where an item is a tensor or a list, or there are too many.
     """
     if not is_sharded(value, context):
         return None
