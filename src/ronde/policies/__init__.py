@@ -1,1 +1,1 @@
-"""Which shard spec each parameter of a model gets: pure functions of model, mesh and options."""
+"""Sharding policies: pure functions from model, mesh and options to shard specs."""

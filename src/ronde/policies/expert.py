@@ -1,4 +1,4 @@
-"""The elements of a mixture's experts on the ranks over which these are spread."""
+"""Shard specs of experts, spread over the ranks of an expert group."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ __all__ = ["can_be_spread", "expert_specs"]
 def expert_specs(
     mixture: Mixture, ranks: int, stage: int = 0, stages: int = 1
 ) -> Iterator[tuple[torch.Tensor, ShardSpec]]:
-    """The spec of each parameter of the experts: equally many experts on each rank, in their order.
+    """Yield a spec for each parameter of the experts, equally many experts per rank.
 
     Args:
-        ranks: of each stage; those of a stage follow one another.
-        stage: of so many, that of the mixture.
+        mixture: the mixture of experts; its experts go to ranks in their order.
+        ranks: number of ranks of each stage; ranks of a stage are consecutive.
+        stage: pipeline stage of the mixture.
+        stages: number of pipeline stages.
     """
     for tensor, expert in mixture.parameters:
         if expert < 0:
@@ -34,7 +36,10 @@ def expert_specs(
 
 
 def can_be_spread(mixture: Mixture) -> bool:
-    """Whether one rank alone may have each expert: all ranks call the hooks of the script."""
+    """Return whether single ranks may own the experts.
+
+    They may not if the script has hooks on a parameter: all ranks call these.
+    """
     return all(_suits(tensor) for tensor, _ in mixture.parameters)
 
 

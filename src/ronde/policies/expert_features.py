@@ -1,7 +1,7 @@
-"""Cuts the features of experts over a tensor group.
+"""Cuts of expert features over a tensor group.
 
-One module has the parameters of all experts. Of every expert each rank has some of the features between its
-two matrices, so the sum over ranks of what they make is what one device makes (Shoeybi et al. 2019,
+Applies where one module has the parameters of all experts. Each rank has some of the features between the two
+matrices of every expert, so the sum of the ranks' outputs is the output of one device (Shoeybi et al. 2019,
 "Megatron-LM"), however tokens choose.
 """
 
@@ -13,14 +13,14 @@ from ronde.shards.dim_cut import DimCut
 
 __all__ = ["feature_cuts"]
 
-# What Hugging Face writes on the modules of experts (`use_experts_implementation`).
+# Attributes that Hugging Face sets on modules of experts (`use_experts_implementation`).
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm")
 
 
 def feature_cuts(module: nn.Module, ranks: int) -> dict[str, DimCut | None]:
     """Map the names of such a module's parameters to their cuts.
 
-    None means a bias behind the sum, of which each rank adds its share. Another module has no cuts.
+    None means a bias after the sum, of which each rank adds its share. Another module has no cuts.
     """
     transposed, gated, biased, interleaved, normed = _described(module)
     first, second = "gate_up_proj" if gated else "up_proj", "down_proj"
@@ -37,7 +37,7 @@ def feature_cuts(module: nn.Module, ranks: int) -> dict[str, DimCut | None]:
 
 
 def _described(module: nn.Module) -> tuple[bool, bool, bool, bool, bool]:
-    """Tell if matrices are transposed, gated and biased, gates alternate, a norm follows."""
+    """Return whether matrices are transposed, gated, biased, gates alternate, a norm follows."""
     gated, biased, transposed, joined, normed = (vars(module).get(name) for name in _FLAGS)
     known = all(isinstance(each, bool) for each in (gated, biased, transposed, joined, normed))
     return bool(transposed), bool(gated), bool(biased), not joined, bool(normed) or not known

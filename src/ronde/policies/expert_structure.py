@@ -1,8 +1,9 @@
-"""Mixtures of experts in a model: which modules route tokens to experts, and which rank has which expert.
+"""Detection of mixtures of experts in a model.
 
-Two forms are known: a list of equal modules, of which its own forward or its parent's, beside a router, calls
-some on the tokens that it has chosen for them; and one module whose parameters are those of all experts, one
-behind another, which is given tokens, choices and weights, as Hugging Face writes Mixtral, Qwen and others.
+Two forms are known. One is a list of equal modules: its own forward, or its parent's beside a router, calls
+some of them on the tokens chosen for each. The other is one module with the parameters of all experts,
+stacked along the first dimension, with tokens, choices and weights as arguments, as Hugging Face writes
+Mixtral, Qwen and others.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ _ROUTERS = ("gate", "router", "gating", "route", "wg")
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Mixture:
-    """A module that is given tokens, and gives each to some of its experts.
+    """Module that routes each token to some of its experts.
 
     Attributes:
-        name: in its model.
-        experts: modules, one for each; none where one module has the parameters of all.
-        count: of experts.
-        parameters: those of experts, each with its expert; -1 where its first dimension counts experts.
+        name: qualified name in its model.
+        experts: modules of the experts; empty where one module has the parameters of all.
+        count: number of experts.
+        parameters: parameters of experts, each with the index of its expert; -1 where the first dimension
+            counts experts.
     """
 
     name: str
@@ -43,12 +45,12 @@ class Mixture:
 
     @property
     def parts(self) -> list[nn.Module]:
-        """The modules of the experts."""
+        """Modules of the experts."""
         return [part for expert in self.experts or (self.module,) for part in expert.modules()]
 
     @property
     def units(self) -> list[list[torch.Tensor]]:
-        """The parameters of each expert, or of all together."""
+        """Parameters of each expert, or of all together in a fused module."""
         found: dict[int, list[torch.Tensor]] = {}
         for tensor, expert in self.parameters:
             found.setdefault(expert, []).append(tensor)
@@ -56,7 +58,7 @@ class Mixture:
 
 
 def mixtures(model: nn.Module, ranks: int) -> list[Mixture]:
-    """Those of which `ranks` can have equally many experts each."""
+    """Return the mixtures with a number of experts divisible by `ranks`."""
     found: list[Mixture] = []
     inside: set[int] = set()
     for name, module in model.named_modules():
@@ -70,7 +72,7 @@ def mixtures(model: nn.Module, ranks: int) -> list[Mixture]:
 
 
 def modules_of(found: Iterable[Mixture]) -> set[int]:
-    """Ids of the modules in mixtures, and of these."""
+    """Return ids of mixtures and of the modules inside of them."""
     return {id(part) for each in found for part in each.module.modules()}
 
 
@@ -90,7 +92,7 @@ def _listed(name: str, module: nn.Module) -> Mixture | None:
 
 
 def _lists(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Lists of modules by their names, of which the module's forward calls some."""
+    """Yield lists of modules that a forward may choose from, with their names."""
     if _calls_its_own(module):
         yield name.rpartition(".")[2], module
     for key, child in module.named_children():
@@ -99,14 +101,17 @@ def _lists(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _calls_its_own(module: nn.Module) -> bool:
-    """Whether a list of modules is called as a module too."""
+    """Return whether a list of modules has a forward of its own."""
     return (
         isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is not nn.Module.forward
     )
 
 
 def _has_router(module: nn.Module, key: str, count: int) -> bool:
-    """Whether the members of a list are chosen from, and not called one after another."""
+    """Return whether the members of a list are experts, not consecutive layers.
+
+    A list is taken for one of experts by its name, or by a router beside it with as many outputs.
+    """
     if "expert" in key:
         return True
     return any(

@@ -1,4 +1,4 @@
-"""The elements of a model's parameters on the ranks of their pipeline stages."""
+"""Shard specs of parameters over the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ def stages_of(
     closed: Collection[int] = (),
     counted: Mapping[nn.Module, float] | None = None,
 ) -> Stages:
-    """Cut a model into stages; a part that was cut with another model stays where it is.
+    """Cut a model into stages, keeping parameters that are decided already.
+
+    A part that was cut with another model stays on its stage.
 
     Args:
-        known: the specs of parameters that are decided.
-        ranks: of each stage.
+        known: specs of parameters that are decided.
+        ranks: number of ranks of each stage.
         chunks: runs of units of each stage.
         closed: ids of modules that are not divided.
         counted: operations by module; None where nothing was counted.
@@ -41,7 +43,10 @@ def stages_of(
 
 
 def stage_of(tensor: torch.Tensor, known: Partition, ranks: int = 1) -> int | None:
-    """The stage of a parameter; -1 for one that every rank has, None for an undecided one."""
+    """Return the stage of a parameter.
+
+    It is -1 for a parameter on every rank, and None for an undecided one.
+    """
     if not known.is_decided(tensor):
         return None
     spec = known.decided(tensor)
@@ -56,13 +61,13 @@ def pipeline_specs(
     cuts: Mapping[int, DimCut] | None = None,
     whole: Collection[int] = (),
 ) -> Iterator[tuple[torch.Tensor, ShardSpec | None]]:
-    """The spec of each undecided parameter of a model; None for one that every rank has.
+    """Yield the spec of each undecided parameter; None for a replicated one.
 
     Args:
-        count: of stages.
-        known: the specs of parameters that are decided.
-        ranks: of each stage.
-        cuts: how the ranks of a stage cut parameters, by id; each has a copy of the others.
+        count: number of stages.
+        known: specs of parameters that are decided.
+        ranks: number of ranks of each stage.
+        cuts: cuts of parameters over the ranks of a stage, by id; other parameters are replicated there.
         whole: ids of parameters that every rank keeps.
     """
     units = [each for unit in stages.units for each in unit.parameters]
@@ -80,13 +85,16 @@ def pipeline_specs(
 
 
 def _can_be_owned(tensor: Any) -> bool:
-    """Whether one stage alone may have a parameter: all ranks call the hooks of the script."""
+    """Return whether a single stage may own a parameter.
+
+    It may not if the script has hooks on the parameter: all ranks call these.
+    """
     hooked = bool(tensor._backward_hooks) or has_hooks(tensor)
     return bool(tensor.dim() and tensor.numel()) and tensor.is_contiguous() and not hooked
 
 
 def sparse_weights(model: nn.Module) -> list[torch.Tensor]:
-    """The weights of embeddings with sparse gradients, each once.
+    """Return the weights of embeddings with sparse gradients, each once.
 
     A block's gradient is dense, so every rank keeps these weights, as under `tensor=N`.
     """

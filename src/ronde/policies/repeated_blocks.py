@@ -1,4 +1,4 @@
-"""Which parts of a model repeat: the layers of a transformer, the blocks of a residual network."""
+"""Detection of repeated blocks: layers of a transformer, blocks of a residual network."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules inside `model` that are made of others and of which there are several of a kind.
+    """Return the outermost composite modules of a class that occurs several times.
 
-    Plain containers are of a kind with nothing, but for those that stand in a list of their like and hold no
+    Plain containers are not a class in this sense, except `nn.Sequential` members of one list that hold no
     repeated block themselves.
     """
     parts = [part for part in model.modules() if part is not model and _is_composite(part)]
@@ -25,7 +25,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def parts_of(block: nn.Module) -> list[nn.Module]:
-    """The modules inside a block that are made of others, those of its lists among them."""
+    """Return the composite modules inside a block, with the members of its lists."""
     found: list[nn.Module] = []
     for child in block.children():
         found += parts_of(child) if type(child) in (nn.ModuleList, nn.ModuleDict) else [child]
@@ -46,7 +46,9 @@ def _outermost(module: nn.Module, repeated: set[type]) -> Iterator[nn.Module]:
 
 
 def _lists_in(module: nn.Module) -> list[nn.Module]:
-    """Of a list's members, plain sequences, if there are several and in them nothing repeats."""
+    """Return members of a container that are plain sequences without repeated blocks. Empty if there are
+    fewer than two.
+    """
     if type(module) not in _CONTAINERS:
         return []
     found: list[nn.Module] = [child for child in module._modules.values() if type(child) is nn.Sequential]

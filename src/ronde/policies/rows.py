@@ -14,12 +14,18 @@ __all__ = ["first_rows", "rows"]
 
 
 def first_rows(count: int, ranks: int) -> list[int]:
-    """The first row of each rank, and behind them the number of rows; ranks differ by one at most."""
+    """Return the first row of each rank, followed by the number of rows.
+
+    The sizes of ranks differ by one at most.
+    """
     return [count * rank // ranks for rank in range(ranks + 1)]
 
 
 def rows(ranks: int) -> Partition:
-    """Equal numbers of rows for all ranks. Matrices are contiguous, so that rows are one run of elements."""
+    """Create a partition of matrices into runs of rows, equally many per rank.
+
+    Matrices are contiguous, so rows are one run of elements.
+    """
 
     def split(members: Sequence[torch.Tensor]) -> list[ShardSpec]:
         return [_of_matrix(each.shape[0], each.shape[1], ranks) for each in members]

@@ -1,4 +1,4 @@
-"""Elements on parameter servers: large tensors over all of them, small ones together on one."""
+"""Shard specs over parameter servers: large tensors over all, small ones on one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ __all__ = ["over_servers"]
 
 
 def over_servers(servers: int) -> Partition:
-    """Cut tensors into equal runs for servers; the rank stands last, without elements.
+    """Create a partition of tensors into equal runs for servers.
 
-    Keys count the tensors in the order in which they come, the same on all ranks.
+    The rank itself comes last, without elements. Keys number the tensors in their order, the same on all
+    ranks.
     """
     keys = itertools.count()
 

@@ -1,13 +1,13 @@
-"""The stages of a pipeline: which modules of a model run on which rank, found from the model's structure.
+"""Pipeline stages of a model, found from its structure.
 
-A *unit* is a module that is not divided: a member of a chain of blocks (`nn.Sequential`, `nn.ModuleList`),
-or a module with parameters beside such a chain. Modules that hold chains are *open*: every rank carries their
-own code out, and modules without parameters. Units in the order of their definition are cut into as many runs
-as there are stages, so that the largest run is the smallest that there can be. What units compute is counted
-in a first call, or guessed by their parameters. A wrong guess, or another order, is slow and not wrong.
+A *unit* is a module that is not divided: a member of a chain of blocks (`nn.Sequential`, `nn.ModuleList`), or
+a module with parameters beside such a chain. Modules that hold chains are *open*: every rank executes their
+own code, and modules without parameters. Units in the order of their definition are cut into as many runs as
+there are stages, such that the largest run is as small as possible. The cost of a unit is counted in a first
+call, or estimated by its parameters. A wrong estimate, or another order, is slow and not wrong.
 
-A `ronde.EmbeddingTable` is no unit: its rows are spread over ranks with other rows of the batch, or lie on
-all of them, so every rank looks them up, and modules that hold tables are open.
+A `ronde.EmbeddingTable` does not count as a unit: its rows are spread over ranks with other rows of the
+batch, or lie on all of them, so every rank looks them up, and modules that hold tables are open.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from torch import nn
 __all__ = ["StageUnit", "Stages", "cut_into_stages"]
 
 _CHAINS = (nn.Sequential, nn.ModuleList)
-# Beside what is multiplied: a look-up or a norm reads its parameters once at most.
+# Relative to matrix entries: a look-up or a norm reads its parameters once at most.
 _READ_ONLY = 0.02
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StageUnit:
-    """A module that runs on one rank.
+    """Module that runs on one stage.
 
     Attributes:
-        name: its name in the model.
+        name: qualified name in the model.
         cost: operations of its forward; only ratios count.
         stage: the rank.
-        chunk: which of its runs of units, from 0.
+        chunk: index of the stage's run of units that it belongs to.
     """
 
     name: str
@@ -50,11 +50,11 @@ class StageUnit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stages:
-    """How a model is cut.
+    """Cut of a model into stages.
 
     Attributes:
-        units: in the order of their definition.
-        open_parameters: those that no unit has.
+        units: units in the order of their definition.
+        open_parameters: parameters outside of all units.
         tables: modules that every rank calls.
     """
 
@@ -63,14 +63,14 @@ class Stages:
     tables: tuple[nn.Module, ...] = ()
 
     def stage_of(self, parameter: torch.Tensor) -> int | None:
-        """The stage that alone uses a parameter; None where there are several, or none."""
+        """Return the only stage that uses a parameter; None for several stages or none."""
         stages = {unit.stage for unit in self.units if any(each is parameter for each in unit.parameters)}
         alone = len(stages) == 1 and not any(each is parameter for each in self.open_parameters)
         return stages.pop() if alone else None
 
     @property
     def shared(self) -> list[torch.Tensor]:
-        """The parameters that every rank has, each once."""
+        """Parameters that every rank has, each once."""
         stages: dict[int, set[int]] = {id(each): {-1, -2} for each in self.open_parameters}
         tensors = {id(each): each for each in self.open_parameters}
         for unit in self.units:
@@ -81,12 +81,12 @@ class Stages:
 
     @property
     def chunks(self) -> int:
-        """How many runs of units a stage has."""
+        """Number of runs of units per stage."""
         return 1 + max((unit.chunk for unit in self.units), default=0)
 
     @property
     def by_turns(self) -> list[StageUnit]:
-        """The units: the first of each stage, then the second of each."""
+        """Units interleaved: the first of each stage, then the second of each."""
         count = collections.Counter[int]()
         turns: list[int] = []
         for unit in self.units:
@@ -96,11 +96,11 @@ class Stages:
 
     @property
     def untied(self) -> set[int]:
-        """Ids of parameters whose gradient each rank computes whole: those of tables."""
+        """Ids of the tables' parameters, with a gradient that each rank computes whole."""
         return {id(each) for table in self.tables for each in table.parameters()}
 
     def stands(self, model: nn.Module) -> bool:
-        """Whether the model has the same units still."""
+        """Return whether the model still has the same units."""
         known = dict(model.named_modules())
         return all(known.get(unit.name) is unit.module for unit in self.units)
 
@@ -116,12 +116,12 @@ def cut_into_stages(
     """Cut a model into units, and these into stages.
 
     Args:
-        chunks: runs of units of each stage, by turns with the others'; one where units are too few, or
-            a table is looked up.
-        owner: the stage of a parameter that is decided, as of another model of which it is a part; -1 for
-            one that every rank has.
+        chunks: runs of units of each stage, interleaved with the others'; one where units are too few, or a
+            table is looked up.
+        owner: function that returns the stage of a decided parameter, for instance of another model that
+            shares it; -1 for one that every rank has.
         closed: ids of modules that are not divided.
-        counted: operations by module; where a unit is missing, parameters say the costs.
+        counted: operations by module; where a unit is missing, costs are estimated by parameters.
     """
     units = _units(model, stages * chunks, closed)
     inside = {id(each) for _, module in units for each in module.parameters()}
@@ -141,7 +141,7 @@ def cut_into_stages(
 
 
 def _costs(units: Sequence[nn.Module], counted: Mapping[nn.Module, float]) -> list[float]:
-    """Costs of units: counted ones where all were counted."""
+    """Return the costs of units: counted ones if all were counted, else estimates."""
     found = [counted.get(unit, 0.0) for unit in units]
     by_parameters = [_cost(unit) for unit in units]
     complete = all(count or not cost for count, cost in zip(found, by_parameters, strict=True))
@@ -149,9 +149,9 @@ def _costs(units: Sequence[nn.Module], counted: Mapping[nn.Module, float]) -> li
 
 
 def least_maximum(costs: Sequence[float], runs: int) -> list[int]:
-    """For each of some costs the number of its run; the largest sum of a run is as small as it can be.
+    """Cut costs into runs with the smallest maximal sum; return each cost's run.
 
-    Runs may be empty. Ties go to later runs.
+    Runs may be empty. Ties go to later runs. Dynamic programming over the number of runs.
     """
     count = len(costs)
     ends = [0.0]
@@ -175,7 +175,7 @@ def least_maximum(costs: Sequence[float], runs: int) -> list[int]:
 
 
 def _units(model: nn.Module, stages: int, closed: Collection[int]) -> list[tuple[str, nn.Module]]:
-    """The modules that are not divided, by name, each once."""
+    """Return the modules that are not divided, with their names, each once."""
     seen: set[int] = set()
     opened: set[int] = {id(model)}
     while True:
@@ -229,7 +229,7 @@ def _holds_table(module: nn.Module) -> bool:
 
 
 def _holds_chain(module: nn.Module, closed: Collection[int]) -> bool:
-    """Whether several blocks with parameters stand behind one another somewhere inside."""
+    """Return whether a chain of several blocks with parameters is inside."""
     return any(
         type(part) in _CHAINS
         and id(part) not in closed
@@ -239,7 +239,7 @@ def _holds_chain(module: nn.Module, closed: Collection[int]) -> bool:
 
 
 def _direct(model: nn.Module, units: Sequence[tuple[str, nn.Module]]) -> Iterator[torch.Tensor]:
-    """The parameters that open modules have themselves."""
+    """Yield the parameters that open modules have themselves."""
     inside = {id(part) for _, module in units for part in module.modules()}
     for part in model.modules():
         if id(part) not in inside:
@@ -247,7 +247,7 @@ def _direct(model: nn.Module, units: Sequence[tuple[str, nn.Module]]) -> Iterato
 
 
 def _cost(module: nn.Module) -> float:
-    """Entries of matrices that every token is multiplied with, and a little for all others."""
+    """Estimate a cost: entries of multiplied matrices, and a little for other parameters."""
     cost = 0.0
     for part in module.modules():
         for name, each in part._parameters.items():

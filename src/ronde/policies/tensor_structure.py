@@ -1,9 +1,9 @@
-"""Which matrices of a model are cut over a tensor group, and how: found from the model's structure.
+"""Placement of a model's matrices over a tensor group, found from its structure.
 
 Of two matrices with element-wise functions or attention between them the first is cut along its outputs, the
-second along its inputs, so that ranks meet once behind the second (Shoeybi et al. 2019, "Megatron-LM"). What
-is cut changes speed and memory, never results: between matrices ranks hold parts of activations, and whatever
-is not done on parts gathers them. So a structure may be guessed by the names that models use.
+second along its inputs, so the only collective follows the second (Shoeybi et al. 2019, "Megatron-LM"). The
+cut changes speed and memory, never results: between matrices ranks hold parts of activations, and any
+operation without a rule for parts gathers them. So a structure may be guessed by the names that models use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ronde.shards.dim_cut import DimCut
 
 __all__ = ["Placement", "placements"]
 
-# Names of layers within one module: those that come first, and the one behind them.
+# Names of layers within one module: the first matrices, and the second one after them.
 _PAIRS: tuple[tuple[tuple[str, ...], str], ...] = tuple(
     (tuple(first.split()), second)
     for first, second in (
@@ -58,9 +58,9 @@ _PAIRS: tuple[tuple[tuple[str, ...], str], ...] = tuple(
         ("Wqkv", "out_proj"),
     )
 )
-# A layer that makes queries, keys and values behind one another.
+# Layers whose output is queries, keys and values in sequence.
 _FUSED = {"c_attn": 3, "qkv": 3, "qkv_proj": 3, "in_proj": 3, "to_qkv": 3, "Wqkv": 3}
-# Pairs over modules: BERT's self-attention and its feed-forward part have their second matrix elsewhere.
+# Pairs across modules: BERT's self-attention and its feed-forward part have their second matrix elsewhere.
 _DISTANT = (
     (("self.query", "self.key", "self.value"), "output.dense"),
     (("attention.query", "attention.key", "attention.value"), "output.dense"),
@@ -69,23 +69,23 @@ _DISTANT = (
 _HEADS = ("num_heads", "n_head", "n_heads", "nhead", "num_attention_heads", "heads")
 _HEADS_OF_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
 _OUTPUT = ("lm_head", "embed_out")
-# Between two matrices of a Sequential.
+# Modules allowed between two matrices of a Sequential.
 _ELEMENTWISE = (
     nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.ReLU6, nn.Hardswish, nn.Mish,
     nn.Softplus, nn.Dropout, nn.Identity,
 )  # fmt: skip
-# Tables that are less than this share of a model stay whole.
+# Tables with less than this share of a model stay whole.
 _LEAST_SHARE = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placement:
-    """What becomes of one parameter.
+    """Placement of one parameter.
 
     Attributes:
-        name: its name in the model.
-        cut: None for one that every rank has whole.
-        why: in a few words.
+        name: qualified name in the model.
+        cut: cut over the tensor group; None for a parameter that every rank has whole.
+        why: reason in a few words.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Placement:
 
 
 class _Plan:
-    """Roles as they are found: the first that is found for a parameter stands."""
+    """Cuts found so far; the first one found for a parameter counts."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -106,12 +106,12 @@ class _Plan:
             self.roles.setdefault(id(parameter), (cut, why))
 
     def column(self, layer: nn.Module, why: str, fused: int = 1) -> None:
-        """Cut along the outputs."""
+        """Cut a layer along its outputs."""
         self.give(getattr(layer, "weight", None), DimCut(_out(layer), self.ranks, fused), why)
         self.give(getattr(layer, "bias", None), DimCut(0, self.ranks, fused), why)
 
     def row(self, layer: nn.Module, why: str) -> None:
-        """Cut along the inputs; the bias is added behind the sum."""
+        """Cut a layer along its inputs; the bias is added after the sum."""
         self.give(getattr(layer, "weight", None), DimCut(1 - _out(layer), self.ranks), why)
         self.give(getattr(layer, "bias", None), None, "it is added to the sum over ranks")
 
@@ -121,12 +121,14 @@ class _Plan:
 
 
 def placements(model: nn.Module, ranks: int, override: Mapping[str, str] | None = None) -> list[Placement]:
-    """What becomes of each parameter of a model, each once, in the order of its modules.
+    """Decide the placement of each parameter, each once, in the order of modules.
 
     Args:
-        ranks: of the tensor group.
-        override: for patterns of parameter names (`*.mlp.fc.weight`) the dimension to be cut (`0`, `1`; `0/3`
-            for three matrices behind one another along it) or `replicated`; the first that matches stands.
+        model: the model, before its first sharded call.
+        ranks: size of the tensor group.
+        override: the dimension to cut by pattern of parameter names (`*.mlp.fc.weight`): `0`, `1`, or `0/3`
+            for three matrices stacked along it; `replicated` keeps the parameter whole. The first match
+            counts.
     """
     plan = _Plan(ranks)
     names: dict[int, str] = {}
@@ -154,7 +156,7 @@ def placements(model: nn.Module, ranks: int, override: Mapping[str, str] | None 
 
 
 def _out(layer: nn.Module) -> int:
-    """The dimension of a weight that is the outputs': Hugging Face's `Conv1D` has it last."""
+    """Return the output dimension of a weight; Hugging Face's `Conv1D` has it last."""
     return 1 if type(layer).__name__ == "Conv1D" else 0
 
 
@@ -179,7 +181,7 @@ def _inside(plan: _Plan, module: nn.Module) -> None:
 
 
 def _owner(module: nn.Module, names: Sequence[str]) -> nn.Module:
-    """The module that has layers of these names: it knows the number of heads."""
+    """Return the module that has these layers: it knows the number of heads."""
     owner = _at(module, names[0].rpartition(".")[0])
     return owner if isinstance(owner, nn.Module) else module
 
@@ -210,7 +212,10 @@ def _pair(plan: _Plan, owner: nn.Module, first: Sequence[Any], second: Any, fuse
 
 
 def _heads(owner: nn.Module, ranks: int) -> str:
-    """What keeps heads from being spread over ranks; "" where nothing does, or no heads are known of."""
+    """Return why heads do not divide over ranks, or "".
+
+    It is "" also where no heads are known.
+    """
     for holder in (owner, getattr(owner, "config", None)):
         for name in (*_HEADS, *_HEADS_OF_KEYS):
             count = getattr(holder, name, None)
@@ -234,14 +239,14 @@ def _attention(plan: _Plan, module: nn.MultiheadAttention) -> None:
 
 
 def _experts(plan: _Plan, module: nn.Module) -> None:
-    """Cut the features of experts that one module has."""
+    """Cut the features of experts in a fused module."""
     for name, cut in feature_cuts(module, plan.ranks).items():
         why = f"features, in {type(module).__name__}" if cut else "each rank adds its share to the sum"
         plan.give(module._parameters[name], cut, why)
 
 
 def _sequence(plan: _Plan, layers: Sequence[nn.Module]) -> None:
-    """Two matrices with nothing but element-wise functions between them; each is in one pair."""
+    """Find pairs of matrices with only element-wise functions between, each in one pair."""
     first: nn.Module | None = None
     for layer in layers:
         if _is_matrix(layer):
@@ -277,13 +282,13 @@ def _vocabularies(plan: _Plan, model: nn.Module) -> None:
 
 
 def _rows_of(layer: nn.Module) -> Any:
-    """The shape of a matrix with its outputs first."""
+    """Return the shape of a matrix with its outputs first."""
     shape: Any = layer.weight.shape
     return shape if _out(layer) == 0 else shape[::-1]
 
 
 def _hugging_face(plan: _Plan, model: nn.Module) -> None:
-    """Where a model of Hugging Face's says how its layers are cut."""
+    """Follow the tensor-parallel plan that a Hugging Face model declares."""
     for module in model.modules():
         told = getattr(module, "_tp_plan", None)
         if not isinstance(told, dict) or not told:
@@ -314,7 +319,7 @@ def _overridden(plan: _Plan, name: str, parameter: torch.Tensor, override: Mappi
 
 
 def _why_whole(parameter: torch.Tensor, cut: DimCut | None) -> str:
-    """What keeps a parameter from being cut as is asked; "" for nothing."""
+    """Return the reason why a parameter cannot be cut as asked, or ""."""
     if cut is None:
         return ""
     if is_lazy(parameter) or parameter.is_meta:

@@ -1,7 +1,7 @@
-"""The units of a model: parameters that are gathered together, because they are used together.
+"""Parameter groups of a model: parameters used together, so gathered together.
 
-A unit is one of the repeated blocks, as users of FSDP wrap them by hand, or a layer between blocks; small
-neighbours are one unit together.
+A group ("unit") is one of the repeated blocks, as users of FSDP wrap them by hand, or a layer between blocks;
+small neighbours form one group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ronde.shards.unit import LEAST_BYTES
 
 __all__ = ["find_units"]
 
-# In small models those smaller than this share of the whole.
+# In small models units smaller than this share of the whole are joined.
 _LEAST_SHARE = 16
 
 
@@ -25,7 +25,7 @@ def find_units(model: nn.Module) -> list[list[torch.Tensor]]:
     """Cut a model's parameters into units, in the order of its modules.
 
     Returns:
-        lists of parameters of one dtype and device each; every parameter once, in its first module.
+        Lists of parameters of one dtype and device each; every parameter once, in its first module.
     """
     seen: set[int] = set()
     units: list[list[torch.Tensor]] = []
@@ -44,7 +44,10 @@ def find_units(model: nn.Module) -> list[list[torch.Tensor]]:
 
 
 def _atoms(module: nn.Module, blocks: set[nn.Module]) -> Iterator[tuple[nn.Module, bool]]:
-    """Modules that are not divided, with all inside them; and the others' own parameters."""
+    """Yield modules that are not divided, and modules with own parameters beside such.
+
+    The flag is True for a module that is not divided, with all inside of it.
+    """
     if module in blocks or not module._modules:
         yield module, True
         return

@@ -1,4 +1,7 @@
-"""Tensors laid end to end, an equal run of elements for each rank (ZeRO; Rajbhandari et al. 2020)."""
+"""ZeRO partitions: tensors end to end, an equal run of elements per rank.
+
+ZeRO is of Rajbhandari et al. 2020.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ Runs = Callable[[Sequence[int], int], list[tuple[Span | None, ...]]]
 
 
 def divided(runs: Runs, ranks: int) -> Partition:
-    """Cut tensors that come together by `runs`."""
+    """Create a partition that cuts tensors of one group by `runs`."""
 
     def split(members: Sequence[torch.Tensor]) -> list[ShardSpec]:
         return [ShardSpec(spans) for spans in runs([each.numel() for each in members], ranks)]
@@ -46,12 +49,12 @@ def divided(runs: Runs, ranks: int) -> Partition:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """A rank's place in a mesh that cuts models.
+    """Position of a rank in a mesh that cuts models.
 
     Attributes:
-        block: among the ranks that have other blocks of parameters.
-        replica: among those that have the same blocks.
-        row: among those that share the update of whole parameters.
+        block: index among the ranks that have other blocks of parameters.
+        replica: index among the ranks that have the same blocks.
+        row: index among the ranks that share the update of whole parameters.
     """
 
     block: int
@@ -69,12 +72,11 @@ def zero_within(
     """Cut each block of a tensor once more, over its replicas.
 
     Args:
-        blocks: the blocks of tensors, by `Place.block`.
-        whole: how a tensor that is not cut into blocks is cut over the ranks by `Place.row`.
-        places: of all ranks.
-        runs: cuts sizes for the replicas of a block.
-        copies: the places of all ranks for a tensor of which several blocks are the same; as others by
-            default.
+        blocks: partition of tensors into blocks, by `Place.block`.
+        whole: partition of tensors that are not in blocks, by `Place.row`.
+        places: positions of all ranks.
+        runs: function that cuts sizes for the replicas of a block.
+        copies: positions of all ranks for a tensor with several equal blocks; `places` by default.
     """
 
     def split(members: Sequence[torch.Tensor]) -> list[ShardSpec]:
@@ -111,7 +113,7 @@ def _in_blocks(
 
 
 def replica_spec(nested: ShardSpec, block: Span | None, ranks: Sequence[int]) -> ShardSpec:
-    """The elements of a block that each of its replicas has.
+    """Return the elements of a block that each of its replicas has.
 
     Args:
         nested: the elements of the whole on all ranks, from `zero_within`.
@@ -132,7 +134,7 @@ def on_first(sizes: Sequence[int], ranks: int) -> list[tuple[Span | None, ...]]:
 
 
 def in_equal_parts(sizes: Sequence[int], ranks: int) -> list[tuple[Span | None, ...]]:
-    """Cut tensors of these sizes, laid end to end, into one run of elements for each rank.
+    """Cut tensors, laid end to end, into one run of elements per rank.
 
     Runs differ by at most two alignments.
     """
@@ -146,7 +148,7 @@ def in_equal_parts(sizes: Sequence[int], ranks: int) -> list[tuple[Span | None, 
 
 
 def _cut(ideal: int, sizes: Sequence[int], ends: Sequence[int]) -> int:
-    """The place nearest to `ideal` where a tensor may be cut, or ends."""
+    """Return the position nearest to `ideal` where a tensor may be cut, or ends."""
     for size, end in zip(sizes, ends, strict=True):
         if ideal < end:
             begin = end - size
@@ -157,7 +159,7 @@ def _cut(ideal: int, sizes: Sequence[int], ends: Sequence[int]) -> int:
 
 
 def _overlap(run: Span, begin: int, end: int) -> Span | None:
-    """The elements in a run of a tensor that lies from `begin` to `end`."""
+    """Return the part of a tensor that lies in a run of elements. The tensor is from `begin` to `end`."""
     first, last = max(run[0], begin), min(run[1], end)
     return (first - begin, last - begin) if first < last else None
 

@@ -1,1 +1,4 @@
-"""Parts of a plan that work on models: one final class for each, in the order in which a session has them."""
+"""Strategies: the parts of a plan that act on models.
+
+Each is a final class; a session holds them in order.
+"""

@@ -1,4 +1,4 @@
-"""Makes the strategies of a plan, and has ranks meet in the groups that these need."""
+"""Construction of a plan's strategies, with the process groups that they need."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["assemble"]
 
-# Axes along which ranks have other blocks of models, and the same rows.
+# Mesh axes along which ranks have other blocks of models, and the same rows.
 _CUT_MODELS: tuple[Axis, ...] = ("pipeline", "tensor")
 
 
 def assemble(parts: Parts) -> Strategies:
-    """Make the strategies of a plan. A collective, where groups are met."""
+    """Create the strategies of a plan. A collective where they need process groups."""
     names = strategies_of(parts.plan, parts.everybody.world_size)
     if not {"pipeline", "tensor", "expert"}.isdisjoint(names):
         return _with_cut_models(parts, names)
@@ -72,7 +72,7 @@ def _state_of(strategies: Sequence[Strategy]) -> ShardedState:
 
 
 def _with_sequences(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
-    """Ranks of a context group have the same rows, and state is cut over all ranks."""
+    """Create the strategies of a mesh with context groups. State is cut over all ranks."""
     from ronde.strategies.own_mixtures import OwnMixtures
 
     context = _context(parts)
@@ -86,7 +86,7 @@ def _with_sequences(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
 
 
 def _way_along(parts: Parts, context: ContextStrategy) -> tuple[Way, bool]:
-    """The way that cuts sequences, and whether it cuts calls that have all rows."""
+    """Return the executor that cuts sequences, and whether it cuts calls on all rows."""
     one_piece = parts.plan.compute.micro_batches == 1
     return (context.sequences if one_piece else _way(parts, context.sequences.run_on)), one_piece
 
@@ -101,7 +101,10 @@ def _context(parts: Parts) -> ContextStrategy:
 
 
 def _with_cut_models(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
-    """Ranks have other blocks of models: stages, blocks of matrices, experts, or several of these."""
+    """Create the strategies of a mesh that cuts models into blocks.
+
+    Blocks are pipeline stages, blocks of matrices, experts, or several of these.
+    """
     context = _context(parts) if "context" in names else None
     groups = _Groups(parts, None if context is None else context.group)
     if "pipeline" in names:
@@ -149,10 +152,12 @@ def _with_stages(parts: Parts, groups: _Groups, context: ContextStrategy | None)
 
 
 class _Groups:
-    """Groups of a mesh that cuts models; each is met once. All ranks ask alike.
+    """Process groups of a mesh that cuts models, each created once.
 
-    Experts are over as many neighbours along `data` and `context` as `expert` says, and over their tensor
-    groups. Other such neighbours have replicas of them.
+    Collective: all ranks ask for the same groups in the same order.
+
+    Experts are spread over `expert` neighbours along `data` and `context`, and over their tensor groups.
+    Other such neighbours have replicas of them.
     """
 
     def __init__(self, parts: Parts, sequences: Context | None) -> None:
@@ -166,14 +171,17 @@ class _Groups:
         self._places = [self._place(rank) for rank in range(mesh.ranks)]
 
     def _place(self, rank: int) -> Place:
-        """A rank's place: stages follow one another, within them neighbours, within these a tensor group."""
+        """Return the position of a rank.
+
+        Blocks are numbered by stage, then by neighbour, then by place in the tensor group.
+        """
         replica, neighbour = divmod(self._rows[rank], self._experts)
         stage, block = (self._mesh.coordinate(rank, axis) for axis in _CUT_MODELS)
         first = (stage * self._experts + neighbour) * self._mesh.degree("tensor")
         return Place(first + block, replica, self._rows[rank])
 
     def along(self, *axes: Axis) -> Comm:
-        """The ranks that differ from this one along these axes only."""
+        """Return the group of ranks that differ from this one along these axes only."""
         return self._of("-".join(axes), self._mesh.members(self._parts.rank, *axes))
 
     def _of(self, name: str, members: Sequence[int]) -> Comm:
@@ -183,12 +191,12 @@ class _Groups:
         return self._known[key]
 
     def _others(self) -> list[int]:
-        """The ranks with other blocks, in the order of these."""
+        """Return the ranks with other blocks, ordered by block."""
         mine = self._places[self._parts.rank]
         return [rank for rank, place in enumerate(self._places) if place.replica == mine.replica]
 
     def _replicas(self) -> list[int]:
-        """The ranks that have the same experts."""
+        """Return the ranks that have the same experts."""
         mine = self._places[self._parts.rank]
         return [rank for rank, place in enumerate(self._places) if place.block == mine.block]
 
@@ -213,7 +221,10 @@ class _Groups:
         )
 
     def _copy(self, rank: int) -> Place:
-        """A rank's place for parameters that are no experts': all neighbours have the same of them."""
+        """Return the position of a rank for parameters outside of experts.
+
+        All neighbours have the same blocks of them.
+        """
         stage, block = (self._mesh.coordinate(rank, axis) for axis in _CUT_MODELS)
         of_stage = self._experts * self._mesh.degree("tensor")
         return Place(stage * of_stage + block, self._rows[rank], self._rows[rank])
@@ -222,7 +233,7 @@ class _Groups:
         return set(self._mesh.members(self._parts.rank, "data", "context", "tensor"))
 
     def of_stage(self) -> Comm:
-        """The ranks with the same stage."""
+        """Return the group of ranks with the same stage."""
         return self._of("stage", sorted(self._members_of_stage()))
 
     def of_mixtures(self) -> MixtureRanks:

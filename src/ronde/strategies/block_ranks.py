@@ -1,4 +1,4 @@
-"""The groups among which a mesh spreads blocks of models."""
+"""Process groups among which a mesh spreads blocks of models."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["BlockRanks"]
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRanks:
-    """The groups among which blocks are spread.
+    """Process groups among which blocks are spread.
 
     Attributes:
-        rows: the reducer's group: ranks with the same blocks and other rows.
+        rows: the reducer's group: ranks with the same blocks and other rows of the batch.
         group: ranks with other blocks and the same rows.
         everybody: all ranks.
-        places: the place of each of these.
-        row_ranks: the ranks of `rows`, among all.
-        replica_group: ranks with the same experts, where these are fewer than `rows`; of a reducer.
-        gathering: the same ranks, which gather experts in an order of their own; None where these are whole.
-        copies: the places of all ranks for parameters of which ranks of `rows` have the same blocks, where
-            they have other blocks of other parameters; None without such.
+        places: position of each rank.
+        row_ranks: the ranks of `rows`, among all ranks.
+        replica_group: reducer group of ranks with the same experts, where these are fewer than `rows`.
+        gathering: the same ranks, for gathering experts in an order of its own; None where experts are whole.
+        copies: positions of all ranks for parameters with the same blocks on ranks of `rows`, where these
+            have other blocks of other parameters; None without such.
         sequences: the context in which values inside of models are cut too; None without.
     """
 
@@ -43,7 +43,7 @@ class BlockRanks:
 
     @property
     def replicas(self) -> list[int]:
-        """The replicas of this rank's blocks, in the order of their group."""
+        """Replicas of this rank's blocks, in the order of their group."""
         block = self.places[self.everybody.rank].block
         same = [rank for rank, place in enumerate(self.places) if place.block == block]
         return sorted(same, key=lambda rank: self.places[rank].replica)

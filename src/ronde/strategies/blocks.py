@@ -1,4 +1,4 @@
-"""Blocks of the parameters of cut models, as the axes of the mesh cut these, and ZeRO within the blocks."""
+"""Blocks of a cut model's parameters, with ZeRO inside of each block."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = ["Cutting", "ModelBlocks", "Reduced"]
 
 
 class Reduced(enum.Enum):
-    """The blocks of which the reducer averages gradients; of others the strategy does."""
+    """Selects the blocks with gradients that the reducer averages; the strategy averages others."""
 
     ALL = enum.auto()
     COPIES = enum.auto()
@@ -56,14 +56,15 @@ class Reduced(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Cutting:
-    """Axes of the mesh that cut models, as far as blocks are concerned.
+    """Mesh axes that cut models, as far as blocks are concerned.
 
     Attributes:
-        partition: the block of each rank.
-        find: decides on the parameters of a model, and returns the units of those that are cut.
-        item: of the plan, by which messages name the axes.
-        reduces: the blocks of which the reducer averages gradients.
-        cuts_whole: `zero3` cuts parameters that are in no block too, and gathers them over rows for a call.
+        partition: block of each rank.
+        find: function that decides on the parameters of a model, and returns the units of cut ones.
+        item: plan item by which messages name the axes.
+        reduces: selection of the blocks with gradients that the reducer averages.
+        cuts_whole: whether `zero3` cuts parameters outside of blocks too, and gathers them over rows for a
+            call.
     """
 
     partition: Partition
@@ -78,21 +79,24 @@ def _find_nothing(module: torch.nn.Module) -> list[list[torch.Tensor]]:
 
 
 def _adopt_none(leaf: torch.Tensor) -> None:
-    """Ranks that gather parameters have no values of the script between them."""
+    """Ignore a leaf.
+
+    No values of the script lie between ranks that gather parameters.
+    """
 
 
 @final
 class ModelBlocks:
-    """This rank's blocks of cut models, with ZeRO within them as the plan's state axis says.
+    """Sharded parameters of cut models: this rank's blocks, with ZeRO inside.
 
     Args:
-        ranks: `group` has other blocks.
-        cutting: the axes of the mesh that cut models.
+        ranks: process groups; the ranks of `group` have other blocks.
+        cutting: mesh axes that cut models.
 
     Attributes:
-        comm: of the ranks that have other blocks.
-        gradients: the blocks, with their gradients.
-        parameters: gathers whole parameters.
+        comm: context of the ranks that have other blocks.
+        gradients: blocks with their gradients.
+        parameters: store that gathers whole parameters.
         state: all shards.
     """
 
@@ -108,18 +112,18 @@ class ModelBlocks:
         self._reducer, self._cutting = reducer, cutting
         self._axis = plan.state.on(ranks.rows.world_size)
         self._home, self._home_of_shards = homes(self._axis)
-        # Leaves that the reducer leaves alone.
+        # Leaves that the reducer does not handle.
         self._alone: TensorTable[bool] = TensorTable()
-        # A group of its own, in which the model's cut values are whole: nothing of the batch is cut there.
+        # A separate context, in which the model's cut values are whole: nothing of the batch is cut there.
         self.comm = Context.within_rows(ranks.group, ranks.sequences)
         partition, find = cutting.partition, self._built_whole(cutting.find)
-        # All ranks, for what is cut over the replicas of blocks too.
+        # All ranks, for tensors that are cut over the replicas of blocks too.
         everybody = Context(comm=ranks.everybody, adopt=_adopt_none)
         self._among = everybody if self._axis.cuts_optimizer else self.comm
         runs = RUNS.get(self._axis.placement, in_equal_parts)
         self._of_rows = divided(runs, ranks.rows.world_size)
         self._nested = zero_within(partition, self._of_rows, ranks.places, runs, ranks.copies)
-        # The ranks with other rows, and those of them that have the same experts.
+        # The ranks with other rows, and among them the ranks with the same experts.
         whole = self._built_whole(self._find_whole) if cutting.cuts_whole else _find_nothing
         self._rows = self._replicas(ranks.rows, ranks.row_ranks, reducer, parts.replicas, whole)
         self._experts: ReplicaGroup | None = None
@@ -128,7 +132,7 @@ class ModelBlocks:
             self._experts = self._replicas(few, ranks.replicas, reducer.of_fewer(few), gathering)
         self._groups = [each for each in (self._rows, self._experts) if each is not None]
         self.gradients = BlockGradients(ranks.group, self._adopt, self._mean, self._give, self._scattered())
-        # Whether blocks are cut once more: there is nothing to divide where one rank has a block.
+        # Blocks are cut once more only where several ranks have the same block.
         sharing = self._groups if cutting.reduces is not Reduced.NONE else self._groups[1:]
         self._sharing = [each for each in sharing if each.divides]
         self._nests = self._axis.cuts_parameters and bool(self._sharing)
@@ -137,9 +141,9 @@ class ModelBlocks:
             self.parameters = ShardedParameters(everybody, kept, self._home_of_shards, note, find)
         else:
             self.parameters = ShardedParameters(self.comm, partition, OnDevice(), note, find)
-        # Blocks that are cut once more, gathered by the ranks that have the same.
+        # Stores of blocks that are cut once more; the replicas gather them.
         self._leaves = [each.leaves for each in self._groups if each.leaves is not None]
-        # A layer's place in a model is not known before the model's call: until then it is spread evenly.
+        # A layer's place in a model is unknown before the model's call: until then it is spread evenly.
         evenly = divided(in_equal_parts, ranks.everybody.world_size)
         self._built = ShardedParameters(everybody, evenly, OnDevice(), note, find_units)
         stores = [self.parameters, *self._leaves, self._built]
@@ -166,11 +170,13 @@ class ModelBlocks:
         gathering: Context | None,
         find: Find = _find_nothing,
     ) -> ReplicaGroup:
-        """What a group of replicas averages, and under zero2 and zero3 divides and gathers.
+        """Create the gradient and parameter shards of a replica group.
+
+        Gradients are divided under zero2 and zero3, parameters under zero3.
 
         Args:
-            gathering: of the same ranks, in an order of their own.
-            find: cuts what is cut over these ranks though it is in no block.
+            gathering: context of the same ranks, for gathers in an order of its own.
+            find: function that cuts tensors over these ranks that are not in blocks.
         """
         home, gradients, leaves = self._home_of_shards, None, None
         if self._axis.cuts_gradients:
@@ -181,7 +187,7 @@ class ModelBlocks:
         return ReplicaGroup(comm=comm, ranks=ranks, reducer=reducer, gradients=gradients, leaves=leaves)
 
     def _scattered(self) -> Scattered | None:
-        """The shards to which gradients of blocks are reduced, under zero2 and zero3."""
+        """Create the shards to which gradients of blocks are reduced (zero2, zero3)."""
         gradients = [each.gradients for each in self._groups if each.gradients is not None]
         if not gradients:
             return None
@@ -196,7 +202,7 @@ class ModelBlocks:
         return True
 
     def _update(self) -> ShardedUpdate:
-        """Cut the steps of optimizers as the plan's state axis says."""
+        """Create the sharded optimizer step that the plan's state axis asks for."""
         ranks, note, home = self._ranks, self._note, self._home
         if not self._axis.cuts_optimizer:
             blocks, rank = self._cutting.partition, ranks.group.rank
@@ -215,7 +221,7 @@ class ModelBlocks:
         return ShardedUpdate(self._among, held, self._takes, note)
 
     def _group_of(self, spec: ShardSpec) -> ReplicaGroup | None:
-        """The ranks that have this rank's block; None where no other has."""
+        """Return the group of ranks that have this rank's block, or None."""
         return self._rows if self._cutting.reduces.has(spec) else self._experts
 
     def _is_in(self, group: ReplicaGroup, parameter: torch.Tensor) -> bool:
@@ -223,12 +229,12 @@ class ModelBlocks:
         return spec is not None and self._group_of(spec) is group
 
     def _is_divided(self, spec: ShardSpec) -> bool:
-        """Whether other ranks have this rank's block."""
+        """Return whether other ranks have this rank's block."""
         group = self._group_of(spec)
         return group is not None and group.divides
 
     def _kept(self, members: Sequence[torch.Tensor]) -> list[ShardSpec]:
-        """The elements of parameters in blocks that each of all ranks keeps."""
+        """Return the elements of block parameters that each rank keeps."""
         found: list[ShardSpec] = []
         for each, nested in zip(members, self._nested.assign(members), strict=True):
             spec = self._cutting.partition.spec(each)
@@ -239,21 +245,23 @@ class ModelBlocks:
         return found
 
     def _find_whole(self, module: torch.nn.Module) -> list[list[torch.Tensor]]:
-        """The units of the parameters that are not in blocks."""
+        """Return the units of parameters that are not in blocks."""
         units = [[each for each in unit if not self.has(each)] for unit in find_units(module)]
         return [unit for unit in units if unit]
 
     def _rows_of(self, tensors: Sequence[torch.Tensor]) -> list[ShardSpec | None]:
-        """How gradients of blocks, and of whole parameters, are cut over rows.
+        """Return the cut over rows of gradients, of blocks and whole parameters.
 
-        One by one: the ranks of a stage may have other gradients together than those of the next.
+        Tensors are cut one by one: the ranks of a stage may have other gradients together than the next
+        stage.
         """
         return [spec for each in tensors for spec in self._of_rows.assign([each])]
 
     def _encoded(self) -> Collection[int]:
-        """Return ids of the leaves whose gradients may be encoded.
+        """Return ids of the leaves with gradients that a compressor may encode.
 
-        Copies on ranks with the same rows would drift apart: each rank encodes them beside other blocks.
+        Copies on ranks with the same rows would drift apart, as each rank encodes them together with other
+        blocks.
         """
         places, rank = self._ranks.places, self._ranks.everybody.rank
         alike = [place.block for place in places if place.row == places[rank].row]
@@ -268,12 +276,15 @@ class ModelBlocks:
 
     @property
     def computes_whole(self) -> bool:
-        """Whether the script's model is observed or compared, so that every rank computes all of it."""
+        """Return whether every rank computes the whole model (observed or compared call)."""
         return self._script.region is Region.OBSERVED or self._script.compared
 
     @contextmanager
     def whole_call(self, module: torch.nn.Module) -> Iterator[None]:
-        """Around a call for which every rank gathers the model; gradients of it come to whole parameters."""
+        """Gather the whole model for a call.
+
+        Its gradients are accumulated in whole parameters.
+        """
         if self._cutting.reduces is not Reduced.NONE and torch.is_grad_enabled():
             self._reducer.expect_parts()
         self._rest_leaves()
@@ -281,8 +292,8 @@ class ModelBlocks:
             yield
 
     def cut_call(self, module: torch.nn.Module) -> AbstractContextManager[object]:
-        """Around a call in which every rank has its blocks."""
-        self.parameters.rest(keep_last=False)  # what the script has written to whole parameters is in blocks
+        """Prepare a call in which every rank computes with its blocks."""
+        self.parameters.rest(keep_last=False)  # writes of the script to whole parameters go to blocks
         self._rest_leaves()
         return self._using_leaves(module)
 
@@ -294,20 +305,20 @@ class ModelBlocks:
         return all_of([each.calling(module) for each in self._leaves])
 
     def gather_experts(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Have this rank's elements of experts whole. A collective of the ranks that have the same ones."""
+        """Gather this rank's elements of experts. A collective of their replicas."""
         leaves = None if self._experts is None else self._experts.leaves
         if leaves is not None:
             leaves.touch([leaf for each in parameters if (leaf := self._leaf_of(each)) is not None])
 
     def send_experts(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Reduce gradients of this rank's elements of experts. A collective as `gather_experts`."""
+        """Reduce gradients of this rank's elements of experts. A collective of their replicas."""
         if self._experts is not None:
             leaves = [leaf for each in parameters if (leaf := self._leaf_of(each)) is not None]
             self._experts.reducer.passed(leaves)
 
     @property
     def backwards(self) -> int:
-        """How many backwards have ended."""
+        """Number of backwards that have ended."""
         return self._reducer.backwards
 
     @contextmanager
@@ -317,13 +328,13 @@ class ModelBlocks:
             yield
 
     def cut_new(self, module: torch.nn.Module) -> None:
-        """Cut what is new in a module. A collective."""
+        """Cut the new parameters of a module. A collective."""
         built = [each for each in module.parameters() if self._built.own(each) is not None]
         new: dict[int, tuple[torch.Tensor, ShardSpec, torch.Tensor]] = {}
         for parameter in self.parameters.cut(module, again=bool(built)):
             spec, part = self._cutting.partition.spec(parameter), self.parameters.own(parameter)
             block = self.gradients.block(parameter)
-            # By the object, which is another one on all ranks: some have no elements, and no address.
+            # By identity, which changes on all ranks: some have no elements, and no address.
             if spec is not None and part is not None and (block is None or block.part is not part):
                 new[id(parameter)] = parameter, spec, part
         for unit in find_units(module) if new else ():
@@ -337,11 +348,14 @@ class ModelBlocks:
             self._built.dissolve(each)
 
     def are_in_parts(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Tell whether some of these have been cut as they were built."""
+        """Return whether some of these were cut while they were built."""
         return any(self._built.own(each) is not None for each in tensors)
 
     def _built_whole(self, find: Find) -> Find:
-        """Units one by one, of which what was cut as it was built is whole by then."""
+        """Wrap `find` to gather parameters that were cut while they were built.
+
+        Each unit is gathered when it is reached.
+        """
 
         def found(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
             for unit in find(module):
@@ -374,7 +388,7 @@ class ModelBlocks:
         """Cut the new blocks of a unit over their replicas. A collective.
 
         Args:
-            known: the parameters of the blocks.
+            known: parameters of the blocks.
         """
         there: dict[int, list[Block]] = {id(group): [] for group in self._sharing}
         for block, spec in zip(blocks, self._nested.assign(known), strict=True):
@@ -392,13 +406,13 @@ class ModelBlocks:
                 group.leaves.adopt([each.leaf for each in mine], [each.part for each in mine])
 
     def make_whole(self, parameter: torch.Tensor, module: torch.nn.Module) -> None:
-        """Have a parameter of a model on every rank from now on. A collective."""
+        """Replicate a parameter of a model on every rank from now on. A collective."""
         self.gradients.forget(parameter)
         self._cutting.partition.decide(parameter, None)
         self.parameters.dissolve(parameter)
         if parameter.numel():
             self._reducer.adopt(parameter)
-        self.cut_new(module)  # those that were in one unit with it
+        self.cut_new(module)  # parameters that were in one unit with it
         self.parameters.rest(keep_last=False)
 
     def _adopt(self, block: Block) -> None:
@@ -410,7 +424,7 @@ class ModelBlocks:
         return self.is_reduced(block) and self._reducer.give(block.leaf, gradient)
 
     def is_reduced(self, block: Block) -> bool:
-        """Whether the reducer of all rows averages the gradient of a block."""
+        """Return whether the reducer of all rows averages the gradient of a block."""
         return self._cutting.reduces.has(block.spec)
 
     def _mean(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -424,7 +438,7 @@ class ModelBlocks:
         return None if block is None else block.leaf
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is a parameter in blocks."""
+        """Return whether a tensor is a parameter in blocks."""
         return self.gradients.block(tensor) is not None
 
     def _takes(self, optimizer: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`context=N`: sequences are cut over the ranks of a context group inside of calls.
+"""`context=N`: sequences cut over the ranks of a context group inside of calls.
 
 State is whole there, or cut by another strategy over all ranks, which have the same parameters.
 """
@@ -25,19 +25,20 @@ __all__ = ["ContextStrategy"]
 
 @final
 class ContextStrategy(Strategy):
-    """Carries out models' calls on parts of sequences.
+    """Runs calls of models on parts of sequences.
 
     Args:
-        context: of the script.
-        group: the context group, of the ranks that have the same rows.
-        item: of the plan, by which messages name it.
-        way: in which ranks attend to each other's keys.
-        averaged_later: tells leaves whose gradients the reducer averages over this group too.
+        context: context of the script.
+        group: the context group, of ranks that have the same rows.
+        item: plan item by which messages name the strategy.
+        way: algorithm by which ranks attend to each other's keys.
+        averaged_later: predicate for leaves with gradients that the reducer averages over this group too.
 
     Attributes:
-        mixtures: sees to those whose experts all ranks have, where no other strategy does; may be set.
-        group: in which sequences are cut.
-        sequences: carries a call out.
+        mixtures: handler of mixtures with all experts on all ranks, unless another strategy handles them; may
+            be set.
+        group: context in which sequences are cut.
+        sequences: executor of a call.
     """
 
     name = "context"
@@ -52,7 +53,7 @@ class ContextStrategy(Strategy):
     ) -> None:
         self.state = ShardedState()
         self._script, self._item = context, item
-        # All ranks of the group compute alike what a model computes of whole values.
+        # Ranks of the group agree on all that a model computes of whole values.
         self.group = Context.within_rows(group)
         self.group.averaged_later = averaged_later
         self.sequences = Sequences(self.group, item, way)
@@ -73,7 +74,7 @@ class ContextStrategy(Strategy):
         return nullcontext()
 
     def before_first_step(self, optimizer: Any) -> None:
-        """Optimizers have whole state, as far as this strategy is concerned."""
+        """Skip the note: optimizers have whole state as far as this strategy is concerned."""
 
     def notes(self) -> list[str]:
         if self.sequences.cut_some:

@@ -1,4 +1,4 @@
-"""`expert=N`: the experts of a model's mixtures are spread over ranks."""
+"""`expert=N`: the experts of a model's mixtures spread over ranks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["ExpertStrategy"]
 
 @final
 class ExpertStrategy(Strategy):
-    """Calls of models of whose mixtures this rank has some experts.
+    """Runs models with some experts of each mixture on this rank.
 
     Args:
-        ranks: `group` are those over which experts are spread; `replica_group` have the same experts, one
-            rank of each such group.
-        of_mixtures: the ranks of a mixture's call.
+        ranks: process groups; experts are spread over `group`, and each member of `replica_group` has the
+            same experts.
+        of_mixtures: process groups of a mixture's call.
     """
 
     name = "expert"
@@ -40,7 +40,7 @@ class ExpertStrategy(Strategy):
         self._ranks, self._tensor = ranks, of_mixtures.tensor
         self._override = cuts_by_pattern(parts.plan.mesh.cuts)
         self._partition = Partition()
-        # An expert's gradient is that of its group's tokens when it is made.
+        # An expert's gradient covers the tokens of its whole group when it is made.
         reduces = Reduced.NONE if self._tensor is None else Reduced.COPIES
         item = parts.plan.item("expert")
         cutting = Cutting(partition=self._partition, find=self._find, item=item, reduces=reduces)
@@ -53,7 +53,7 @@ class ExpertStrategy(Strategy):
         self._mixtures = MixtureCalls(parts, of_mixtures, self._blocks, inside)
 
     def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
-        """Decide on the parameters of a model's experts; those of an expert are a unit."""
+        """Decide on the parameters of experts; each expert is a unit."""
         units: list[list[torch.Tensor]] = []
         for mixture in self._mixtures.found_in(model):
             self._mixtures.take(mixture)
@@ -64,7 +64,7 @@ class ExpertStrategy(Strategy):
         return [*units, *([each] for each in self._cut_matrices(model, spread))]
 
     def _cut_matrices(self, model: torch.nn.Module, spread: Collection[int]) -> Iterator[torch.Tensor]:
-        """Decide on the matrices that are no experts'."""
+        """Decide on the matrices outside of experts."""
         tensor, ranks = self._tensor, self._ranks.group.world_size
         for each in () if tensor is None else placements(model, tensor.world_size, self._override):
             if each.cut is not None and id(each.parameter) not in spread:
@@ -89,12 +89,12 @@ class ExpertStrategy(Strategy):
         return self._blocks.around_backward()
 
     def before_first_step(self, optimizer: Any) -> None:
-        """Blocks are cut for optimizers of any kind, so a note would be wrong."""
+        """Skip the note: blocks are cut for optimizers of any kind."""
 
     def notes(self) -> list[str]:
         return self._mixtures.notes()
 
 
 def _nothing(module: torch.nn.Module) -> AbstractContextManager[None]:
-    """Beside experts, modules hold whole parameters."""
+    """Return a no-op context: modules beside experts hold whole parameters."""
     return nullcontext()

@@ -1,8 +1,8 @@
-"""Experts that several ranks have are gathered, and their gradients sent, alike.
+"""Gathers and gradient reductions of experts that several ranks have.
 
-Which experts have tokens differs between ranks, so when they are used, and when their gradients come, does
-too. What needs the ranks that have the same experts is done where every rank comes by: before a mixture's
-experts are called, before backward comes to them, and when it has been past them.
+Which experts have tokens differs between ranks, so the time of their use and of their gradients does too.
+Collectives of the ranks that have the same experts are run at points that every rank passes: before a
+mixture's experts are called, before backward reaches them, and after it has passed them.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ __all__ = ["HeldExperts"]
 
 @final
 class HeldExperts:
-    """The experts of one mixture that this rank has.
+    """Experts of one mixture that this rank has.
 
     Args:
-        parameters: the parameters of all of its experts.
+        parameters: parameters of all of its experts.
     """
 
     def __init__(self, blocks: ModelBlocks, parameters: Sequence[torch.Tensor]) -> None:
         self._blocks, self._parameters = blocks, parameters
-        # Calls past which backward has not been, since so many backwards ended.
+        # Calls that backward has not passed yet, and the number of backwards at which the count began.
         self._to_come, self._since = 0, 0
 
     def gather(self) -> None:
-        """Gather this rank's experts. A collective of the ranks that have the same."""
+        """Gather this rank's experts. A collective of their replicas."""
         if torch.is_grad_enabled() and current_graph_task_id() == -1:
             self._begin()
             self._to_come += 1
         self._blocks.gather_experts(self._parameters)
 
     def passed(self) -> None:
-        """Backward has been past a call: after the last of them gradients are sent. A collective as `gather`.
+        """Count a call that backward has passed; send gradients after the last. A collective.
 
-        Where a call was counted whose backward never comes, they are sent when backward ends.
+        The ranks are those of `gather`. Where a counted call has no backward, gradients are sent when
+        backward ends.
         """
         self._begin()
         self._to_come = max(0, self._to_come - 1)

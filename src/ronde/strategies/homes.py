@@ -1,4 +1,4 @@
-"""The memory in which an optimizer works, and that of shards, as `offload` asks for it."""
+"""Memory of an optimizer and of shards, as `offload` asks for it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ __all__ = ["homes"]
 
 
 def homes(state: State) -> tuple[Home, Home]:
-    """The home of optimizer state, and that of shards of parameters and gradients."""
+    """Return the home of optimizer state, and that of parameter and gradient shards."""
     home: Home = HostMemory() if state.offloads_optimizer else OnDevice()
     return home, home if state.offloads_parts else OnDevice()

@@ -1,4 +1,4 @@
-"""Calls of mixtures of which each rank has some experts: tokens go to the ranks of these."""
+"""Calls of mixtures with spread experts: tokens travel to the experts' ranks."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ __all__ = ["MixtureCalls", "MixtureRanks"]
 @final
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureRanks:
-    """The ranks of a mixture's call.
+    """Process groups of a mixture's call.
 
     Attributes:
-        experts: those over which its experts are spread.
-        together: those that call it at once, and go on together, or not.
-        replicas: how many ranks have the same experts.
-        tensor: those with the same tokens and other blocks of matrices; None without.
-        alike: those with the same tokens where sequences are whole; None where each has its own.
-        sequences: those that have parts of the same sequences; None without.
-        in_stages: other ranks have other mixtures, which they alone call once a model is known.
+        experts: ranks over which its experts are spread.
+        together: ranks that call it at the same time, and succeed or fail together.
+        replicas: number of ranks that have the same experts.
+        tensor: ranks with the same tokens and other blocks of matrices, or None.
+        alike: ranks with the same tokens while sequences are whole; None if each rank has its own.
+        sequences: ranks that have parts of the same sequences, or None.
+        in_stages: whether other ranks have other mixtures, which they alone call once a model is known.
     """
 
     experts: Comm
@@ -57,10 +57,10 @@ class MixtureRanks:
     in_stages: bool
 
     def among(self, held: HeldExperts, *, cut: bool) -> Among:
-        """The ranks of a call on whole sequences, or on parts of these.
+        """Return the ranks of a call on whole sequences, or on parts of these.
 
         Args:
-            held: the experts of this rank.
+            held: experts of this rank.
         """
         everybody = None if self.together.world_size == self.experts.world_size else self.together
         shares = Shares(self.tensor if cut else self.alike)
@@ -71,11 +71,12 @@ class MixtureRanks:
 
 @final
 class MixtureCalls:
-    """Sees to the mixtures of models; one per session.
+    """Runs the mixtures of models on spread experts; one per session.
 
     Args:
-        blocks: has the experts of this rank.
-        inside: around a mixture's call, has its other modules hold what this rank has of their parameters.
+        blocks: store with the experts of this rank.
+        inside: context manager in which other modules of a mixture hold this rank's parts of their
+            parameters.
     """
 
     def __init__(
@@ -90,12 +91,12 @@ class MixtureCalls:
         self._plan = parts.plan
         self._item = parts.plan.item("expert")
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Mixture] = weakref.WeakKeyDictionary()
-        # What stands for parameters in a stage's modules, and whether it is the leaf of gradients itself.
+        # Replacements of parameters in a stage's modules; True if it is the leaf of gradients itself.
         self._standing: TensorTable[bool] = TensorTable()
         self._held: weakref.WeakKeyDictionary[torch.nn.Module, HeldExperts] = weakref.WeakKeyDictionary()
         self._experts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._of: TensorTable[weakref.ref[torch.nn.Module]] = TensorTable()
-        # Models in which no mixture was found, by their class.
+        # Classes of models in which no mixture was found.
         self._without: dict[str, None] = {}
         self._calls = TriedMixtures(
             parts,
@@ -104,7 +105,7 @@ class MixtureCalls:
             sequences=ranks.sequences,
             in_stages=ranks.in_stages,
         )
-        # Those that a model in parts calls by itself, by their class.
+        # Classes of mixtures that a model in parts calls by itself.
         self._apart: dict[str, None] = {}
         self._leaves_out = False
         self._outputs: weakref.WeakKeyDictionary[torch.nn.Module, Outputs] = weakref.WeakKeyDictionary()
@@ -113,14 +114,14 @@ class MixtureCalls:
         patches.layer(MODULE_CALL, "mixtures", self._calls.around(self._find))
 
     def found_in(self, model: torch.nn.Module) -> list[Mixture]:
-        """The mixtures of a model whose experts can be spread."""
+        """Return the mixtures of a model with experts that can be spread."""
         found = mixtures(model, self._ranks.experts.world_size)
         if not found and not self._known:
             self._without.setdefault(type(model).__name__)
         return [each for each in found if can_be_spread(each)]
 
     def take(self, mixture: Mixture) -> None:
-        """The experts of a mixture are about to be spread."""
+        """Register the experts of a mixture that is about to be spread."""
         self._known[mixture.module] = mixture
         self._held[mixture.module] = HeldExperts(self._blocks, [each for each, _ in mixture.parameters])
         self._experts.update(mixture.parts)
@@ -128,15 +129,15 @@ class MixtureCalls:
             self._of.set(tensor, weakref.ref(mixture.module))
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is a parameter of spread experts."""
+        """Return whether a tensor is a parameter of spread experts."""
         return tensor in self._of
 
     def is_part(self, module: torch.nn.Module) -> bool:
-        """Whether a module is a mixture, or of an expert."""
+        """Return whether a module is a mixture or part of an expert."""
         return module in self._known or module in self._experts
 
     def computes_whole(self, module: torch.nn.Module) -> bool:
-        """Whether a call of a module is one of whole experts, too, which every rank gathers."""
+        """Return whether a module's call needs whole experts, which every rank gathers."""
         used = [part for part in module.modules() if part in self._experts]
         if not used or self._script.region is Region.REPLICATED:
             return bool(used)
@@ -166,10 +167,12 @@ class MixtureCalls:
         return list(dict.fromkeys(said))
 
     def stand_in(self, parameter: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor | None:
-        """What stands in modules of a stage for a parameter of experts; None where it is not to be used.
+        """Return the replacement of an expert's parameter in modules of a stage, or None.
+
+        None means that the parameter is not spread, or not used on this rank.
 
         Args:
-            leaf: this rank's elements.
+            leaf: elements of this rank.
         """
         of = self._of.get(parameter)
         mixture = None if of is None or (module := of()) is None else self._known.get(module)
@@ -184,7 +187,7 @@ class MixtureCalls:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Inside, experts are called as the model has it: all ranks gather each."""
+        """Call experts inside as the model does: all ranks gather each expert."""
         before, self._leaves_out = self._leaves_out, True
         try:
             yield
@@ -211,7 +214,10 @@ class MixtureCalls:
         return "its experts were not called, or do not return a row for each token"
 
     def is_here(self, mixture: Mixture) -> bool:
-        """In stages of a pipeline, other ranks may have all experts of a mixture."""
+        """Return whether this rank has elements of a mixture's experts.
+
+        In a pipeline, other ranks may have all of them.
+        """
         blocks = [self._blocks.gradients.block(tensor) for tensor, _ in mixture.parameters]
         return any(block is not None and block.leaf.numel() for block in blocks)
 
@@ -219,7 +225,7 @@ class MixtureCalls:
         args, kwargs = map_leaves(materialize, call)
         among = self._ranks.among(self._held[mixture.module], cut=cut)
         if any(self._standing.get(each) is False for each in mixture.module.parameters()):
-            among = dataclasses.replace(among, passed=nothing)  # gradients come when a schedule has ended
+            among = dataclasses.replace(among, passed=nothing)  # gradients arrive when a schedule has ended
         if not self._ranks.in_stages:
             self._blocks.parameters.rest(keep_last=False)
         if mixture.is_fused:
@@ -231,7 +237,10 @@ class MixtureCalls:
             return call_listed(mixture, among, self._leaf, outputs, args, kwargs, self._run)
 
     def of_parts(self, mixture: Mixture, plain: Plain, call: tuple[Any, Any], sequences: Context) -> Any:
-        """As of `Experts`: what ranks have alike are the parameters beside experts."""
+        """Call experts on parts of sequences; see `Experts.of_parts`.
+
+        Parameters outside of experts are equal on these ranks, so their gradients are summed.
+        """
         experts = {id(each) for part in mixture.parts for each in part._parameters.values()}
         with holding(mixture.module, lambda each: None if id(each) in experts else enter(sequences, each)):
             return self.carried_out(mixture, plain, call, cut=True)
@@ -253,7 +262,10 @@ class MixtureCalls:
         return nullcontext() if self._recompute is None else self._recompute.by_calls(yes)
 
     def _run(self, expert: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
-        """Call an expert; the mixture's own calls of experts are no more than questions."""
+        """Call an expert on its rows.
+
+        Calls of experts by the mixture's own forward only record the routing.
+        """
         with self._by_calls(True):
             return expert(rows)
 
@@ -268,5 +280,8 @@ class MixtureCalls:
 
 
 def _refuse_use(parameter: torch.Tensor) -> None:
-    """Ranks have tokens of their own, so not all of them come to what a mixture does for an idle expert."""
+    """Raise an error for the use of an expert's parameter outside of the expert.
+
+    Ranks have tokens of their own, so not all of them would reach a collective for an idle expert.
+    """
     raise Cannot("its forward uses parameters of an expert itself, not by calling it")

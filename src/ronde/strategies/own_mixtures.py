@@ -1,7 +1,7 @@
-"""Calls of mixtures on a rank's own tokens, where all ranks have all experts.
+"""Calls of mixtures on a rank's own tokens, with all experts on all ranks.
 
-Which tokens an expert has is read on the host, so other experts may be called on other ranks; all meet for
-the gradients of those that some rank has called.
+The routing is read on the host, so ranks may call different experts. All ranks join in the gradients of every
+expert that some rank has called.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = ["OwnMixtures"]
 
 @final
 class OwnMixtures:
-    """Sees to the mixtures of models; one per session.
+    """Runs the mixtures of models on each rank's own tokens; one per session.
 
     Args:
-        item: the part of the plan for which models are to be one piece.
-        gathered: a context in which a module has whole parameters. A collective.
-        together, sequences, in_stages: as of `TriedMixtures`.
+        item: plan item that treats models as one piece.
+        gathered: context manager that gathers the parameters of a module. A collective.
+        together, sequences, in_stages: groups and mode of `TriedMixtures`.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class OwnMixtures:
         patches.layer(MODULE_CALL, "mixtures", self._calls.around(self._find))
 
     def take(self, model: torch.nn.Module) -> None:
-        """The mixtures of a model are one operation each from now on."""
+        """Treat the mixtures of a model as one operation each from now on."""
         if model not in self._seen:
             self._seen.add(model)
             self._known.update({each.module: each for each in mixtures(model, 1)})
 
     def found_in(self, model: torch.nn.Module) -> list[Mixture]:
-        """The mixtures of a model."""
+        """Return the mixtures of a model."""
         self.take(model)
         return [self._known[part] for part in model.modules() if part in self._known]
 
@@ -85,12 +85,12 @@ class OwnMixtures:
 
     def carried_out(self, mixture: Mixture, plain: Plain, call: tuple[Any, Any], *, cut: bool) -> Any:
         args, kwargs = map_leaves(materialize, call)
-        # At once, as another rank may call other experts.
+        # Gathered together, as another rank may call other experts.
         with self._gathered(mixture.module):
             return plain(*args, **kwargs)
 
     def of_parts(self, mixture: Mixture, plain: Plain, call: tuple[Any, Any], sequences: Context) -> Any:
-        """Call experts on parts, and sum the gradients of all parameters of the mixture."""
+        """Call experts on parts, and sum gradients of all parameters of the mixture."""
         start, entered = now(), list[torch.Tensor]()
 
         def used(parameter: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,8 @@ class OwnMixtures:
         values = [each for each in leaves(made) if isinstance(each, torch.Tensor)]
         nodes = set(nodes_behind(map(innermost_rows, values), start))
         counts = sequences.comm.votes([each.grad_fn in nodes for each in entered])
-        # By these gradients come even where this rank has used none of them; others stay without any.
+        # With these links gradients arrive even where this rank has used none of them; others stay without
+        # any.
         links = [each for each, count in zip(entered, counts, strict=True) if count]
         first = next(each for each in values if each.is_floating_point())
         tied = innermost(lambda rows: linked(rows, *links), first)

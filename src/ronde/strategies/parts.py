@@ -1,4 +1,4 @@
-"""The parts of a session on which strategies work."""
+"""Session parts that strategies work on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Meet", "Parts"]
 
 
 class Meet(Protocol):
-    """Joins this rank with others in a group."""
+    """Creates a process group of this rank and others."""
 
     def __call__(self, name: str, members: Sequence[int], /) -> Comm: ...
 
@@ -31,15 +31,15 @@ class Parts:
     """Groups, context, reducer and collaborators of a session, for one plan.
 
     Attributes:
-        mesh: of the plan, on these ranks.
+        mesh: mesh of the plan, on these ranks.
         everybody: all ranks.
         rows: the reducer's group.
-        meet: joins further groups.
-        context: of the script.
-        client: connections to parameter servers; None without any.
-        recompute: computes blocks of models again in backward; None where all activations are kept.
-        again: told whenever backward has computed a part of a call again.
-        note: takes a sentence for the user.
+        meet: function that creates further groups.
+        context: context of the script.
+        client: connections to parameter servers, or None.
+        recompute: activation checkpointing of blocks; None where all activations are kept.
+        again: callback whenever backward has recomputed a part of a call.
+        note: callback for a sentence to the user.
     """
 
     plan: Plan
@@ -60,17 +60,17 @@ class Parts:
 
     @property
     def replicas(self) -> Context:
-        """The context of the ranks over which whole parameters are updated."""
+        """Context of the ranks over which whole parameters are updated."""
         if self.rows.world_size == self.context.world_size:
             return self.context
         return Context(comm=self.rows, adopt=lambda leaf: None)
 
     @property
     def averages_tokens(self) -> bool:
-        """Tell whether the reducer sums gradients of a context group's tokens, too."""
+        """Tell whether the reducer also sums gradients of a context group's tokens."""
         others = self.mesh.degree("data") * self.mesh.degree("context")
         return self.plan.communication.compressor == "none" and self.rows.world_size == others
 
     def meet_along(self, name: str, *axes: Axis) -> Comm:
-        """Join the ranks that differ from this one along these axes only."""
+        """Create the group of ranks that differ from this one along these axes only."""
         return self.meet(name, self.mesh.members(self.rank, *axes))

@@ -1,4 +1,4 @@
-"""`pipeline=N`: a model is cut into stages, each on one rank or on the ranks of a tensor group."""
+"""`pipeline=N`: a model cut into stages of one rank or tensor group each."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ __all__ = ["PipelineGroups", "PipelineStrategy"]
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineGroups:
-    """Groups of a rank that has one stage or several chunks of a model.
+    """Process groups of a rank with one stage, or several chunks, of a model.
 
     Attributes:
-        calls: the ranks that have the same blocks of other stages, for calls of the model.
+        calls: ranks that have the same blocks of other stages, for calls of the model.
         outputs: the same ranks, for collectives of the script on outputs.
         gradients: the same ranks, for gradients; None where a rank has a single chunk.
         stage: the ranks that have this stage, or blocks of it.
@@ -65,17 +65,17 @@ class PipelineGroups:
 
 @final
 class PipelineStrategy(Strategy):
-    """Calls of models of which this rank has a stage, or blocks of one.
+    """Runs models with one stage, or blocks of one, on this rank.
 
     Args:
-        ranks: `group` has all other blocks, of this stage and of others.
-        along: groups along the pipeline, and of a stage.
-        tensor: the ranks that have other blocks of the same matrices; None where these are whole.
-        sequences: cuts sequences inside of calls; None where they are whole.
-        of_mixtures: the ranks of a stage's mixtures; None where experts are not spread.
+        ranks: process groups; `group` has all other blocks, of this stage and of others.
+        along: process groups along the pipeline, and of a stage.
+        tensor: ranks that have other blocks of the same matrices; None where matrices are whole.
+        sequences: executor that cuts sequences inside of calls; None where they are whole.
+        of_mixtures: process groups of a stage's mixtures; None where experts are not spread.
 
     Attributes:
-        pipeline: carries a model's call out.
+        pipeline: executor of a model's call.
     """
 
     name = "pipeline"
@@ -98,7 +98,7 @@ class PipelineStrategy(Strategy):
         self._override = cuts_by_pattern(plan.mesh.cuts)
         self._uncut = UncutModels(plan.item("tensor"))
         item = plan.item("pipeline")
-        # A stage uses whole parameters when no other does.
+        # A stage uses whole parameters while no other stage does.
         cutting = Cutting(
             partition=self._partition,
             find=self._find,
@@ -122,7 +122,7 @@ class PipelineStrategy(Strategy):
         if tensor is not None:
             within = Context.within_rows(tensor, ranks.sequences)
             way = plan.mesh.sequence_parallel
-            # Units hand on whole values, so that a residual would be cut and gathered in each of them.
+            # Units pass on whole values, so a residual would be cut and gathered in each of them.
             way = "off" if way == "auto" else way
             self._stand_ins = StandIns(within, way, found.gradients, found.parameters.latest)
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Stages] = weakref.WeakKeyDictionary()
@@ -141,7 +141,7 @@ class PipelineStrategy(Strategy):
         self._steps: list[StepByTurns] = []
 
     def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
-        """Decide on the parameters of a model; those of a module that one stage has are a unit."""
+        """Decide on the parameters of a model; each single-stage module is a unit."""
         sparse = sparse_weights(model)
         for weight in sparse:
             self._reducer.adopt_sparse(weight)
@@ -157,12 +157,12 @@ class PipelineStrategy(Strategy):
         whole = {id(weight) for weight in sparse}
         for tensor, spec in pipeline_specs(stages, count, known, self._of_stage, cuts, whole):
             known.decide(tensor, spec)
-        # Stages by turns: what is spread evenly until then does not come to one rank first.
+        # Stages are interleaved, so tensors that are spread evenly at first do not all go to one rank first.
         owned = [[each for each in unit.parameters if self._is_owned(each)] for unit in stages.by_turns]
         return [*(members for unit in owned for members in by_kind(unit)), *experts]
 
     def _spread_experts(self, model: torch.nn.Module, stages: Stages) -> Iterator[list[torch.Tensor]]:
-        """Decide on the experts of the mixtures that one stage has; those of an expert are a unit."""
+        """Decide on the experts of single-stage mixtures; each expert is a unit."""
         for mixture in self._mixtures_of(model):
             stage = stages.stage_of(mixture.parameters[0][0])
             if self._mixtures is None or stage is None:
@@ -173,12 +173,12 @@ class PipelineStrategy(Strategy):
             yield from mixture.units
 
     def _mixtures_of(self, model: torch.nn.Module) -> list[Mixture]:
-        """Find the mixtures of a model, which are not divided."""
+        """Return the mixtures of a model, which are not divided."""
         known = self._own or self._mixtures
         return [] if known is None else known.found_in(model)
 
     def _is_owned(self, tensor: torch.Tensor) -> bool:
-        """Whether one stage has a parameter, which is of no expert that one rank of it has."""
+        """Return whether a whole stage has a parameter, outside of spread experts."""
         alone = self._mixtures is not None and self._mixtures.has(tensor)
         return not alone and stage_of(tensor, self._partition, self._of_stage) != -1
 
@@ -210,16 +210,20 @@ class PipelineStrategy(Strategy):
             yield
 
     def _is_new(self, module: torch.nn.Module) -> bool:
-        """Tell whether a model is whole, and can be cut behind its first call.
+        """Return whether a model can be cut after its first call.
 
-        Mixtures are tried in that call, cut as they will be.
+        False if it is cut already, or if experts are spread: mixtures are tried in that call, cut as they
+        will be.
         """
         parameters = list(module.parameters())
         known = self._costs.knows(module) or any(map(self._partition.is_decided, parameters))
         return not known and self._mixtures is None and not self._blocks.are_in_parts(parameters)
 
     def _is_of_mixture(self, module: torch.nn.Module) -> bool:
-        """Whether a module is called that no stage has for itself: a model in parts calls a mixture."""
+        """Return whether a module is called as a mixture, or part of one.
+
+        A model in parts calls it then, so no stage has it for itself.
+        """
         return self._mixtures is not None and self._mixtures.is_part(module)
 
     @contextmanager
@@ -229,13 +233,16 @@ class PipelineStrategy(Strategy):
         self.pipeline.complete()
 
     def before_first_step(self, optimizer: Any) -> None:
-        """Blocks are cut for optimizers of any kind, so a note would be wrong."""
+        """Skip the note: blocks are cut for optimizers of any kind."""
 
     def by_turns(self, model: torch.nn.Module, loss_fn: Any, attempt: Any) -> StepByTurns | None:
-        """Forward and backward of steps by a schedule's turns; None where a script's own backward does.
+        """Create a step that runs forward and backward in the order of a schedule.
+
+        None for gpipe, where the script calls backward.
 
         Args:
-            attempt: is called before each try of a step; the result, where the try does not count.
+            attempt: callback before each attempt of a step; it returns the result of an attempt that does not
+                count.
         """
         if self._schedule == "gpipe":
             return None
@@ -245,10 +252,10 @@ class PipelineStrategy(Strategy):
         return step
 
     def with_loss(self, calls: Calls, attempt: Any) -> LossInside:
-        """Carry out calls of models that compute their loss.
+        """Create the executor of models that compute their loss.
 
         Args:
-            attempt: as of `by_turns`.
+            attempt: callback as in `by_turns`.
         """
         again = self._recompute
         return LossInside(
@@ -286,7 +293,7 @@ class PipelineStrategy(Strategy):
     def _cut_into_stages(self, model: torch.nn.Module) -> Stages:
         if self._is_of_mixture(model):
             return Stages((), ())
-        # Without a step of ronde's each micro-batch would go around the ranks before the next begins.
+        # Without a `ronde.Step` each micro-batch would go around the ranks before the next begins.
         by_turns = any(step.model is model for step in self._steps)
         chunks = chunks_of(self._schedule) if by_turns else 1
         closed = modules_of(self._mixtures_of(model))
@@ -316,7 +323,10 @@ class PipelineStrategy(Strategy):
         return self._stand_ins.over(block, leaf)
 
     def _inside(self, module: torch.nn.Module) -> AbstractContextManager[None]:
-        """Inside, a mixture's modules hold this stage's parameters, but its experts'."""
+        """Put this stage's parameters into a mixture's modules inside the `with` block.
+
+        Experts keep their own.
+        """
         return holding(module, self._of_mixture)
 
     def _of_mixture(self, parameter: torch.Tensor) -> torch.Tensor | None:

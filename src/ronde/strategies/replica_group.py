@@ -1,4 +1,4 @@
-"""Ranks with the same blocks average gradients, and ZeRO divides state among them."""
+"""Replicas of blocks: they average gradients, and ZeRO divides state among them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["ReplicaGroup"]
 @final
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaGroup:
-    """A group of replicas, with its reducer and its shards.
+    """Group of replicas, with its reducer and its shards.
 
     Attributes:
         comm: the group of the reducer.
-        ranks: the places of its members among all ranks.
-        reducer: averages gradients of their blocks.
-        gradients: shards to which these are reduced; None where each member has all of them.
-        leaves: gathers blocks that are cut once more; None where each member has all of its blocks.
+        ranks: indices of its members among all ranks.
+        reducer: reducer that averages gradients of their blocks.
+        gradients: shards to which these are reduced; None where each member has whole gradients.
+        leaves: store that gathers blocks that are cut once more; None where each member has its whole blocks.
     """
 
     comm: Comm
@@ -35,5 +35,5 @@ class ReplicaGroup:
 
     @property
     def divides(self) -> bool:
-        """Return whether there is anything to divide."""
+        """Return whether the group has several members to divide state among."""
         return self.comm.world_size > 1

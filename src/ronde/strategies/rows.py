@@ -1,4 +1,4 @@
-"""`sparse=sharded`: rows of torch's sparse embeddings are spread over ranks, without other sharded state."""
+"""`sparse=sharded`: rows of sparse embeddings spread over ranks, without other sharded state."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = ["RowStrategy"]
 
 @final
 class RowStrategy(Strategy):
-    """Rows of embeddings, looked up on the ranks that have them.
+    """Looks up embedding rows on the ranks that have them.
 
     Args:
         comm: the reducer's group.
 
     Attributes:
-        look_up: looks up rows that are spread.
-        has_spread_rows: some embedding's rows are spread, or were.
+        look_up: lookup of spread rows.
+        has_spread_rows: whether rows of some embedding are spread, or were.
     """
 
     name = "rows"
@@ -72,7 +72,7 @@ class RowStrategy(Strategy):
             if self._parameters.are_there:
                 self.has_spread_rows = True
                 if not self._saved.begin():
-                    self._parameters.pin()  # what the script's hooks keep of rows must stay there
+                    self._parameters.pin()  # rows that the script's hooks keep must stay there
             yield
 
     def around_backward(self) -> AbstractContextManager[object]:

@@ -1,4 +1,4 @@
-"""`state=server`: parameter servers sum gradients, and step optimizers where the plan says so."""
+"""`state=server`: parameter servers sum gradients, and step optimizers if the plan says so."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = ["ServerStrategy"]
 
 @final
 class ServerStrategy(Strategy):
-    """Gradients, and the state of optimizers perhaps, on servers.
+    """Reduces gradients on parameter servers, which may also own optimizer state.
 
     Args:
         comm: the reducer's group.
-        client: the connections to the servers.
+        client: connections to the servers.
     """
 
     name = "servers"

@@ -1,4 +1,4 @@
-"""Parameters, gradients and optimizer state that a session keeps in shards."""
+"""Sharded parameters, gradients and optimizer state of a session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["ShardedState", "all_of"]
 
 
 def all_of(contexts: Sequence[AbstractContextManager[object]]) -> AbstractContextManager[object]:
-    """One context manager that enters several, the first outermost."""
+    """Return one context manager that enters several, the first outermost."""
     if len(contexts) == 1:
         return contexts[0]
     return _nested(contexts) if contexts else nullcontext()
@@ -44,15 +44,15 @@ def _nested(contexts: Sequence[AbstractContextManager[object]]) -> Iterator[None
 @final
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedState:
-    """Everything of a strategy that is in shards: perhaps nothing.
+    """Shards of a strategy, possibly none.
 
     Attributes:
-        parameters: stores of parameters, those that others are made of first.
+        parameters: stores of parameters; a store comes before the stores that are made of its parameters.
         gradients: stores of gradients.
-        blocks: the one of these that knows blocks of cut models; None without a cut model.
-        update: cuts the steps of optimizers; None where each rank makes whole steps.
-        saved: what autograd saves of parameters; None where these are whole.
-        building: cuts models while they are made; None where parameters are whole.
+        blocks: gradient store of the blocks of cut models; None without a cut model.
+        update: sharded step of optimizers; None where each rank makes whole steps.
+        saved: store of parameters saved by autograd; None where these are whole.
+        building: hook that cuts models while they are built; None where parameters are whole.
     """
 
     parameters: Sequence[ShardedParameters] = ()
@@ -64,15 +64,15 @@ class ShardedState:
 
     @property
     def residents(self) -> list[Resident]:
-        """What holds state elsewhere than in the script's tensors."""
+        """Stores that hold state outside of the script's tensors."""
         return [*self.gradients, *self.parameters]
 
     def has_gradient(self, tensor: torch.Tensor) -> bool:
-        """Whether a leaf has a gradient, perhaps in shards; it is not gathered."""
+        """Return whether a leaf has a gradient, perhaps in shards, without gathering it."""
         return gradient_of(tensor) is not None or any(tensor in each for each in self.gradients)
 
     def own(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """This rank's blocks of some parameters, as they are now, and those that are whole."""
+        """Return this rank's current blocks of some parameters, and the whole ones."""
         blocks = self.blocks
         if blocks is None:
             return parameters
@@ -86,20 +86,20 @@ class ShardedState:
         return {id(block.leaf): id(block.parameter.tensor) for block in known}
 
     def gathered(self, module: torch.nn.Module) -> AbstractContextManager[object]:
-        """Inside, a module's parameters are whole on every rank. A collective."""
+        """Hold a module's parameters whole on every rank inside. A collective."""
         parameters = list(module.parameters())
         return all_of([each.holding(parameters) for each in self.parameters])
 
     def deferred(self) -> AbstractContextManager[None]:
-        """Around the making of a model, which is cut while it grows."""
+        """Cut a model while it is built inside the `with` block."""
         return nullcontext() if self.building is None else self.building.deferred()
 
     def around_backward(self) -> AbstractContextManager[object]:
-        """Around a backward: what is gathered inside is read, and not written."""
+        """Surround a backward: parameters gathered inside are read, and not written."""
         return all_of([each.backward() for each in self.parameters])
 
     def before_step(self) -> None:
-        """Release what is gathered, before a step of any optimizer, sharded or not."""
+        """Release gathered parameters before the step of any optimizer, sharded or not."""
         for each in self.parameters:
             each.unpin()
 
@@ -109,10 +109,10 @@ class ShardedState:
             each.settle()
 
     def install(self, patches: Patches, *, hooks_at_once: bool = True) -> None:
-        """Install what knows of sharded parameters.
+        """Install the patches that handle sharded parameters.
 
         Args:
-            hooks_at_once: hear from now on what autograd saves; else a call of a model begins that.
+            hooks_at_once: whether saved-tensor hooks start now; else a model's call starts them.
         """
         if self.update is not None:
             self.update.install(patches)
@@ -124,12 +124,12 @@ class ShardedState:
             self.saved.install(patches, at_once=hooks_at_once)
 
     def uninstall(self) -> None:
-        """Take back what `install` has done beside its patches."""
+        """Undo the effects of `install` besides its patches."""
         if self.saved is not None:
             self.saved.uninstall()
 
     def release(self) -> None:
-        """Make everything whole again. A collective."""
+        """Gather all shards for good. A collective."""
         if self.update is not None:
             self.update.release()
         for gradients in self.gradients:

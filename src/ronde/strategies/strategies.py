@@ -1,4 +1,4 @@
-"""The strategies of a session, in order, with all that the session asks of them."""
+"""The ordered strategies of a session."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ Schedule = Callable[[torch.nn.Module, Any, Any], Callable[[Any, Any, Any], torch
 
 
 def by_script(model: torch.nn.Module, loss_fn: Any, attempt: Any) -> None:
-    """No schedule: steps are the script's own calls."""
+    """Return no schedule: the script's own calls make the steps."""
 
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Strategies:
-    """Carry a plan out for models.
+    """Executes a plan on models.
 
     Attributes:
-        ordered: the strategies, the outermost around a call first.
+        ordered: strategies, the outermost around a call first.
         state: shards of the one strategy that keeps some.
-        way: carries out a model's call on this rank's rows.
-        cuts_calls: the way has parts of models or of samples on ranks, whatever rows these have.
-        rows: the one of these that spreads rows of embeddings; None without.
-        schedule: of steps in one call.
-        with_loss: given the script's calls, carries out those of models that compute their loss; None where
-            these run in parts.
-        sends_gradients: in a backward one rank waits for another alone.
+        way: executor of a model's call on this rank's rows.
+        cuts_calls: whether the executor has parts of models or of samples on ranks, for any rows.
+        rows: the strategy that spreads rows of embeddings, or None.
+        schedule: factory of steps in one call.
+        with_loss: factory of an executor for models that compute their loss, given the script's calls; None
+            where these run in parts.
+        sends_gradients: whether in a backward one rank waits for another alone.
     """
 
     ordered: Sequence[Strategy]

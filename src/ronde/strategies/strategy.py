@@ -1,4 +1,4 @@
-"""The hooks by which a strategy works on models."""
+"""Abstract hooks of a strategy."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Strategy"]
 
 
 class Strategy(ABC):
-    """A part of a plan: around calls and backwards of models.
+    """A part of a plan, with hooks around calls and backwards of models.
 
     Attributes:
-        name: by which `ronde plan show --verbose` lists it.
+        name: name in the list of `ronde plan show --verbose`.
         state: shards that the strategy keeps, perhaps none.
     """
 
@@ -40,8 +40,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def before_first_step(self, optimizer: Any) -> None:
-        """Tell the user if the state of an optimizer stays whole, though the plan cuts state."""
+        """Note an optimizer with whole state under a plan that cuts state."""
 
     @abstractmethod
     def notes(self) -> list[str]:
-        """Sentences for the user at the end."""
+        """Return sentences for the user at the end."""

@@ -1,4 +1,4 @@
-"""`tensor=N`: a model's matrices are cut over the ranks of a tensor group."""
+"""`tensor=N`: a model's matrices cut over the ranks of a tensor group."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["TensorStrategy"]
 
 @final
 class TensorStrategy(Strategy):
-    """Calls of models in which this rank has blocks of matrices.
+    """Runs models with blocks of their matrices on this rank.
 
     Args:
-        ranks: `group` is the tensor group.
+        ranks: process groups; `group` is the tensor group.
 
     Attributes:
-        calls: has modules hold blocks.
+        calls: context managers in which modules hold blocks.
     """
 
     name = "tensor"
@@ -54,7 +54,7 @@ class TensorStrategy(Strategy):
         self.calls = TensorCalls(parts.context, found.comm, found, plan.mesh.sequence_parallel)
 
     def _find(self, model: torch.nn.Module) -> list[list[torch.Tensor]]:
-        """Decide on the parameters of a model; each that is cut is a unit of its own."""
+        """Decide on the parameters of a model; each cut one is a unit."""
         found = placements(model, self._degree, self._override)
         self._uncut.tell(model, found)
         for each in found:
@@ -77,7 +77,7 @@ class TensorStrategy(Strategy):
         return self._blocks.around_backward()
 
     def before_first_step(self, optimizer: Any) -> None:
-        """Blocks are cut for optimizers of any kind, so a note would be wrong."""
+        """Skip the note: blocks are cut for optimizers of any kind."""
 
     def notes(self) -> list[str]:
         return self._uncut.notes()

@@ -1,4 +1,4 @@
-"""Calls of modules in which this rank has blocks of matrices."""
+"""Calls of modules with blocks of matrices on this rank."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["TensorCalls"]
 
 @final
 class TensorCalls:
-    """Has modules hold blocks for the time of a call, and of a backward.
+    """Puts blocks into modules for the time of a call, and of a backward.
 
     Args:
-        script: the context of the script.
-        group: that of the tensor group.
-        way: in which tokens are cut between products of blocks.
+        script: context of the script.
+        group: context of the tensor group.
+        way: form of sequence parallelism between products of blocks.
 
     Attributes:
-        stand_ins: puts blocks into modules.
+        stand_ins: replacements of parameters by blocks in modules.
     """
 
     def __init__(self, script: Context, group: Context, blocks: ModelBlocks, way: SequenceParallel) -> None:
@@ -43,24 +43,27 @@ class TensorCalls:
 
     @contextmanager
     def whole(self, module: torch.nn.Module) -> Iterator[None]:
-        """Around a call for which every rank gathers the model."""
+        """Gather the whole model on every rank for a call."""
         self._called.discard(module)
         with self._blocks.whole_call(module):
             yield
 
     @contextmanager
     def cut(self, module: torch.nn.Module) -> Iterator[None]:
-        """Around a call in which every rank has its blocks."""
+        """Run a call with this rank's blocks."""
         with self._blocks.cut_call(module), self.inside(module):
             yield
 
     def inside(self, module: torch.nn.Module) -> AbstractContextManager[None]:
-        """Inside, a module holds blocks, and so it does in backward."""
+        """Put blocks into a module inside the `with` block, and in its backward."""
         if torch.is_grad_enabled():
             self._called.add(module)
         return self.stand_ins.inside([module])
 
     def _in_backward(self) -> AbstractContextManager[None]:
-        """Around autograd's engine: a checkpoint computes again what it has computed of blocks."""
+        """Put blocks into called models while autograd's engine runs.
+
+        Activation checkpoints recompute with blocks what they computed with blocks.
+        """
         self._blocks.parameters.rest(keep_last=False)
         return self.stand_ins.inside(list(self._called))

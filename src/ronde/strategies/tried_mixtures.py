@@ -1,7 +1,7 @@
-"""Mixtures of experts, each one operation of its model, which is tried before.
+"""Mixtures of experts as one operation each, validated before use.
 
-A mixture's call is given this rank's rows, and under `context` its part of their sequences, if what is made
-of a part is what is made of the whole.
+A mixture's call is given this rank's rows, and under `context` its part of their sequences, if the output for
+a part equals that part of the output for the whole.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Plain = Callable[..., Any]
 
 
 class Experts(Protocol):
-    """Calls experts of mixtures on tokens, on whatever ranks experts are."""
+    """Calls experts of mixtures on tokens, wherever the experts are."""
 
     def watching(self, mixture: Mixture) -> AbstractContextManager[object]:
         """Surround the call of one device, which shows how experts are called."""
@@ -48,14 +48,14 @@ class Experts(Protocol):
         ...
 
     def is_here(self, mixture: Mixture) -> bool:
-        """Tell whether this rank has experts to be tried."""
+        """Return whether this rank has experts to be tried."""
         ...
 
     def carried_out(self, mixture: Mixture, plain: Plain, call: tuple[Any, Any], *, cut: bool) -> Any:
-        """Call experts on tokens, which this rank and others have.
+        """Call experts on tokens of this rank and of others.
 
         Args:
-            cut: whether they are of parts of sequences.
+            cut: whether the tokens are of parts of sequences.
         """
         ...
 
@@ -64,11 +64,11 @@ class Experts(Protocol):
         ...
 
     def not_any_more(self, mixture: Mixture, why: str) -> UsageError:
-        """The error of a later call that cannot be as the first."""
+        """Create the error of a later call that cannot run as the first did."""
         ...
 
     def made_anew(self, mixture: Mixture) -> UsageError:
-        """The error of a first call that a stage alone makes."""
+        """Create the error of a first call that a stage alone makes."""
         ...
 
 
@@ -77,12 +77,12 @@ class TriedMixtures:
     """Calls of mixtures in models that run on this rank's rows; one per session.
 
     Args:
-        together: the ranks that call a mixture at once, and go on together, or not.
-        sequences: the ranks that have parts of the same sequences, or None.
+        together: ranks that call a mixture at the same time, and succeed or fail together.
+        sequences: ranks that have parts of the same sequences, or None.
         in_stages: whether other ranks have other mixtures, which they alone call once a model is known.
 
     Attributes:
-        tried: the reason why ranks cannot have their own tokens, or "", by mixture and mode of training.
+        tried: reason why ranks cannot have their own tokens, or "", by mixture and mode of training.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class TriedMixtures:
         return around
 
     def call(self, mixture: Mixture, plain: Plain, call: tuple[Any, Any]) -> Any:
-        """Call a mixture with arguments, positional and by name."""
+        """Call a mixture with (args, kwargs)."""
         module, looks_on = mixture.module, onlooker()
         tried = self.tried.setdefault(module, {})
         if module.training not in tried:
@@ -135,7 +135,7 @@ class TriedMixtures:
     def _try(self, mixture: Mixture, plain: Plain, call: tuple[Any, Any]) -> str:
         """Explain why ranks cannot have their own tokens, or "". A collective of all ranks.
 
-        The call of one device is compared with what ranks make of their own tokens.
+        The call of one device is compared with the ranks' calls on their own tokens.
         """
         given = Given.of(self._script.comm, self._of_whole_sequences(call))
         with self._experts.watching(mixture):
@@ -146,7 +146,7 @@ class TriedMixtures:
         return next(filter(None, self._everybody.all_gather_object(why)), "")
 
     def _of_whole_sequences(self, call: tuple[Any, Any]) -> tuple[Any, Any]:
-        """Arguments without a graph, of which no sequence is cut. A collective, where some are."""
+        """Return arguments without a graph, all sequences whole. A collective where some are cut."""
         sequences = self._sequences
 
         def whole(value: Any) -> Any:
@@ -158,7 +158,7 @@ class TriedMixtures:
             return map_leaves(whole, call)
 
     def _of_all_ranks(self, mixture: Mixture, plain: Plain, given: Given) -> tuple[Any, str]:
-        """The rows of one device's output that are this rank's, and a problem or ""."""
+        """Return this rank's rows of one device's output, and a problem or ""."""
         args, kwargs = given.whole()
         with self._script.enter(Region.REPLICATED):
             return try_call(mixture.module, lambda: given.own(plain(*args, **kwargs)))
@@ -181,7 +181,7 @@ class TriedMixtures:
     def _made(self, mixture: Mixture, plain: Plain, call: tuple[Any, Any]) -> Any:
         """Call experts on this rank's tokens."""
         if self._in_stages and self._script.region is Region.OBSERVED:
-            # A call that is unwound, in which all ranks come to all mixtures.
+            # A call that is unwound, in which all ranks reach all mixtures.
             return self._of_all_ranks(mixture, plain, Given.of(self._script.comm, call))[0]
         try:
             like = self._like(call)
@@ -192,7 +192,7 @@ class TriedMixtures:
             raise self._experts.not_any_more(mixture, str(cannot)) from None
 
     def _like(self, call: tuple[Any, Any]) -> GlobalTensor | None:
-        """The first argument with this rank's part of sequences, if any is cut."""
+        """Return the first argument with this rank's part of sequences, if any is cut."""
         sequences = self._sequences
         if sequences is None:
             return None

@@ -1,4 +1,4 @@
-"""Models of which `tensor=N` has found nothing to cut."""
+"""Models without anything that `tensor=N` could cut."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["UncutModels"]
 
 
 class UncutModels:
-    """Hears of each model that is cut for the first time.
+    """Collects the models that are cut for the first time.
 
     Args:
-        item: of the plan, which cuts.
+        item: plan item that cuts.
     """
 
     def __init__(self, item: str) -> None:
@@ -24,14 +24,14 @@ class UncutModels:
         self._some_are_cut = False
 
     def tell(self, model: nn.Module, found: Sequence[Placement]) -> None:
-        """A model is cut so."""
+        """Record the placements of a model that is cut."""
         if any(each.cut is not None for each in found):
             self._some_are_cut = True
         elif found:
             self._found.setdefault(type(model).__name__)
 
     def notes(self) -> list[str]:
-        """What the user should know at the end."""
+        """Return notes for the user at the end."""
         if self._some_are_cut or not self._found:
             return []
         return [

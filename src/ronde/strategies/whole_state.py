@@ -1,4 +1,4 @@
-"""The reason why the state of an optimizer stays whole under a plan that cuts or moves state."""
+"""Reason why an optimizer's state stays whole under a plan that cuts it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["why_state_is_whole"]
 
 
 def why_state_is_whole(plan: Plan, optimizer: Any, state: State) -> str:
-    """A sentence for the user, "" where the state is cut or moved.
+    """Return a sentence for the user, or "" where the state is cut or moved.
 
     Args:
-        state: the plan's, on these ranks.
+        state: state axis of the plan, on these ranks.
     """
     elementwise, kind = is_elementwise(optimizer), type(optimizer)
     if elementwise and (not state.offloads_optimizer or can_step_on_host(optimizer)):
         return ""
     known = ", ".join(each.__name__ for each in ELEMENTWISE)
-    # A library's own of one of these names is another one.
+    # A library's own class of one of these names is another one.
     foreign = kind not in ELEMENTWISE and kind.__name__ in known.split(", ")
     name = f"{kind.__module__ + '.' if foreign else ''}{kind.__name__}"
     is_differentiable = kind in ELEMENTWISE and not elementwise

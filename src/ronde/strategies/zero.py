@@ -37,11 +37,11 @@ __all__ = ["ZeroStrategy", "is_worth_sharding"]
 
 @final
 class ZeroStrategy(Strategy):
-    """Shards of state, as the plan's state axis asks for them.
+    """Shards state as the plan's state axis asks.
 
     Args:
         comm: the reducer's group.
-        context: of the ranks over which state is cut.
+        context: context of the ranks over which state is cut.
     """
 
     name = "zero"
@@ -100,10 +100,12 @@ class ZeroStrategy(Strategy):
 
 
 def is_worth_sharding(state: State, optimizer: Any) -> bool:
-    """Whether to cut an optimizer's step: without state, to share whole parameters would cost more.
+    """Return whether to cut an optimizer's step.
+
+    For a step without state, sharing whole parameters would cost more than the cut saves.
 
     Args:
-        state: the plan's, on these ranks.
+        state: state axis of the plan, on these ranks.
     """
     if state.offloads_optimizer and not can_step_on_host(optimizer):
         return False
