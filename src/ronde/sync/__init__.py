@@ -1,1 +1,1 @@
-"""How and when local gradients become the update that one device would make."""
+"""Reduction of local gradients to the update that one device would make."""

@@ -1,7 +1,7 @@
-"""A bucket: gradients that travel together in one flat buffer, and lie there afterwards.
+"""Gradient bucket: a flat buffer that is reduced as a whole, and keeps gradients.
 
-Behind the gradients lies one presence flag for each: how many ranks computed it in this backward. A
-gradient that no rank computed stays untouched, `None` included.
+After the gradients follows one presence flag for each: the number of ranks that computed it in this backward.
+A gradient that no rank computed stays untouched, `None` included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ronde.trace.resident import Census
 
 __all__ = ["Bucket", "assign_buckets", "average"]
 
-# What a rank sums itself is not copied into its buffer, where it is so large that this is worth the trouble.
+# Elements that a rank sums itself are not copied into its buffer if they are this large.
 _LARGE = 64 << 10
 
 
@@ -33,13 +33,13 @@ class Bucket:
     written where it is, because the script may know it.
 
     Args:
-        leaves: in the order in which backward is expected to reach them.
-        buffer: `Bucket.size(leaves)` elements; None for a kind of bucket that does without.
-        memory: is told where gradients lie.
+        leaves: leaves in the order in which backward is expected to reach them.
+        buffer: memory of `Bucket.size(leaves)` elements; None for a kind of bucket without one.
+        memory: registry of the memory in which gradients lie.
 
     Attributes:
-        waits: a launch may wait for the other ranks.
-        encodes: gradients lose something on their way.
+        waits: whether a launch may wait for the other ranks.
+        encodes: whether gradients are compressed with loss.
     """
 
     waits = False
@@ -55,40 +55,40 @@ class Bucket:
         self._own = [self._part_of(place) for place in range(len(self.leaves))]
         self._places = {id(leaf.tensor): place for place, leaf in enumerate(self.leaves)}
         self._ready: set[int] = set()
-        # Those to which nothing comes any more in this backward, computed or not.
+        # Leaves that get nothing more in this backward, computed or not.
         self._passed: set[int] = set()
-        # Gradients that were there when backward began; those of them that lie in the buffer.
+        # Gradients that existed when backward began, and among them the gradients in the buffer.
         self._before: set[int] = set()
         self._inside: set[int] = set()
         self._views: list[torch.Tensor] = []
         self._flags: torch.Tensor | None = None
-        # Both of the buffer's own memory, as they are there at every step.
+        # Views and flags in the buffer's own memory, which stay valid at every step.
         self._standing: tuple[list[torch.Tensor], torch.Tensor] | None = None
         self.launched = False
         self.stale = False
 
     @staticmethod
     def size(leaves: Sequence[Leaf]) -> int:
-        """How many elements the buffer of these leaves has."""
+        """Return the number of elements of these leaves' buffer."""
         return sum(leaf.shape.numel() for leaf in leaves) + len(leaves)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The leaves that are there still."""
+        """Leaves that are still alive."""
         found = [leaf.tensor for leaf in self.leaves]
         return [tensor for tensor in found if tensor is not None]
 
     @property
     def complete(self) -> bool:
-        """Every gradient has been computed in this backward."""
+        """True once every gradient has been computed in this backward."""
         return len(self._ready) == len(self.leaves)
 
     @property
     def early(self) -> bool:
-        """May leave before backward ends.
+        """True if the bucket may be sent before backward ends.
 
-        What is accumulated on an earlier gradient is accumulated in the buffer itself, which must
-        not be touched any more once it has left.
+        Backward accumulates into an existing gradient in place, in the buffer itself, which must not be
+        changed after it was sent.
         """
         return len(self._ready | self._passed) == len(self.leaves) and not self._before
 
@@ -97,15 +97,21 @@ class Bucket:
         return bool(self._ready)
 
     def begin(self, *, graph: bool = False) -> None:
-        """A backward begins; `graph`: gradients will be differentiable themselves."""
+        """Prepare for a backward.
+
+        Args:
+            graph: whether gradients will be differentiable themselves.
+        """
         found = gradients_of(self.leaves)
         self._before = {place for place, gradient in enumerate(found) if gradient is not None}
 
     def mark(self, tensor: torch.Tensor) -> None:
-        """A gradient has been accumulated; after the bucket left, what was sent is `stale`.
+        """Record that a gradient has been accumulated.
+
+        After the bucket was sent, the sent values are `stale`.
 
         Raises:
-            UsageError: for a sparse gradient, unless an embedding has announced it.
+            UsageError: the gradient is sparse, and no embedding has announced it.
         """
         place = self._places[id(tensor)]
         gradient = gradient_of(tensor)
@@ -125,7 +131,7 @@ class Bucket:
 
     @torch.no_grad()
     def launch(self) -> None:
-        """Send what is there; gradients that are missing count as they stand, or as zero."""
+        """Start the reduction; missing gradients count as their old value, or as zero."""
         self._views = []
         gradients = gradients_of(self.leaves)
         inside = {place for place in self._before if self._lies_inside(place, gradients[place])}
@@ -148,7 +154,11 @@ class Bucket:
         self._buffer.launch(left)
 
     def _fill(self, flat: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> list[Source]:
-        """Copy into the buffer what others will read; what is left where it is, as this rank alone will."""
+        """Copy into the buffer the elements that other ranks read.
+
+        Returns:
+            Elements that only this rank reads, which stay where they are, each with its place.
+        """
         left: list[Source] = []
         targets: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
@@ -173,14 +183,14 @@ class Bucket:
         return left
 
     def advance(self) -> bool:
-        """Go on with what needs no waiting; whether that was the last of it."""
+        """Continue without waiting; return whether the launch is complete."""
         return self._buffer.advance()
 
     def deliver(self) -> list[torch.Tensor]:
-        """The averages are there: put them where the gradients were.
+        """Put the averages where the gradients were.
 
         Returns:
-            the leaves whose gradient is a view of the buffer from now on.
+            The leaves whose gradient is a view of the buffer from now on.
         """
         given: list[torch.Tensor] = []
         computed = range(len(self.leaves)) if self.complete else self._computed_somewhere()
@@ -193,7 +203,7 @@ class Bucket:
                 with torch.no_grad():
                     gradient.copy_(self._views[place])
             else:
-                # A tensor of its own: who keeps it is counted as a user of the buffer.
+                # A tensor of its own: another reference to it counts as a user of the buffer.
                 give_gradient(tensor, self._views[place].detach())
                 given.append(tensor)
         self.reset()
@@ -201,7 +211,7 @@ class Bucket:
 
     @torch.no_grad()
     def take_over(self, known: set[int]) -> None:
-        """Let the gradients of the leaves with these ids lie in this buffer, which is new."""
+        """Move the gradients of leaves with these ids into this new buffer."""
         views, _ = self._cut(self._opened(0)[0])
         for leaf, view in zip(self.leaves, views, strict=True):
             tensor = leaf.tensor
@@ -210,10 +220,10 @@ class Bucket:
                 leaf.gradient = view.copy_(gradient)
 
     def tell(self, census: Census, *, on_the_way: bool) -> None:
-        """Count the buffer: what gradients lie in, or will, as theirs; what else is in it as the bucket's.
+        """Count the buffer: elements of gradients as gradients, the rest as bucket memory.
 
         Args:
-            on_the_way: backward has computed gradients, which are not averaged yet.
+            on_the_way: whether backward has computed gradients that are not averaged yet.
         """
         itemsize = self.leaves[0].dtype.itemsize
         census.count_at("buckets", self._buffer.address, Bucket.size(self.leaves) * itemsize)
@@ -226,7 +236,7 @@ class Bucket:
                 census.add("buckets", -leaf.bytes)
 
     def reset(self) -> None:
-        """Forget this backward."""
+        """Discard the state of this backward."""
         self._ready.clear()
         self._passed.clear()
         self._before.clear()
@@ -235,7 +245,7 @@ class Bucket:
         self.stale = False
 
     def reduce(self) -> None:
-        """Wait for what all ranks have sent; see `Buffer` for this and the next two."""
+        """Wait for all ranks' contributions; see `Buffer` for this and the next two."""
         self._buffer.reduce()
 
     def collect(self) -> None:
@@ -245,7 +255,7 @@ class Bucket:
         self._buffer.settle()
 
     def _opened(self, users: int) -> tuple[torch.Tensor, bool]:
-        """What to fill, and whether it is the buffer's own memory."""
+        """Open the buffer: return the memory to fill, and whether it is the buffer's."""
         flat, same = self._buffer.open(users)
         if not (same and self._told):
             self._memory.add(flat)
@@ -253,19 +263,19 @@ class Bucket:
         return flat, same
 
     def _lies_inside(self, place: int, gradient: torch.Tensor | None) -> bool:
-        """Whether this gradient is the view of the buffer that it was given."""
+        """Return whether this gradient is the view of the buffer that it was given."""
         if gradient is None:
             return False
         there = self._buffer.address + self._begins[place] * self.leaves[place].dtype.itemsize
         return gradient.data_ptr() == there and self._lies_alike(place, gradient)
 
     def _lies_alike(self, place: int, gradient: torch.Tensor) -> bool:
-        """Whether this gradient's elements lie as they would in the buffer."""
+        """Return whether this gradient has the strides and dtype of the buffer."""
         leaf = self.leaves[place]
         return gradient.stride() == leaf.stride and gradient.dtype is leaf.dtype
 
     def _part_of(self, place: int) -> tuple[int, int] | None:
-        """Which elements of this gradient the rank sums itself; None where there are few."""
+        """Return the range of this gradient that the rank sums itself, if large."""
         if self._buffer is None:
             return None
         begin, size = self._begins[place], self._sizes[place]
@@ -279,7 +289,10 @@ class Bucket:
         return [place for place, count in enumerate(flags.tolist()) if abs(count) > 0]
 
     def _cut(self, flat: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """A tensor for each gradient, and the flags; no views to autograd, scripts detach gradients."""
+        """Split the buffer into one tensor per gradient, and the flags.
+
+        They are not views to autograd, as scripts detach gradients in place.
+        """
         *pieces, flags = flat.split([*self._sizes, len(self._sizes)])
         views = [
             piece.as_strided(leaf.shape, leaf.stride).detach()
@@ -289,7 +302,7 @@ class Bucket:
 
 
 def average(buckets: Sequence[Bucket]) -> None:
-    """Wait for what has been launched on all ranks; then every bucket holds the mean."""
+    """Wait for launched reductions; every bucket then holds the mean."""
     for bucket in buckets:
         bucket.reduce()
     for bucket in buckets:
@@ -299,9 +312,9 @@ def average(buckets: Sequence[Bucket]) -> None:
 
 
 def assign_buckets(leaves: Sequence[Leaf], first_bytes: int, bucket_bytes: int) -> list[list[Leaf]]:
-    """Cut `leaves` into buckets, in order; one dtype and device in each.
+    """Split `leaves` into buckets, in order, with one dtype and device in each.
 
-    The first is small, so that communication starts early in backward (as in PyTorch DDP, Li et al. 2020).
+    The first is small, so communication starts early in backward (as in PyTorch DDP, Li et al. 2020).
     """
     buckets: list[list[Leaf]] = []
     open_buckets: dict[tuple[torch.dtype, torch.device], tuple[list[Leaf], int]] = {}

@@ -1,8 +1,8 @@
-"""A bucket whose gradients are summed where they will be updated: each rank keeps its part of the mean.
+"""Bucket with a reduce-scatter: each rank keeps its shard of the mean gradient.
 
-What this rank sums lies in the same memory in each step; the rest of a gradient is gone when it has been
-sent (ZeRO stage 2, Rajbhandari et al. 2020). A gradient that was whole before backward began stays whole: the
-script may know it.
+The sum of this rank's shard lies in the same memory in each step; the rest of a gradient is freed when it has
+been sent (ZeRO stage 2, Rajbhandari et al. 2020). A gradient that was whole before backward began stays
+whole: the script may know it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["CutBucket"]
 
 
 class CutBucket(Bucket):
-    """Averages the gradients of some leaves of one dtype and device, and leaves each rank its part.
+    """Averages some leaves' gradients, and leaves each rank its shard. All leaves have one dtype and device.
 
     Args:
-        leaves: in the order in which backward is expected to reach them; all are there, on every rank.
-        parts: where parts are kept, and who has which.
+        leaves: leaves in the order in which backward is expected to reach them; all are alive on every rank.
+        parts: store of shards, which knows the owner of each element.
     """
 
     waits = True
@@ -42,21 +42,21 @@ class CutBucket(Bucket):
         self._divided = parts.divide(self.tensors)
         own = [spans[parts.owner] or (0, 0) for spans in self._divided if spans is not None]
         count = 0 if parts.leave_device else sum(stop - start for start, stop in own)
-        # Memory that nobody has written to yet is none: pages come with the first sum.
+        # Memory without a write costs nothing: pages come with the first sum.
         self._room = Storage(standing_memory(count, leaves[0].dtype, leaves[0].device))
         self._used = False
         self._forget()
 
     def begin(self, *, graph: bool = False) -> None:
         super().begin()
-        if graph:  # gradients with a history of their own: it is that of the whole
+        if graph:  # gradients have a graph of their own, which is that of the whole
             self._before |= set(range(len(self.leaves)))
 
     @torch.no_grad()
     def launch(self) -> None:
-        """Send what is there; gradients that are missing count as zero."""
+        """Start the reduction; missing gradients count as zero."""
         if self.launched:
-            self._keep()  # the sums of what was sent before, in this same backward
+            self._keep()  # the sums that were sent before, in this same backward
         gradients = [leaf.gradient for leaf in self.leaves]
         whole = [place for place, spans in enumerate(self._divided) if spans is None or place in self._before]
         self._whole = [(place, self._laid_out(place, gradients[place])) for place in whole]
@@ -66,7 +66,8 @@ class CutBucket(Bucket):
             [elements[place][slice(*span)] for place, span in self._spans(owner)]
             for owner in range(max((len(each) for each in self._divided if each is not None), default=0))
         ]
-        # One that is there without having been accumulated was written by the script's code in this backward.
+        # A gradient that exists without having been accumulated was written by the script's code in this
+        # backward.
         given = {place for place in self._places_cut if gradients[place] is not None}
         for place in given:
             self.leaves[place].gradient = None
@@ -82,7 +83,7 @@ class CutBucket(Bucket):
         self._pending += [self._comm.all_reduce_async(flat) for _, flat in self._whole]
 
     def advance(self) -> bool:
-        """The group works by itself; what is left to do is to make room on the device."""
+        """Make room on the device; the group works by itself."""
         if self._parts.leave_device:
             self._send_home()
         return True
@@ -100,22 +101,22 @@ class CutBucket(Bucket):
         self._pending = []
 
     def collect(self) -> None:
-        """Each rank has its part already."""
+        """Return at once: each rank has its shard already."""
 
     def settle(self) -> None:
-        """Nothing of this rank's memory is anybody else's."""
+        """Return at once: other ranks do not use memory of this rank."""
 
     def deliver(self) -> list[torch.Tensor]:
-        """The averages are there: keep this rank's parts of them."""
+        """Store this rank's shards of the averages."""
         self._keep()
         self.reset()
         return []
 
     def take_over(self, known: set[int]) -> None:
-        """Nothing lies in a bucket's memory."""
+        """Ignore the call: no gradient lies in a bucket's memory."""
 
     def tell(self, census: Census, *, on_the_way: bool) -> None:
-        """Where parts lie, and whole gradients that are on their way."""
+        """Count the memory of shards, and of whole gradients under reduction."""
         if self._used:
             census.count("gradients", self._room.tensor)
             census.outside(self._room.tensor)
@@ -128,7 +129,7 @@ class CutBucket(Bucket):
         self._forget()
 
     def _forget(self) -> None:
-        # Of all ranks' gradients this rank's elements, then their mean, where parts live.
+        # This rank's elements of the sum over ranks, then of the mean, at the home of shards.
         self._sum: torch.Tensor | None = None
         self._mean: torch.Tensor | None = None
         self._places_cut: list[int] = []
@@ -162,7 +163,7 @@ class CutBucket(Bucket):
                 gradient.copy_(average)
 
     def _spans(self, owner: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Places that are cut of which an owner has elements, and which."""
+        """Yield the places of sharded leaves that an owner has elements of, and these."""
         for place in self._places_cut:
             spans = self._divided[place]
             span = None if spans is None else spans[owner]
@@ -170,7 +171,7 @@ class CutBucket(Bucket):
                 yield place, span
 
     def _laid_out(self, place: int, gradient: torch.Tensor | None) -> torch.Tensor:
-        """A gradient's elements, flat, in the order in which those of its leaf lie in memory."""
+        """Return a gradient's elements, flat, in the memory order of its leaf."""
         leaf = self.leaves[place]
         count = leaf.shape.numel()
         if gradient is None:
@@ -182,7 +183,10 @@ class CutBucket(Bucket):
         return bare.as_strided((count,), (1,), bare.storage_offset())
 
     def _memory_for(self, count: int) -> torch.Tensor:
-        """Where this rank's sums go: the same memory in each step, unless there are parts in it."""
+        """Return memory for this rank's sums, the same at each step.
+
+        It is new memory while shards lie in the usual one.
+        """
         whole = self._room.tensor
         if whole.numel() < count or self._room.users():
             return torch.empty(count, dtype=whole.dtype, device=whole.device)

@@ -1,8 +1,9 @@
-"""Whether a rank's own gradients are finite, before others' are added and nobody can tell whose were not.
+"""Finiteness of a rank's own gradients, checked before the reduction.
 
-A value that is none spreads through the loss into the whole gradient of the layer that is computed first, so
-two of its elements are looked at: that takes a microsecond, where a look at all gradients takes a pass over
-memory. What spreads less is not seen. On a CUDA device the host would have to wait for it, and does not look.
+After the reduction the rank with a NaN or an infinity is unknown. Such a value spreads through the loss into
+the whole gradient of the layer that is computed first, so two of its elements are looked at: that takes a
+microsecond, where a look at all gradients takes a pass over memory. A value that spreads less is not seen. On
+a CUDA device the host would have to wait for the check, so it is left out.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ _READ: dict[torch.dtype, Callable[[int], float]] = {
 
 
 class Watch:
-    """Looks at the gradient that a backward has accumulated first.
+    """Checks the gradient that a backward accumulates first.
 
     Args:
-        tell: hears whether it is finite.
+        tell: callback that receives whether it is finite.
     """
 
     def __init__(self, tell: Callable[[bool], object]) -> None:
         self._tell = tell
 
     def __call__(self, leaf: torch.Tensor) -> None:
-        """Look at a leaf's gradient; one that is sparse, empty, or of another kind, tells nothing."""
+        """Check a leaf's gradient; sparse, empty and other unusual ones are skipped."""
         gradient = leaf.grad
         if gradient is None or gradient.layout is not torch.strided or not gradient.is_cpu:
             return

@@ -1,8 +1,8 @@
-"""The user's hooks on accumulated gradients, such as an optimizer that is stepped in backward.
+"""Post-accumulate hooks of the user, such as an optimizer step in backward.
 
 torch runs them as each gradient is accumulated, which is before it has been averaged over ranks. Here they
-run when backward ends: every gradient is the average then, and the order is one for all ranks, that in which
-backward reached the leaves on the lowest rank that did.
+run when backward ends: every gradient is the average then. The order is the same on all ranks: that in which
+backward reached the leaves on the lowest rank that reached them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _GONE, _NOT_REACHED = -2, -1
 
 
 class _Later:
-    """A hook as torch is given it; torch alone holds it, so that it lives as long as the leaf."""
+    """A user's hook, delayed to the end of backward.
+
+    Only torch references it, so it lives as long as the leaf.
+    """
 
     def __init__(
         self, owner: GradientHooks, leaf: torch.Tensor, hook: Callable[[torch.Tensor], None]
@@ -40,16 +43,16 @@ class _Later:
 
 
 def has_hooks(leaf: torch.Tensor) -> bool:
-    """Whether the user has put hooks on this leaf's gradient."""
+    """Return whether the user has registered hooks on this leaf's gradient."""
     found: Any = leaf._post_accumulate_grad_hooks
     return any(isinstance(hook, _Later) for hook in (found or {}).values())
 
 
 class GradientHooks:
-    """What `Tensor.register_post_accumulate_grad_hook` was given; one per reducer.
+    """Hooks of `Tensor.register_post_accumulate_grad_hook`; one registry per reducer.
 
     Attributes:
-        waiting: a backward is under way at whose end the hooks will run.
+        waiting: whether a backward is under way, at the end of which the hooks will run.
     """
 
     def __init__(self) -> None:
@@ -57,11 +60,11 @@ class GradientHooks:
         # In order of registration, which is the same on all ranks.
         self._registered: list[weakref.ref[_Later]] = []
         self._reached: list[_Later] = []
-        # Held here, because a session replaces the method for scripts.
+        # Kept here, because a session replaces the method for scripts.
         self._register: Any = torch.Tensor.register_post_accumulate_grad_hook
 
     def register(self, leaf: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
-        """Call `hook(leaf)` after every backward that reached `leaf` on some rank; torch's own handle."""
+        """Call `hook(leaf)` after every backward that reached `leaf` on some rank."""
         later = _Later(self, leaf, hook)
         self._registered.append(weakref.ref(later))
         return self._register(leaf, later)
@@ -70,7 +73,8 @@ class GradientHooks:
         """A gradient has been accumulated in a backward that is being reduced.
 
         Raises:
-            UsageError: when it is the second time, and torch would have called the hook in between.
+            UsageError: a gradient is accumulated a second time, and torch would have called the hook in
+                between.
         """
         if later in self._reached:
             raise UsageError(
@@ -82,12 +86,12 @@ class GradientHooks:
         self._reached.append(later)
 
     def forget(self) -> None:
-        """Backward failed: what it reached counts for nothing."""
+        """Discard the reached leaves of a failed backward."""
         self.waiting = False
         self._reached.clear()
 
     def run(self, comm: Comm) -> None:
-        """After a backward whose gradients are averages: run the hooks of all leaves that it reached."""
+        """Run the hooks of all leaves that a backward reached, on averaged gradients."""
         self.waiting = False
         reached, self._reached = self._reached, []
         if not self._registered:
@@ -98,7 +102,10 @@ class GradientHooks:
                 later.hook(leaf)
 
     def _agreed(self, reached: list[_Later], comm: Comm) -> list[_Later | None]:
-        """What any rank reached, in the lowest such rank's order; forgets what is gone on every rank."""
+        """Return the hooks that any rank reached, ordered as on the lowest such rank.
+
+        Hooks that are gone on every rank are forgotten. A collective.
+        """
         hooks = [reference() for reference in self._registered]
         arrival = {id(later): place for place, later in enumerate(reached)}
         mine = [_GONE if hook is None else arrival.get(id(hook), _NOT_REACHED) for hook in hooks]

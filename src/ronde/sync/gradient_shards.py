@@ -1,4 +1,4 @@
-"""Gradients of which each rank holds a shard, until somebody asks for the whole."""
+"""Gradients sharded over ranks, until the whole is read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ronde.trace.resident import Census
 __all__ = ["GradientShards", "HeldGradient", "ReduceTarget", "ScatteredGradients", "Span", "Spans", "Wait"]
 
 Span = tuple[int, int]
-"""The first element of a run, and the one behind its last."""
+"""Range of elements: the first one, and the one after the last."""
 
 
 class Spans(Protocol):
-    """By rank its run of elements of a tensor; None without any."""
+    """Range of elements of a tensor on each rank; None for none."""
 
     def __getitem__(self, rank: int, /) -> Span | None: ...
 
@@ -29,27 +29,27 @@ class Spans(Protocol):
     def __iter__(self) -> Iterator[Span | None]: ...
 
     def is_first(self, rank: int) -> bool:
-        """Whether no earlier rank has the same elements as this one."""
+        """Return whether no earlier rank has the same elements as this one."""
         ...
 
 
 class Wait(Protocol):
-    """Something under way."""
+    """Pending operation."""
 
     def wait(self) -> None:
-        """Return when it is over."""
+        """Wait until it is complete."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HeldGradient:
-    """A gradient in shards.
+    """Gradient in shards.
 
     Attributes:
-        number: the same on all ranks, in the order in which gradients came.
+        number: index in the order of gradients, the same on all ranks.
         spans: the elements of each rank.
-        part: this rank's elements, flat or sparse; None where a server has them.
-        owner: this rank's place in `spans`.
+        part: elements of this rank, flat or sparse; None where a server has them.
+        owner: index of this rank in `spans`.
     """
 
     number: int
@@ -60,16 +60,16 @@ class HeldGradient:
 
     @property
     def span(self) -> Span:
-        """This rank's elements."""
+        """Range of elements of this rank."""
         return self.spans[self.owner] or (0, 0)
 
 
 class ReduceTarget(Protocol):
-    """Takes the sums over ranks of gradients that are reduced in shards.
+    """Receives the sums over ranks of gradients that are reduced in shards.
 
     Attributes:
-        owner: this rank's place in spans.
-        leave_device: whether shards that are sent home make room on the device.
+        owner: index of this rank in spans.
+        leave_device: whether shards sent to their home leave the device.
     """
 
     @property
@@ -79,36 +79,36 @@ class ReduceTarget(Protocol):
     def leave_device(self) -> bool: ...
 
     def divide(self, tensors: Sequence[torch.Tensor]) -> Sequence[Spans | None]:
-        """The spans of leaves that come together; None for a leaf that is not divided."""
+        """Return the spans of leaves of one bucket; None for an undivided leaf."""
         ...
 
     def reduce(
         self, spans: Sequence[Spans], out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]
     ) -> Wait:
-        """Begin to sum over ranks the elements of each owner.
+        """Start to sum over ranks the elements of each owner.
 
         Args:
-            spans: of each of these gradients.
-            out: flat, this rank's share of the sum; it is there when the result has been waited for.
-            pieces: for each owner, of this rank's gradients the elements that are the owner's.
+            spans: spans of each of these gradients.
+            out: flat, this rank's share of the sum; valid after waiting for the result.
+            pieces: elements of this rank's gradients for each owner.
         """
         ...
 
     def send_home(self, elements: torch.Tensor) -> torch.Tensor:
-        """Begin to move this rank's elements of a mean to their home."""
+        """Start to move this rank's elements of a mean to their home."""
         ...
 
     def wait_for_sent(self) -> None:
-        """Wait until all that has been sent home is there."""
+        """Wait until all moves to the home are complete."""
         ...
 
     def add(self, leaf: Leaf, spans: Spans, part: torch.Tensor) -> None:
-        """Accumulate a shard of the mean of one backward, which has been sent home."""
+        """Accumulate a shard of the mean of one backward that is at its home."""
         ...
 
 
 class ScatteredGradients(ReduceTarget, Protocol):
-    """Shards to which gradients are reduced, as `GradientShards` describes them."""
+    """Shards to which gradients are reduced; methods as in `GradientShards`."""
 
     away: bool
 
@@ -124,7 +124,7 @@ class ScatteredGradients(ReduceTarget, Protocol):
 
 
 class GradientShards(ABC):
-    """By tensor, this rank's shard of its gradient. To read one whole is a collective."""
+    """Shards of gradients on this rank, by tensor. Reading a whole gradient is a collective."""
 
     #: Whether this rank has none of the elements: servers have them.
     away: bool
@@ -134,11 +134,11 @@ class GradientShards(ABC):
 
     @abstractmethod
     def held(self, tensor: torch.Tensor) -> HeldGradient | None:
-        """The shard of a tensor's gradient; None where the gradient is whole, or not there."""
+        """Return the shard of a tensor's gradient; None for a whole or missing one."""
 
     @abstractmethod
     def drop(self, tensor: torch.Tensor) -> None:
-        """Forget a gradient."""
+        """Discard a gradient."""
 
     @abstractmethod
     def scale(self, factor: float | torch.Tensor) -> None:
@@ -146,11 +146,17 @@ class GradientShards(ABC):
 
     @abstractmethod
     def own(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's elements of something of the tensor's shape; all of it where the gradient is whole."""
+        """Return this rank's elements of a value with the tensor's shape.
+
+        All of it where the gradient is whole.
+        """
 
     @abstractmethod
     def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Gather a gradient, which is an ordinary one from then on; None without a shard. A collective."""
+        """Gather a gradient, which is an ordinary one from then on. A collective.
+
+        Returns None for a tensor without a shard.
+        """
 
     @abstractmethod
     def restore(self) -> None:
@@ -166,7 +172,7 @@ class GradientShards(ABC):
 
     @abstractmethod
     def _any(self) -> bool:
-        """Whether there may be a shard."""
+        """Return whether there may be a shard."""
 
     @final
     def __bool__(self) -> bool:
@@ -179,7 +185,7 @@ class GradientShards(ABC):
     @final
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside, it looks as if there were none."""
+        """Hide all shards inside the `with` block."""
         self._aside = True
         try:
             yield
@@ -188,31 +194,34 @@ class GradientShards(ABC):
 
     @final
     def part(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """This rank's elements, flat and perhaps none; None where the gradient is whole, or elsewhere."""
+        """Return this rank's elements, flat and perhaps empty; None without a shard here."""
         held = self.held(tensor)
         return None if held is None else held.part
 
     @final
     def parts(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """This rank's shards of the gradients of `tensors`."""
+        """Return this rank's shards of the gradients of `tensors`."""
         return [part for tensor in tensors if (part := self.part(tensor)) is not None]
 
     @final
     def counted(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """As `parts`, less those of which an earlier rank has a copy: ranks together have each once."""
+        """Return `parts` without copies of elements that an earlier rank has.
+
+        Ranks together then have each element once.
+        """
         found = [each for tensor in tensors if (each := self.held(tensor)) is not None]
         return [each.part for each in found if each.part is not None and each.spans.is_first(each.owner)]
 
     @final
     def kinds(self, tensors: Iterable[torch.Tensor]) -> set[tuple[torch.dtype, torch.device]]:
-        """Dtypes and devices of these tensors' sharded gradients, as a script sees them."""
+        """Return dtypes and devices of sharded gradients, as a script sees them."""
         found = [self.held(tensor) for tensor in tensors]
         return {(held.leaf.dtype, held.leaf.device) for held in found if held is not None}
 
     @final
     @torch.no_grad()
     def zero(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Set sharded gradients to zero; those on servers are gathered first."""
+        """Set sharded gradients to zero; gradients on servers are gathered first."""
         for tensor in tensors:
             held = self.held(tensor)
             if held is None:

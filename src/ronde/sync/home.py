@@ -1,7 +1,7 @@
-"""Where this rank's parts of state live: on its device, or in host memory beside it.
+"""Memory of this rank's shards of state: on its device, or on the host.
 
-Parts go home and are worked on there; from home they are copied to the device where it needs them. What lives
-on the device is at home where it lies, so that nothing is copied.
+Shards are sent to their home and updated there; they are copied to the device where it needs them. Shards
+that live on the device are at home already, so nothing is copied.
 """
 
 from __future__ import annotations
@@ -16,41 +16,44 @@ __all__ = ["Home", "HostMemory", "OnDevice"]
 
 
 class Home(Protocol):
-    """Memory for flat parts of tensors, and the way there and back.
+    """Memory for flat parts of tensors, and copies to and from it.
 
     Attributes:
-        on_host: what works there cannot use tensors of the device.
+        on_host: whether computations there cannot use tensors of the device.
     """
 
     on_host: bool
 
     def room(self, numel: int, like: torch.Tensor) -> torch.Tensor:
-        """Flat memory at home for elements of the dtype of `like`, which come from its device."""
+        """Allocate flat memory at home with the dtype of `like`.
+
+        Its contents come from the device of `like`.
+        """
         ...
 
     def lodge(self, elements: torch.Tensor) -> torch.Tensor:
-        """What stands for `elements` at home: themselves if they live there, else room for a copy."""
+        """Return `elements` if they live at home, else memory for their copy."""
         ...
 
     def keep(self, value: torch.Tensor) -> torch.Tensor:
-        """A copy that stays at home, and does not travel."""
+        """Copy a value that stays at home, and is not moved."""
         ...
 
     def send_down(self, elements: torch.Tensor) -> torch.Tensor:
-        """Begin to copy elements home, into new room; the next `down` waits for it."""
+        """Start to copy elements home into new memory; the next `down` waits for it."""
         ...
 
     def down(self, parts: Sequence[torch.Tensor], elements: Sequence[torch.Tensor]) -> None:
-        """Copy `elements` home; on return whatever lives there may be read and written."""
+        """Copy `elements` home; on return everything there may be read and written."""
         ...
 
     def up(self, elements: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
-        """Copy `parts` to where `elements` lie; before `parts` are written anew comes a `down`."""
+        """Copy `parts` to `elements`; call `down` before writing to `parts` again."""
         ...
 
 
 class OnDevice:
-    """Parts live where the device computes."""
+    """Home on the device of computation."""
 
     on_host = False
 
@@ -76,16 +79,16 @@ class OnDevice:
 
 
 class HostMemory:
-    """Parts live in host memory.
+    """Home in host memory.
 
-    Room for what comes from a CUDA device is pinned: the device then copies by itself, at the full speed of
-    its link, while the host goes on. Two things follow. The host may read what came down only when the copy
-    is over, so `down` waits. And the host must not write to what is on its way up: `down`, which comes before
-    any writing, waits for that too. What is freed meanwhile is safe: torch's allocators hand neither pinned
-    nor device memory out again before copies from and to it are over.
+    Memory for data of a CUDA device is pinned: the device then copies by itself, at the full speed of its
+    link, while the host goes on. Two things follow. The host may read data copied down only when the copy is
+    complete, so `down` waits. And the host must not write to data that is being copied up: `down`, which
+    precedes any write, waits for that too. Memory freed meanwhile is safe: torch's allocators reuse neither
+    pinned nor device memory before copies from and to it are complete.
 
-    State that comes from the CPU is copied to other memory of the CPU. Commands refuse that, but it makes
-    all this run, and comparable, where there is no other device.
+    State on the CPU is copied to other memory of the CPU. Commands refuse that, but it makes all this run,
+    and comparable, where there is no other device.
     """
 
     on_host = True
@@ -93,7 +96,7 @@ class HostMemory:
     def __init__(self) -> None:
         self._rooms: set[StorageWeakRef] = set()
         self._many = 64
-        # Events after what is on its way.
+        # Events after pending copies.
         self._rising: list[Any] = []
         self._falling: list[Any] = []
 
@@ -135,12 +138,12 @@ class HostMemory:
 def _apart(
     targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
 ) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-    """The pairs that are not one tensor."""
+    """Return the pairs that are not one tensor."""
     return ((target, source) for target, source in zip(targets, sources, strict=True) if target is not source)
 
 
 def _copied(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[Any]:
-    """Begin to copy sources to targets; for each device an event after that."""
+    """Start to copy sources to targets; return an event per device after that."""
     devices: set[torch.device] = set()
     for target, source in pairs:
         target.copy_(source, non_blocking=True)

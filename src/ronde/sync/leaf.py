@@ -1,4 +1,4 @@
-"""A leaf tensor whose gradient is reduced, held weakly: it lives only as long as the script keeps it."""
+"""Weak references to leaf tensors with reduced gradients."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from ronde.patching.torch_internals import DisableTorchFunction, TensorBase
 
 __all__ = ["Leaf", "give_gradient", "gradient_of", "gradients_of"]
 
-# torch's own: what a script finds under the name may be made when it is asked for.
+# torch's own descriptor: the one that a script finds by this name may gather on access.
 _GRADIENT: Any = TensorBase.grad
 
 
 class Leaf:
-    """What a bucket has to know of a tensor, also when it is gone on this rank but not yet on another.
+    """Weak reference to a leaf, with its metadata for buckets.
+
+    The metadata remains when the tensor is gone on this rank but not yet on another.
 
     Attributes:
-        ref: `ref() is tensor` asks whether this is the leaf of a tensor at hand.
-        shape, dtype, device: the tensor's, when `describe` was last called.
-        stride: of its gradient: the tensor's own, unless elements overlap or leave gaps.
-        sparse: its gradient may be sparse.
-        hook: the handle of the hook that hears of its gradient.
+        ref: weak reference; `ref() is tensor` asks whether this is the leaf of a tensor at hand.
+        shape, dtype, device: metadata of the tensor at the last call of `describe`.
+        stride: strides of its gradient: the tensor's own, unless elements overlap or leave gaps.
+        sparse: whether its gradient may be sparse.
+        hook: handle of the hook on its gradient.
     """
 
     __slots__ = ("__weakref__", "_described", "device", "dtype", "hook", "ref", "shape", "sparse", "stride")
@@ -36,14 +38,14 @@ class Leaf:
         self.describe(tensor)
 
     def describe(self, tensor: torch.Tensor) -> None:
-        """Take over shape, dtype and device: `Module.to` changes them under the same tensor."""
+        """Update shape, dtype and device: `Module.to` changes them in the same tensor."""
         self._described = _description(tensor)
         with torch.no_grad(), DisableTorchFunction():
             self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
             self.stride = torch.empty_like(tensor, device="meta").stride()
 
     def describes(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is still what it was when `describe` was last called."""
+        """Return whether the tensor is unchanged since the last `describe`."""
         return self._described == _description(tensor)
 
     @property
@@ -57,7 +59,7 @@ class Leaf:
 
     @property
     def gradient(self) -> torch.Tensor | None:
-        """What backward has accumulated, whole; None also when the tensor is gone."""
+        """Accumulated whole gradient; None also when the tensor is gone."""
         return gradient_of(self.tensor)
 
     @gradient.setter
@@ -70,10 +72,10 @@ class Leaf:
 
 
 def gradient_of(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """What backward has accumulated, whole; None also for no tensor."""
+    """Return the accumulated whole gradient; None also without a tensor."""
     if tensor is None:
         return None
-    # A parameter in parts would gather it, and a mode would ask the script's.
+    # `Tensor.grad` of a sharded parameter would gather it, and a mode would read the script's.
     with DisableTorchFunction():
         return _GRADIENT.__get__(tensor)
 
@@ -84,7 +86,7 @@ def give_gradient(tensor: torch.Tensor | None, value: torch.Tensor | None) -> No
 
 
 def gradients_of(leaves: Sequence[Leaf]) -> list[torch.Tensor | None]:
-    """`gradient` of each."""
+    """Return the gradient of each leaf."""
     tensors = [leaf.tensor for leaf in leaves]
     with DisableTorchFunction():
         return [None if tensor is None else _GRADIENT.__get__(tensor) for tensor in tensors]

@@ -1,13 +1,13 @@
-"""Sums over all rows that float16 does not hold, where each rank's part of them is one that it does.
+"""Overflow of float16 sums over all rows, reproduced from the ranks' partial sums.
 
-Of a parameter that autocast gives to a model in float16, one device sums the gradient in float16: beyond the
-largest number it is infinite, and a `GradScaler` skips the step. Ranks sum their rows so, and these sums in
-float32. What one device would have lost is made infinite here, once gradients are whole, so that the same
+One device sums the gradient of a parameter that autocast casts to float16 in float16: beyond the largest
+number it is infinite, and a `GradScaler` skips the step. Ranks sum their rows so, and these sums in float32.
+Values that one device would have lost are made infinite here, once gradients are whole, so that the same
 steps are skipped.
 
-Where the gradient is one such sum it tells by itself. A parameter that was cast several times (a critic, of
-real and of false images) has the sum of several, of which each may be lost where the whole is not: these are
-kept until backward ends, and summed over ranks when they might be too large.
+A gradient that is one such sum shows the overflow itself. A parameter that was cast several times (a critic,
+of real and of false images) has the sum of several, of which each may overflow where the total does not:
+these are kept until backward ends, and summed over ranks when they might be too large.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from ronde.sync.leaf import Leaf
 __all__ = ["Casts", "NarrowSums"]
 
 Casts = Mapping[int, "tuple[Sequence[Any], bool]"]
-"""By id of a leaf: the nodes through which its gradient comes in float16; whether some comes otherwise."""
+"""Nodes by which a leaf's gradient comes in float16, by id of the leaf.
 
-# Half-way from the largest float16 to what would come next: from here on numbers are rounded to infinity.
+The flag tells whether part of the gradient comes by other nodes.
+"""
+
+# Half-way from the largest float16 to the next number: from here on numbers are rounded to infinity.
 _TOO_LARGE = 65520.0
 
 
@@ -36,9 +39,9 @@ class NarrowSums:
     """Watches one backward; made before it begins.
 
     Args:
-        leaves: whose gradients it may add to.
-        parts: where ranks keep parts of gradients; None where each has all of them.
-        casts: what this backward will reach.
+        leaves: leaves with gradients that it may add to.
+        parts: store of gradient shards; None where each rank has whole gradients.
+        casts: leaves that this backward will reach through casts to float16.
     """
 
     def __init__(
@@ -47,22 +50,25 @@ class NarrowSums:
         self._comm = comm
         self._parts = parts
         self._casts = casts
-        # Only what this backward adds was summed in float16, and not what was there.
+        # Only the summands of this backward were added in float16, and not the earlier gradient.
         self._before = {id(leaf): gradient.clone() for leaf, gradient in self._gradients(leaves)}
         self._handles: list[Any] = []
         self._terms = {leaf: self._watch(nodes) for leaf in leaves if (nodes := self._several(leaf))}
 
     def unwatch(self) -> None:
-        """Leave the graph as it was; it may outlive this backward."""
+        """Remove the hooks from the graph, which may outlive this backward."""
         for handle in self._handles:
             handle.remove()
 
     @torch.no_grad()
     def lose(self, leaves: Sequence[Leaf]) -> None:
-        """Make infinite what one device would not have had. All ranks come here, with averages times W."""
+        """Make gradients infinite where one device would overflow. A collective.
+
+        Gradients are averages times W here.
+        """
         there = dict(self._gradients(leaves))
         sums = _over(_TOO_LARGE, ((leaf, self._added(leaf, gradient)) for leaf, gradient in there.items()))
-        # Ranks of which none has a W-th of what is too large have less than that together.
+        # Where no rank has a W-th of the bound, the sum over ranks is below the bound.
         terms = _over(
             _TOO_LARGE / self._comm.world_size,
             ((leaf, term) for leaf, found in self._terms.items() for term in found if term is not None),
@@ -73,7 +79,7 @@ class NarrowSums:
         self._lose_terms([leaf for leaf, count in zip(leaves, of_terms, strict=True) if count], there)
 
     def _lose_sums(self, suspects: Sequence[Leaf], there: Mapping[Leaf, torch.Tensor]) -> None:
-        """Of leaves whose gradient came in one sum."""
+        """Mark overflow in gradients that are one sum each."""
         one = [self._came(leaf) for leaf in suspects]
         votes = self._comm.votes([each is not None for each in one] + [each is False for each in one])
         reached, otherwise = votes[: len(suspects)], votes[len(suspects) :]
@@ -83,13 +89,13 @@ class NarrowSums:
                 gradient.add_(_infinite_where_lost(self._added(leaf, gradient)))
 
     def _lose_terms(self, suspects: Sequence[Leaf], there: Mapping[Leaf, torch.Tensor]) -> None:
-        """Of leaves whose gradient is a sum of several."""
+        """Mark overflow in gradients that are sums of several float16 sums."""
         if not suspects:
             return
         own = torch.tensor(
             [len(self._terms.get(leaf, ())) for leaf in suspects], device=self._comm.control_device
         )
-        # A rank whose rows did not come through a model has no term of it.
+        # A rank without rows in a call of the model has no term of it.
         counts = self._comm.all_gather(own).view(-1, len(suspects)).amax(0).tolist()
         for leaf, count in zip(suspects, counts, strict=True):
             lost = torch.zeros(leaf.shape, device=leaf.device)
@@ -102,17 +108,17 @@ class NarrowSums:
                 gradient.add_(self._own(leaf, lost).to(gradient.device))
 
     def _came(self, leaf: Leaf) -> bool | None:
-        """Whether all of the gradient came in one sum in float16; None where backward did not reach it."""
+        """Return whether a gradient is one float16 sum; None if not reached."""
         found = self._casts.get(id(leaf.tensor))
         return None if found is None else len(found[0]) == 1 and not found[1]
 
     def _several(self, leaf: Leaf) -> Sequence[Any]:
-        """The nodes of a gradient that is more than one sum in float16."""
+        """Return the nodes of a gradient that is more than one float16 sum."""
         found = self._casts.get(id(leaf.tensor))
         return [] if found is None or self._came(leaf) or leaf.dtype is not torch.float32 else found[0]
 
     def _watch(self, nodes: Sequence[Any]) -> list[torch.Tensor | None]:
-        """What will have come to each of these nodes, once backward has been there."""
+        """Record the gradient that arrives at each of these nodes in backward."""
         found: list[torch.Tensor | None] = [None] * len(nodes)
 
         def keep(place: int, gradients: Sequence[torch.Tensor | None]) -> None:
@@ -123,20 +129,20 @@ class NarrowSums:
         return found
 
     def _own(self, leaf: Leaf, whole: torch.Tensor) -> torch.Tensor:
-        """As much of it as there is of the gradient on this rank."""
+        """Return this rank's elements of a value, by the shards of the gradient."""
         tensor = leaf.tensor
         return whole if self._parts is None or tensor is None else self._parts.own(tensor, whole)
 
     def _added(self, leaf: Leaf, gradient: torch.Tensor) -> torch.Tensor:
         before = self._before.get(id(leaf))
-        # A gradient that the script took away meanwhile, or that came to lie in parts, began anew.
+        # A gradient that the script removed meanwhile, or that was sharded, began anew.
         return gradient if before is None or before.shape != gradient.shape else gradient - before
 
     def _gradients(self, leaves: Sequence[Leaf]) -> Iterator[tuple[Leaf, torch.Tensor]]:
-        """What there is of each float32 gradient on this rank: all of it, or its part."""
+        """Yield each float32 gradient on this rank, whole or its shard."""
         for leaf in leaves:
             tensor = leaf.tensor
-            # Nothing casts what is looked up sparsely to float16.
+            # No cast to float16 applies to parameters that are looked up sparsely.
             if tensor is None or leaf.dtype is not torch.float32 or leaf.sparse:
                 continue
             part = None if self._parts is None else self._parts.part(tensor)
@@ -146,7 +152,7 @@ class NarrowSums:
 
 
 def _over(bound: float, candidates: Iterable[tuple[Leaf, torch.Tensor]]) -> set[Leaf]:
-    """Leaves beside which there is a tensor with a number as large as this, of either sign."""
+    """Return the leaves with a value of at least this magnitude."""
     asked = [(leaf, values) for leaf, values in candidates if values.numel()]
     largest = [values.abs().amax().float() for _, values in asked]
     if not largest:
@@ -158,5 +164,5 @@ def _over(bound: float, candidates: Iterable[tuple[Leaf, torch.Tensor]]) -> set[
 
 
 def _infinite_where_lost(total: torch.Tensor) -> torch.Tensor:
-    """What turns a sum in float32 into what float16 had held of it: nothing but infinities."""
+    """Return infinities for elements that float16 cannot hold, else zeros."""
     return torch.where(total.abs() >= _TOO_LARGE, total.sign() * math.inf, 0.0)

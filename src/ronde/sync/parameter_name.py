@@ -1,4 +1,4 @@
-"""Names a parameter for a message, as its model does."""
+"""Name of a parameter for messages, as its model has it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["living_modules", "parameter_name"]
 
 
 def living_modules() -> list[nn.Module]:
-    """All modules of the process, but for those that ronde has put around the script's."""
+    """Return all modules of the process except ronde's own wrappers."""
     found = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
     return [each for each in found if getattr(type(each), "is_the_scripts", True)]
 
 
 def parameter_name(tensor: torch.Tensor) -> str:
-    """The longest name that a living model has for the tensor, or its shape in words.
+    """Return a tensor's longest name in a living model, or its shape.
 
     It looks at every object of the process: for errors only.
     """

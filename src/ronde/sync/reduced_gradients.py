@@ -23,13 +23,13 @@ __all__ = ["ReducedGradients", "whole_everywhere"]
 
 @final
 class ReducedGradients(GradientShards):
-    """By leaf, this rank's elements of the mean gradient.
+    """Shards of mean gradients on this rank, by leaf.
 
-    Shards of dense gradients are flat; those of sparse ones have this rank's rows, numbered from its first.
+    Shards of dense gradients are flat; shards of sparse ones have this rank's rows, numbered from its first.
 
     Args:
-        divide: spans of leaves that come together; None for a leaf that is not divided.
-        home: where shards live.
+        divide: function that returns the spans of leaves of one bucket; None for an undivided leaf.
+        home: memory of the shards.
     """
 
     away = False
@@ -40,7 +40,7 @@ class ReducedGradients(GradientShards):
         super().__init__()
         self._comm = comm
         self._held: TensorTable[HeldGradient] = TensorTable()
-        # Shards that have come: by its number ranks know the same gradient.
+        # Number of shards so far: by this number ranks identify the same gradient.
         self._come = 0
         self._divide = divide
         self._home = home
@@ -75,7 +75,7 @@ class ReducedGradients(GradientShards):
 
     @torch.no_grad()
     def add(self, leaf: Leaf, spans: Spans, part: torch.Tensor) -> None:
-        self._come += 1  # where the leaf is gone too: another rank may have it yet
+        self._come += 1  # also without a leaf here: another rank may still have it
         tensor = leaf.tensor
         if tensor is None:
             return
@@ -86,7 +86,7 @@ class ReducedGradients(GradientShards):
             self._held.set(tensor, HeldGradient(self._come, leaf, spans, part, self._comm.rank))
 
     def keep(self, tensor: torch.Tensor, spans: Spans, mean: torch.Tensor) -> None:
-        """Add this rank's elements of a mean that all ranks have, contiguous. All ranks come here."""
+        """Add this rank's elements of a contiguous mean that all ranks have. A collective."""
         own = mean.view(-1)[slice(*(spans[self._comm.rank] or (0, 0)))]
         with torch.inference_mode(False):  # later backwards add to it
             part = self._home.send_down(own.clone())
@@ -154,9 +154,9 @@ def _is_sparse(held: HeldGradient) -> bool:
 
 
 def whole_everywhere(gradients: GradientShards, held: Iterable[HeldGradient], comm: Comm) -> None:
-    """Gather gradients that are in shards on every rank. A collective.
+    """Gather sharded gradients on every rank. A collective. A collective.
 
-    A tensor that is gone on one rank only waits for its collection on the others.
+    A tensor that is gone on one rank only is left out, as it waits for garbage collection on the others.
     """
     here = {each.number: tensor for each in list(held) if (tensor := each.leaf.tensor) is not None}
     for number in sorted(set.intersection(*comm.all_gather_object(set(here)))):

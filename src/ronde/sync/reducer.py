@@ -1,13 +1,13 @@
-"""Averages gradients over ranks at the end of every backward, overlapped with it.
+"""Averages gradients over ranks in every backward, overlapped with it.
 
-Our own, because torch's DDP arms its reducer in forward: two forwards before two backwards, one forward
-with two backwards, `backward(inputs=...)`, an unused branch or a method past forward raise there, or
-drift silently. Here each leaf's post-accumulate hook marks its bucket, buckets leave in a fixed order as
-they fill up, and what is missing leaves when backward ends. Averaging a gradient that has been averaged
-before changes nothing, so accumulation over backwards needs no declaration.
+It replaces torch's DDP, which arms its reducer in forward: two forwards before two backwards, one forward
+with two backwards, `backward(inputs=...)`, an unused branch or a method past forward raise there, or drift
+silently. Here each leaf's post-accumulate hook marks its bucket, full buckets are sent in a fixed order, and
+the remaining ones when backward ends. Averaging a gradient that has been averaged before changes nothing, so
+accumulation over backwards needs no declaration.
 
-Leaves are held weakly: models and optimizers that the script has let go of (a model for each fold, a copy
-for each task) are forgotten as soon as they are gone on every rank.
+Leaves are held weakly: models and optimizers that the script has released (a model for each fold, a copy for
+each task) are forgotten as soon as they are gone on every rank.
 """
 
 from __future__ import annotations
@@ -41,31 +41,34 @@ __all__ = ["Allocate", "Compress", "Reducer"]
 _FIRST_BUCKET_BYTES = 1 << 20
 
 Allocate = Callable[[Sequence[tuple[int, torch.dtype]], Sequence[torch.device]], Sequence[Buffer]]
-"""Buffers of these numbers of elements and dtypes, on these devices."""
+"""Allocates buffers of these numbers of elements and dtypes, on these devices."""
 
 Compress = Callable[[Sequence[Leaf], Any, GradientMemory], "Bucket | None"]
-"""A bucket of these leaves of an optimizer whose gradients are encoded; None where they are not."""
+"""Creates a compressed bucket of an optimizer's leaves, or None."""
 
 
 class _Group:
-    """Leaves that are reduced together: those of one optimizer, or those without one."""
+    """Leaves that are reduced together, by optimizer or without one."""
 
     def __init__(self) -> None:
-        # In order of adoption, after the first backward in that in which backward reaches them.
+        # In order of adoption; after the first backward in the order in which backward reaches them.
         self.leaves: list[Leaf] = []
         self.buckets: list[Bucket] = []
         self.of: dict[int, Bucket] = {}
         self.next = 0
-        # Those that have left, until all that needs no waiting has been done for them.
+        # Launched buckets, until their launch is complete.
         self.under_way: list[Bucket] = []
         self.outdated = False
-        # Ids of tensors in the order in which the first backward reached them; None after it.
+        # Ids of tensors in the order of the first backward; None after it.
         self.arrival: list[int] | None = []
 
     def rebuild(
         self, leaves: list[Leaf], made: Callable[[list[list[Leaf]]], list[Bucket]], bucket_bytes: int
     ) -> None:
-        """Cut some of the leaves into buckets, in the order of arrival where it is known, else last first."""
+        """Split leaves into buckets, in the order of arrival if known.
+
+        Else in reverse order of adoption.
+        """
         order = leaves if self.arrival is None else leaves[::-1]
         first_bytes = min(_FIRST_BUCKET_BYTES, bucket_bytes)
         self.buckets = made(assign_buckets(order, first_bytes, bucket_bytes))
@@ -74,24 +77,25 @@ class _Group:
 
 
 class Reducer:
-    """Makes the gradients of all adopted leaves equal on all ranks: the mean over ranks.
+    """Averages the gradients of all adopted leaves over ranks.
 
     Args:
-        comm: a group of the reducer's own.
+        comm: process group of the reducer alone.
         bucket_bytes: size of a bucket.
-        clock: is told, where it is armed, what runs.
-        compress: makes buckets whose gradients are encoded; None where all travel as they are.
+        clock: step clock that records, while armed, which part of the program runs.
+        compress: factory of compressed buckets; None where all gradients are sent uncompressed.
 
     Attributes:
-        hooks: the user's own on accumulated gradients.
-        memory: knows which gradients lie in buckets.
-        backwards: the number of backwards that have ended.
-        on_finish: hears, while it is set, that a backward has computed all gradients; averages come next.
-        on_averaged: hears, while it is set, that all averages are there; the user's hooks come next.
-        instead_of: the leaf that is reduced in the place of a parameter; None for the parameter itself.
-        encoded: gives ids of the leaves whose gradients may be encoded; None where all may.
-        beside: gives gradients that are averaged when the reducer's are.
-        on_first: is given, while it is set, the leaf whose gradient a backward has accumulated first.
+        hooks: post-accumulate hooks of the user.
+        memory: registry of the buckets' memory.
+        backwards: number of backwards that have ended.
+        on_finish: callback when a backward has computed all gradients, before they are averaged, or None.
+        on_averaged: callback when all averages are complete, before the user's hooks, or None.
+        instead_of: function that returns the leaf reduced in place of a parameter; None for the parameter
+            itself.
+        encoded: function that returns ids of leaves whose gradients may be compressed; None where all may.
+        beside: function that returns gradients that are averaged when the reducer's are.
+        on_first: callback with the leaf whose gradient a backward accumulates first, or None.
     """
 
     def __init__(
@@ -113,10 +117,10 @@ class Reducer:
         # By id of the tensor; an entry is valid while its leaf still refers to that tensor.
         self._known: dict[int, tuple[Leaf, _Group]] = {}
         self._depth = 0
-        # In this backward, or the next, a bucket may leave before the last part of a gradient.
+        # In this backward, or the next, a bucket may be sent before the last part of a gradient.
         self._in_parts = False
         self._graph = False
-        # Of leaves that only some of the ranks have; buckets of such a reducer leave when it is told so.
+        # Reducers of leaves that only some of the ranks have; their buckets are sent by `passed`.
         self._of_fewer: list[Reducer] = []
         self._by_word = False
         self.backwards = 0
@@ -129,7 +133,7 @@ class Reducer:
         self.encoded: Callable[[], Collection[int] | None] = lambda: None
         self.beside: Callable[[], Collection[torch.Tensor]] = tuple
         self._first: Callable[[torch.Tensor], object] | None = None
-        # Held here, because a session replaces the method for scripts.
+        # Kept here, because a session replaces the method for scripts.
         self._register: Any = torch.Tensor.register_post_accumulate_grad_hook
 
     def reduce_to(
@@ -139,12 +143,14 @@ class Reducer:
         rows: ReducedGradients | None = None,
         allocate: Allocate | None = None,
     ) -> None:
-        """Reduce gradients elsewhere than to a copy on each rank; called before any leaf is adopted.
+        """Set other targets of the reduction than a copy on each rank.
+
+        Call it before any leaf is adopted.
 
         Args:
-            shards: takes shards of dense gradients.
-            rows: takes gradients of rows that are spread over ranks.
-            allocate: makes the memory of buckets whose gradients every rank has.
+            shards: store for shards of dense gradients.
+            rows: store for gradients of rows that are spread over ranks.
+            allocate: allocator of buckets with gradients that every rank has.
         """
         if shards is not None:
             self._parts = shards
@@ -154,12 +160,12 @@ class Reducer:
             self._allocate = allocate
 
     def of_fewer(self, comm: Comm) -> Reducer:
-        """Make a reducer inside of this one, of leaves that some ranks have.
+        """Create an inner reducer for leaves that only some ranks have.
 
-        Which of these get a gradient, and when, differs between its ranks: see `passed`.
+        The leaves with a gradient, and the time when it is computed, differ between its ranks: see `passed`.
 
         Args:
-            comm: a group of these ranks, for the new reducer alone.
+            comm: process group of these ranks, for the new reducer alone.
         """
         made = Reducer(comm, self._bucket_bytes, self._clock)
         made._by_word = True
@@ -169,8 +175,7 @@ class Reducer:
     def adopt(self, tensor: torch.Tensor, optimizer: Any = None) -> None:
         """Reduce this leaf's gradient from now on; a second call changes nothing.
 
-        Leaves that require no gradient yet, or have no shape yet as a lazy layer's, are adopted when they do:
-        call again.
+        Leaves without `requires_grad`, or without a shape as in a lazy layer, are skipped: call again later.
         """
         known = self._known.get(id(tensor))
         if known is not None and known[0].ref() is tensor:
@@ -178,13 +183,13 @@ class Reducer:
             if not leaf.describes(tensor):
                 for parts in (self._parts, self._rows):
                     if parts is not None:
-                        parts.whole(tensor)  # its parts are of what the tensor was
+                        parts.whole(tensor)  # its shards belong to the former tensor
                 leaf.describe(tensor)
                 group.outdated = True
             if optimizer is not None and group is self._groups[0]:
                 self._move(leaf, group, self._group_of(optimizer))
             return
-        with DisableTorchFunction():  # a parameter in parts would ask the script's method
+        with DisableTorchFunction():  # `requires_grad` of a sharded parameter would call the script's method
             if not tensor.requires_grad or not tensor.is_leaf or is_lazy(tensor):
                 return
             instead = self.instead_of(tensor)
@@ -200,14 +205,17 @@ class Reducer:
             leaf.hook = self._register(tensor, self._accumulated)
 
     def _move(self, leaf: Leaf, before: _Group, group: _Group) -> None:
-        """An optimizer was made after its parameter had been adopted."""
+        """Move a leaf to the group of an optimizer that was made later."""
         before.leaves = [each for each in before.leaves if each is not leaf]
         group.leaves.append(leaf)
         self._known[id(leaf.tensor)] = leaf, group
         before.outdated = group.outdated = True
 
     def let_go(self, tensor: torch.Tensor) -> Any:
-        """Somebody else sees to this leaf's gradient from now on; its optimizer, if any. Ranks come alike."""
+        """Stop reducing this leaf's gradient. A collective.
+
+        Returns the leaf's optimizer, if any.
+        """
         known = self._known.get(id(tensor))
         if known is None or known[0].ref() is not tensor:
             return None
@@ -218,7 +226,7 @@ class Reducer:
         return self._optimizer_of(group)
 
     def adopt_sparse(self, tensor: torch.Tensor) -> None:
-        """Expect sparse gradients of this leaf; called before the first of them, on all ranks alike."""
+        """Expect sparse gradients of this leaf. Call it before the first of them, on all ranks."""
         self.adopt(tensor)
         known = self._known.get(id(tensor))
         if known is not None and known[0].ref() is tensor and not known[0].sparse:
@@ -232,18 +240,18 @@ class Reducer:
                 self.adopt(parameter, optimizer)
 
     def averages(self, tensor: torch.Tensor) -> bool:
-        """Whether this leaf has been adopted."""
+        """Return whether this leaf has been adopted."""
         known = self._known.get(id(tensor))
         return known is not None and known[0].ref() is tensor
 
     @property
     def adopted(self) -> Sequence[torch.Tensor]:
-        """Every adopted leaf that is there still, grouped by optimizer."""
+        """Adopted leaves that are still alive, grouped by optimizer."""
         tensors = [leaf.tensor for leaf in self._leaves]
         return [tensor for tensor in tensors if tensor is not None]
 
     def tell(self, census: Census) -> None:
-        """Count the leaves, the buckets, and gradients that lie in none."""
+        """Count the leaves, the buckets, and gradients outside of buckets."""
         for each in self._of_fewer:
             each.tell(census)
         leaves = self._leaves
@@ -262,7 +270,7 @@ class Reducer:
 
     @property
     def busy(self) -> bool:
-        """A backward is under way."""
+        """True while a backward is under way."""
         return self._depth > 0
 
     @contextmanager
@@ -273,12 +281,14 @@ class Reducer:
         graph: bool = False,
         casts: Casts | None = None,
     ) -> Iterator[None]:
-        """Around every backward: on return all gradients are reduced.
+        """Surround a backward; on return all gradients are reduced.
 
         Args:
-            divided: this backward begins with one part in so many, which is undone by multiplying averages.
-            graph: gradients will be differentiable themselves (`create_graph`).
-            casts: what this backward reaches through float16, which may not hold every sum over all rows.
+            divided: factor by which this backward's initial gradient was divided; averages are multiplied by
+                it.
+            graph: whether gradients will be differentiable themselves (`create_graph`).
+            casts: leaves that this backward reaches through float16, which may not hold every sum over all
+                rows.
         """
         if divided > 1 and self._compress is not None and not self._depth:
             raise UsageError(
@@ -314,10 +324,10 @@ class Reducer:
                 yield
             self._finish()
             if self._parts is not None and rounded:
-                self._parts.restore()  # what they lose by rounding, they lose here
+                self._parts.restore()  # losses by rounding happen here
         except BaseException:
             self.hooks.forget()
-            # What was sent may still be on its way into these buffers: the next backward has others.
+            # Messages may still be on their way into these buffers: the next backward gets new ones.
             for group in self._groups:
                 group.outdated = group.outdated or any(bucket.launched for bucket in group.buckets)
             raise
@@ -351,9 +361,10 @@ class Reducer:
             yield
 
     def passed(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Send the gradients of these leaves in a backward under way. Ranks come alike, to the same ones.
+        """Send the gradients of these leaves in a backward under way. A collective.
 
-        What comes later all the same is sent again when backward ends.
+        All ranks pass the same leaves. Gradients that arrive later all the same are sent again when backward
+        ends.
         """
         if not self._depth:
             return
@@ -366,14 +377,14 @@ class Reducer:
             self._launch_early(group)
 
     def expect_parts(self) -> None:
-        """The next backward may be given parts of gradients; called on all ranks."""
+        """Allow parts of gradients in the next backward; called on all ranks."""
         self._in_parts = True
 
     @torch.no_grad()
     def give(self, tensor: torch.Tensor, part: torch.Tensor) -> bool:
         """Add to a leaf's gradient in the midst of a backward, as autograd does.
 
-        False where that has to wait until this backward has ended: nothing is added then.
+        Returns False, without adding anything, where that has to wait until this backward has ended.
         """
         known = self._known.get(id(tensor))
         bucket = None if known is None else known[1].of.get(id(tensor))
@@ -400,7 +411,7 @@ class Reducer:
 
     @torch.no_grad()
     def _scale(self, factor: float) -> None:
-        """Multiply every gradient that is there, so that what is accumulated is of one size with it."""
+        """Multiply every existing gradient, to match the scale of new ones."""
         if factor == 1:
             return
         gradients = [gradient for leaf in self._leaves if (gradient := leaf.gradient) is not None]
@@ -420,7 +431,10 @@ class Reducer:
         return group
 
     def _prepare(self) -> None:
-        """New buckets where leaves have come, changed or gone; ranks adopt alike, so all come here."""
+        """Create new buckets where leaves were added, changed or freed. A collective.
+
+        Ranks adopt the same leaves, so all of them call it.
+        """
         if not any(group.outdated for group in self._groups):
             return
         self._forget_gone()
@@ -429,11 +443,12 @@ class Reducer:
                 self._rebuild(group)
 
     def _rebuild(self, group: _Group) -> None:
-        """New buckets for a group's leaves; ranks come alike."""
+        """Create new buckets for a group's leaves. A collective."""
         leaves = group.leaves
         if self._parts is not None:
-            # Who has which part is decided together, so by those alone that are there on every rank, and that
-            # are held meanwhile. Of the others there will be no gradient: on some rank nobody can reach them.
+            # Owners of shards are decided for a bucket together, so only leaves that are alive on every rank
+            # take part, and they are held meanwhile. Other leaves get no gradient: on some rank nobody can
+            # reach them.
             held = [leaf.tensor for leaf in leaves]
             there = self._comm.votes([tensor is not None for tensor in held])
             everywhere = self._comm.world_size
@@ -445,9 +460,9 @@ class Reducer:
         return next((each for each, of in self._optimizers.items() if of is group), None)
 
     def _buckets(self, cut: list[list[Leaf]], optimizer: Any) -> list[Bucket]:
-        """Buckets of these leaves; ranks come alike."""
+        """Create buckets of these leaves. A collective."""
         parts = self._parts
-        # On one rank the average is there already, without memory to send it from.
+        # On one rank the average exists already, without memory to send it from.
         if not cut or (self._comm.world_size == 1 and parts is None):
             return []
         leaves = [leaf for members in cut for leaf in members if leaf.sparse]
@@ -464,11 +479,11 @@ class Reducer:
         shapes = [(Bucket.size(members), members[0].dtype) for members in cut]
         buffers = self._allocate(shapes, [members[0].device for members in cut]) if cut else []
         dense = [Bucket(*each, self.memory) for each in zip(cut, buffers, strict=True)]
-        # Behind the others, which they would keep from leaving early.
+        # They come last: before other buckets they would delay these.
         return [*dense, *encoded, *sparse]
 
     def _parted(self, cut: list[list[Leaf]]) -> tuple[list[list[Leaf]], list[list[Leaf]]]:
-        """Leaves whose gradients travel as they are, and leaves whose gradients may be encoded."""
+        """Split leaves into uncompressed ones and ones that may be compressed."""
         known = self.encoded()
         if known is None:
             return [], cut
@@ -480,7 +495,10 @@ class Reducer:
         return plain, may_be
 
     def _forget_gone(self) -> None:
-        """Let go of leaves that are gone on every rank: each collects its garbage when it likes."""
+        """Forget leaves that are gone on every rank. A collective.
+
+        Ranks collect garbage at different times.
+        """
         leaves = self._leaves
         there = self._comm.votes([leaf.ref() is not None for leaf in leaves])
         gone = {id(leaf) for leaf, count in zip(leaves, there, strict=True) if not count}
@@ -518,11 +536,14 @@ class Reducer:
             self._launch_next(group)
 
     def _launch_next(self, group: _Group) -> None:
-        """Send a bucket in the midst of a backward; ranks come here at different places of it."""
+        """Send a bucket in the midst of a backward.
+
+        Ranks send it at different points of their backward.
+        """
         comm, bucket = self._comm, group.buckets[group.next]
         before = comm.before
         if before is not None and bucket.waits:
-            before()  # a rank that has raised will not come
+            before()  # a rank that has raised will not take part
         comm.before = None
         try:
             group.under_way = [launched for launched in group.under_way if not launched.advance()]
@@ -547,10 +568,10 @@ class Reducer:
             self._learn_arrival(group, given)
 
     def _send_stale(self, buckets: list[Bucket]) -> None:
-        """Send again what some rank computed a second time, after its bucket had left.
+        """Send again the buckets with gradients that some rank computed later. A collective.
 
-        A backward within backward can do so (reentrant checkpoints whose segments share a parameter), and
-        whoever gives parts.
+        That happens in a backward within backward (reentrant checkpoints with segments that share a
+        parameter), and where parts are given.
         """
         if not (self._in_parts or self._by_word):
             if any(bucket.stale for bucket in buckets):
@@ -574,7 +595,7 @@ class Reducer:
         return [group for group, count in zip(groups, votes, strict=True) if count]
 
     def _learn_arrival(self, group: _Group, given: Sequence[torch.Tensor]) -> None:
-        """After its first backward a group's leaves stand in rank 0's order of arrival."""
+        """Sort a group's leaves by rank 0's order of arrival after the first backward."""
         if group.arrival is None:
             return
         place = {id(leaf.tensor): index for index, leaf in enumerate(group.leaves)}

@@ -1,4 +1,4 @@
-"""The gradient of a weight that is looked up sparsely: only the rows that some rank looked up travel."""
+"""Bucket of a sparsely looked-up weight: only looked-up rows are sent."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["SparseBucket"]
 
 
 class SparseBucket(Bucket):
-    """Averages one gradient, sparse, or dense where the weight is used in another way too.
+    """Averages one gradient, sparse or dense. It is dense where the weight is used in another way too.
 
     Args:
         leaf: the weight.
-        comm: the reducer's own.
-        rows: keeps what is averaged of weights whose rows are spread; None where no plan spreads any.
+        comm: the reducer's own process group.
+        rows: store of averages for weights with spread rows; None where no plan spreads any.
     """
 
     def __init__(
@@ -32,26 +32,29 @@ class SparseBucket(Bucket):
         self._comm = comm
         self._rows = rows
         self._mean: torch.Tensor | None = None
-        # By rank the rows of which the mean is, where they are spread.
+        # Rows of the mean on each rank, where they are spread.
         self._spans: Spans | None = None
         self._accumulates = False
 
     def begin(self, *, graph: bool = False) -> None:
-        """A gradient that is whole stays so: what backward adds to it is added on every rank."""
+        """Prepare for a backward.
+
+        A gradient that is whole stays so: every rank adds the whole of this backward's.
+        """
         self._accumulates = graph or self.leaves[0].gradient is not None
 
     @property
     def early(self) -> bool:
-        """Never: how many rows travel is known at the end of backward only."""
+        """False: the number of rows is unknown until backward ends."""
         return False
 
     def mark(self, tensor: torch.Tensor) -> None:
-        """A gradient has been accumulated."""
+        """Record that a gradient has been accumulated."""
         self.stale = self.stale or self.launched
         self._ready.add(0)
 
     def launch(self) -> None:
-        """All that is sent waits for its answer; see `reduce`."""
+        """Mark the bucket as sent; `reduce` sends and waits."""
         self.launched = True
 
     def advance(self) -> bool:
@@ -59,7 +62,7 @@ class SparseBucket(Bucket):
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """The mean over ranks; None where none of them computed a gradient."""
+        """Compute the mean over ranks; None where no rank computed a gradient."""
         comm, leaf = self._comm, self.leaves[0]
         gradient = leaf.gradient
         dense = gradient is not None and gradient.layout == torch.strided
@@ -87,7 +90,10 @@ class SparseBucket(Bucket):
         self._mean = sum_of_rows(comm, own) / comm.world_size
 
     def _owners(self) -> Spans | None:
-        """The elements of each rank, if rows are spread and the gradient may be."""
+        """Return the spans of each rank, or None.
+
+        None if rows are not spread, or this gradient is whole.
+        """
         tensor = self.leaves[0].tensor
         if self._rows is None or self._accumulates or tensor is None:
             return None
@@ -115,11 +121,11 @@ class SparseBucket(Bucket):
             give_gradient(tensor, None)
             self._rows.add(self.leaves[0], self._spans, mean)
         else:
-            before = self._rows.whole(tensor)  # of backwards whose gradient was sparse
+            before = self._rows.whole(tensor)  # accumulated in backwards with a sparse gradient
             give_gradient(tensor, mean if before is None else mean + before)
 
     def take_over(self, known: set[int]) -> None:
-        """Nothing lies in a buffer."""
+        """Ignore the call: no gradient lies in a buffer."""
 
     def tell(self, census: Census, *, on_the_way: bool) -> None:
-        """There is no buffer to count."""
+        """Count nothing: this bucket has no buffer."""

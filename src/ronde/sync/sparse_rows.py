@@ -15,12 +15,12 @@ __all__ = ["Exchanged", "cut_rows", "exchange", "gather_rows", "mean_of_rows", "
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Exchanged:
-    """What ranks have sent each other.
+    """Result of an exchange of ids among ranks.
 
     Attributes:
-        received: from each rank what it sent here.
-        sent: how many went to each rank.
-        come: how many came from each.
+        received: ids from each rank.
+        sent: number of ids sent to each rank.
+        come: number of ids received from each rank.
     """
 
     received: list[torch.Tensor]
@@ -29,14 +29,14 @@ class Exchanged:
 
 
 def exchange(comm: Comm, ids: torch.Tensor, firsts: Sequence[int]) -> Exchanged:
-    """Send rising ids to their owners, who own contiguous ranges of them. All ranks come here.
+    """Send rising ids to their owners, which own contiguous ranges. A collective.
 
     Args:
         ids: int64 [n].
-        firsts: the first id of each rank, and behind them the number of ids.
+        firsts: first id of each rank, followed by the number of ids.
 
     Raises:
-        IndexError: on some rank an id is not among these; in torch's words.
+        IndexError: an id on some rank is out of range; with torch's message.
     """
     bounds = torch.tensor(firsts, device=ids.device)
     sent: list[int] = torch.searchsorted(ids, bounds).diff().tolist()
@@ -56,7 +56,7 @@ def mean_of_rows(comm: Comm, own: torch.Tensor, spans: Spans) -> torch.Tensor:
         spans: the elements of each rank, whole rows.
 
     Returns:
-        the mean over ranks of this rank's rows, coalesced, [own rows, dim].
+        The mean over ranks of this rank's rows, coalesced, [own rows, dim].
     """
     dim = own.shape[1]
     firsts = _first_rows(spans, own.shape)
@@ -74,7 +74,10 @@ def mean_of_rows(comm: Comm, own: torch.Tensor, spans: Spans) -> torch.Tensor:
 
 
 def sum_of_rows(comm: Comm, own: torch.Tensor) -> torch.Tensor:
-    """Add up the gradients of all ranks, coalesced, [rows, ...]; the sum is coalesced. A collective."""
+    """Sum the coalesced gradients of all ranks, [rows, ...]. A collective.
+
+    The sum is coalesced.
+    """
     counts = _counts(comm, own)
     indices = torch.cat(comm.all_gather_uneven(own.indices()[:1].t().contiguous(), counts)).t()
     values = torch.cat(comm.all_gather_uneven(own.values().view(-1, *own.shape[1:]), counts))
@@ -82,13 +85,15 @@ def sum_of_rows(comm: Comm, own: torch.Tensor) -> torch.Tensor:
 
 
 def gather_rows(comm: Comm, part: torch.Tensor, spans: Spans, shape: torch.Size) -> torch.Tensor:
-    """Gather a sparse gradient from the rows of all ranks. A collective.
+    """Gather a sparse gradient from the rows of all ranks.
+
+    A collective.
 
     Args:
-        part: this rank's rows, [own rows, dim].
+        part: rows of this rank, [own rows, dim].
 
     Returns:
-        a coalesced gradient of the whole's shape, [rows, dim].
+        A coalesced gradient of the whole's shape, [rows, dim].
     """
     part = part.coalesce()
     first = _first_rows(spans, shape)[comm.rank]
@@ -103,7 +108,7 @@ def gather_rows(comm: Comm, part: torch.Tensor, spans: Spans, shape: torch.Size)
 
 
 def cut_rows(gradient: torch.Tensor, first: int, last: int) -> torch.Tensor:
-    """Some rows of a whole gradient, sparse or dense, as one of a matrix of these rows."""
+    """Cut rows out of a whole gradient, sparse or dense, renumbered from 0."""
     if gradient.layout is torch.strided:
         return gradient[first:last]
     whole = gradient.coalesce()
@@ -119,12 +124,12 @@ def cut_rows(gradient: torch.Tensor, first: int, last: int) -> torch.Tensor:
 
 
 def _counts(comm: Comm, own: torch.Tensor) -> list[int]:
-    """The number of rows in each rank's gradient. A collective."""
+    """Return the number of rows in each rank's gradient. A collective."""
     return comm.all_gather(torch.tensor([own._nnz()], device=comm.control_device)).view(-1).tolist()
 
 
 def _first_rows(spans: Spans, shape: torch.Size) -> list[int]:
-    """The first row of each rank, and behind them the number of rows."""
+    """Return the first row of each rank, followed by the number of rows."""
     rows, dim = shape
     firsts, reached = list[int](), 0
     for span in spans:

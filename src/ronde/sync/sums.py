@@ -15,7 +15,7 @@ __all__ = ["Form", "sums_over_ranks"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Form:
-    """The form of a gradient, known also where a rank has computed none."""
+    """Form of a gradient, known also where a rank has computed none."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -23,11 +23,11 @@ class Form:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Form:
-        """The form of this tensor's gradient."""
+        """Return the form of this tensor's gradient."""
         return cls(tensor.shape, tensor.dtype, tensor.device)
 
     def zeros(self, layout: torch.layout = torch.strided) -> torch.Tensor:
-        """A gradient of zeros, sparse without any row."""
+        """Create a gradient of zeros; a sparse one has no rows."""
         return torch.zeros(self.shape, dtype=self.dtype, device=self.device, layout=layout)
 
 

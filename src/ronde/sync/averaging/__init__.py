@@ -1,1 +1,1 @@
-"""Ranks that train by themselves and average their parameters, each protocol in a file of its own."""
+"""Model averaging protocols: ranks train by themselves and average parameters."""

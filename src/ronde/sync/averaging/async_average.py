@@ -1,4 +1,4 @@
-"""Asynchronous model average: parameters are averaged in the background while each rank goes on training."""
+"""Asynchronous model averaging, in the background of training."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from ronde.sync.averaging.protocol import Averaging, add_parts, average_gradient
 
 __all__ = ["AsyncAverage"]
 
-# By its second step all optimizers of a script have shown themselves.
+# By its second step every optimizer of a script has stepped once.
 _FIRST = 2
 
 
 class AsyncAverage(Averaging):
-    """On rank r, with U the script's optimizer: w_r = U(w_r, g_r), and in the background, again and again,
+    """Average parameters asynchronously, without waiting for other ranks.
+
+    On rank r, with U the script's optimizer: w_r = U(w_r, g_r), and in the background, again and again,
 
         c_r = w_r, a copy between two steps;  m = 1/W sum over ranks of c_q;  w_r += m - c_r, between steps
 
     The n-th average is that of every rank's n-th copy, however many steps each has made: no rank waits.
     Source: Bagua's asynchronous model average. There the background thread writes under a lock; here the
-    thread that trains takes the copy and adds the difference, after the first step that ends when an average
-    has arrived. During a warm-up of K steps gradients are averaged, and all wait.
+    training thread takes the copy and adds the difference, after the first step that ends when an average has
+    arrived. During a warm-up of K steps gradients are averaged, and all wait.
 
-    A rank at the end of its script goes on to take part, with its parameters as they are, until all have
-    come there.
+    A rank at the end of its script goes on to take part, with its parameters as they are, until all ranks are
+    at their end.
 
     Args:
         warm_up: K.
 
     Attributes:
-        schedule: for each average, after how many steps this rank took its copy and added the difference.
+        schedule: numbers of this rank's steps at each average's copy, and at the addition of its difference.
     """
 
     def __init__(self, comm: Comm, *, warm_up: int = 0) -> None:
@@ -124,7 +126,7 @@ class AsyncAverage(Averaging):
         self._averages_now = state["steps"] >= self._first_average
 
     def _on_lane(self, work: Any) -> None:
-        """Where all that this rank sends comes in one order."""
+        """Run a collective on the background thread, which gives all of them one order."""
         self._lane.start(work).wait()
 
 
@@ -132,7 +134,7 @@ class _Average:
     """One average: this rank's copy, and the sum over ranks of all copies.
 
     Args:
-        tells: what is counted beside it: the ranks of which each is true.
+        tells: flags of this rank; for each the average counts the ranks that set it.
     """
 
     def __init__(self, lane: Lane, comm: Comm, members: list[torch.Tensor], tells: Sequence[bool]) -> None:
@@ -159,5 +161,5 @@ class _Average:
 
     @property
     def told(self) -> list[int]:
-        """How many ranks each is true of."""
+        """Number of ranks that have set each flag."""
         return self._told.tolist()

@@ -1,4 +1,4 @@
-"""Decentralized SGD: a step begins with an average over some ranks, sent while the gradient was computed."""
+"""Decentralized SGD: averages over some ranks, overlapped with the next gradient."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ Peers = Literal["all", "shift-one"]
 
 
 class Decentralized(Averaging):
-    """On rank r, with U the script's optimizer and P(r, t) ranks that include r:
+    """Average with some ranks before each step.
+
+    On rank r, with U the script's optimizer and P(r, t) ranks that include r:
 
         w_r[t+1] = U(mean over q in P(r, t) of w_q[t], g_r(w_r[t]))
 
-    The gradient is that of the rank's own parameters, so that these travel while forward and backward run.
-    P is all ranks, or r and one other, `peer_of(r, t, W)`. Source: Lian et al., "Can decentralized algorithms
+    The gradient is that of the rank's own parameters, so these travel while forward and backward run. P is
+    all ranks, or r and one other, `peer_of(r, t, W)`. Source: Lian et al., "Can decentralized algorithms
     outperform centralized algorithms?", NeurIPS 2017; Bagua's `decentralized`. What a script writes to its
     parameters between steps is kept: the difference to the mean is added.
     """
@@ -76,14 +78,17 @@ class Decentralized(Averaging):
         ]
 
     def finish(self) -> None:
-        """What is under way is received, so that no rank waits; no step follows that would begin with it."""
+        """Receive pending averages, so that no rank waits.
+
+        No step follows that would begin with them.
+        """
         for sent in [each for some in self._under_way.values() for each in some]:
             sent.difference()
         self._under_way.clear()
 
 
 class _Sent:
-    """An average under way."""
+    """Pending average."""
 
     def __init__(
         self, members: list[torch.Tensor], pending: Pending | None, difference: Callable[[], torch.Tensor]
@@ -92,7 +97,7 @@ class _Sent:
 
     @torch.no_grad()
     def difference(self) -> torch.Tensor:
-        """The mean less what this rank had sent: flat."""
+        """Return the mean less the parameters that this rank has sent, flat."""
         if self._pending is not None:
             self._pending.wait()
             came = self._difference()
@@ -101,6 +106,9 @@ class _Sent:
 
 
 def peer_of(rank: int, step: int, ranks: int) -> int:
-    """With whom a rank is paired: each of the lower half with each of the upper, one further each step."""
+    """Return a rank's peer: ranks of the lower half pair with the upper half.
+
+    The pairs shift by one rank with each step.
+    """
     half = ranks // 2
     return (step + rank) % half + half if rank < half else (rank - half - step) % half

@@ -1,4 +1,4 @@
-"""Local SGD: ranks train by themselves, and every k steps their parameters become the mean of all."""
+"""Local SGD: ranks train by themselves, and average parameters every k steps."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ _LONGEST = 16
 
 
 class LocalSteps(Averaging):
-    """On rank r, with U the script's optimizer and its state, which stay the rank's own:
+    """Average parameters every k steps.
+
+    On rank r, with U the script's optimizer and its state, which stay the rank's own:
 
         w_r = U(w_r, g_r);  every k steps  w_r = 1/W sum over ranks of w_q
 
     Source: Stich, "Local SGD converges fast and communicates little", ICLR 2019; Paddle's LocalSGD. With a
-        warm-up
-    of K steps the first K are U(w, mean over ranks of g_q), from which all have the same parameters:
+    warm-up of K steps the first K are U(w, mean over ranks of g_q), from which all have the same parameters:
     post-local SGD (Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020). Adaptive: see
     `next_interval`.
 
     Args:
-        every: k; adaptive: the first one.
+        every: k; the first one if adaptive.
+        adaptive: whether k follows the loss.
         warm_up: K.
     """
 
@@ -90,10 +92,11 @@ class LocalSteps(Averaging):
 
 
 def next_interval(first: int, first_rate: float, rate: float, first_loss: float, loss: float) -> int:
-    """k = ceil(sqrt(lr_0 F / (lr F_0) k_0)), from 1 to 16: fewer steps between averages as the loss falls.
+    """Return the number of steps until the next average, from 1 to 16.
 
-    F is the mean over ranks of the loss at an average, F_0 at the first one. Source: Wang and Joshi,
-    "Adaptive communication strategies", MLSys 2019, as Paddle's AdaptiveLocalSGD bounds it.
+    k = ceil(sqrt(lr_0 F / (lr F_0) k_0)): fewer steps between averages as the loss falls. F is the mean over
+    ranks of the loss at an average, F_0 at the first one. Source: Wang and Joshi, "Adaptive communication
+    strategies", MLSys 2019, as Paddle's AdaptiveLocalSGD bounds it.
     """
     if first_loss <= 0 or loss < 0 or rate <= 0 or not math.isfinite(loss):
         return first

@@ -1,4 +1,4 @@
-"""Decentralized SGD on a ring whose messages are differences of 8 bits."""
+"""Decentralized SGD on a ring, with differences encoded in 8 bits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ __all__ = ["LowPrecision"]
 
 
 class LowPrecision(Averaging):
-    """On rank r, with U the script's optimizer, L and R the ranks before and after r on a ring, and Q the
+    """Average with both neighbours on a ring.
+
+    On rank r, with U the script's optimizer, L and R the ranks before and after r on the ring, and Q the
     encoding as min-max uint8 and its decoding, tensor by tensor:
 
         x_r = U(w_r, g_r);  d_r = Q(x_r + w_L / 3 + w_R / 3 - 5/3 w_r);  w_r = w_r + d_r
 
-    Each rank keeps copies of w_L and w_R, to which it adds the d that comes from there, so that copies are
-    equal to the bit. Two ranks are each other's L and R. Source: Tang et al., "Communication compression for
+    Each rank keeps copies of w_L and w_R, to which it adds the d received from there, so copies are bitwise
+    equal. With two ranks, each is the other's L and R. Source: Tang et al., "Communication compression for
     decentralized training", NeurIPS 2018 (DCD-SGD); Bagua's `low_precision_decentralized`.
     """
 
@@ -48,12 +50,12 @@ class LowPrecision(Averaging):
         self.met()
 
     def _anew(self, optimizer: Any) -> list[_Ring]:
-        """Parameters have come or gone: all ranks begin with rank 0's again."""
+        """Start again with rank 0's parameters, after parameters were added or removed."""
         super().begin(optimizer)
         return self._alike(optimizer)
 
     def _alike(self, optimizer: Any) -> list[_Ring]:
-        """Rings where all ranks have the same parameters."""
+        """Create ring states where all ranks have the same parameters."""
         return [_Ring(flat, flat.clone(), flat.clone()) for flat, _ in flats_of(self.members_of(optimizer))]
 
     def _exchange(self, flat: torch.Tensor, members: list[torch.Tensor], ring: _Ring) -> None:
@@ -87,7 +89,7 @@ class LowPrecision(Averaging):
 
 
 class _Ring(NamedTuple):
-    """w_r, w_L and w_R."""
+    """Copies of w_r, w_L and w_R."""
 
     own: torch.Tensor
     left: torch.Tensor

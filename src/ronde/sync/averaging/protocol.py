@@ -1,4 +1,4 @@
-"""What every protocol that averages parameters has, and how the parameters of an optimizer travel."""
+"""Base class of model averaging protocols, and helpers for flat parameters."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ _RUN_BYTES = 1 << 22
 
 
 class Cuts(Protocol):
-    """Where ranks that train by themselves are saved together: each at its next step after an average.
+    """Agreement on checkpoints of ranks that train by themselves.
+
+    Each rank is saved at its next step after an average.
 
     Attributes:
-        agreed: this rank is to be saved where its next step begins; before that no average begins.
+        agreed: whether this rank is to be saved where its next step begins; before that no average begins.
     """
 
     agreed: bool
@@ -33,30 +35,35 @@ class Cuts(Protocol):
         ...
 
     def wishes(self) -> tuple[bool, bool]:
-        """Whether this rank wants a checkpoint, and whether it is to end."""
+        """Return whether this rank wants a checkpoint, and whether it is to end."""
         ...
 
     def hear(self, wanting: int, ending: int, ended: int) -> None:
-        """Hear how many ranks want a checkpoint, are to end, and have come to the end of their script."""
+        """Receive the counts of ranks that want a checkpoint, end, and have ended."""
         ...
 
     def end(self) -> None:
-        """This rank has come to the end of its script: what is agreed upon is not done, by anybody."""
+        """Note that this rank is at the end of its script.
+
+        An agreement is cancelled then on all ranks.
+        """
         ...
 
 
 class Averaging:
-    """Hears of every step of every optimizer; all ranks make the same steps of the same optimizers.
+    """Abstract protocol with hooks at every step of every optimizer.
+
+    All ranks make the same steps of the same optimizers.
 
     Args:
-        comm: a group of its own.
+        comm: process group of its own.
 
     Attributes:
-        held: what this rank has of parameters, where it has blocks of them.
-        agreed: whether all ranks that have blocks of one model say yes.
-        averages: how many there were.
-        cuts: when ranks are saved; None where they are not.
-        last_loss: the number from which this rank's last backward began; None before it.
+        held: function from parameters to this rank's blocks of them; the identity for whole parameters.
+        agreed: function that returns whether all ranks with blocks of one model say yes.
+        averages: number of averages so far.
+        cuts: agreement on checkpoints, or None.
+        last_loss: value at which this rank's last backward began; None before the first.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -69,15 +76,15 @@ class Averaging:
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def steps_of(self, optimizer: Any) -> int:
-        """How often an optimizer has stepped."""
+        """Return the number of steps of an optimizer."""
         return self._steps.get(optimizer, 0)
 
     def members_of(self, optimizer: Any) -> list[torch.Tensor]:
-        """This rank's parts of the averaged parameters."""
+        """Return this rank's parts of the averaged parameters."""
         return self.held(members_of(optimizer))
 
     def before_step(self, optimizer: Any) -> None:
-        """Gradients are there."""
+        """Run the protocol's part before an optimizer's step, with gradients computed."""
         if optimizer not in self._steps:
             self._steps[optimizer] = 0
             self.begin(optimizer)
@@ -89,7 +96,7 @@ class Averaging:
 
     @torch.no_grad()
     def begin(self, optimizer: Any) -> None:
-        """An optimizer is about to step for the first time: all ranks begin with rank 0's parameters."""
+        """Broadcast rank 0's parameters before the first step of an optimizer."""
         self.begin_alike(self.members_of(optimizer))
 
     @torch.no_grad()
@@ -100,46 +107,49 @@ class Averaging:
             _write(some, flat)
 
     def prepare(self, optimizer: Any, step: int) -> None:
-        """An optimizer is about to step, after `step` steps."""
+        """Act before a step of an optimizer, its number `step` from 0."""
 
     def complete(self, optimizer: Any, step: int) -> None:
-        """It has stepped, for the time of that number."""
+        """Act after a step of an optimizer, its number `step` from 1."""
 
     def poll(self) -> None:
-        """Take in between two steps what has come from other ranks."""
+        """Apply results from other ranks, between two steps."""
 
     def finish(self) -> None:
-        """The script is at its end."""
+        """Act at the end of the script."""
 
     def met(self) -> None:
-        """All ranks have made the same steps: here they may agree to be saved."""
+        """Agree on checkpoints, where all ranks have made the same steps."""
         if self.cuts is not None:
             self.cuts.meet()
 
     @property
     def optimizers(self) -> list[Any]:
-        """Those that have stepped, in the order in which they first did."""
+        """Optimizers that have stepped, in the order of their first steps."""
         return list(self._steps)
 
     def state_of(self, optimizer: Any) -> dict[str, Any]:
-        """What this rank needs to go on with an optimizer, but for its state and its parameters."""
+        """Return this rank's protocol state of an optimizer, for a checkpoint.
+
+        The optimizer's own state and the parameters are saved elsewhere.
+        """
         return {"steps": self._steps[optimizer]}
 
     def go_on(self, optimizer: Any, state: dict[str, Any]) -> None:
-        """Take over what the same rank's `state_of` gave, for an optimizer that has not stepped yet."""
+        """Restore the same rank's `state_of` for an optimizer before its first step."""
         self._steps[optimizer] = state["steps"]
 
     def account(self) -> str:
-        """What a summary says."""
+        """Return a sentence for the summary."""
         times = "once" if self.averages == 1 else f"{self.averages} times"
         return f"parameters averaged {times}, {self.comm.sent_bytes / 1e6:.3g} MB given away by this rank"
 
 
 def members_of(optimizer: Any) -> list[torch.Tensor]:
-    """The parameters that are averaged: those of a floating-point dtype.
+    """Return an optimizer's averaged parameters: all of a floating-point dtype.
 
     Raises:
-        UsageError: for complex ones.
+        UsageError: a parameter is complex.
     """
     found = [each for group in optimizer.param_groups for each in group["params"]]
     if any(each.is_complex() for each in found):
@@ -152,7 +162,11 @@ def members_of(optimizer: Any) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def flats_of(members: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """Copies of tensors end to end, one for each dtype and device, and which tensors are in it."""
+    """Copy tensors end to end, one flat tensor per dtype and device.
+
+    Returns:
+        Pairs of a flat copy and the tensors in it.
+    """
     kinds = dict.fromkeys((each.dtype, each.device) for each in members)
     alike = [[each for each in members if (each.dtype, each.device) == kind] for kind in kinds]
     return [(torch.cat([each.detach().reshape(-1) for each in some]), some) for some in alike]
@@ -160,16 +174,18 @@ def flats_of(members: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, list[t
 
 @torch.no_grad()
 def add_parts(members: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
-    """Add to tensors what lies end to end in `flat`."""
+    """Add the pieces of `flat` to tensors, which lie there end to end."""
     foreach_add_([each.detach() for each in members], _parts(members, flat))
 
 
 @torch.no_grad()
 def average_gradients(comm: Comm, members: Sequence[torch.Tensor]) -> None:
-    """Each gradient becomes the mean over ranks; one that a rank has not computed counts as nought.
+    """Average gradients over ranks. A collective.
+
+    A gradient that a rank has not computed counts as zero.
 
     Raises:
-        UsageError: for sparse gradients.
+        UsageError: a gradient is sparse.
     """
     with torch.inference_mode(False):  # gradients made here are changed outside of it as well
         _average_gradients(comm, members)
@@ -194,7 +210,10 @@ def _average_gradients(comm: Comm, members: Sequence[torch.Tensor]) -> None:
 
 
 def _runs(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors that follow one another and are copied together: a copy of all would be as large as a model."""
+    """Split tensors into runs that are copied together.
+
+    A copy of all of them would be as large as the model.
+    """
     run: list[torch.Tensor] = []
     for each in tensors:
         if run and sum(one.nbytes for one in run) + each.nbytes > _RUN_BYTES:

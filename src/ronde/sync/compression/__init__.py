@@ -1,1 +1,1 @@
-"""How gradients of a bucket are encoded, exchanged and averaged, where they do not travel as they are."""
+"""Gradient compression: encoding, exchange and averaging of a bucket's gradients."""

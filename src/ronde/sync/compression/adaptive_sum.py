@@ -1,4 +1,4 @@
-"""Adasum over ranks: in log2(W) rounds each rank adds what another one has, pair by pair."""
+"""Adasum over ranks: log2(W) rounds of pairwise sums."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ __all__ = ["AdaptiveSum"]
 
 
 class AdaptiveSum(Exchange):
-    """g = the Adasum of all ranks' gradients, tensor by tensor, over pairs of pairs: ranks r and r + 1 first,
-    then r and r + 2, and so on. With A(a, b) = a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2), four ranks have
-    A(A(g_0, g_1), A(g_2, g_3)).
+    """Reduce gradients by Adasum, tensor by tensor, over pairs of pairs.
+
+    Ranks r and r + 1 come first, then r and r + 2, and so on. Four ranks have A(A(g_0, g_1), A(g_2, g_3)),
+    with
+
+        A(a, b) = a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2)
 
     Source: Maleki et al., MLSys 2021; Horovod's `op=Adasum`.
 
     Raises:
-        UsageError: where the number of ranks is no power of two.
+        UsageError: the number of ranks is not a power of two.
     """
 
     def __init__(self, comm: Comm, leaves: Sequence[Leaf]) -> None:

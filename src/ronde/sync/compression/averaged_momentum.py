@@ -1,4 +1,4 @@
-"""QAdam: what ranks average is Adam's momentum, which loses less by encoding than a gradient does."""
+"""QAdam: ranks average Adam's momentum, which tolerates encoding better than gradients."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from ronde.sync.leaf import Leaf
 __all__ = ["AveragedMomentum", "FirstMoment"]
 
 FirstMoment = tuple[float, "torch.Tensor | None"]
-"""beta_1 and Adam's first moment; None where it is nought."""
+"""beta_1 and Adam's first moment; None for zero."""
 
 
 class AveragedMomentum(Chunked):
-    """After the warm-up, with Q the exchange by chunks of rank r's momentum and its mean (see `Chunked`):
+    """Average Adam's momentum in encoded form, after a warm-up.
+
+    With Q the exchange by chunks of rank r's momentum and its mean (see `Chunked`):
 
         m_r = beta_1 m + (1 - beta_1) g_r;  m = Q(m_r);  w = w - lr m^ / (sqrt(v^) + eps)
 
-    m is alike on all ranks, v stays as it was at the end of the warm-up, and ^ are Adam's bias corrections,
-    which go on. Source: Tang et al., "1-bit Adam", ICML 2021, and QAdam of Bagua. What is given as the
-    gradient is (m - beta_1 m_before) / (1 - beta_1): of it Adam makes this m, and a script may clip it.
+    m is equal on all ranks, v stays as it was at the end of the warm-up, and ^ are Adam's bias corrections,
+    which go on. Source: Tang et al., "1-bit Adam", ICML 2021, and QAdam of Bagua. The gradient becomes (m -
+    beta_1 m_before) / (1 - beta_1): from it Adam computes this m, and a script may clip it.
 
     Several backwards between two steps count as one: beta_1 m is sent with the first.
 
     Args:
-        moments: for each leaf, asked before each message.
+        moments: function that returns the first moment of each leaf, called before each message.
     """
 
     def __init__(

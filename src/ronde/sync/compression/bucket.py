@@ -1,4 +1,4 @@
-"""A bucket whose gradients are not averaged where they lie, but encoded and exchanged."""
+"""Bucket of gradients that are encoded, exchanged and decoded."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ __all__ = ["CompressedBucket"]
 
 
 class CompressedBucket(Bucket):
-    """Of each gradient what this backward adds is exchanged; what was there before stays as it is.
+    """Exchanges the part of each gradient that this backward adds.
+
+    The accumulated gradient from earlier backwards stays as it is.
 
     Args:
-        exchange: for the backward that begins, and whether an optimizer has stepped since the last one.
+        exchange: function that returns the exchange for a new backward, and whether an optimizer has stepped
+            since the last one.
     """
 
     waits = True
@@ -36,7 +39,7 @@ class CompressedBucket(Bucket):
         self._choose = exchange
         self._exchange: Exchange | None = None
         self._out: torch.Tensor | None = None
-        # By place, what had been accumulated before this backward.
+        # Accumulated gradients from before this backward, by place.
         self._kept: dict[int, torch.Tensor] = {}
         self._counts: list[int] = []
 
@@ -49,15 +52,15 @@ class CompressedBucket(Bucket):
 
     @property
     def early(self) -> bool:
-        """What is sent is a copy."""
+        """True once every gradient is computed: a copy is sent, so that suffices."""
         return self.complete
 
     @torch.no_grad()
     def launch(self) -> None:
-        """Encode and send what this backward has computed.
+        """Encode and send the gradients of this backward.
 
         Raises:
-            UsageError: it has been sent already, and was computed again after that.
+            UsageError: a gradient was computed again after it had been sent.
         """
         if self.launched:
             raise UsageError(
@@ -73,7 +76,7 @@ class CompressedBucket(Bucket):
         exchange.start(flags.view(torch.uint8).to(self.leaves[0].device))
 
     def _added(self, place: int) -> torch.Tensor | None:
-        """What this backward has added to a gradient; None where it has computed none."""
+        """Return the part of a gradient that this backward added, or None."""
         gradient = gradient_of(self.leaves[place].tensor)
         if gradient is None or place not in self._ready:
             return None
@@ -98,11 +101,11 @@ class CompressedBucket(Bucket):
         exchange.restore()
 
     def settle(self) -> None:
-        """Nothing of this rank's memory is anybody else's."""
+        """Return at once: other ranks do not use memory of this rank."""
 
     @torch.no_grad()
     def deliver(self) -> list[torch.Tensor]:
-        """Put what all ranks have now where the gradients are."""
+        """Put the exchanged averages where the gradients are."""
         assert self._exchange is not None
         assert self._out is not None
         for place, view in enumerate(self._exchange.shaped(self._out)):
@@ -120,10 +123,10 @@ class CompressedBucket(Bucket):
         return []
 
     def take_over(self, known: set[int]) -> None:
-        """No gradient lies in a bucket."""
+        """Ignore the call: no gradient lies in a bucket."""
 
     def tell(self, census: Census, *, on_the_way: bool) -> None:
-        """What is held back, and what is received."""
+        """Count the residuals and the received averages."""
         for flat in (None if self._exchange is None else self._exchange.values, self._out):
             if flat is not None:
                 census.count("buckets", flat)

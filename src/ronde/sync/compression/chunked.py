@@ -1,4 +1,4 @@
-"""Messages exchanged by chunks: each rank sums one chunk of all, and encodes the mean for all."""
+"""Compression by chunks: each rank sums one chunk, and encodes its mean."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ __all__ = ["Chunked"]
 
 
 class Chunked(Exchange):
-    """A bucket is cut into W chunks; of chunk c, with C the encoding and its decoding,
+    """Average in chunks, encoded in both directions.
+
+    A bucket is cut into W chunks; of chunk c, with C the encoding and its decoding,
 
         x_r = g_r + e_r;  m = 1/W sum over ranks of C(x_r), on rank c;  g = C(m);  e_r = x_r - C(x_r)
 
@@ -71,7 +73,7 @@ class Chunked(Exchange):
         return self._counts.tolist()
 
     def _chunks(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """A piece for each rank; the last ones may be shorter, or empty."""
+        """Split into a piece per rank; the last ones may be shorter, or empty."""
         numel = flat.numel()
         bounds = [min(numel, rank * self._chunk) for rank in range(self.comm.world_size + 1)]
         return [flat[begin:end] for begin, end in itertools.pairwise(bounds)]

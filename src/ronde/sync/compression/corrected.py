@@ -1,4 +1,4 @@
-"""Error feedback under momentum: the momentum of what is held back is kept where it is held back."""
+"""Error feedback with momentum correction: the residual accumulates momentum."""
 
 from __future__ import annotations
 
@@ -21,27 +21,29 @@ Momentum = tuple[float, float, bool]
 
 
 def momentum_of(group: dict[str, Any]) -> Momentum:
-    """What a parameter group of `torch.optim.SGD` asks for."""
+    """Return the momentum settings of a `torch.optim.SGD` parameter group."""
     return float(group["momentum"]), float(group["dampening"]), bool(group["nesterov"])
 
 
 class Corrected(Gathered):
-    """Of each tensor, on rank r, with C the encoding and the momentum m of `torch.optim.SGD` (else 0):
+    """Compress with error feedback and momentum correction, tensor by tensor.
+
+    On rank r, with C the encoding and the momentum m of `torch.optim.SGD` (else 0):
 
         u_r = m u_r + g_r;  v_r = v_r + u_r     (Nesterov: u_r = m (u_r + g_r);  v_r = v_r + u_r + g_r)
         g = 1/W sum over ranks of C(v_r);  v_r = v_r - C(v_r)
 
     and for topk u_r = 0 where an element of v_r was sent (momentum factor masking). The optimizer then steps
-    on g without momentum of its own: w = w - lr g. Behind the encoding momentum would add up what single
-    messages lose, and a rate at which plain SGD trains would be too large. Weight decay is the optimizer's,
-    of whole parameters.
+    on g without momentum of its own: w = w - lr g. Momentum after the encoding would accumulate the losses of
+    single messages, and a learning rate at which plain SGD trains would be too large. Weight decay remains
+    with the optimizer, on whole parameters.
 
     Source: Lin et al., "Deep Gradient Compression", ICLR 2018, and Paddle's `dgc` operator (topk; local
     clipping is left out); BytePS's compressors with `momentum` and `ef` on the worker (onebit, twobit,
     randomk). Several backwards between two steps count as one: m is applied once.
 
     Args:
-        momenta: for each leaf, asked before each message.
+        momenta: function that returns the momentum settings of each leaf, called before each message.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Corrected(Gathered):
         super().__init__(comm, leaves, held, codecs)
         self._held = held
         self._momenta = momenta
-        # Made when an optimizer has momentum: as large as the gradients.
+        # Allocated for an optimizer with momentum: as large as the gradients.
         self._velocity: torch.Tensor | None = None
         self._computed: list[bool] = []
 
@@ -79,12 +81,16 @@ class Corrected(Gathered):
         for codec, message, size, velocity, computed in zip(
             codecs, messages, self.sizes, self._velocity.split(self.sizes), self._computed, strict=True
         ):
-            if computed and isinstance(codec, TopK):  # else zeros were sent, from wherever
+            if computed and isinstance(codec, TopK):  # else zeros were sent, from anywhere
                 velocity[codec.places(message, size)] = 0
 
 
 def _moved(velocity: torch.Tensor, gradient: torch.Tensor, momentum: Momentum, fresh: bool) -> torch.Tensor:
-    """Move u by a gradient; what is added to v. Not `fresh`: it is a later part of one step's gradient."""
+    """Update u by a gradient, and return the summand of v.
+
+    Args:
+        fresh: whether a step came before; else the gradient is a later part of one step's.
+    """
     factor, dampening, nesterov = momentum
     part = gradient if dampening == 0 else gradient * (1 - dampening)
     if not nesterov:

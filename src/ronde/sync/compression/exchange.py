@@ -1,4 +1,4 @@
-"""How the gradients of one bucket are averaged over ranks: what all ways have in common."""
+"""Base class of compressed reductions of one bucket."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["Exchange"]
 
 
 class Exchange:
-    """Sends what this rank has of some gradients, and gives what they are on all ranks then.
+    """Reduces the gradients of some leaves in an encoded form.
 
     `take`, `start`; then `reduce`, for several buckets each before the next; then `collect`.
 
     Args:
-        leaves: of one floating-point dtype and device.
-        held: keeps what encoding loses; None where that is not added to the next message.
+        leaves: leaves of one floating-point dtype and device.
+        held: store of residuals; None without error feedback.
 
     Attributes:
-        values: flat [n], what `start` will send; afterwards what encoding lost, where that is kept.
-        sent_bytes: what this rank has sent to others, all in all.
+        values: flat [n], the values that `start` will send; afterwards the residuals, with error feedback.
+        sent_bytes: total of bytes that this rank has sent to others.
     """
 
     def __init__(self, comm: Comm, leaves: Sequence[Leaf], held: Held | None) -> None:
@@ -42,24 +42,24 @@ class Exchange:
         self._aside: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def shaped(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """A view of each leaf's elements in a flat tensor, as they lie in memory."""
+        """Return a view of each leaf's elements in a flat tensor, with its strides."""
         pieces = flat.split(self.sizes)
         return [
             piece.as_strided(leaf.shape, leaf.stride) for piece, leaf in zip(pieces, self.leaves, strict=True)
         ]
 
     def take(self, gradients: Sequence[torch.Tensor | None], fresh: bool) -> None:
-        """Fill `values` with gradients of this backward; None counts as nought.
+        """Fill `values` with gradients of this backward; None counts as zero.
 
         Args:
-            fresh: an optimizer has stepped since the last time.
+            fresh: whether an optimizer has stepped since the last call.
         """
         there = [place for place, gradient in enumerate(gradients) if gradient is not None]
         views = [self.views[place] for place in there]
         given = [gradient for gradient in gradients if gradient is not None]
         missing = [self.views[place] for place in range(len(gradients)) if gradients[place] is None]
         if self.feedback:
-            # What is held back of a gradient that nobody computes now must not get lost: it waits.
+            # The residual of a gradient that no rank computes now must not get lost: it is kept aside.
             self._aside = [(view, view.clone()) for view in missing]
             if given:
                 foreach_add_(views, given)
@@ -69,27 +69,27 @@ class Exchange:
             view.zero_()
 
     def start(self, flags: torch.Tensor) -> None:
-        """Send `values`, and for each leaf whether this rank computed it: uint8 [leaves]."""
+        """Send `values`, and whether this rank computed each leaf: uint8 [leaves]."""
         raise NotImplementedError
 
     def reduce(self) -> None:
-        """Wait for what others have sent, and send what follows from it."""
+        """Wait for the other ranks' messages, and send the second round."""
 
     def collect(self, out: torch.Tensor) -> list[int]:
-        """Write what the gradients are on all ranks to `out` [n].
+        """Write the reduced gradients to `out` [n].
 
         Returns:
-            for each leaf, how many ranks computed it.
+            The number of ranks that computed each leaf.
         """
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Put back what waits for its gradient."""
+        """Put back the residuals that were kept aside."""
         for view, residual in self._aside:
             view.copy_(residual)
         self._aside = []
 
     def count_all_reduce(self, nbytes: int) -> None:
-        """Count what a ring's sum of so many bytes takes a rank to send."""
+        """Count the bytes that a ring all-reduce of this size sends."""
         ranks = self.comm.world_size
         self.sent_bytes += 2 * (ranks - 1) * nbytes // ranks

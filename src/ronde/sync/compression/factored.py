@@ -1,4 +1,4 @@
-"""PowerSGD: gradients of matrices travel as two thin factors."""
+"""PowerSGD: gradients of matrices sent as two thin factors."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ __all__ = ["Factored"]
 
 
 class Factored(Exchange):
-    """Of a matrix, on rank r, with Q from the step before (drawn alike at first) and e_r held back:
+    """Approximate gradients of matrices by low-rank factors.
+
+    On rank r, with Q from the step before (drawn equally at first) and the residual e_r:
 
         M_r = g_r + e_r;  P = orthonormal(mean over ranks of M_r Q);  Q = mean over ranks of M_r^T P
         g = P Q^T;  e_r = M_r - g
 
-    Both means are sums of small matrices, so they go by all-reduce. A tensor of more axes is a matrix by
-    its first one. Those of one axis, and matrices that factors would not halve, travel whole. Without error
-    feedback e_r = 0. Source: Vogels et al., "PowerSGD", NeurIPS 2019; torch's `powerSGD_hook`
+    Both means are sums of small matrices, so an all-reduce computes them. A tensor of more axes is a matrix
+    by its first one. Tensors of one axis, and matrices that factors would not halve, are sent whole. Without
+    error feedback e_r = 0. Source: Vogels et al., "PowerSGD", NeurIPS 2019; torch's `powerSGD_hook`
     orthonormalizes column by column what QR does here.
 
     Factors lie in memory as P^T and Q^T: products of a wide matrix with one are several times as fast then.
 
     Args:
-        factors: keeps Q.
+        factors: store of Q.
         rank: columns of the factors.
     """
 
@@ -88,7 +90,7 @@ class Factored(Exchange):
             sizes = [self._right[place].numel() for place in self._cut]
             second = self._second.div_(self.comm.world_size).split(sizes)
             for place, left, right in zip(self._cut, self._left, second, strict=True):
-                if not self._counts[place]:  # of no gradient the next factor would be zero
+                if not self._counts[place]:  # without a gradient the next factor would be zero
                     continue
                 self._right[place].copy_(right.view_as(self._right[place]))
                 matrix = as_matrix(parts[place], self.leaves[place].shape)

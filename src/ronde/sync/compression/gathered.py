@@ -1,4 +1,4 @@
-"""Messages that cannot be added: every rank has those of all, decodes them and takes the mean."""
+"""Compression with messages that cannot be added: all-gather, decode, average."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ __all__ = ["Gathered"]
 
 
 class Gathered(Exchange):
-    """With C the encoding and its decoding, e_r what rank r holds back, W ranks:
+    """All-gather the messages of all ranks, and average their decoded values.
+
+    With C the encoding and its decoding, residuals e_r, and W ranks:
 
         x_r = g_r + e_r;  g = 1/W sum over ranks of C(x_r);  e_r = x_r - C(x_r)
 
     tensor by tensor (Seide et al. 2014; Karimireddy et al. 2019). Without error feedback e_r = 0. See
-    `Corrected` for what momentum has to do with e_r.
+    `Corrected` for the effect of momentum on e_r.
 
     Args:
-        codecs: one for each leaf, asked before each message: they may differ from step to step.
+        codecs: function that returns one codec per leaf, called before each message: they may differ from
+            step to step.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Gathered(Exchange):
             self.keep(self._codecs, messages)
 
     def keep(self, codecs: Sequence[Codec], messages: Sequence[torch.Tensor]) -> None:
-        """Leave in `values` what these messages have lost of them."""
+        """Leave in `values` the residual of these messages."""
         for codec, message, part in zip(codecs, messages, self.values.split(self.sizes), strict=True):
             codec.add(message, part, sign=-1)
 

@@ -1,4 +1,4 @@
-"""What compression keeps of each gradient from step to step: residuals, velocities, factors."""
+"""State of compressors per gradient: residuals, velocities, factors."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ class Held:
         self._loaded: dict[str, torch.Tensor] = {}
 
     def number(self, leaf: Leaf) -> int:
-        """Of this leaf among all, in the order in which they were first asked for: alike on all ranks."""
+        """Return the number of a leaf, in the order of first requests.
+
+        It is the same on all ranks.
+        """
         return self._numbers.setdefault(leaf, len(self._numbers))
 
     def flat(self, kind: str, leaves: Sequence[Leaf]) -> torch.Tensor:
-        """One flat tensor of what is held for these leaves, end to end: zeros where nothing is yet.
+        """Create one flat tensor with the state of these leaves, end to end.
 
-        From now on what is held of them are views of it.
+        State that does not exist yet is zero. From now on the stored tensors of these leaves are views of it.
         """
         sizes = [leaf.shape.numel() for leaf in leaves]
         made = torch.zeros(sum(sizes), dtype=leaves[0].dtype, device=leaves[0].device)
@@ -37,7 +40,7 @@ class Held:
         return made
 
     def put(self, kind: str, leaf: Leaf, tensor: torch.Tensor) -> None:
-        """Hold `tensor` from now on, with the values that were held before or have been loaded."""
+        """Store `tensor`, filled with the values stored before or loaded."""
         of = self._of.setdefault(kind, weakref.WeakKeyDictionary())
         before = self._loaded.pop(f"{kind}.{self.number(leaf)}", None)
         before = of.get(leaf) if before is None else before
@@ -46,7 +49,7 @@ class Held:
         of[leaf] = tensor
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Copies of all of it, by kind and the leaf's number: "residual.0"."""
+        """Return copies of all tensors, by kind and the leaf's number: "residual.0"."""
         return {
             f"{kind}.{self._numbers[leaf]}": tensor.detach().clone()
             for kind, of in self._of.items()
@@ -54,7 +57,10 @@ class Held:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; for leaves that come later, when they do."""
+        """Load a `state_dict`.
+
+        Values of unknown leaves are used when these leaves are first stored.
+        """
         self._loaded = dict(state)
         for kind, of in self._of.items():
             for leaf, tensor in list(of.items()):

@@ -1,4 +1,4 @@
-"""The plan's compressor at work: which exchange each bucket has, and what optimizers have to do with it."""
+"""Compression of a plan: the exchange of each bucket, and the optimizer's part."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ _T = TypeVar("_T")
 
 
 def density_at(step: int, density: float, warm_up: int) -> float:
-    """The share of elements that travel in this step: 1/4, 1/16, 1/64, 1/256 in quarters of the warm-up.
+    """Return the share of elements that are sent in this step.
 
-    Source: Lin et al., ICLR 2018: sparsity 75, 93.75, 98.4375, 99.6, then 99.9 %.
+    It is 1/4, 1/16, 1/64, 1/256 in quarters of the warm-up. Source: Lin et al., ICLR 2018: sparsity 75,
+    93.75, 98.4375, 99.6, then 99.9 %.
     """
     if step >= warm_up:
         return density
@@ -53,13 +54,13 @@ def density_at(step: int, density: float, warm_up: int) -> float:
 
 
 class Compression:
-    """What gradients travel as under a plan.
+    """Compression of a plan's gradients.
 
     Args:
         comm: the reducer's group.
         travels: the plan's communication axis; not `as_it_is`.
-        warm_up: the plan's; None where it says nothing.
-        parameters: by id of a leaf that stands for a block of a parameter, the id of the parameter.
+        warm_up: steps of the plan's warm-up; None for the default.
+        parameters: function that returns a map from ids of leaves for blocks to ids of their parameters.
     """
 
     def __init__(
@@ -75,18 +76,18 @@ class Compression:
         self._warm_up = warm_up or (_ADAM_WARM_UP if travels.compressed == "momentum" else 0)
         self._held = Held()
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        # Of optimizers that come yet, how often they had stepped.
+        # Step counts from a checkpoint, for optimizers that are made later.
         self._loaded: list[int] = []
         self._gone_bytes = 0
         self._of: weakref.WeakSet[_Source] = weakref.WeakSet()
-        # Before a step by optimizer, the momentum of its groups.
+        # Momentum of each group during a step, by optimizer.
         self._momenta: dict[int, list[float]] = {}
         self._messages = self._plain_bytes = 0
 
     def bucket(
         self, leaves: Sequence[Leaf], optimizer: Any, memory: GradientMemory
     ) -> CompressedBucket | None:
-        """A bucket of these leaves of an optimizer; None where they are of a dtype that travels as it is."""
+        """Create a bucket for an optimizer's leaves; None for an uncompressed dtype."""
         if leaves[0].dtype not in _DTYPES:
             return None
         if optimizer is not None:
@@ -100,25 +101,25 @@ class Compression:
             self._steps[optimizer] = self._loaded.pop(0) if self._loaded else 0
 
     def steps_of(self, optimizer: Any) -> int:
-        """How often an optimizer has stepped."""
+        """Return the number of steps of an optimizer."""
         return 0 if optimizer is None else self._steps.get(optimizer, 0)
 
     def is_warming(self, optimizer: Any) -> bool:
-        """Whether the gradients of its next step travel as they are, as the warm-up has not ended."""
+        """Return whether gradients of the next step are uncompressed, by the warm-up."""
         return self._travels.compressor != "topk" and self.steps_of(optimizer) < self._warm_up
 
     @property
     def freezes(self) -> bool:
-        """Whether Adam's second moment stays as it is after the warm-up."""
+        """True if Adam's second moment is frozen after the warm-up."""
         return self._travels.compressed == "momentum"
 
     @property
     def corrects(self) -> bool:
-        """Whether momentum is the plan's, and no more the optimizer's."""
+        """True if the compressor applies momentum instead of the optimizer."""
         return self._travels.error_feedback and self._travels.compressor in _BY_TENSOR
 
     def before_step(self, optimizer: Any) -> None:
-        """Momentum that has been applied already is not applied again."""
+        """Disable the optimizer's momentum, which the compressor has applied."""
         if self.corrects and type(optimizer) is torch.optim.SGD:
             groups = optimizer.param_groups
             self._momenta[id(optimizer)] = [group["momentum"] for group in groups]
@@ -134,11 +135,11 @@ class Compression:
         self._steps[optimizer] += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank holds back, and how many steps there were, in the order of optimizers."""
+        """Return this rank's residuals, and the step counts of optimizers in order."""
         return {"held": self._held.state_dict(), "steps": list(self._steps.values())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what the same rank's `state_dict` gave; optimizers are made in the same order."""
+        """Load the same rank's `state_dict`; optimizers are made in the same order."""
         self._held.load_state_dict(state["held"])
         known = list(self._steps)
         for optimizer, steps in zip(known, state["steps"], strict=False):
@@ -148,15 +149,15 @@ class Compression:
     def load_states(self, states: Sequence[Mapping[str, Any]], rank: int, ranks: int) -> None:
         """Load the `state_dict` of each rank, perhaps of another number of ranks.
 
-        A gradient is the mean of what ranks send. So each rank of another number takes the mean of what all
-        held back: together they hold back as much of the gradient as before.
+        A gradient is the mean of what ranks send. So each rank of another number takes the mean of all
+        residuals: together they hold back as much of the gradient as before.
         """
         if len(states) == ranks:
             self.load_state_dict(states[rank])
             return
         first = states[0]
         held = {
-            # Factors are alike on all ranks, to the bit.
+            # Factors are equal on all ranks, bitwise.
             name: value
             if name.startswith("factor.")
             else torch.stack([state["held"][name] for state in states]).mean(0)
@@ -165,7 +166,7 @@ class Compression:
         self.load_state_dict({**first, "held": held})
 
     def account(self) -> str:
-        """What a summary says of the bytes: empty before the first message."""
+        """Return a sentence for the summary on bytes sent; empty before the first message."""
         if not self._messages:
             return ""
         sent = sum(exchange.sent_bytes for source in self._of for exchange in source.exchanges)
@@ -177,23 +178,23 @@ class Compression:
         )
 
     def count(self, numel: int, itemsize: int) -> None:
-        """A message of so many elements is about to be sent."""
+        """Count a message of so many elements before it is sent."""
         self._messages += 1
         self._plain_bytes += numel * itemsize
 
     def forget(self, sent_bytes: int) -> None:
-        """A bucket that has sent so much is gone."""
+        """Keep the byte count of a bucket that is gone."""
         self._gone_bytes += sent_bytes
 
     def plain(self, leaves: Sequence[Leaf]) -> Exchange:
-        """Gradients as they are."""
+        """Create the uncompressed exchange."""
         travels, ranks = self._travels, self._comm.world_size
         before = travels.predivide or 1.0
         after = 1.0 if travels.reduction == "sum" else before / ranks
         return Summed(self._comm, leaves, before=before, after=after)
 
     def encoded(self, leaves: Sequence[Leaf], source: _Source) -> Exchange:
-        """As the plan says."""
+        """Create the exchange that the plan asks for."""
         travels, comm = self._travels, self._comm
         held = self._held if travels.error_feedback else None
         match travels.compressor:
@@ -217,7 +218,11 @@ class Compression:
         return Cast(torch.float16 if self._travels.compressor == "fp16" else torch.bfloat16)
 
     def codec(self, leaf: Leaf, step: int, message: int) -> Codec:
-        """Of one leaf in this step; `message` is another number for each message between two steps."""
+        """Return the codec of one leaf in this step.
+
+        Args:
+            message: number of the message between two steps; random codecs draw other elements for each.
+        """
         travels = self._travels
         density = travels.density or _DENSITY
         match travels.compressor:
@@ -231,11 +236,11 @@ class Compression:
             case "twobit":
                 return TwoBit(travels.threshold)
             case "none" | "fp16" | "bf16" | "int8" | "powersgd":
-                raise AssertionError(travels.compressor)  # these encode buckets
+                raise AssertionError(travels.compressor)  # these encode whole buckets
 
 
 class _Source:
-    """What the exchanges of one bucket have to know of its optimizer."""
+    """Optimizer settings for the exchanges of one bucket."""
 
     def __init__(self, compression: Compression, leaves: Sequence[Leaf], optimizer: Any) -> None:
         self._compression = compression
@@ -255,7 +260,7 @@ class _Source:
         return [each for each in (self._plain, self._encoded) if each is not None]
 
     def next(self) -> tuple[Exchange, bool]:
-        """The exchange of the backward that is under way, and whether a step came since the last."""
+        """Return the exchange of a new backward, and whether a step came before."""
         optimizer = self._optimizer()
         steps = self._compression.steps_of(optimizer)
         fresh, self._last = steps != self._last or optimizer is None, steps
@@ -293,7 +298,7 @@ class _Source:
         ]
 
     def _asked(self, of: Callable[[dict[str, Any]], _T], default: _T) -> list[_T]:
-        """What the parameter group of each leaf says."""
+        """Return a setting of each leaf's parameter group."""
         groups = self._optimizer().param_groups
         known = {id(tensor): of(group) for group in groups for tensor in group["params"]}
         parameters = self._compression.parameters()

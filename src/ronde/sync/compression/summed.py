@@ -1,4 +1,4 @@
-"""Gradients that travel as they are: mean, sum, and a mean whose division is in two parts."""
+"""Uncompressed reduction: mean, sum, and a mean with its division in two parts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Summed"]
 
 
 class Summed(Exchange):
-    """g = after * sum over ranks of (g_r / before).
+    """Sum gradients, as g = after * sum over ranks of (g_r / before).
 
     The mean over W ranks has before = f and after = f / W, with f = 1 or, of Horovod's
     `gradient_predivide_factor`, one by which neither terms nor sums leave the range of a dtype. The sum
     (Horovod's `op=Sum`) has 1 and 1.
 
     Args:
-        before: each rank's gradient is divided by it.
-        after: the sum is multiplied by it.
+        before: divisor of each rank's gradient.
+        after: factor of the sum.
     """
 
     def __init__(self, comm: Comm, leaves: Sequence[Leaf], *, before: float, after: float) -> None:
