@@ -1,1 +1,1 @@
-"""How work and state are cut over ranks."""
+"""Distribution of work and state over ranks."""

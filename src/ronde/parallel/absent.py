@@ -1,8 +1,8 @@
-"""Tensors that another rank has: here they have a shape and no elements.
+"""Placeholders for tensors that another rank has: a shape without elements.
 
-The code of a model between its stages is carried out by every rank. What comes of a stage on another rank is
-a `FakeTensor` here, and so is what is computed of it; what is computed of values that every rank has is real.
-One that has been received is put in the place of its stand-in wherever the code goes on to use it.
+Every rank executes the code of a model between its stages. The output of a stage on another rank is a
+`FakeTensor` here, and so is everything computed of it; values computed of tensors that every rank has are
+real. A received tensor replaces its placeholder wherever the code goes on to use it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Shape:
     """Description of a tensor that another rank has.
 
     Attributes:
-        stride: stride of a tensor without gaps whose elements lie in the same order.
+        stride: stride of a dense tensor with the same order of dimensions in memory.
         gradient: whether it requires a gradient.
-        cut: layout of a sequence, of which `shape` is this rank's part; None for a plain tensor.
+        cut: layout of a sequence with `shape` as this rank's part; None for a plain tensor.
     """
 
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class Shape:
         return cls(tuple(rows.shape), lies, rows.dtype, rows.requires_grad, cut)
 
     def room(self, device: torch.device) -> torch.Tensor:
-        """Memory for its elements, which are undefined, in the order in which they lie."""
+        """Allocate memory for its elements, uninitialized, with its strides."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
 
 
@@ -60,8 +60,8 @@ class Made:
     """Operation between units that made a tensor.
 
     Attributes:
-        place: number of the operation among those of its micro-batch.
-        given: the leaves of its arguments.
+        place: index of the operation among those of its micro-batch.
+        given: leaves of its arguments.
     """
 
     place: int
@@ -69,16 +69,16 @@ class Made:
 
 
 Before = Callable[[int, list[Any]], None]
-"""Is told the place of an operation and the leaves of its arguments, some of which it may replace."""
+"""Callback with the index of an operation and the leaves of its arguments, which it may replace."""
 
 
 class Absence(TorchFunctionMode):
-    """While it is entered, what has been received is used in the place of its stand-ins.
+    """Mode that replaces placeholders by received tensors.
 
     Args:
-        device: of what is stood in for.
-        before: hears of each operation of the code between units.
-        notes: remember how each tensor was made.
+        device: device of the missing tensors.
+        before: callback before each operation of the code between units.
+        notes: whether to remember the operation that made each tensor.
     """
 
     def __init__(self, device: torch.device, before: Before, *, notes: bool) -> None:
@@ -100,12 +100,15 @@ class Absence(TorchFunctionMode):
         self._real[id(stand_in)] = stand_in, tensor
 
     def real(self, value: Any) -> Any:
-        """A value, or what has been received of it."""
+        """Return the received tensor of a placeholder; other values unchanged."""
         found = self._real.get(id(value)) if is_absent(value) else None
         return value if found is None else found[1]
 
     def made(self, value: Any) -> Made | None:
-        """By which operation a tensor was made; None for what is nobody's, or that of a unit."""
+        """Return the operation that made a tensor.
+
+        None for an input, and for a unit's output.
+        """
         found = self._made.get(id(value))
         return None if found is None else found[1]
 
@@ -125,7 +128,7 @@ class Absence(TorchFunctionMode):
         return made
 
     def _drawing(self, values: list[Any]) -> AbstractContextManager[Any]:
-        """Return a mode that draws for absent values, where none draws for whole batches."""
+        """Return a mode that draws for absent values, unless whole batches are drawn."""
         if SlicedDraws.active() is None and any(map(is_absent, values)):
             return draws_for_absent(self._device)
         return nullcontext()

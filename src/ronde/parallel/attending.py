@@ -1,7 +1,7 @@
-"""Finds in an observed call the arguments that have the tokens of attention.
+"""Detection of token axes among arguments, in an observed call.
 
-A sequence may begin inside of a model, as patches of an image that a convolution makes. The modules that
-attend are given it then, as `[rows, tokens, ...]` or `[tokens, rows, ...]`.
+A sequence may begin inside of a model, as patches of an image that a convolution makes. Modules with
+attention then receive it as `[rows, tokens, ...]` or `[tokens, rows, ...]`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ronde.tensor.tree import Opaque, leaves
 __all__ = ["Attention", "Site", "Tokens", "sites"]
 
 Site = tuple[int | str, int]
-"""A leaf among arguments: the place or name of the argument, and the leaf's number in it."""
+"""Leaf among arguments: position or name of the argument, and index of the leaf in it."""
 
 
 @dataclasses.dataclass(slots=True)
 class Tokens:
-    """The attention of a model.
+    """Attention in a model.
 
     Attributes:
-        given: the leaves of arguments that have the tokens, each with its axis, by module that attends.
-        causal: whether torch was told of some that a token sees none that come after it.
-        lost: the class of a module and the number of entries it attends to, where no module was given them.
+        given: leaves of arguments with the tokens and their token axis, by module with attention.
+        causal: whether some attention calls are causal.
+        lost: class of a module and number of entries it attends to, where no argument has the tokens.
     """
 
     given: weakref.WeakKeyDictionary[nn.Module, dict[Site, int]]
@@ -55,13 +55,13 @@ def sites(args: Any, kwargs: Any) -> Iterator[tuple[Site, Any]]:
 
 
 class Attention(TorchFunctionMode):
-    """Sees attention: torch's own, or scores `[..., n, n]` of all pairs, made of two activations.
+    """Detects attention: torch's own, or scores `[..., n, n]` of two activations.
 
     Args:
-        tokens: findings are added to it.
+        tokens: object to which findings are added.
 
     Attributes:
-        seen: whether there was some.
+        seen: whether attention was found.
     """
 
     def __init__(self, tokens: Tokens) -> None:
@@ -72,7 +72,7 @@ class Attention(TorchFunctionMode):
 
     @contextmanager
     def calling(self, module: nn.Module, args: Any, kwargs: Any) -> Iterator[None]:
-        """Surround the call of the model, or of a module of it."""
+        """Surround the call of the model, or of one of its modules."""
         shapes = [
             (site, _shape(leaf)[:2])
             for site, leaf in sites(args, kwargs)
@@ -98,7 +98,7 @@ class Attention(TorchFunctionMode):
         return made
 
     def _attends(self, rows: int, length: int) -> None:
-        """Note attention among so many tokens of each of `rows`, perhaps times heads."""
+        """Record attention over so many tokens of each of `rows`, perhaps times heads."""
         self.seen = found = True
         for module, shapes in self._around:
             known = {site: axis for site, shape in shapes if (axis := _axis(shape, rows, length)) is not None}
@@ -110,13 +110,13 @@ class Attention(TorchFunctionMode):
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape in plain numbers, of which an observed call sees no use."""
+    """Return the shape in plain numbers, unseen by the observation."""
     with DisableTorchFunction():
         return tuple(tensor.shape)
 
 
 def _axis(shape: tuple[int, ...], rows: int, length: int) -> int | None:
-    """The axis of tokens, of a tensor with these first sizes; None without tokens."""
+    """Return the axis of tokens, given the first two sizes; None without tokens."""
     first, second = shape
     if second == length and first and rows % first == 0:
         return 1

@@ -1,8 +1,8 @@
-"""Attention to a block of keys and values, merged with results of others.
+"""Attention to a block of keys and values, merged with results of other blocks.
 
-Results of blocks are merged by the logarithms of their sums of exponentials (Rabe and Staats 2021). A block
-is computed by torch's fused kernel on the CPU, which gives these logarithms and takes them back, and by the
-formula where dropout, a large mask or the device asks for it.
+Results of blocks are merged by the logarithms of their sums of exponentials (Rabe and Staats 2021). torch's
+fused kernel computes a block on the CPU, as it returns these logarithms and accepts them in backward;
+dropout, a large mask or another device need the plain formula.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ronde.patching.torch_internals import attention_on_cpu, attention_on_cpu_ba
 __all__ = ["Block", "Known", "Operands", "Pieces", "Seen", "attended", "merge", "seen", "went_back"]
 
 Pieces = Sequence[tuple[int, int]]
-"""Ranges of positions that rise."""
+"""Ascending ranges of positions."""
 
-# A mask that adds more than this to all that a query may see takes digits from the sum of exponentials.
+# A mask that adds more than this to all visible keys costs precision in the sum of exponentials.
 _ADDS_MUCH = 100.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Seen:
-    """A part of a block that queries see.
+    """Part of a block that queries see.
 
     Attributes:
-        queries, keys: as the block counts them.
-        mask: True where a key is seen; None: all are.
-        diagonal: each of as many queries sees its own key and the ones before.
+        queries, keys: ranges of the block's queries and keys.
+        mask: True where a key is seen; None if all are.
+        diagonal: whether each query sees its own key and earlier ones, for equally many of both.
     """
 
     queries: slice
@@ -42,7 +42,7 @@ class Seen:
 
 
 def seen(queries: Pieces, keys: Pieces, *, causal: bool) -> list[Seen]:
-    """The parts of a block in which keys are not after all queries.
+    """Return the parts of a block in which keys are not after all queries.
 
     >>> [(part.queries, part.keys) for part in seen([(0, 2), (6, 8)], [(2, 4), (4, 6)], causal=True)]
     [(slice(2, 4, None), slice(0, 4, None))]
@@ -80,7 +80,7 @@ def seen(queries: Pieces, keys: Pieces, *, causal: bool) -> list[Seen]:
 
 
 def _before(pieces: Pieces, position: int) -> int:
-    """The number of positions before this one."""
+    """Return the number of positions before this one."""
     return sum(min(max(position - start, 0), stop - start) for start, stop in pieces)
 
 
@@ -97,7 +97,7 @@ class Block(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Results of queries, the logarithms of their sums, the results' gradients."""
+    """Results of queries, log-sum-exps of their scores, and gradients of the results."""
 
     out: torch.Tensor
     total: torch.Tensor
@@ -105,15 +105,15 @@ class Known(NamedTuple):
 
 
 class Operands:
-    """Queries `[batch, heads, tokens, width]` of this rank, with their mask and dropout.
+    """Queries `[batch, heads, tokens, width]` of this rank, with mask and dropout.
 
     Args:
         mask, kept: `[..., queries, all keys]`, or the mask broadcast to it.
-        keys: the number of keys in all blocks.
-        dropout_p: the probability with which `kept` was drawn.
+        keys: number of keys in all blocks.
+        dropout_p: dropout probability with which `kept` was drawn.
 
     Attributes:
-        base: a number to take off each query's sums, `[..., tokens, 1]`; None: nothing.
+        base: number subtracted from each query's scores, `[..., tokens, 1]`; None for none.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Operands:
             self.base = most if bool((most.abs() > _ADDS_MUCH).any()) else None
 
     def part(self, pieces: Pieces, seen: Seen) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The mask, and the pairs kept by dropout, of a part of a block."""
+        """Return the mask and dropout pattern of a part of a block."""
         mask, kept = (
             None if whole is None else _rows(_columns(whole, pieces), seen)
             for whole in (_widened(self.mask, self.keys), self.kept)
@@ -144,12 +144,12 @@ class Operands:
         return (seen.mask.to(self.query.device) if seen.mask is not None else mask), kept
 
     def has_kernel(self, value: torch.Tensor) -> bool:
-        """Tell whether torch has a kernel that gives logarithms of sums and takes them."""
+        """Return whether torch has a kernel that returns and accepts log-sum-exps."""
         on_cpu = self.query.device.type == "cpu" and self.query.dim() == 4
         return on_cpu and self.kept is None and self.query.shape[-1] == value.shape[-1]
 
     def is_fused(self, value: torch.Tensor) -> bool:
-        """Tell whether that kernel computes blocks."""
+        """Return whether that kernel computes the blocks."""
         return self.has_kernel(value) and self.base is None
 
 
@@ -159,7 +159,7 @@ def _columns(whole: torch.Tensor, pieces: Pieces) -> torch.Tensor:
 
 
 def _widened(mask: torch.Tensor | None, keys: int) -> torch.Tensor | None:
-    """A mask with a column for each key."""
+    """Expand a mask to a column for each key."""
     return mask if mask is None or mask.shape[-1] != 1 else mask.expand(*mask.shape[:-1], keys)
 
 
@@ -169,16 +169,16 @@ def _rows(block: torch.Tensor, seen: Seen) -> torch.Tensor:
 
 
 def merge(out: torch.Tensor, total: torch.Tensor, made: torch.Tensor, sums: torch.Tensor) -> None:
-    """Merge a block's result into another, each by its share of the sum."""
+    """Merge a block's result into another, each weighted by its share of the sum."""
     both = torch.logaddexp(total, sums)
-    # Of a query that has seen nothing yet both are minus infinity.
+    # Both are minus infinity for a query that has seen nothing yet.
     before, now = (torch.exp(each - both).nan_to_num_(0.0).unsqueeze(-1) for each in (total, sums))
     out.mul_(before).add_(made.to(out.dtype).mul_(now) if made.dtype != out.dtype else made.mul_(now))
     total.copy_(both)
 
 
 def _added(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """The summand of a mask, with four axes."""
+    """Return the additive form of a mask, with four axes."""
     if mask is None:
         return None
     if mask.dtype is torch.bool:
@@ -187,14 +187,14 @@ def _added(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None
 
 
 def attended(own: Operands, pieces: Pieces, seen: Seen, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result for a part of a block, and its logarithms of sums."""
+    """Return the result for a part of a block, and its log-sum-exps."""
     return (_fused if own.is_fused(block.value) else _by_hand)(own, pieces, seen, block)
 
 
 def went_back(
     own: Operands, pieces: Pieces, seen: Seen, block: Block, known: Known
 ) -> Sequence[torch.Tensor]:
-    """The gradients of a part's queries, keys and values."""
+    """Return the gradients of a part's queries, keys and values."""
     return (_fused_backward if own.is_fused(block.value) else _by_hand_backward)(
         own, pieces, seen, block, known
     )
@@ -204,7 +204,7 @@ def _fused(own: Operands, pieces: Pieces, seen: Seen, block: Block) -> tuple[tor
     mask = _added(own.part(pieces, seen)[0], block.query.dtype)
     made, sums = attention_on_cpu(*block, 0.0, seen.diagonal, attn_mask=mask, scale=own.scale)
     if mask is not None:
-        # The kernel says 0 of a query that sees nothing.
+        # The kernel returns 0 for a query that sees nothing.
         sums = sums.masked_fill((mask == -math.inf).all(-1), -math.inf)
     return made, sums
 
@@ -224,7 +224,7 @@ def _fused_backward(
 def _shares(
     own: Operands, seen: Seen, mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor
 ) -> torch.Tensor:
-    """Logarithms of each key's share of a query's attention, times the query's sum."""
+    """Return attention scores: logs of each key's share, times the query's sum."""
     # As torch's own computation on the CPU scales, where dropout is drawn.
     factor = math.sqrt(abs(own.scale))
     signed = math.copysign(factor, own.scale)
@@ -262,7 +262,7 @@ def _by_hand_backward(
     mask, kept = own.part(pieces, seen)
     out, total, gradient = known
     if own.base is not None and own.has_kernel(block.value):
-        # One device's kernel keeps the logarithm with what the mask adds, and loses these digits.
+        # One device's kernel stores the log-sum-exp including the mask, and loses these digits.
         total = (total + _base(own, seen).squeeze(-1)) - _base(own, seen).squeeze(-1)
     query, key, value = (_for_each_query(each, block.query) for each in block)
     shares = _shares(own, seen, mask, query, key).sub_(total.unsqueeze(-1)).exp_()
@@ -279,13 +279,13 @@ def _by_hand_backward(
 
 
 def _for_each_query(value: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Keys or values once for each head of queries."""
+    """Repeat keys or values for each head of queries."""
     times = query.shape[-3] // value.shape[-3] if query.dim() > 2 else 1
     return value if times == 1 else value.repeat_interleave(times, -3)
 
 
 def _of_groups(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The sum over the queries that share a head."""
+    """Sum over the queries that share a head."""
     if value.shape == like.shape:
         return value
     heads = like.shape[-3]

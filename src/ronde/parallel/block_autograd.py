@@ -1,4 +1,7 @@
-"""`torch.autograd.grad` and `backward(inputs=...)` of a parameter reach this rank's block of it too."""
+"""`torch.autograd.grad` and `backward(inputs=...)` of parameters with blocks.
+
+They reach this rank's block of a parameter too.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ def reach_blocks(
     stand_ins: StandIns,
     around_engine: Callable[[], AbstractContextManager[None]],
 ) -> None:
-    """Install these functions.
+    """Patch `grad`, `backward` and the autograd engine.
 
     Args:
-        context: of the script, whose main thread is the only one that blocks are for.
-        around_engine: stands around every backward of autograd's engine.
+        context: context of the script; blocks exist for its main thread only.
+        around_engine: context manager around every run of autograd's engine.
     """
     engine: Any = getattr(torch.autograd, ENGINE)
 
@@ -55,7 +58,7 @@ def reach_blocks(
 
 
 def _grad_of_blocks(plain: Callable[..., Any], stand_ins: StandIns) -> Callable[..., Any]:
-    """`torch.autograd.grad`, which adds to the gradient of a parameter what its block contributes."""
+    """Wrap `torch.autograd.grad` to add a block's contribution to its parameter's gradient."""
     asking = False
 
     @functools.wraps(plain)
@@ -68,7 +71,7 @@ def _grad_of_blocks(plain: Callable[..., Any], stand_ins: StandIns) -> Callable[
             return plain(outputs, inputs, *args, **kwargs)
         unused = kwargs.pop("allow_unused", None)
         leaves = [block.leaf for _, block in found]
-        asking = True  # a parameter in shards has the same function called once more
+        asking = True  # a sharded parameter causes a second call of this function
         try:
             results = list(plain(outputs, [*asked, *leaves], *args, allow_unused=True, **kwargs))
         finally:
@@ -80,7 +83,7 @@ def _grad_of_blocks(plain: Callable[..., Any], stand_ins: StandIns) -> Callable[
                 whole = stand_ins.gathered(block, part)
                 results[place] = whole if results[place] is None else results[place] + whole
         if not unused and any(result is None for result in results):
-            # torch's own error, of what is not reached by any way.
+            # torch's own error for unreachable inputs
             missing = [each for each, result in zip(asked, results, strict=True) if result is None]
             return plain(outputs, missing, *args, **kwargs)
         return tuple(results)

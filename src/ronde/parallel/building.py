@@ -1,9 +1,8 @@
-"""Models are cut while they are made: no rank ever holds one whole.
+"""Sharding of models while they are built: no rank ever holds a whole one.
 
-Where a script says `ronde.deferred()`, layers are cut as they become part of a larger module, and what is
-left at its end; what a rank keeps for good may be decided later. A model of the device `meta` has no elements
-yet. It is cut as `to_empty` gives it some, whoever calls that: nothing is lost by it, since what lies there
-then is undefined.
+Inside `ronde.deferred()`, layers are cut as they become part of a larger module, and the remaining ones at
+its end; the final owners may be decided later. A model on the device `meta` has no elements yet. It is cut as
+`to_empty` allocates them, whoever calls that: nothing is lost, since the contents are undefined then.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ Module = torch.nn.Module
 
 
 class Building:
-    """Knows when there is something to cut.
+    """Decides when to cut a model under construction.
 
     Args:
-        cut: cuts what is new in a module, if that is enough for a unit; all ranks come there.
+        cut: function that cuts new parameters of a module, if they suffice for a unit. A collective.
     """
 
     def __init__(self, context: Context, cut: Callable[[Module], None]) -> None:
@@ -50,9 +49,9 @@ class Building:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Around the making of a model."""
-        # Those that are part of no other, in the order in which they were given parts. They are held: what is
-        # garbage on one rank may not be so on another.
+        """Cut the models that are built inside the `with` block."""
+        # Modules without a parent, in the order in which they got children. They are held: garbage on one
+        # rank may be alive on another.
         roots: dict[int, Module] = {}
 
         def registered(parent: Module, _name: str, child: Module | None) -> None:
@@ -71,7 +70,7 @@ class Building:
 
     @contextmanager
     def _filling(self, model: Module) -> Iterator[None]:
-        """Around `model.to_empty`: what is not divided further is cut when it has memory."""
+        """Cut blocks of a model during `to_empty`, as soon as they have memory."""
         blocks = set(repeated_blocks(model))
         plain: Any = Module._apply
         depth = 0
@@ -96,6 +95,6 @@ class Building:
             patches.restore()
 
     def _in_step(self) -> bool:
-        """Whether all ranks come here."""
+        """Return whether all ranks execute this code."""
         context = self._context
         return context.on_main_thread() and context.region is Region.SCRIPT and not context.comm.alone

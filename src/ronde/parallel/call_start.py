@@ -1,4 +1,4 @@
-"""The start of a call through a pipeline on a rank; look-ups are kept when it begins anew."""
+"""Start of a call through a pipeline on one rank. Look-ups are kept for a restart."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["CallStart", "LookUps"]
 
 
 class LookUps:
-    """The rows that tables have given in one call.
+    """Rows that tables have returned in one call.
 
-    All ranks with other rows of the batch meet in a look-up. A call may begin anew on some of them only, so
-    it does not ask again.
+    A look-up is a collective of the ranks with other rows of the batch. A call may restart on some of them
+    only, so it does not repeat look-ups.
     """
 
     def __init__(self) -> None:
@@ -24,11 +24,11 @@ class LookUps:
         self._next = 0
 
     def begin(self) -> None:
-        """Begin a call, or begin it anew."""
+        """Start a call, or restart it."""
         self._next = 0
 
     def rows(self, look_up: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The rows of the next look-up."""
+        """Return the rows of the next look-up."""
         if self._next == len(self._rows):
             self._rows.append(look_up())
         self._next += 1
@@ -37,13 +37,13 @@ class LookUps:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallStart:
-    """The part of a call that its micro-batches share on a rank.
+    """Part of a call that its micro-batches share on a rank.
 
     Attributes:
-        token: leads to the start of the call in backward; None without a graph.
-        tied: by id of a parameter that all ranks have its stand-in.
-        look_ups: the rows that tables have given.
-        sequences: cuts sequences inside of the call; None where they are whole.
+        token: tensor that leads to the start of the call in backward; None without a graph.
+        tied: replacements of parameters that all ranks have, by id.
+        look_ups: rows that tables have returned.
+        sequences: executor that cuts sequences inside of the call; None where they are whole.
     """
 
     token: torch.Tensor | None

@@ -1,6 +1,6 @@
-"""`compile=true`: models go through `torch.compile`, in place, as `module.compile()` does it.
+"""`compile=true`: models are compiled by `torch.compile`, in place like `module.compile()`.
 
-So names in a `state_dict` stay what they are, and pickles and deep copies have nothing of it.
+So names in a `state_dict` are unchanged, and pickles and deep copies contain nothing of it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _COMPILERS = ("g++", "clang++", "c++")
 
 
 class Compile:
-    """Sees to the models that are called; one per process.
+    """Compiles the models that are called; one per process.
 
     Args:
-        wanted: whether execution is in the script, so that what is called may be a model; None: what
-            no other module calls is.
-        compiler: compiles a function.
+        wanted: function that returns whether the script executes, so a called module may be a model; None to
+            compile every module that no other module calls.
+        compiler: function that compiles a function.
     """
 
     def __init__(self, wanted: Callable[[], bool] | None, compiler: Callable[..., Any]) -> None:
@@ -37,7 +37,7 @@ class Compile:
         self._wanted = wanted or (lambda: not getattr(self._thread, "inside", False))
 
     def install(self, patches: Patches) -> None:
-        """Join the layers around calls of modules."""
+        """Add a layer to calls of modules."""
         patches.layer(MODULE_CALL, "compile", self._layer)
 
     def _layer(self, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,7 +47,7 @@ class Compile:
             if torch.compiler.is_compiling() or not self._wanted():
                 return plain(module, *args, **kwargs)
             if _is_model(module):
-                # What torch's own `compile` sets, and leaves out of what is copied or saved.
+                # Attribute of torch's own `compile`, which is left out of copies and saved modules.
                 module._compiled_call_impl = self._compiler(_own_code(module._call_impl))
             before, thread.inside = getattr(thread, "inside", False), True
             try:
@@ -59,10 +59,10 @@ class Compile:
 
 
 def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, called by code of its own.
+    """Return `function` wrapped in a code object of its own.
 
-    The compiler passes over code of torch's, an `nn.Sequential`'s, unless other code calls it; and it counts
-    how often it has compiled a piece of code, whichever model that was for.
+    The compiler skips code of torch, such as an `nn.Sequential`'s, unless other code calls it; and it counts
+    recompilations per code object, for all models together.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -73,7 +73,10 @@ def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_model(module: torch.nn.Module) -> bool:
-    """Not a loss, nor what the script has compiled itself, in whole or in part."""
+    """Return whether a module is a model that the script has not compiled.
+
+    A module with a compiled part is left alone, and a loss without parameters.
+    """
     if module._compiled_call_impl is not None or next(module.parameters(), None) is None:
         return False
     if isinstance(module, torch.jit.ScriptModule):
@@ -82,7 +85,7 @@ def _is_model(module: torch.nn.Module) -> bool:
 
 
 def require_compiler(environment: Mapping[str, str]) -> None:
-    """Refuse what could only fail, in many words, at the first call of a model."""
+    """Raise an error without a C++ compiler, before a model's first call fails."""
     if torch.cuda.is_available():
         return  # Triton brings its own
     named = environment.get("CXX")

@@ -1,4 +1,4 @@
-"""How a mixture is called where each rank has its own tokens, and some of the experts."""
+"""Calls of mixtures with each rank's own tokens, and experts spread over ranks."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from ronde.tensor.tree import leaves, map_leaves
 __all__ = ["Outputs", "call_fused", "call_listed", "noting"]
 
 Leaf = Callable[[torch.Tensor], "torch.Tensor | None"]
-"""What stands for a parameter of an expert of this rank."""
+"""Returns the replacement of a parameter of this rank's experts."""
 
 
 _Kind = tuple[torch.Size, torch.dtype, torch.device]
 
 
 class Outputs:
-    """Of the experts of one mixture, what they are given and return: rows of one shape and dtype each.
+    """Form of rows that the experts of one mixture receive and return.
+
+    Rows of one shape and dtype each.
 
     Attributes:
-        called: numbers of those that were called.
+        called: numbers of the experts that were called.
     """
 
     def __init__(self) -> None:
@@ -41,7 +43,7 @@ class Outputs:
         return self._kinds is not None
 
     def note(self, given: Any, made: Any) -> None:
-        """An expert was called. Nothing is computed: the call may be an observed one."""
+        """Record the call of an expert. Nothing is computed, as the call may be an observed one."""
         if not isinstance(given, torch.Tensor) or not isinstance(made, torch.Tensor):
             return
         if given.dim() == made.dim() == 1:  # one token
@@ -50,7 +52,7 @@ class Outputs:
             self._kinds = _kind_of_rows(given), _kind_of_rows(made)
 
     def of(self, given: torch.Tensor) -> torch.Tensor:
-        """Rows for given ones, all zero. Sequences may be of another length by now."""
+        """Return zero rows as the output for given ones. Sequences may be of another length by now."""
         assert self._kinds is not None
         known, (shape, dtype, device) = self._kinds
         if shape[:-1] == known[0][:-1]:
@@ -59,12 +61,12 @@ class Outputs:
         return self.made(len(given))
 
     def given(self, rows: int) -> torch.Tensor:
-        """So many rows for experts, all zero."""
+        """Return so many zero rows as input for experts."""
         assert self._kinds is not None
         return _rows(self._kinds[0], rows)
 
     def made(self, rows: int) -> torch.Tensor:
-        """So many rows from experts, all zero."""
+        """Return so many zero rows as output of experts."""
         assert self._kinds is not None
         return _rows(self._kinds[1], rows)
 
@@ -81,7 +83,9 @@ def _rows(kind: _Kind, rows: int) -> torch.Tensor:
 def call_fused(
     mixture: Mixture, among: Among, leaf: Leaf, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """One module has all experts' parameters: its forward runs on all ranks' tokens with this rank's experts.
+    """Call a mixture with all experts' parameters in one module.
+
+    Its forward runs on all ranks' tokens with this rank's experts.
 
     Args:
         args, kwargs: tokens [T, D], choices [T, K] and weights [T, K] of this rank.
@@ -90,7 +94,7 @@ def call_fused(
         [T, D]
 
     Raises:
-        Cannot: these are no such arguments.
+        Cannot: the arguments have another form.
     """
     values = [*args, *kwargs.values()]
     if len(values) != 3 or not all(isinstance(each, torch.Tensor) for each in values):
@@ -133,16 +137,17 @@ def call_listed(
     kwargs: Mapping[str, Any],
     run: Callable[[nn.Module, torch.Tensor], torch.Tensor] = lambda expert, rows: expert(rows),
 ) -> Any:
-    """Experts are modules of their own, which the forward of the mixture calls on tokens of its choice.
+    """Call a mixture with experts as modules of their own.
 
-    Its forward runs twice: first experts only take what they are given, and give nothing; then they give what
-    their ranks have made of it. So what an expert is given may not depend on what another gives.
+    The forward of the mixture, which chooses the tokens, runs twice: first experts only record their inputs
+    and return zeros; then they return the results of the experts' ranks. So an expert's input may not depend
+    on another's output.
 
     Args:
-        run: calls an expert of this rank.
+        run: function that calls an expert of this rank.
 
     Raises:
-        Cannot: on all ranks, where an expert is given something else than tokens, or the first run fails.
+        Cannot: an expert's input is not of tokens, or the first run fails. Raised on all ranks.
     """
     rehearsed, problem = _rehearse(mixture, outputs, args, kwargs, among.shares)
     numbers = range(mixture.count)
@@ -181,7 +186,7 @@ def call_listed(
 
 @contextmanager
 def noting(mixture: Mixture, outputs: Outputs) -> Iterator[None]:
-    """Inside, it is noted what experts return."""
+    """Record the outputs of experts inside the `with` block."""
     plain = [expert.forward for expert in mixture.experts]
 
     def answer(number: int, given: Any) -> Any:
@@ -197,7 +202,7 @@ def noting(mixture: Mixture, outputs: Outputs) -> Iterator[None]:
 def _rehearse(
     mixture: Mixture, outputs: Outputs, args: Sequence[Any], kwargs: Mapping[str, Any], shares: Shares
 ) -> tuple[list[tuple[int, torch.Tensor]], str]:
-    """Which experts are given what, and why this cannot be told; "" where it can."""
+    """Return each call's expert and tokens, and a problem or ""."""
     rehearsed: list[tuple[int, torch.Tensor]] = []
 
     def answer(number: int, given: torch.Tensor) -> torch.Tensor:
@@ -209,7 +214,7 @@ def _rehearse(
             mixture.module.forward(*args, **kwargs)
     except Cannot as cannot:
         return [], str(cannot)
-    except Exception as error:  # what is wrong with the whole batch too is raised there, on all ranks
+    except Exception as error:  # errors on the whole batch are raised there, on all ranks
         return [], f"it failed on the tokens of one rank ({type(error).__name__}: {error})"
     return rehearsed, ""
 
@@ -222,7 +227,7 @@ def _made_here(
     empty: torch.Tensor,
     run: Callable[[nn.Module, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """What this rank's experts make of all ranks' rows, those of rank 0 first."""
+    """Run this rank's experts on all ranks' rows, rank 0's first."""
     comm = exchange.comm
     each = mixture.count // comm.world_size
     sizes = [size for row in exchange.here for size in row]
@@ -240,7 +245,7 @@ def _made_here(
 
 
 def _by_rows(answer: Callable[[int, torch.Tensor], torch.Tensor]) -> Callable[[int, Any], Any]:
-    """Answer a single token as a row of its own."""
+    """Wrap `answer` to treat a single token as one row."""
 
     def answered(number: int, given: torch.Tensor) -> torch.Tensor:
         return answer(number, given) if given.dim() > 1 else answer(number, given[None])[0]
@@ -250,7 +255,7 @@ def _by_rows(answer: Callable[[int, torch.Tensor], torch.Tensor]) -> Callable[[i
 
 @contextmanager
 def _answering(mixture: Mixture, answer: Callable[[int, Any], Any]) -> Iterator[None]:
-    """Inside, experts that are called give `answer`."""
+    """Replace the forwards of experts by `answer` inside the `with` block."""
 
     def caller(number: int) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -286,7 +291,10 @@ def _counting(module: nn.Module, count: int) -> Iterator[None]:
 
 
 def _reaching(made: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Where this rank's experts had no tokens, their gradients are zero as on one device, and not none."""
+    """Connect parameters of experts without tokens, for gradients of zero.
+
+    One device computes zero gradients for them as well, and not None.
+    """
     if len(made) or not torch.is_grad_enabled():
         return made
     trained = [each.flatten()[:1] for each in parameters if each.requires_grad]

@@ -1,4 +1,4 @@
-"""Tokens go to the ranks that have their experts, and what these make of them comes back: all-to-all.
+"""All-to-all exchange of tokens with the ranks that have their experts.
 
 Every rank takes part in every exchange, forward and backward, with no tokens if it has none. (Lepikhin et al.
 2020, "GShard"; no token is dropped here, and none is padded.)
@@ -21,11 +21,11 @@ _Function: Any = torch.autograd.Function
 
 
 class Cannot(Exception):
-    """A mixture is not called in a way that can be spread; why, in a few words."""
+    """A mixture is called in a way that cannot be spread; with the reason."""
 
 
 class _AllToAll(_Function):
-    """Rows for each rank, those for rank 0 first, become the rows of each rank."""
+    """All-to-all: rows sorted by target rank become rows sorted by source rank."""
 
     @staticmethod
     def forward(
@@ -41,7 +41,7 @@ class _AllToAll(_Function):
 
 
 class _Announced(_Function):
-    """The identity; its backward is announced on all ranks before it goes on."""
+    """Identity; its backward is announced on all ranks before it goes on."""
 
     @staticmethod
     def forward(
@@ -58,7 +58,7 @@ class _Announced(_Function):
 
 
 class _Linked(_Function):
-    """A tensor itself; backward comes by what others made, even where nothing of it was used."""
+    """Identity; backward also reaches the nodes of other tensors, without a gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ class _Linked(_Function):
 
 
 class _TrueGradient(_Function):
-    """A block of parameters, used for the tokens of all ranks: the gradient of these is whole."""
+    """Identity on a block of parameters, with one device's gradient in backward."""
 
     @staticmethod
     def forward(ctx: Any, context: Context, leaf: torch.Tensor, replicas: int) -> torch.Tensor:
@@ -86,10 +86,11 @@ class _TrueGradient(_Function):
 
 
 def true_gradient(context: Context, leaf: torch.Tensor, replicas: int = 1) -> torch.Tensor:
-    """Identity; divides the gradient by W, the factor of gradients of rows.
+    """Identity that divides the gradient by W, the factor of gradients of rows.
 
     Args:
-        replicas: of the leaf, each with tokens of its own; the mean of their gradients is one device's.
+        replicas: number of replicas of the leaf, each with its own tokens; the mean of their gradients is one
+            device's.
     """
     if not leaf.requires_grad or not torch.is_grad_enabled():
         return leaf
@@ -97,7 +98,7 @@ def true_gradient(context: Context, leaf: torch.Tensor, replicas: int = 1) -> to
 
 
 def linked(tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    """The tensor, by which backward comes to what made others too."""
+    """Return the tensor, from which backward also reaches the nodes of others."""
     return _Linked.apply(tensor, *others) if torch.is_grad_enabled() else tensor
 
 
@@ -107,20 +108,21 @@ def announced(tensor: torch.Tensor, link: torch.Tensor, announce: Callable[[], o
 
 
 class Exchange:
-    """One call's. All ranks come here.
+    """Exchange of one call's tokens. A collective.
 
     Args:
-        counts: this rank's tokens for each expert; experts lie on ranks in their order, equally many on each.
-        problem: why this rank cannot go on; "" where it can.
-        everybody: the ranks that go on together, or not; `comm` by default.
+        counts: number of this rank's tokens for each expert; experts lie on ranks in their order, equally
+            many on each.
+        problem: reason why this rank cannot go on, or "".
+        everybody: the ranks that succeed or fail together; `comm` by default.
 
     Attributes:
-        comm: as given.
-        here: for each rank its tokens for each of this rank's experts.
-        asked: for each expert of this rank, whether any rank has asked for it, with tokens or without.
+        comm: the ranks over which experts are spread.
+        here: number of tokens of each rank for each of this rank's experts.
+        asked: whether any rank has called the expert, with tokens or without, for each expert of this rank.
 
     Raises:
-        Cannot: on all ranks, where one has a problem.
+        Cannot: some rank has a problem. Raised on all ranks.
     """
 
     def __init__(
@@ -145,12 +147,15 @@ class Exchange:
         self._come = [sum(row) for row in self.here]
 
     def there(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows in the order of their experts become those of all ranks for this rank's experts."""
+        """Send rows, in the order of their experts, to the ranks of these.
+
+        Returns the rows of all ranks for this rank's experts.
+        """
         anchor = torch.zeros((), requires_grad=torch.is_grad_enabled())
         return _AllToAll.apply(self.comm, rows, anchor, self._sent, self._come)
 
     def back(self, rows: torch.Tensor, link: torch.Tensor) -> torch.Tensor:
-        """The reverse; backward comes by what made `link`."""
+        """Send rows back; backward passes through the node of `link`."""
         return _AllToAll.apply(self.comm, rows, link, self._come, self._sent)
 
 

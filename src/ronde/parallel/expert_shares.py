@@ -1,4 +1,4 @@
-"""The ranks of a mixture; those with the same tokens take a part of them to experts each."""
+"""Division of tokens among ranks that have the same ones."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Among", "Share", "Shares", "nothing"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Share:
-    """This rank's part of the tokens of one call.
+    """Tokens of one call that this rank takes to experts.
 
     Attributes:
-        counts: its tokens for each expert.
+        counts: number of its tokens for each expert.
     """
 
     counts: list[int]
@@ -40,16 +40,20 @@ class Share:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shares:
-    """Divides tokens among the ranks that have the same.
+    """Divides tokens among the ranks that have the same ones.
 
     Args:
-        context: theirs; None where each rank has tokens of its own.
+        context: context of these ranks; None where each rank has tokens of its own.
     """
 
     context: Context | None = None
 
     def of(self, counts: Sequence[int]) -> Share:
-        """Divide tokens, of which each expert has so many, evenly and in the order of experts."""
+        """Divide tokens evenly, in the order of experts.
+
+        Args:
+            counts: number of tokens for each expert.
+        """
         context = self.context
         ends = list(accumulate(counts))
         total = ends[-1]
@@ -62,7 +66,7 @@ class Shares:
         return Share(own, context, layout)
 
     def plain(self, value: torch.Tensor) -> torch.Tensor:
-        """The whole of a value that may be cut over these ranks."""
+        """Return the whole of a value that may be cut over these ranks."""
         return value if self.context is None else materialize(value)
 
 
@@ -72,15 +76,15 @@ def nothing() -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Among:
-    """The ranks that call a mixture.
+    """Ranks that call a mixture.
 
     Attributes:
-        comm: those over which experts are spread.
-        everybody: those that go on together, or not; `comm` by default.
-        shares: those that have the same tokens.
-        gather: makes the experts of this rank whole; every rank calls it, with tokens or without, and again
-            before backward comes to them.
-        passed: hears that backward has been past them, on every rank.
+        comm: ranks over which experts are spread.
+        everybody: ranks that succeed or fail together; `comm` by default.
+        shares: ranks that have the same tokens.
+        gather: function that gathers the experts of this rank; every rank calls it, with tokens or without,
+            and again before backward reaches them.
+        passed: callback on every rank when backward has passed them.
     """
 
     comm: Comm

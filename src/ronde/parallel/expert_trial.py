@@ -1,4 +1,4 @@
-"""A mixture's call is tried: whether its tokens are independent, so that ranks can have their own."""
+"""Validation that a mixture's tokens are independent, so ranks can have their own."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from ronde.tensor.tree import leaves, map_leaves
 
 __all__ = ["Given", "alike", "all_equal", "try_call"]
 
-# How far an answer may lie from that of one device, as a part of its largest entry, by its dtype.
+# Tolerance relative to the largest entry of one device's output, by dtype.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 _OF_HALVES = 0.05
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What a mixture is given on each of some ranks that have other tokens.
+    """Arguments of a mixture's call on ranks with different tokens.
 
     Attributes:
-        call: its arguments here.
-        axis: a dimension that counts tokens, or rows of them.
-        places: numbers of the leaves of arguments that have it.
+        call: arguments on this rank.
+        axis: dimension of tokens, or of rows of them.
+        places: indices of the leaves of arguments that have it.
         sizes: its length, by rank.
     """
 
@@ -43,7 +43,7 @@ class Given:
 
     @staticmethod
     def of(comm: Comm, call: tuple[Any, Any]) -> Given:
-        """Find where the tokens are: what differs between ranks, or comes first. A collective."""
+        """Find the token axis: sizes that differ between ranks, or the first. A collective."""
         shapes = [tuple(each.shape) if isinstance(each, torch.Tensor) else () for each in leaves(call)]
         ranks = comm.all_gather_object(shapes)
         first = next(place for place, shape in enumerate(shapes) if shape)
@@ -59,11 +59,11 @@ class Given:
 
     @property
     def size(self) -> int:
-        """The length of `axis` on this rank."""
+        """Length of `axis` on this rank."""
         return self.sizes[self._comm.rank]
 
     def whole(self) -> tuple[Any, Any]:
-        """The arguments of all ranks, end to end. A collective."""
+        """Return the arguments of all ranks, end to end. A collective."""
 
         def gathered(value: torch.Tensor) -> torch.Tensor:
             rows = value.detach().movedim(self.axis, 0).contiguous()
@@ -72,10 +72,10 @@ class Given:
         return self._changed(gathered)
 
     def own(self, output: Any) -> Any:
-        """This rank's rows of what is made of the whole.
+        """Return this rank's rows of an output for the whole.
 
         Raises:
-            Cannot: it is not of rows.
+            Cannot: the output is not of rows.
         """
         before = sum(self.sizes[: self._comm.rank])
 
@@ -89,7 +89,10 @@ class Given:
         return map_leaves(rows, output)
 
     def of_equal_tokens(self) -> tuple[Any, Any]:
-        """As many equal tokens as all ranks have together on rank 0, and one on each other."""
+        """Return arguments of equal tokens, nearly all of them on rank 0.
+
+        Rank 0 has as many as all ranks together, each other rank has one.
+        """
         size, dim = 1 if self._comm.rank else sum(self.sizes), self.axis
         noise = torch.Generator().manual_seed(0)
 
@@ -103,7 +106,7 @@ class Given:
         return self._changed(equal)
 
     def is_of_rows(self, value: torch.Tensor, size: int) -> bool:
-        """Whether a value is of so many entries along the axis."""
+        """Return whether a value has so many entries along the axis."""
         return value.dim() > self.axis and value.shape[self.axis] == size
 
     def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, Any]:
@@ -112,7 +115,10 @@ class Given:
 
 
 def try_call(module: torch.nn.Module, call: Callable[[], Any]) -> tuple[Any, str]:
-    """The output of a call, after which all is as before; and why ranks cannot have their own, or ""."""
+    """Call a function, restore all state, and return output and problem.
+
+    The problem is the reason why ranks cannot have their own tokens, or "".
+    """
     buffers = [(each, each.clone()) for each in module.buffers()]
     generators, held = (States.of_torch(()), States.of_hosts(())), Held.by(module)
     output, why = None, ""
@@ -140,13 +146,13 @@ def try_call(module: torch.nn.Module, call: Callable[[], Any]) -> tuple[Any, str
 
 
 def all_equal(output: Any, axis: int) -> bool:
-    """Whether all rows of an output are one."""
+    """Return whether all rows of an output are equal."""
     rows = tensors(list(leaves(output)))
     return alike(rows, [each.narrow(axis, 0, 1).expand_as(each) for each in rows])
 
 
 def alike(found: Any, expected: Any) -> bool:
-    """Whether two outputs are one, but for rounding."""
+    """Return whether two outputs are equal but for rounding."""
     pairs = list(leaves(found)), list(leaves(expected))
     return len(pairs[0]) == len(pairs[1]) and all(map(_is_alike, *pairs))
 

@@ -1,7 +1,7 @@
-"""Experts of a tensor group: each rank has some features, and makes a summand.
+"""Experts cut over a tensor group: each rank has some features, and a summand.
 
-The forward of the experts' module runs as it is, on blocks of its parameters and on all tokens. So it may
-be written in any way that is linear behind the second matrix, which is tried in its first call.
+The forward of the experts' module runs as it is, on blocks of its parameters and on all tokens. So it may be
+written in any way that is linear after the second matrix; the first call checks that.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = ["FeatureExperts"]
 
 @final
 class FeatureExperts:
-    """Calls of modules that hold blocks of all experts; one per session."""
+    """Runs modules that hold blocks of all experts; one per session."""
 
     def __init__(self) -> None:
-        # Whether the sum over ranks is one device's output.
+        # Whether the sum over ranks is one device's output, by module.
         self._tried: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
@@ -57,7 +57,7 @@ class FeatureExperts:
 
 
 def _held_in(module: nn.Module) -> Context | None:
-    """The tensor group that has cut the experts in a module; None without experts."""
+    """Return the tensor group that has cut a module's experts, or None."""
     second = module._parameters.get("down_proj")
     if not isinstance(second, GlobalTensor) or second._local is None or second.dim() != 3:
         return None
@@ -74,18 +74,18 @@ def _is_block(context: Context, parameter: Any, cut: Any) -> bool:
 
 
 def _is_cut_elsewhere(context: Context, call: Any) -> bool:
-    """Tell whether an argument is cut over other ranks."""
+    """Return whether an argument is cut over other ranks."""
     return any(isinstance(each, GlobalTensor) and each._context is not context for each in leaves(call))
 
 
 def _is_sum(context: Context, module: nn.Module, run: Callable[[Any], Any], call: Any) -> bool:
-    """Tell whether ranks make summands of the output. A collective of the tensor group."""
+    """Return whether ranks compute summands of the output. A collective of the tensor group."""
     expected, _ = try_call(module, lambda: materialize(run(call)))
 
     def own() -> Any:
         try:
             return materialize(_summed(context, module, run, call))
-        except Exception:  # of a forward that asks for the size of the whole
+        except Exception:  # raised by a forward that reads the size of the whole
             return None
 
     made, problem = try_call(module, own)
@@ -96,7 +96,7 @@ def _summed(context: Context, module: nn.Module, run: Callable[[Any], Any], call
     tokens = next(each for each in leaves(call) if isinstance(each, torch.Tensor))
 
     def shared(value: Any) -> Any:
-        """The whole value, of which each rank makes something else."""
+        """Gather the whole value where each rank computes something else of it."""
         if is_sharded(value, context) and value.is_floating_point():
             return Share.apply(value._local, context, value._layout)
         return enter(context, gathered(value)) if isinstance(value, torch.Tensor) else value

@@ -1,4 +1,4 @@
-"""Steps of Adam and AdamW whose second moment stays as it is (QAdam after its warm-up)."""
+"""Adam and AdamW with a frozen second moment (QAdam after its warm-up)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["frozen_step", "install"]
 
 
 def install(patches: Patches, is_frozen: Callable[[Any], bool]) -> None:
-    """Replace the steps of optimizers for which `is_frozen` says so."""
+    """Patch the steps of optimizers for which `is_frozen` returns True."""
 
     def around(plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
@@ -40,16 +40,18 @@ def install(patches: Patches, is_frozen: Callable[[Any], bool]) -> None:
 
 @torch.no_grad()
 def frozen_step(optimizer: Any) -> None:
-    """m = b1 m + (1 - b1) g;  w = w - lr m / (1 - b1^t) / (sqrt(v') + eps);  v' = v / (1 - b2^t) as it is.
+    """Step with a frozen, rescaled second moment.
 
-    What stays is v', not v: of a v that stays the correction would go on shrinking, and after a warm-up of
+        m = b1 m + (1 - b1) g;  w = w - lr m / (1 - b1^t) / (sqrt(v') + eps);  v' = v / (1 - b2^t), constant
+
+    The constant is v', not v: with a constant v the correction would go on shrinking, and after a warm-up of
     50 steps the rate would grow to the 4.5-fold (as Bagua's does). So v grows as its correction shrinks, and
-    a plain Adam can go on from this state.
+    a plain Adam can continue from this state.
 
-    Weight decay is the class's own: added to g for Adam, taken from w before for AdamW.
+    Weight decay is the class's own: added to g for Adam, subtracted from w before for AdamW.
 
     Raises:
-        UsageError: for `amsgrad`, whose largest second moment has no meaning where it does not change.
+        UsageError: `amsgrad` is set; a largest second moment has no meaning where it is constant.
     """
     for group in optimizer.param_groups:
         if group["amsgrad"]:
@@ -66,10 +68,10 @@ def frozen_step(optimizer: Any) -> None:
 def _step(tensor: torch.Tensor, state: dict[str, Any], group: dict[str, Any], decoupled: bool) -> None:
     lr, (beta1, beta2), decay = float(group["lr"]), group["betas"], group["weight_decay"]
     gradient: Any = -tensor.grad if group["maximize"] else tensor.grad  # pyright: ignore[reportOptionalOperand]
-    if not state:  # it came after the warm-up
+    if not state:  # it was added after the warm-up
         state["step"] = torch.zeros(())
         state["exp_avg"] = torch.zeros_like(tensor)
-        # One gradient says little of an element's size: the mean of all stands for each.
+        # One gradient says little of an element's scale: the mean of all is used for each.
         state["exp_avg_sq"] = torch.full_like(tensor, float(gradient.square().mean()) * (1 - beta2))
     state["step"] += 1
     step = float(state["step"])

@@ -1,4 +1,4 @@
-"""Modules hold other parameters, or have other forwards, for a while."""
+"""Temporary replacement of modules' parameters, or of their forwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _MISSING: Any = object()
 
 @contextmanager
 def holding(module: nn.Module, stand_in: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
-    """Inside, a module and those in it hold what stands for their parameters, where something does."""
+    """Replace parameters of a module and its children inside the `with` block.
+
+    Parameters for which `stand_in` returns None stay.
+    """
     swapped: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for part in module.modules():
@@ -26,7 +29,7 @@ def holding(module: nn.Module, stand_in: Callable[[torch.Tensor], torch.Tensor |
                 if found is not None:
                     swapped.append((members, name, parameter))
                     members[name] = found
-            if isinstance(part, nn.RNNBase):  # it looks itself whether they are others, and lists them
+            if isinstance(part, nn.RNNBase):  # it compares and lists its weights itself
                 held = part.__dict__
                 swapped += [(held, name, held[name]) for name in ("_flat_weights", "_flat_weight_refs")]
         yield
@@ -37,7 +40,7 @@ def holding(module: nn.Module, stand_in: Callable[[torch.Tensor], torch.Tensor |
 
 @contextmanager
 def forwards(replaced: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Inside, modules have other forwards."""
+    """Replace the forwards of modules inside the `with` block."""
     before = [(module.__dict__, module.__dict__.get("forward", _MISSING)) for module in replaced]
     try:
         for module, forward in replaced.items():

@@ -1,9 +1,9 @@
-"""Results of some operations, kept in forward and given again when backward carries the operations out anew.
+"""Results of some operations, kept in forward for recomputation in backward.
 
-A result that is written over is not kept any longer: it is computed again. While forward runs, writes are
-seen by the memory that an operation says it changes; a tensor's count of changes (`_version`) misses those of
-torch's recurrent cells, which are made through parts with counts of their own, and those through `.data`.
-Behind forward the count is what there is.
+A result that is overwritten is discarded: it is computed again. While forward runs, writes are found by the
+memory that an operation declares to change; a tensor's version counter (`_version`) misses those of torch's
+recurrent cells, which write through views with counters of their own, and those through `.data`. After
+forward only the counter is left.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["Keeping", "Kept"]
 
 
 class Keeping(TorchDispatchMode):
-    """Notes the results of some operations, in order.
+    """Records the results of some operations, in order.
 
-    torch has the like (`create_selective_checkpoint_contexts`). It takes every operation in backward for one
-    of the model's, those by which a rank draws for the whole batch too, and allows a single backward.
+    torch has something similar (`create_selective_checkpoint_contexts`). It attributes every operation in
+    backward to the model, also those by which a rank draws for the whole batch, and allows a single backward.
 
     Args:
-        kept: the operations.
-        results: is given what they return, each tensor as a note.
+        kept: operations whose results are kept.
+        results: list that receives the results, each tensor as a note.
     """
 
     def __init__(self, kept: Collection[Any], results: list[Any]) -> None:
@@ -52,7 +52,8 @@ class Keeping(TorchDispatchMode):
         return result
 
     def _noted(self, tensor: torch.Tensor) -> _Note:
-        # As the caller would: in here, torch gives an alias a count of changes of its own.
+        # Detached as by the caller: inside of a dispatch mode, torch gives an alias a version counter of its
+        # own.
         with enable_reentrant_dispatch():
             alias = tensor.detach()
         note = _Note(alias, _changes(alias))
@@ -61,7 +62,7 @@ class Keeping(TorchDispatchMode):
 
 
 class Kept(TorchDispatchMode):
-    """Gives those results in place of carrying the operations out."""
+    """Returns recorded results instead of executing the operations."""
 
     def __init__(self, kept: Collection[Any], results: list[Any]) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class Kept(TorchDispatchMode):
 
 @dataclasses.dataclass(slots=True)
 class _Note:
-    """A tensor, and how often it had been changed in place; no tensor once it is known to have been."""
+    """A tensor with its version; None once it was overwritten."""
 
     tensor: torch.Tensor | None
     changes: int
@@ -94,5 +95,5 @@ class _Note:
 
 
 def _changes(tensor: torch.Tensor) -> int:
-    """How often it was changed in place, which torch does not count in inference mode."""
+    """Return the number of in-place changes; 0 in inference mode, without a counter."""
     return 0 if tensor.is_inference() else tensor._version

@@ -1,9 +1,9 @@
-"""Steps of one rank by itself on parameter servers that all ranks share: no rank waits for another's.
+"""Steps of one rank on parameter servers that all ranks share, without waiting.
 
-`async` and `bounded`: servers step on this rank's gradient as soon as it comes (Dean et al. 2012), and answer
-with the parameters as they are then; for `bounded` they keep a rank waiting that is too far ahead of the
+`async` and `bounded`: servers step on this rank's gradient as soon as it arrives (Dean et al. 2012), and
+answer with the parameters as they are then; for `bounded` they delay a rank that is too far ahead of the
 slowest (Ho et al. 2013). `geo`: the rank steps by itself, and every k steps servers add its difference,
-divided by the number of ranks; what others have added meanwhile is added here (GEO-SGD, Paddle).
+divided by the number of ranks; the differences of other ranks are added here (GEO-SGD, Paddle).
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ from ronde.tensor.context import Context
 
 __all__ = ["GeoUpdate", "LocalUpdate", "ServedParameters"]
 
-_KEYS = 1 << 20  # of one optimizer, at most
+_KEYS = 1 << 20  # per optimizer, at most
 
 
 class ServedParameters:
-    """The parameters of optimizers as servers know them: by the optimizer's number and the place in it.
+    """Keys of optimizers' parameters on servers.
 
-    Ranks are not in step, but make their optimizers in the same order.
+    A key consists of the optimizer's number and the place in it. Ranks are not in step, but make their
+    optimizers in the same order.
     """
 
     def __init__(self, client: Client) -> None:
@@ -76,9 +77,9 @@ class ServedParameters:
 
     @torch.no_grad()
     def of(self, optimizer: Any) -> list[Served]:
-        """All parameters of an optimizer; servers have had its new ones for the first time now.
+        """Return all parameters of an optimizer, after sending new ones to the servers.
 
-        The values are those of the rank that came first, which others take over.
+        The values are those of the rank that came first, and other ranks take them over.
         """
         known = self._known.setdefault(optimizer, [])
         tensors = [each for group in optimizer.param_groups for each in group["params"]]
@@ -91,14 +92,14 @@ class ServedParameters:
 
     @property
     def all(self) -> list[tuple[Any, list[Served]]]:
-        """By optimizer, the parameters that servers have."""
+        """Parameters on servers, by optimizer."""
         return list(self._known.items())
 
     def begin_with(self, optimizer: Any, elements: Sequence[torch.Tensor] | None) -> list[Served]:
-        """As `of`, where servers are to begin with other values than those that stand in parameters.
+        """Initialize servers with other values than the parameters have; see `of`.
 
         Args:
-            elements: these values; None where another rank sends them.
+            elements: the values; None where another rank sends them.
         """
         tensors = [each for group in optimizer.param_groups for each in group["params"]]
         served = self._known[optimizer] = self._divided(tensors, self.number(optimizer) * _KEYS)
@@ -124,11 +125,11 @@ class ServedParameters:
 
 
 class LocalUpdate(ServedUpdate):
-    """`async` and `bounded`.
+    """Sharded update for `async` and `bounded`.
 
     Args:
-        parameters: as servers know them.
-        rank: of all ranks; rank 0 tells servers what its script writes to parameters and loads as state.
+        parameters: parameters with their keys on servers.
+        rank: rank among all; rank 0 sends the script's writes to parameters and loaded states to servers.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class LocalUpdate(ServedUpdate):
         super()._step(optimizer, plain)
 
     def _read(self, optimizer: Any) -> Any:
-        """A copy of what servers have: other ranks go on changing it."""
+        """Return a copy of the servers' state, which other ranks go on changing."""
         held = vars(optimizer)["state"]
         return held.whole() if isinstance(held, ServedState) else held
 
@@ -167,9 +168,9 @@ class LocalUpdate(ServedUpdate):
 
     @torch.no_grad()
     def stand(self) -> None:
-        """Take over what servers have, while no rank steps."""
+        """Take over the servers' parameters, while no rank steps."""
         for _, served in self._parameters.all:
-            # What the script has written to comes to the servers with the next step.
+            # Parameters that the script has written to are sent to the servers with the next step.
             kept = [
                 (tensor, ranges)
                 for tensor, ranges in served
@@ -181,14 +182,14 @@ class LocalUpdate(ServedUpdate):
             )
 
     def states(self) -> list[tuple[Any, Any]]:
-        """Servers have all."""
+        """Return nothing: servers have all state."""
         return []
 
     def go_on(self, optimizer: Any, state: Any) -> None:
-        """Servers are given all by `begin`."""
+        """Return at once: `begin` sends all state to the servers."""
 
     def begin(self, optimizers: Sequence[Any]) -> None:
-        """Give servers the state that optimizers have, and parameters with it; rank 0 does."""
+        """Send optimizers' state and parameters to the servers, from rank 0."""
         for optimizer in optimizers if self._rank == 0 else ():
             if vars(optimizer)["state"]:
                 self._give(optimizer, self._parameters.of(optimizer))
@@ -200,7 +201,7 @@ class LocalUpdate(ServedUpdate):
         vars(optimizer)["state"] = state
 
     def there(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Parameters have what servers have."""
+        """Return nothing: parameters equal the servers' values."""
         return []
 
     def _ask(self, optimizer: Any, groups: Sequence[Sequence[Served]], state: ServedState) -> None:
@@ -228,12 +229,12 @@ class LocalUpdate(ServedUpdate):
 
 
 class GeoUpdate:
-    """`geo`: differences every k steps of an optimizer.
+    """Update for `geo`: differences every k steps of an optimizer.
 
     Args:
         every: k.
-        rank: of all ranks.
-        workers: how many ranks there are.
+        rank: rank among all.
+        workers: number of ranks.
     """
 
     #: Each rank keeps the state of its optimizers.
@@ -245,7 +246,7 @@ class GeoUpdate:
         self._client, self._parameters = client, parameters
         self._every, self._rank, self._workers = every, rank, workers
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        # By key, what servers had when they were asked last, with this rank's own part in it.
+        # Servers' values at the last request, with this rank's own contribution, by key.
         self._base: dict[int, torch.Tensor] = {}
 
     def install(self, patches: Patches) -> None:
@@ -269,11 +270,11 @@ class GeoUpdate:
             self._exchange(alike)
 
     def stand(self) -> None:
-        """Parameters are each rank's own."""
+        """Return at once: parameters are each rank's own."""
 
     @torch.no_grad()
     def there(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each parameter, and what servers have of it."""
+        """Return each parameter with the servers' value of it."""
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         for _, served in self._parameters.all:
             copies = [(tensor.detach().clone(), ranges) for tensor, ranges in served]
@@ -282,7 +283,7 @@ class GeoUpdate:
         return found
 
     def states(self) -> list[tuple[Any, Any]]:
-        """Steps and bases by optimizer, and on rank 0 what servers have."""
+        """Return steps and bases by optimizer, and on rank 0 the servers' values."""
         there = {id(tensor): copy for tensor, copy in self.there()} if self._rank == 0 else {}
         return [
             (
@@ -297,20 +298,20 @@ class GeoUpdate:
         ]
 
     def go_on(self, optimizer: Any, state: Any) -> None:
-        """Take over this rank's entry of `states`."""
+        """Load this rank's entry of `states`."""
         self._steps[optimizer] = state["steps"]
         served = self._parameters.begin_with(optimizer, state["there"])
         for (tensor, ranges), base in zip(served, state["base"], strict=True):
             self._base[ranges.key] = base.to(tensor.device, copy=True)
 
     def begin(self, optimizers: Sequence[Any]) -> None:
-        """Each has its state again."""
+        """Return at once: each rank has loaded its state."""
 
     def _exchange(self, served: Sequence[Served]) -> None:
         before = [flat(tensor).clone() for tensor, _ in served]
         bases = [self._base[ranges.key] for _, ranges in served]
         own = [(now - base).div_(self._workers) for now, base in zip(before, bases, strict=True)]
-        exchange(self._client, Operation.ADD, served, own)  # parameters are the servers' now
+        exchange(self._client, Operation.ADD, served, own)  # parameters equal the servers' now
         for (tensor, ranges), now, base, difference in zip(served, before, bases, own, strict=True):
             there = flat(tensor).clone()
             flat(tensor).copy_(now.add_(there - base.add_(difference)))
@@ -318,7 +319,7 @@ class GeoUpdate:
 
 
 def pull(client: Client, served: Sequence[Served]) -> None:
-    """Write to these tensors what servers have."""
+    """Write the servers' values to these tensors."""
     asked: list[tuple[int, Request]] = []
     for server, clock in enumerate(client.sequences):
         keys = [ranges.key for _, ranges in served if ranges[server] is not None]
@@ -331,7 +332,7 @@ def pull(client: Client, served: Sequence[Served]) -> None:
 def exchange(
     client: Client, operation: Operation, served: Sequence[Served], elements: Sequence[torch.Tensor]
 ) -> None:
-    """Send elements of parameters of one dtype, and write what servers have then to the parameters."""
+    """Send elements of one dtype, and write the servers' answers to the parameters."""
     asked: list[tuple[int, Request, np.ndarray[Any, Any]]] = []
     for server in range(client.servers):
         there = [
@@ -358,7 +359,7 @@ def exchange(
 
 
 def _on_first_server(tensor: torch.Tensor, servers: int) -> ShardSpec:
-    """What is not worth cutting."""
+    """Assign a tensor that is not worth cutting to the first server."""
     if tensor.is_complex():
         raise UsageError(
             f"a parameter of {tensor.dtype} cannot be on parameter servers; use --plan ps, or ddp"

@@ -1,10 +1,10 @@
-"""Calls of models whose forward computes their loss, under a pipeline.
+"""Pipelined calls of models that compute their loss in forward.
 
 Such a model returns a scalar, which has no rows, so its call cannot be cut into micro-batches. Its layers
 can: they are called as a model of their own, `LayersBeforeLoss`, which ends with the output of the last of
-them. Then the forward is carried out once more, where each layer returns at once, the last one its output
-and the others tensors without elements: what is left is the loss. Which layers there are, and what they
-return, is recorded in the first call of a form, which runs in parts.
+them. Then the forward runs once more, where each layer returns at once, the last one its output and the
+others tensors without elements: only the loss is computed. The layers and the form of their outputs are
+recorded in the first call of a form, which runs in parts.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from ronde.tensor.tree import Opaque, leaves, map_leaves
 __all__ = ["LayersBeforeLoss", "LossInside"]
 
 Schedule = Callable[[nn.Module, Callable[[Any, Any], torch.Tensor]], StepByTurns | None]
-"""Given layers and the loss of their output, steps by turns; None under GPipe's schedule."""
+"""Creates scheduled steps of layers and a loss of their output; None for GPipe."""
 
 
 class LossInside:
-    """Carries out calls of models that compute their loss; one per session.
+    """Runs models that compute their loss; one per session.
 
     Args:
         calls: the script's calls of modules.
-        schedule: makes a schedule of a model's steps.
-        quiet: surrounds the forward that computes the loss: no layer is computed again for backward there.
+        schedule: factory of a model's scheduled steps.
+        quiet: context manager around the forward that computes the loss: no layer is checkpointed there.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LossInside:
         """Return the output of a model that would run in parts.
 
         Args:
-            body: runs it in parts.
+            body: function that runs it in parts.
         """
         if not torch.is_grad_enabled():
             return body()
@@ -97,8 +97,8 @@ class LayersBeforeLoss(nn.Module):
     """A model up to the output of its last layer.
 
     Attributes:
-        is_the_scripts: False: it is no module of the script's, by which parameters could be named.
-        runs_in_parts: its rows depend on one another, or on their number.
+        is_the_scripts: False, as messages name parameters by modules of the script, and this is not one.
+        runs_in_parts: whether its rows depend on one another, or on their number.
     """
 
     is_the_scripts = False
@@ -128,7 +128,7 @@ class LayersBeforeLoss(nn.Module):
 
 
 class _Ends(BaseException):
-    """The last layer has returned. No `except Exception` of the model's goes on."""
+    """The last layer has returned. No `except Exception` of the model catches it."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class _Ends(BaseException):
 
 
 class _Shape:
-    """The shape of a tensor in what a module has returned."""
+    """Shape of a tensor in a module's output."""
 
     __slots__ = ("dtype", "shape")
 
@@ -144,7 +144,12 @@ class _Shape:
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
 
     def stand_in(self, rows: int, now: int) -> torch.Tensor:
-        """A tensor without elements; `now`: how many rows there are in place of `rows`."""
+        """Create a tensor without elements.
+
+        Args:
+            rows: recorded number of rows.
+            now: number of rows now, in place of `rows`.
+        """
         shape = (now, *self.shape[1:]) if self.shape[:1] == (rows,) else self.shape
         with FakeTensorMode(allow_non_fake_inputs=True):
             return torch.empty(shape, dtype=self.dtype)
@@ -155,9 +160,9 @@ class _Record:
     """A call that ran in parts.
 
     Attributes:
-        returned: modules in the order in which they returned, with what; the last layer last.
-        rows: the first dimension of the last layer's output.
-        loss: the place of the loss among the leaves of the output.
+        returned: modules in the order of their returns, with their outputs; the last layer last.
+        rows: first dimension of the last layer's output.
+        loss: index of the loss among the leaves of the output.
     """
 
     model: nn.Module
@@ -168,10 +173,10 @@ class _Record:
 
 @final
 class _Split:
-    """A model's call as that of its layers, and the rest of its forward.
+    """Splits a model's call into its layers and the rest of its forward.
 
     Attributes:
-        result: of the last forward that computed a loss.
+        result: output of the last forward that computed a loss.
     """
 
     def __init__(
@@ -183,7 +188,7 @@ class _Split:
     ) -> None:
         self._calls, self._record, self._quiet = calls, record, quiet
         last, _ = record.returned[-1]
-        kind = type(type(record.model).__name__, (LayersBeforeLoss,), {})  # by which runs name it
+        kind = type(type(record.model).__name__, (LayersBeforeLoss,), {})  # messages name it by this class
         self._layers: LayersBeforeLoss = kind(record.model, last, calls)
         self._step = schedule(self._layers, self._loss)
         self.result: Any = None
@@ -200,7 +205,7 @@ class _Split:
                 output = self._layers(*args, **kwargs)
             else:
                 output = self._step.forward(args, kwargs, (args, kwargs))
-        except UsageError as error:  # the plan refuses what the layers leave behind, say
+        except UsageError as error:  # the plan refuses state that the layers keep, say
             raise _CannotSplit from error
         if self._layers.runs_in_parts:
             raise _CannotSplit
@@ -210,10 +215,10 @@ class _Split:
         state = torch.get_rng_state()
         try:
             result = self._rest(output, args, kwargs)
-        except Exception as error:  # the script's own comes again in parts
+        except Exception as error:  # an error of the script is raised again in parts
             raise _CannotSplit from error
         if not torch.equal(state, torch.get_rng_state()):
-            raise _CannotSplit  # it has drawn once more what the layers' forward had drawn
+            raise _CannotSplit  # it has repeated random draws of the layers' forward
         return result
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
@@ -221,10 +226,10 @@ class _Split:
         return list(leaves(self.result))[self._record.loss]
 
     def _rest(self, output: Any, args: Any, kwargs: Any) -> Any:
-        """What the model's forward makes of the output of its last layer.
+        """Run the model's forward on the output of its last layer.
 
         Raises:
-            ValueError: it makes something of the output of another layer.
+            ValueError: the result depends on the output of another layer.
         """
         returned = self._stand_ins(output)
         with self._calls.context.enter(Region.REPLICATED), self._quiet(), forwards(returned):
@@ -252,7 +257,7 @@ class _Split:
         return {**{module: next_of(module) for module in waiting}, last: lambda *_, **__: output}
 
     def _delivered(self, gone: WentBack) -> Any:
-        """The model's output, of which the loss has the gradients of all micro-batches."""
+        """Return the model's output; its loss has the gradients of all micro-batches."""
         place = iter(range(sum(1 for _ in leaves(self.result))))
         anchor = gone.loss.new_zeros((), requires_grad=True)
         loss = _Delivered.apply(gone.loss, gone.gradients, anchor, *gone.tensors)
@@ -270,7 +275,7 @@ class _Split:
 
 
 class _Delivered(torch.autograd.Function):
-    """The loss; in backward its gradients by parameters, which are there, are multiplied by its own."""
+    """Loss with known parameter gradients, which backward multiplies by its own."""
 
     @staticmethod
     def forward(
@@ -285,7 +290,7 @@ class _Delivered(torch.autograd.Function):
 
 
 class _Spent(torch.autograd.Function):
-    """An output whose layers have gone back already."""
+    """An output of layers that have run their backward already."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
@@ -301,7 +306,7 @@ class _Spent(torch.autograd.Function):
 
 
 def _recorded(model: nn.Module, heard: Sequence[tuple[nn.Module, Any]], output: Any) -> _Record | None:
-    """The call of a model that computes its loss; None for any other."""
+    """Return the record of a model's call that computes its loss, or None."""
     try:
         made = list(leaves(output))
     except Opaque:
@@ -323,7 +328,7 @@ def _is_loss(leaf: torch.Tensor) -> bool:
 
 
 def _described(output: Any) -> Any:
-    """What a module has returned, without elements."""
+    """Return a module's output without elements."""
     try:
         return map_leaves(
             lambda leaf: _Shape(leaf) if isinstance(leaf, torch.Tensor) else leaf,
@@ -334,5 +339,5 @@ def _described(output: Any) -> Any:
 
 
 def _form(model: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Calls of one form have the same layers."""
+    """Return a key of calls that have the same layers."""
     return form_of(list(leaves((args, kwargs)))), tuple(kwargs), model.training

@@ -1,9 +1,9 @@
-"""The scale of the loss under `precision=fp16`: gradients in float16 would vanish without it.
+"""Loss scale under `precision=fp16`: without it float16 gradients would vanish.
 
-Inside backward every gradient is S times as large; outside it none is: what backward has accumulated is
-divided by S before anybody sees it, so that the script clips, reads and accumulates true gradients. An
-optimizer whose gradients are not all numbers leaves its parameters as they are, and S is halved; S is doubled
-after 2000 steps in a row without that. A script with a `GradScaler` of its own scales by that alone.
+Only inside backward gradients are S times as large: accumulated gradients are divided by S before anybody
+sees them, so the script clips, reads and accumulates true gradients. If gradients of an optimizer are not all
+finite, its step is skipped, and S is halved; S is doubled after 2000 steps in a row without that. A script
+with a `GradScaler` of its own scales by that alone.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ _INTERVAL = 2000
 
 
 class LossScaling:
-    """One scale for all losses of a process.
+    """One loss scale for all losses of a process.
 
     Args:
-        agreed: whether any rank says yes.
-        parts: gradients of which this rank has a part; None where it has all of each.
-        scaled_as_parts: ids of tensors in whose gradients the parts lie.
+        agreed: function that returns whether any rank says yes.
+        parts: gradient shards of this rank; None where it has whole gradients.
+        scaled_as_parts: function that returns ids of tensors whose gradients hold the parts; they are scaled
+            with these.
 
     Attributes:
-        scale: what losses are multiplied by.
-        skipped: steps of optimizers in which nothing was updated.
+        scale: factor of the losses.
+        skipped: number of optimizer steps that updated nothing.
     """
 
     def __init__(
@@ -62,12 +63,12 @@ class LossScaling:
         self._good = 0
         self._off = False
         self._busy = False
-        # Of optimizers: whether there was a backward since their last step; gradients that are set aside.
+        # By optimizer: whether there was a backward since its last step. Gradients that are set aside.
         self._fresh: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._aside: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def install(self, patches: Patches) -> None:
-        """Look after optimizers, and stand aside for scalers."""
+        """Install the hooks on optimizers, and yield to the script's scalers."""
         self._install_optimizers(patches)
         self._install_stand_aside(patches)
         patches.undo(register_optimizer_step_pre_hook(self._before_step).remove)
@@ -90,18 +91,25 @@ class LossScaling:
 
     @property
     def active(self) -> bool:
-        """Whether a backward that begins now is to be scaled: not inside another, nor if scripts scale."""
+        """True if a backward that begins now is to be scaled.
+
+        False inside of another backward, and where scripts scale by themselves.
+        """
         return not (self._off or self._busy)
 
     @contextmanager
     def backward(self, leaves: Sequence[torch.Tensor]) -> Iterator[float]:
-        """Around a backward that reaches these leaves; it is to begin with the factor that this gives."""
+        """Surround a backward that reaches these leaves.
+
+        Yields:
+            The factor by which its initial gradient is to be multiplied.
+        """
         if not self.active:
             yield 1.0
             return
         leaves = list(self._with_members(leaves))
         scale, self._busy = self.scale, True
-        self._multiply(leaves, scale)  # what is accumulated comes to it in the same size
+        self._multiply(leaves, scale)  # accumulated gradients are brought to the scale of new ones
         try:
             yield scale
         finally:
@@ -117,11 +125,11 @@ class LossScaling:
             self._parts.scale(factor)
 
     def _aside_from_parts(self) -> AbstractContextManager[None]:
-        """Inside, reading a gradient gathers none."""
+        """Read gradients without gathering shards inside the `with` block."""
         return nullcontext() if self._parts is None else self._parts.aside()
 
     def _with_members(self, leaves: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Every tensor whose gradient this backward may add to, but for `parts`."""
+        """Yield every tensor that this backward may accumulate into, except `parts`."""
         known = set(self._scaled_as_parts())
         members = (
             tensor
@@ -184,7 +192,7 @@ class LossScaling:
                 self.scale, self._good = self.scale * 2, 0
             return
         self.scale, self._good, self.skipped = self.scale / 2, 0, self.skipped + 1
-        # An optimizer passes over parameters without a gradient, with all that it keeps of them.
+        # An optimizer skips parameters without a gradient, with all of their state.
         found = [(tensor, tensor.grad) for tensor in members]
         self._aside = [(tensor, gradient) for tensor, gradient in found if gradient is not None]
         for tensor, _ in self._aside:
@@ -201,7 +209,7 @@ class LossScaling:
 
 @torch.no_grad()
 def _finite(gradients: Sequence[torch.Tensor]) -> bool:
-    """Whether all are numbers."""
+    """Return whether all gradients are finite."""
     values = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
     values = [value for value in values if value.numel()]
     norms = [norm.to(values[0].device) for norm in foreach_norm(values, torch.inf)] if values else []

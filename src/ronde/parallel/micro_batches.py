@@ -1,10 +1,10 @@
-"""`micro-batches=k`: a model's rows in k pieces, one after another; one piece's activations live at a time.
+"""`micro-batches=k`: a model's rows in k pieces, with one piece's activations at a time.
 
-The pieces are checkpoints: forward keeps of each its arguments and output only, and backward computes the
-pieces again, last to first, each freed before the next. The last keeps its graph, because backward begins
-there. The loss, and whatever else the script does with the output, sees all rows at once: there is nothing to
-rescale, and any loss is right. The model draws for each piece what one device draws for its rows; but dropout
-inside of a kernel, as CUDA's attention has it, is drawn for each piece anew where `rng=per-rank` allows it.
+The pieces are checkpoints: forward keeps only arguments and output of each, and backward recomputes the
+pieces, last to first, each freed before the next. The last keeps its graph, because backward begins there.
+The loss, and any other use of the output, sees all rows at once: there is nothing to rescale, and any loss is
+right. The model draws for each piece what one device draws for its rows; but dropout inside of a kernel, as
+in CUDA's attention, is drawn for each piece anew where `rng=per-rank` allows it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["MicroBatches"]
 
 
 class MicroBatches:
-    """The way of carrying out calls under this plan.
+    """Executor of calls in micro-batches.
 
     Args:
-        pieces: into which each rank's rows are cut; at most as many as there are rows.
-        again: told whenever a piece has been computed again.
-        run: carries out a piece.
+        pieces: number of pieces of each rank's rows; at most as many as there are rows.
+        again: callback whenever a piece has been recomputed.
+        run: function that runs a piece.
     """
 
     def __init__(self, pieces: int, again: Callable[[], object] = lambda: None, run: RunOn = run_on) -> None:
@@ -54,7 +54,7 @@ class MicroBatches:
         return self._in_pieces(call, cut)
 
     def _divides(self, call: ShardedCall) -> bool:
-        """Whether a call is to run in pieces, or has to run in one."""
+        """Return whether a call can run in pieces."""
         # A batch norm counts its calls, and refuses pieces by itself.
         if call.verdict.keeps and not call.verdict.joint:
             call.calls.notes.say(
@@ -68,7 +68,7 @@ class MicroBatches:
                 "inside of its kernel, of which no rows can be taken; with rng=per-rank each piece draws anew"
             )
             return False
-        # Of a single layer nothing is kept but its argument, which would be kept all the same.
+        # A single layer keeps only its argument, which would be kept all the same.
         return any(True for _ in call.module.children())
 
     def _in_pieces(self, call: ShardedCall, cut: Layout) -> Any:
@@ -76,7 +76,7 @@ class MicroBatches:
         *before, last = range(cut.world_size)
         outputs: list[tuple[Any, ...]] = []
         for piece in before:
-            # The next one is given its rows of the same draws, where rows of them can be taken.
+            # The next piece gets its rows of the same draws, where rows of them can be taken.
             cuts = bool(call.verdict.draws) and not call.drawn_in_kernels
             same = torch.random.fork_rng(devices, enabled=cuts)
             with same, call.drawing(rows_of(call, cut, piece)):
@@ -87,7 +87,7 @@ class MicroBatches:
         return joined(call, output, outputs, cut)
 
     def _first(self, call: ShardedCall, values: list[Any]) -> tuple[Any, ...]:
-        """The leaves of the output of a piece before the last."""
+        """Return the leaves of the output of a piece before the last."""
 
         def run(*given: Any) -> tuple[Any, ...]:
             return tuple(leaves(self._run_on(call, given)))

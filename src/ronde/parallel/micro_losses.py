@@ -1,9 +1,9 @@
-"""The loss of a batch as a weighted sum of the losses of its micro-batches.
+"""Loss of a batch as a weighted sum of the losses of its micro-batches.
 
-A schedule that begins backward before all outputs are there needs the gradient that a part of the output
-has, whatever the others are. So it is with a sum or a mean over rows, and with a mean whose weights are in
-the targets (padding that is ignored, weights of classes). Nothing is assumed of a loss function: what its
-parts are worth is found by trying, and each batch's gradients are compared with those of the whole loss.
+A schedule that begins backward before all outputs exist needs the gradient of a part of the output,
+independent of the others. A sum or a mean over rows has it, and a mean with weights in the targets (ignored
+padding, weights of classes). Nothing is assumed of a loss function: the weights of its parts are found by
+trying, and each batch's gradients are compared with those of the whole loss.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from ronde.tensor.tree import leaves, map_leaves
 __all__ = ["Gradients", "MicroLosses", "Weighing", "agree", "weighings"]
 
 Gradients = list["torch.Tensor | None"]
-"""Of each leaf of an output that is a tensor, in order; None for one that has none."""
+"""Gradients of an output's tensors, in order; None for a tensor without one."""
 
 Weighing = Literal["mean", "sum", "targets"]
-"""By what a part counts: its share of the rows, one, or what its targets say."""
+"""Weight of a part: its share of the rows, one, or a weight found in its targets."""
 
 weighings: tuple[Weighing, ...] = ("mean", "sum", "targets")
 
-# Of the smallest difference that a number of the output's type can have.
+# Multiple of the smallest relative difference of the output's dtype.
 _ROUNDING = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MicroLosses:
-    """A loss function, on a batch that is cut along the first dimension.
+    """Loss function on a batch that is cut along the first dimension.
 
     Attributes:
-        loss_fn: of an output and the target, a scalar.
-        target: tensors with as many entries as the batch has rows are cut, and nothing else.
-        cut: the micro-batches.
+        loss_fn: function from an output and the target to a scalar.
+        target: nested value; tensors with as many entries as the batch has rows are cut, and nothing else.
+        cut: cut of the batch into micro-batches.
     """
 
     loss_fn: Callable[[Any, Any], torch.Tensor]
@@ -47,26 +47,26 @@ class MicroLosses:
     cut: Layout
 
     def whole(self, output: Any) -> tuple[torch.Tensor, Gradients]:
-        """The loss of the batch, and its gradients by the output.
+        """Return the loss of the batch, and its gradients by the output.
 
         Raises:
-            ValueError: it depends on parameters too, or is no number.
+            ValueError: the loss depends on parameters too, or is not a scalar tensor.
         """
         return _differentiated(self.loss_fn, output, self.target)
 
     def part(self, piece: int, output: Any, weight: float) -> Gradients:
-        """The gradients of a micro-batch's loss by its output, times its weight."""
-        if weight == 0:  # perhaps all of its targets are ignored, and their mean is of nothing
+        """Return the gradients of a micro-batch's loss by its output, times its weight."""
+        if weight == 0:  # perhaps all of its targets are ignored, and their mean is undefined
             return [torch.zeros_like(each) for each in _tensors(output)]
         _, gradients = _differentiated(self.loss_fn, output, self._piece(self.target, piece))
         return [None if each is None else each * weight for each in gradients]
 
     def rows_of(self, gradients: Gradients, piece: int) -> Gradients:
-        """Of the batch's gradients those of a micro-batch."""
+        """Cut a micro-batch's gradients out of the batch's."""
         return [None if each is None else self.cut.take(each, piece) for each in gradients]
 
     def parts(self, output: Any, weights: Sequence[float]) -> list[Gradients]:
-        """Of each micro-batch, of the output of all."""
+        """Return each micro-batch's gradients, from the output of the batch."""
         cut = [self._piece(output, piece) for piece in range(self.cut.world_size)]
         return [
             self.part(piece, each, weight)
@@ -74,10 +74,10 @@ class MicroLosses:
         ]
 
     def weights(self, by: Weighing, output: Any) -> list[float]:
-        """What each micro-batch's loss counts.
+        """Return the weight of each micro-batch's loss.
 
         Args:
-            output: of the batch; of which the targets' weights are found by its shape alone.
+            output: output of the batch; only its shape matters for weights by targets.
         """
         counts = [self.cut.count(piece) for piece in range(self.cut.world_size)]
         if by == "mean":
@@ -97,13 +97,13 @@ class MicroLosses:
 
 
 def agree(found: Gradients, expected: Gradients) -> bool:
-    """Whether gradients are the same but for rounding."""
+    """Return whether gradients are equal but for rounding."""
     for mine, right in zip(found, expected, strict=True):
         if mine is None or right is None:
             if (mine is None) is not (right is None):
                 return False
             continue
-        if torch.finfo(right.dtype).eps > 1e-6:  # half precision rounds more than weights may differ by
+        if torch.finfo(right.dtype).eps > 1e-6:  # half precision rounds by more than weights may differ
             return False
         bound = _ROUNDING * torch.finfo(right.dtype).eps * float(right.abs().max() if right.numel() else 0)
         if not bool(((mine - right).abs() <= bound).all()):
@@ -131,23 +131,26 @@ def _differentiated(
         raise ValueError("its value is no tensor of one element")
     asked = [each for each in given if each.requires_grad]
     _refuse_others(loss, asked)
-    with DisableTorchFunction():  # a mode is handed the session's function in place of this one
+    with DisableTorchFunction():  # a mode would receive the session's function in place of this one
         found = iter(_GRAD(loss, asked, allow_unused=True))
     return loss.detach(), [next(found) if each.requires_grad else None for each in given]
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:
-    """In float32 what `precision=bf16` has computed, for weights differ by less than bfloat16 rounds."""
+    """Convert an output of `precision=bf16` to float32.
+
+    Weights may differ by less than bfloat16 rounds.
+    """
     narrow = value.dtype is torch.bfloat16 and torch.is_autocast_enabled(value.device.type)
     return value.to(torch.float32) if narrow else value
 
 
-# torch's own, because a session replaces it for scripts.
+# torch's own function, because a session replaces it for scripts.
 _GRAD: Any = torch.autograd.grad
 
 
 def _refuse_others(loss: torch.Tensor, asked: Sequence[torch.Tensor]) -> None:
-    """Nothing but the output has a gradient."""
+    """Raise an error if the loss has gradients besides the output's."""
     known = {id(each) for each in asked}
     seen: set[Any] = set()
     ahead = [loss.grad_fn]
@@ -171,9 +174,9 @@ def _is_cut(value: Any, rows: int) -> bool:
 
 
 def _ratio(whole: Gradients, part: Gradients) -> float:
-    """By which factor the second is to be multiplied to be the first; 0 where it is nothing."""
+    """Return the factor from the second to the first; 0 for zero gradients."""
     both = [(a, b) for a, b in zip(whole, part, strict=True) if a is not None and b is not None]
     length = sum(float(b.double().square().sum()) for _, b in both)
-    if not 0 < length < float("inf"):  # nothing, or a mean of nothing
+    if not 0 < length < float("inf"):  # zero, or a mean of nothing
         return 0.0
     return sum(float((a.double() * b.double()).sum()) for a, b in both) / length

@@ -1,8 +1,8 @@
-"""Optimizers on the CPU step in one pass over memory, by torch's own fused kernels.
+"""Fused CPU kernels for optimizers: one pass over memory per step.
 
-Where the user has not chosen between torch's implementations, it takes the one that goes over memory once for
-each operation: 46 ms for Adam on six million parameters, where the fused one takes 5. They differ in the
-rounding of single operations, as sums over ranks do.
+Where the user has not chosen an implementation, torch takes the one that passes over memory once for each
+operation: 46 ms for Adam on six million parameters, where the fused one takes 5. They differ in the rounding
+of single operations, as sums over ranks do.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ronde.shards.hooked_step import replace_step
 
 __all__ = ["in_one_pass", "install"]
 
-# Those of which torch has a fused kernel for the CPU.
+# Optimizers with a fused CPU kernel in torch.
 _FUSED = (SGD, Adam, AdamW, Adagrad)
 _CHECKED = "_need_device_dtype_check_for_fused"
 
 
 def install(patches: Patches) -> None:
-    """Let these optimizers' steps be made in one pass where that is the same computation."""
+    """Patch these optimizers to step by fused kernels where results agree."""
     for kind in _FUSED:
         replace_step(patches, kind, _around)
 
 
 def in_one_pass(group: dict[str, Any], state: Any) -> bool:
-    """Whether this group of parameters may be stepped by the fused kernel, with the same result and state."""
+    """Return whether the fused kernel gives the same result and state."""
     chosen = any(group.get(name) for name in ("fused", "foreach", "differentiable", "capturable"))
     if chosen or group.get("fused") is False or isinstance(group["lr"], torch.Tensor):
         return False
@@ -44,7 +44,7 @@ def in_one_pass(group: dict[str, Any], state: Any) -> bool:
     ]
     return (
         bool(members)
-        # The count of steps has the default dtype in torch's other implementations.
+        # The step count has the default dtype in torch's other implementations.
         and torch.get_default_dtype() is torch.float32
         and all(_suits(*member) for member in members)
         and _of_one_age([entry for _, _, entry in members])
@@ -52,9 +52,10 @@ def in_one_pass(group: dict[str, Any], state: Any) -> bool:
 
 
 def _suits(tensor: torch.Tensor, gradient: torch.Tensor, entry: dict[str, Any] | None) -> bool:
-    """Whether elements lie in one order everywhere: the kernel goes by addresses, and asks for no strides.
+    """Return whether a parameter, its gradient and its state have equal strides.
 
-    A state keeps the order in which it was made, whatever becomes of the parameter (`channels_last`).
+    The kernel iterates over memory and ignores strides. A state keeps its strides from creation, whatever
+    becomes of the parameter (`channels_last`).
     """
     count, stride = tensor.numel(), tensor.stride()
     if not (
@@ -66,7 +67,7 @@ def _suits(tensor: torch.Tensor, gradient: torch.Tensor, entry: dict[str, Any] |
         and (tensor.is_contiguous() or is_dense(tensor))
     ):
         return False
-    for value in (entry or {}).values():  # no generator: this runs at every step
+    for value in (entry or {}).values():  # without a generator: this runs at every step
         if not isinstance(value, torch.Tensor) or not value.dim():
             continue
         if value.stride() != stride or value.numel() != count or value.dtype is not torch.float32:
@@ -75,7 +76,10 @@ def _suits(tensor: torch.Tensor, gradient: torch.Tensor, entry: dict[str, Any] |
 
 
 def _of_one_age(entries: list[Any]) -> bool:
-    """Whether all have been stepped before, or none has: the fused kernels take a group as one."""
+    """Return whether all parameters have state, or none.
+
+    The fused kernels treat a group as one.
+    """
     filled = [bool(entry) and entry.get("momentum_buffer", entry) is not None for entry in entries]
     return all(filled) or not any(filled)
 

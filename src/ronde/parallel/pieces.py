@@ -1,4 +1,4 @@
-"""A model's call in pieces of a rank's rows: what each is given and draws, and what they make together."""
+"""A model's call in pieces of a rank's rows: inputs, draws and joined outputs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from ronde.tensor.tree import leaves, map_leaves
 __all__ = ["RunOn", "form_of", "given_to", "in_pieces", "joined", "rows_of", "run_on"]
 
 RunOn = Callable[[ShardedCall, Sequence[Any]], Any]
-"""Carries a call out with these leaves for its arguments."""
+"""Runs a call with these leaves as its arguments."""
 
 
 def run_on(call: ShardedCall, values: Sequence[Any]) -> Any:
-    """The call, with these leaves for its arguments."""
+    """Run a call with these leaves as its arguments."""
     remaining = iter(values)
     args, kwargs = map_leaves(lambda _: next(remaining), call.given, always=True)
     return call.run(args, kwargs)
 
 
 def in_pieces(call: ShardedCall, pieces: int) -> Layout:
-    """How this rank's rows are cut, into at most so many pieces.
+    """Return the cut of this rank's rows into at most so many pieces.
 
-    Into as many on all ranks, however many rows each has: they meet in each look-up of spread rows.
+    All ranks have the same number of pieces, however many rows each has: each look-up of spread rows is a
+    collective.
     """
     whole = call.cut
     fewest = min(whole.count(rank) for rank in range(whole.world_size))
@@ -39,7 +40,7 @@ def in_pieces(call: ShardedCall, pieces: int) -> Layout:
 
 
 def rows_of(call: ShardedCall, cut: Layout, piece: int) -> Part:
-    """Which rows of the whole batch are at hand."""
+    """Return the rows of the whole batch in a piece."""
     whole = call.cut
     first, _ = whole.bounds(call.context.rank)
     start, stop = cut.bounds(piece)
@@ -47,7 +48,7 @@ def rows_of(call: ShardedCall, cut: Layout, piece: int) -> Part:
 
 
 def given_to(call: ShardedCall, cut: Layout, piece: int) -> list[Any]:
-    """The leaves of the arguments, of a batch those rows that belong to this piece."""
+    """Return the leaves of the arguments, batches cut to this piece's rows."""
     known: dict[int, Any] = {}
     values: list[Any] = []
     for value, axis in zip(leaves(call.given), call.verdict.inputs, strict=True):
@@ -58,7 +59,8 @@ def given_to(call: ShardedCall, cut: Layout, piece: int) -> list[Any]:
             layout = dataclasses.replace(cut, dim=axis, inner=call.batch.inner)
             with as_plain(value):
                 rows = layout.take(value, piece)
-                # Other axes than the first have gaps in memory, where the model may ask for a view.
+                # Slices along other axes than the first have gaps in memory, where the model may ask for a
+                # view.
                 rows = rows if axis == 0 else rows.clone()
             known[id(value)] = alike(rows, value)
         values.append(known[id(value)])
@@ -66,7 +68,7 @@ def given_to(call: ShardedCall, cut: Layout, piece: int) -> list[Any]:
 
 
 def joined(call: ShardedCall, form: Any, outputs: list[tuple[Any, ...]], cut: Layout) -> Any:
-    """The model's output for all rows; `form` is that for one piece."""
+    """Join the outputs of pieces; `form` is the model's output for one piece."""
     expected = call.verdict.outputs
     if any(len(output) != len(expected) for output in outputs):
         raise another_form(call.module)
@@ -81,7 +83,7 @@ def _whole(call: ShardedCall, axis: OutputAxis, parts: tuple[Any, ...], cut: Lay
     if any(not isinstance(part, torch.Tensor) or part.dim() != axis.dims for part in parts):
         raise another_form(call.module)
     rows = cut.count(cut.world_size - 1)
-    # It lies in memory as a piece of several rows does: what the script draws for it runs through memory.
+    # It has the memory order of a piece of several rows: draws of the script for it run through memory.
     order = axis.order if rows == 1 else order_in_memory(parts[-1])
     layout = axis.layout(parts[-1].shape, cut, rows).at(order.index(axis.dim))
     with as_plain(parts[-1]):
@@ -91,7 +93,7 @@ def _whole(call: ShardedCall, axis: OutputAxis, parts: tuple[Any, ...], cut: Lay
 
 
 def form_of(given: Sequence[Any]) -> tuple[Any, ...]:
-    """What calls have in common that differ in the elements of tensors alone."""
+    """Return a key of calls that differ only in the elements of tensors."""
     return tuple(
         (leaf.shape, leaf.dtype, leaf.requires_grad)
         if isinstance(leaf, torch.Tensor)

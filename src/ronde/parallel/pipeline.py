@@ -1,10 +1,10 @@
-"""`pipeline=N`: a model's call, of which each rank carries out its stages, micro-batch after micro-batch.
+"""`pipeline=N`: calls through stages on ranks, micro-batch after micro-batch.
 
-Every rank runs the model's forward. A module that is another rank's returns tensors without elements; one
-that is this rank's is given what it lacks by the rank that has it, while that goes on with the next
-micro-batch. The output stays where it is computed (`stage_outputs`); the script's backward then runs
-through the ranks the other way (`pipeline_edges`). All micro-batches are under way before the first comes
-back: GPipe's schedule (Huang et al. 2019). Who knows the loss of a micro-batch can have it go back at once
+Every rank runs the model's forward. A module of another rank returns tensors without elements; a module of
+this rank receives its missing inputs from the rank that has them, while that rank goes on with the next
+micro-batch. The output stays on the rank that computes it (`stage_outputs`); the script's backward then runs
+through the ranks the other way (`pipeline_edges`). All micro-batches run forward before the first runs
+backward: GPipe's schedule (Huang et al. 2019). With known losses a micro-batch can run backward at once
 (`Pipeline.losses`).
 """
 
@@ -46,60 +46,60 @@ __all__ = ["Held", "PieceLosses", "Pipeline"]
 
 
 class Held(HeldLeaves, Protocol):
-    """What a rank holds of models."""
+    """Parameters of models that a rank holds."""
 
     def stages(self, module: nn.Module) -> Stages:
-        """How a model is cut."""
+        """Return the cut of a model into stages."""
         ...
 
     def share(self, parameter: torch.Tensor, module: nn.Module) -> None:
-        """Have a parameter of a model on every rank from now on. All ranks come here."""
+        """Replicate a parameter of a model on every rank from now on. A collective."""
         ...
 
 
 class PieceLosses(Protocol):
-    """Losses of micro-batches of one call, by which they go back through the pipeline.
+    """Losses of micro-batches of one call, by which they run backward.
 
     Attributes:
-        module: the model that is called.
+        module: the called model.
     """
 
     module: nn.Module
 
     def agree(self, possible: bool) -> bool:
-        """Whether micro-batches can go back at once on every rank. A collective."""
+        """Return whether micro-batches can run backward at once on every rank. A collective."""
         ...
 
     def begin(self, cut: Layout, factor: int) -> None:
-        """The model is about to be called on these micro-batches of the batch.
+        """Prepare for a call on these micro-batches of the batch.
 
         Args:
-            factor: how many times the true one the gradient of a micro-batch is to be.
+            factor: ratio of a micro-batch's gradient to the true one.
         """
         ...
 
     def part(self, piece: int, output: Any) -> Gradients:
-        """The gradients of a micro-batch's loss, asked on the rank that has its output."""
+        """Return the gradients of a micro-batch's loss, on the rank that has its output."""
         ...
 
     def end(self, leaves: SeparateLeaves) -> None:
-        """All have gone back; gradients are there."""
+        """Finish after all micro-batches' backwards; gradients are complete."""
         ...
 
 
 class Pipeline:
-    """The way of carrying out calls under this plan; one per session.
+    """Executor of pipelined calls; one per session.
 
     Args:
-        comm: the pipeline group, a rank for each stage.
-        pieces: micro-batches, into which each rank's rows are cut; at most as many as there are rows.
-        schedule: of calls whose losses are known.
-        outputs: makes values of what a stage returns.
-        sequences: cuts those of each micro-batch; None where they are whole.
-        back: the same ranks, for gradients, where these and tensors overtake one another.
+        comm: pipeline group, a rank for each stage.
+        pieces: number of micro-batches of each rank's rows; at most as many as there are rows.
+        schedule: schedule of calls with known losses.
+        outputs: factory of values from a stage's outputs.
+        sequences: executor that cuts the sequences of each micro-batch; None where they are whole.
+        back: group of the same ranks for gradients, where these and tensors overtake one another.
 
     Attributes:
-        losses: of the call that comes next.
+        losses: losses of the next call, or None.
     """
 
     def __init__(
@@ -135,20 +135,20 @@ class Pipeline:
             except UnitFailed as failed:
                 raise failed.error from failed.error.__cause__
             except (UsedElsewhere, Rerouted) as found:
-                # All ranks have come to the same place of the first micro-batch.
+                # All ranks are at the same point of the first micro-batch.
                 torch.set_rng_state(state)
                 self.complete()
                 if isinstance(found, UsedElsewhere):
                     self._held.share(found.parameter, call.module)
                     self._routes.pop(call.module, None)
             except Exception as error:
-                # What is refused is refused on all ranks.
+                # A refusal is raised on all ranks.
                 if call.context.attempting and not isinstance(error, RondeError):
                     raise RaisedAlone(error) from error
                 raise
 
     def complete(self) -> None:
-        """Return when all that this rank has sent has gone."""
+        """Wait until all messages that this rank has sent have left."""
         _wait(self._under_way)
         self._under_way.clear()
 
@@ -213,10 +213,11 @@ class Pipeline:
     def _drawing(
         self, call: ShardedCall, whole: Layout, piece: int, *, last: bool | None = None
     ) -> Iterator[None]:
-        """Inside, a micro-batch draws its own rows of what one device draws for all.
+        """Draw a micro-batch's rows of one device's draws, inside the `with` block.
 
         Args:
-            last: nobody draws the same behind it; by itself for the last micro-batch.
+            last: whether no later micro-batch repeats the same draws; by default that of the last
+                micro-batch.
         """
         devices = [torch.cuda.current_device()] if self._comm.on_cuda else []
         cuts = bool(call.verdict.draws) and not call.drawn_in_kernels
@@ -226,25 +227,28 @@ class Pipeline:
             yield
 
     def _losses_of(self, call: ShardedCall) -> PieceLosses | None:
-        """Those by which micro-batches of this call may go back at once."""
+        """Return the losses by which micro-batches of this call may run backward, or None."""
         losses = self.losses
         if losses is None or losses.module is not call.module or not torch.is_grad_enabled():
             return None
         self.losses = None
         given = [each for each in leaves(call.given) if isinstance(each, torch.Tensor)]
-        # A table takes its gradients as they come, before it is known whether they count.
+        # A table accumulates its gradients on arrival, before it is known whether they count.
         counts_at_once = bool(self._held.stages(call.module).tables)
         return None if counts_at_once or any(each.requires_grad for each in given) else losses
 
     def _goes_by_turns(
         self, call: ShardedCall, stages: Stages, whole: Layout, pieces: Sequence[Sequence[Any]]
     ) -> bool:
-        """Whether each micro-batch goes forward over the ranks; learns the way of those that are new."""
+        """Return whether each micro-batch passes the stages in order.
+
+        Unknown routes are recorded here, by a forward of their micro-batch.
+        """
         device = _device_of(call)
         token = torch.zeros((), device=device, requires_grad=True)
         start = CallStart(token, {}, LookUps(), self._sequences)
         routes = [self._route(call, given) for given in pieces]
-        # Ranks of a stage may meet in a micro-batch, so all learn those that one does not know.
+        # Ranks of a stage may run collectives in a micro-batch, so all record a route that one does not know.
         first = {id(route): piece for piece, route in reversed(list(enumerate(routes)))}
         new = [not route.learnt and first[id(route)] == piece for piece, route in enumerate(routes)]
         unknown = call.context.comm.votes(new)
@@ -256,7 +260,7 @@ class Pipeline:
         self.complete()
         if stages.chunks == 1:
             return all(route.is_forward for route in routes)
-        # A turn draws again what earlier ones of its micro-batch have drawn.
+        # A turn repeats the draws of earlier turns of its micro-batch.
         draws_alike = call.stream is None and not call.drawn_in_kernels
         return draws_alike and all(route.goes_through(stages, self._comm.world_size) for route in routes)
 
@@ -272,7 +276,7 @@ class Pipeline:
         pieces: Sequence[Sequence[Any]],
         losses: PieceLosses,
     ) -> Any:
-        """Micro-batches forward and back by turns, as the schedule has them."""
+        """Run forward and backward of micro-batches in the order of the schedule."""
         first, stop = call.cut.bounds(call.context.rank)
         rows = Pieces(0, call.cut.rows, whole.world_size, start=first, stop=stop)
         losses.begin(rows, call.context.gradient_factor)
@@ -314,7 +318,7 @@ class Pipeline:
                         form = map_leaves(_detached, made)
                         outputs[piece] = tuple(leaves(form))
                         kept[piece].clear()
-                    del made, output, run  # the graph is the turn's
+                    del made, output, run  # the turn owns the graph
         finally:
             self._under_way += backward.under_way()
         losses.end(separate)
@@ -326,7 +330,11 @@ class Pipeline:
     def _tied(
         self, call: ShardedCall, stages: Stages, device: torch.device, look_ups: LookUps
     ) -> tuple[CallStart, ShardedCall]:
-        """Tie what all ranks have of this call; its start, and the call on what is tied."""
+        """Tie the tensors of this call that all ranks have.
+
+        Returns:
+            The start of the call, and the call with tied arguments.
+        """
         if not torch.is_grad_enabled():
             return CallStart(None, {}, look_ups, self._sequences), call
         shared = [each for each in call.module.parameters() if self._held.leaf(each) is None]
@@ -389,6 +397,6 @@ def _wait(messages: list[Any]) -> None:
 
 
 def _key(call: ShardedCall, given: Sequence[Any]) -> Any:
-    """Calls of one key go the same way."""
+    """Return a key of calls that have the same route."""
     trained = tuple(parameter.requires_grad for parameter in call.module.parameters())
     return id(call.verdict), torch.is_grad_enabled(), form_of(given), hash(trained)

@@ -1,4 +1,4 @@
-"""Backward of micro-batches that go back by turns, on one rank."""
+"""Scheduled backward of micro-batches on one rank."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from ronde.tensor.tree import leaves
 
 __all__ = ["BackwardTurns", "Forwarded"]
 
-# torch's own, because a session replaces it for scripts.
+# torch's own function, because a session replaces it for scripts.
 _BACKWARD: Any = torch.autograd.backward
 
 
 class _Parts(Protocol):
     def part(self, piece: int, output: Any) -> Gradients:
-        """The gradients of a micro-batch's loss, asked on the rank that has its output."""
+        """Return the gradients of a micro-batch's loss, on the rank that has its output."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Forwarded:
-    """A chunk of a micro-batch that has gone forward, and waits on this rank for its backward.
+    """A chunk of a micro-batch that waits on this rank for its backward.
 
     Attributes:
-        output: the model's; None where another rank has it, or a later turn.
-        trace: by what its messages are found.
-        turn: the chunk that it has gone through; None where a rank has one.
-        sent: for it, and perhaps on its way.
+        output: output of the model; None where another rank has it, or a later turn.
+        trace: tensors from which backward reaches its messages.
+        turn: the chunk that it has passed; None where a rank has one.
+        sent: messages sent for it, perhaps still on their way.
     """
 
     output: Any
@@ -45,7 +45,7 @@ class Forwarded:
     sent: list[Any]
 
     def end(self, losses: _Parts, piece: int) -> torch.Tensor | None:
-        """Where backward of what this rank has of it begins; None where nothing has a gradient."""
+        """Return the root of its backward on this rank; None without gradients."""
         tensors, gradients = ([], []) if self.turn is None else self.turn.gradients()
         if self.output is not None:
             made = [leaf for leaf in leaves(self.output) if isinstance(leaf, torch.Tensor)]
@@ -57,13 +57,13 @@ class Forwarded:
 
 
 class BackwardTurns:
-    """What has gone forward in a call, by micro-batch and chunk.
+    """Micro-batches and chunks of a call that wait for backward.
 
     Args:
-        token: the leaf behind all messages.
-        watched: what backward is inside of.
-        halves: gradients of weights have turns of their own.
-        arrived: after so many turns back a message has been received.
+        token: leaf in the graph of all messages.
+        watched: context manager around backward.
+        halves: whether gradients of weights have turns of their own.
+        arrived: number of backward turns after which a message has been received.
     """
 
     def __init__(
@@ -82,13 +82,16 @@ class BackwardTurns:
         self._sent = collections.deque[list[Any]]()
 
     def add(self, piece: int, chunk: int, found: Forwarded) -> None:
-        """Have a chunk of a micro-batch wait for its turn."""
+        """Add a chunk of a micro-batch that waits for its backward."""
         self._waiting[piece, chunk] = found
 
     def go_back(self, piece: int, chunk: int) -> None:
-        """Carry its turn out, but for its weights where these have turns of their own."""
+        """Run the backward turn of a chunk.
+
+        Gradients of weights are left out where these have turns of their own.
+        """
         found = self._waiting.pop((piece, chunk))
-        with self._watched():  # the loss, on one rank alone, can have no rank's parameters
+        with self._watched():  # the loss, on one rank alone, cannot use parameters of a stage
             end = found.end(self._losses, piece)
             if end is not None and self._halves:
                 self._weights[piece] = input_half(end, self._token)
@@ -100,11 +103,11 @@ class BackwardTurns:
                 message.wait()
 
     def weights(self, piece: int) -> None:
-        """Carry out the turn of a micro-batch's weights."""
+        """Run the turn of a micro-batch's weight gradients."""
         if piece in self._weights:
             self._weights.pop(piece)()
 
     def under_way(self) -> list[Any]:
-        """Messages that may be on their way."""
+        """Return messages that may be on their way."""
         sent = [*self._sent, *(found.sent for found in self._waiting.values())]
         return [message for messages in sent for message in messages]

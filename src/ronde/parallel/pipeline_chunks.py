@@ -1,9 +1,8 @@
-"""A micro-batch's way through the chunks of a model on one rank, a turn for each.
+"""Turns of a micro-batch through the chunks of a model on one rank.
 
-Forward of a model cannot stop in its midst, so each turn carries it out from its beginning. What earlier
-turns have come to on this rank, units' outputs and what was received, they have kept; code between units
-computes of that again what it needs. Each turn's graph ends where an earlier turn's began, so that each goes
-back by itself.
+Forward of a model cannot stop in its midst, so each turn runs it from its beginning. Outputs of units and
+received tensors of earlier turns are kept; code between units recomputes from them. Each turn's graph ends
+where an earlier turn's began, so each turn runs backward by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["ChunkTurn", "TurnEnds"]
 
 
 class TurnEnds(BaseException):
-    """The next unit of this rank is one of a later turn. No script's `except Exception` holds it up."""
+    """The next unit of this rank belongs to a later turn. No script's `except Exception` catches it."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -26,11 +25,11 @@ class ChunkTurn:
     """One turn.
 
     Attributes:
-        chunk: the turn's.
-        chunks: of the model on each rank.
-        kept: by place in the call a tensor of an earlier turn; of all turns of a micro-batch.
-        ended: tensors of this turn that later ones use, each with what stands for it there.
-        now: the chunk to which the model's code has come.
+        chunk: index of the turn's chunk.
+        chunks: number of chunks of the model on each rank.
+        kept: tensors of earlier turns of this micro-batch, by place in the call.
+        ended: tensors of this turn that later ones use, each with its replacement there.
+        now: index of the chunk that the model's code has reached.
     """
 
     chunk: int
@@ -41,28 +40,28 @@ class ChunkTurn:
 
     @property
     def is_past(self) -> bool:
-        """Whether what the code has come to was an earlier turn's."""
+        """True while the code repeats an earlier turn's part."""
         return self.now < self.chunk
 
     def enter(self, chunk: int) -> None:
-        """A unit of this rank is called.
+        """Record the call of a unit of this rank.
 
         Raises:
-            TurnEnds: it is a later turn's.
+            TurnEnds: the unit belongs to a later turn.
         """
         if chunk > self.chunk:
             raise TurnEnds
         self.now = chunk
 
     def keep(self, place: Hashable, tensor: torch.Tensor) -> None:
-        """Have a tensor stand for itself in later turns, without its graph."""
+        """Keep a tensor for later turns, without its graph."""
         if self.chunk + 1 < self.chunks:
             leaf = self.kept[place] = tensor.detach().requires_grad_(tensor.requires_grad)
             if leaf.requires_grad:
                 self.ended.append((tensor, leaf))
 
     def gradients(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Tensors of this turn, and what later turns have added to their gradients."""
+        """Return tensors of this turn, with the gradients that later turns added."""
         found = [(tensor, leaf.grad) for tensor, leaf in self.ended]
         used: list[Any] = [(tensor, gradient) for tensor, gradient in found if gradient is not None]
         return [tensor for tensor, _ in used], [gradient for _, gradient in used]

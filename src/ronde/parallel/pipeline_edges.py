@@ -1,11 +1,11 @@
-"""Where a graph goes over ranks: nodes whose backward sends, or waits for, the gradient of what was sent.
+"""Graph edges between ranks: their backward sends or receives gradients.
 
-Autograd's engine runs the node that was made last first, so a rank's backward meets its messages in the
-reverse of the order in which its forward had them. All ranks have the order of one forward, so no two wait
-for one another. Micro-batches come back last to first (Huang et al. 2019, "GPipe"), without anything that
-drives them but the script's own backward.
+Autograd's engine runs the node that was made last first, so a rank's backward handles its messages in the
+reverse order of its forward. All ranks have the order of one forward, so no two wait for one another.
+Micro-batches run backward last to first (Huang et al. 2019, "GPipe"), driven by the script's own backward
+alone.
 
-All nodes of a call hang between two: `Tie`, made first, through which the call has its inputs and the
+All nodes of a call lie between two: `Tie`, made first, through which the call has its inputs and the
 parameters that all ranks have, and `Join`, made last, which gives its output. So each message that forward
 has sent has its gradient sent back, whatever the loss is made of.
 """
@@ -28,7 +28,7 @@ _Function: Any = torch.autograd.Function
 
 
 class Tie(_Function):
-    """A token that leads back here, and tensors that all ranks have; gradients are summed over ranks."""
+    """Token that leads back here, and replicated tensors with gradients summed over ranks."""
 
     @staticmethod
     def forward(ctx: Any, comm: Comm, anchor: torch.Tensor, *tensors: torch.Tensor) -> Any:
@@ -44,9 +44,12 @@ class Tie(_Function):
 
 
 class Sent(_Function):
-    """Sends a tensor to a rank; gives a scalar, by which the node is found in backward.
+    """Send a tensor to a rank.
 
-    `both` are groups of the same ranks, for tensors and for their gradients.
+    The result is a scalar, through which backward reaches this node.
+
+    Args:
+        both: groups of the same ranks, for tensors and for their gradients.
     """
 
     @staticmethod
@@ -74,7 +77,7 @@ class Sent(_Function):
 
 
 class Received(_Function):
-    """A tensor that a rank has sent."""
+    """Receive a tensor from a rank."""
 
     @staticmethod
     def forward(
@@ -100,11 +103,11 @@ class Received(_Function):
 class Join(_Function):
     """Give this rank's part of each tensor of an output.
 
-    `tensors` are first the output's, behind them whatever backward is to come by.
+    `tensors` are the output's first, followed by tensors that backward is to pass.
 
     Args:
-        sources: the rank that has computed each tensor.
-        stays: whether it has it alone, and others nothing; else all have room for what it has.
+        sources: rank that has computed each tensor.
+        stays: whether that rank alone keeps it; else all ranks get a copy.
         differentiable: whether it has a gradient.
     """
 
@@ -136,9 +139,9 @@ class Join(_Function):
 
 
 class Ends(_Function):
-    """Where a micro-batch's graph ends on a rank: a scalar, whose backward brings what is known already.
+    """Scalar at the end of a micro-batch's graph on a rank, with known gradients.
 
-    `tensors` are first the output's, each with a gradient, behind them whatever backward is to come by.
+    `tensors` are the output's first, each with a gradient, followed by tensors that backward is to pass.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Refusal of what asks one rank alone for the gradient of a single parameter, under `pipeline=N`."""
+"""Refusal of single parameters' gradients, which one rank alone computes under `pipeline=N`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["refuse_lone_gradients"]
 
 
 def refuse_lone_gradients(patches: Patches, in_stage: Callable[[torch.Tensor], bool], item: str) -> None:
-    """Replace the functions by which a script asks for such a gradient.
+    """Patch the functions by which a script asks for such a gradient.
 
     Args:
-        in_stage: whether a tensor is a parameter of one stage.
-        item: of the plan, by which messages name the pipeline.
+        in_stage: predicate for a parameter of one stage.
+        item: plan item by which messages name the pipeline.
     """
     plain_hook: Any = torch.Tensor.register_post_accumulate_grad_hook
 

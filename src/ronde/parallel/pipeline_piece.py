@@ -1,4 +1,4 @@
-"""A micro-batch's way through the stages of a model, as one rank sees it."""
+"""One micro-batch's way through the stages of a model, on one rank."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = ["PieceOfCall", "UnitFailed", "UsedElsewhere"]
 
 
 class UnitFailed(Exception):
-    """A unit has raised, which no rank waits for any more: in the first micro-batch all ranks have it."""
+    """A unit has raised; no rank waits for its output. In the first micro-batch all ranks raise it."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class UnitFailed(Exception):
 
 
 class UsedElsewhere(Exception):
-    """A parameter of one stage is used by code that is not that stage's."""
+    """A parameter of one stage is used by code outside of that stage."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class UsedElsewhere(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Made:
-    """A tensor that has come to this rank while ranks learn."""
+    """Tensor that a unit returned or received while the route is learnt."""
 
     tensor: torch.Tensor
     version: int
@@ -77,15 +77,15 @@ class PieceOfCall:
 
     Args:
         both: groups of a pipeline's ranks, for tensors and for their gradients; perhaps one.
-        route: of calls of this form; perhaps learnt here.
-        start: of the call.
-        held: what this rank has.
-        under_way: is given what has been sent.
-        turn: carries out one chunk of this rank; None for all.
+        route: route of calls of this form; recorded here if unknown.
+        start: start of the call.
+        held: parameters of this rank.
+        under_way: list that receives sent messages.
+        turn: the only chunk of this rank to run; None for all.
 
     Attributes:
-        trace: by what its messages are found in backward.
-        raised: what units of this rank have raised; zeros went on in place of what they return.
+        trace: tensors from which backward reaches its messages.
+        raised: exceptions of this rank's units; zeros went on in place of their outputs.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class PieceOfCall:
         self._learns = not route.learnt
         self._absence = Absence(device, self._between, notes=self._learns)
         self._next = 0
-        # What units of this rank have returned, and what was received, while ranks learn.
+        # Outputs of this rank's units, and received tensors, while the route is learnt.
         self._made: dict[int, _Made] = {}
         self._chunk = 0
         self.trace: list[torch.Tensor] = []
         self.raised: list[Exception] = []
 
     def carry_out(self, call: ShardedCall, given: Sequence[Any]) -> Any:
-        """The model's output, of which this rank has some tensors and others are absent.
+        """Return the model's output, with some tensors on this rank and others absent.
 
         Raises:
             TurnEnds: a later turn goes on.
@@ -143,11 +143,11 @@ class PieceOfCall:
                 raise self._another_way(type(call.module).__name__)
             return output
         finally:
-            # It calls back, so what has been received would stay until garbage is collected.
+            # A reference cycle: received tensors would stay until garbage is collected.
             del self._absence
 
     def carry_out_turn(self, call: ShardedCall, given: Sequence[Any]) -> Any:
-        """As `carry_out`; None where a later turn goes on."""
+        """Call `carry_out`, but return None where a later turn goes on."""
         try:
             return self.carry_out(call, given)
         except TurnEnds:
@@ -155,7 +155,7 @@ class PieceOfCall:
 
     @contextmanager
     def _swapped(self, module: nn.Module) -> Iterator[None]:
-        """Inside, units come here when they are called, and modules have what is tied."""
+        """Route calls of units to this object, and put tied parameters into modules."""
         callers = {unit.module: self._caller(unit, unit.module.forward) for unit in self._stages.units}
         callers |= {table: self._table_caller(table, table.forward) for table in self._stages.tables}
         with forwards(callers), holding(module, lambda each: self._tied.get(id(each))):
@@ -183,16 +183,16 @@ class PieceOfCall:
         return called
 
     def _of_every_rank(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows that all ranks have looked up; their gradient is the sum of what stages make of them."""
+        """Return looked-up rows of all ranks; gradients are summed over stages."""
         if self._token is None or not rows.requires_grad:
             return rows
-        # Later messages hang behind it, and it behind earlier ones: all ranks meet in its backward.
+        # Later messages come after it in the graph, and it after earlier ones: all ranks reach its backward.
         self._token, rows = Tie.apply(self._comm, self._token, rows)
         self.trace.append(self._token)
         return rows
 
     def _call(self, unit: StageUnit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A unit's call, on whatever rank it is."""
+        """Call a unit, on its own rank or another."""
         values, structure = pytree.tree_flatten((args, kwargs))
         values = [self._absence.real(value) for value in values]
         owner = unit.stage
@@ -228,7 +228,7 @@ class PieceOfCall:
         return known.rebuilt(lambda leaf: self._absent(leaf, values))
 
     def _between(self, place: int, values: list[Any]) -> None:
-        """An operation of the model's own code is about to begin."""
+        """Handle an operation of the model's own code before it runs."""
         if self._learns:
             self._look_at(values)
         for move in self._route.between.get(place, ()):
@@ -237,7 +237,7 @@ class PieceOfCall:
     def _own(
         self, unit: StageUnit, forward: Callable[..., Any], args: Any, kwargs: Any, values: Sequence[Any]
     ) -> tuple[Any, Output | Problem | None]:
-        """This rank's: what it returns, and what the others are told of it."""
+        """Run a unit of this rank; return its output, and its description for others."""
         drawn: list[DescribedDraw] = []
         noting = ReportedDraws(lambda draw, _: drawn.append(draw)) if self._learns else nullcontext()
         try:
@@ -263,7 +263,7 @@ class PieceOfCall:
         return output, None
 
     def _has_come(self, how: str, described: Sequence[Any], value: Any) -> None:
-        """Remember what a unit of this rank has returned, or what was received for one."""
+        """Record the output of a unit, or a tensor received for one."""
         if self._token is None:
             return
         for leaf, (shape, each) in enumerate(zip(described, pytree.tree_leaves(value), strict=True)):
@@ -278,18 +278,22 @@ class PieceOfCall:
 
     @property
     def _place(self) -> int:
-        """Of the unit that is being called."""
+        """Number of the unit that is being called."""
         return len(self._route.steps) + 1 if self._learns else self._next
 
     def _look_at(self, values: Sequence[Any], *, chunk: int | None = None) -> None:
-        """Code uses tensors; `chunk`: for a unit, when this rank has come so far."""
+        """Record that code uses tensors.
+
+        Args:
+            chunk: index of the chunk of a unit that uses them; None for code between units.
+        """
         for value in values:
             made = self._made.get(id(innermost_rows(value))) if isinstance(value, torch.Tensor) else None
             if made is not None and made.chunk != chunk:
                 self._route.used_later.add(made.place)
 
     def _once_more(self, turn: ChunkTurn, known: Output, values: Sequence[Any]) -> Any:
-        """What a unit has returned in an earlier turn."""
+        """Return the output of a unit from an earlier turn."""
         draw_again(known.draws, self._device)
 
         def leaf(place: int) -> Any:
@@ -308,7 +312,7 @@ class PieceOfCall:
             raise self._another_way(unit.name)
         step = self._route.steps[self._next]
         self._next += 1
-        past = self._turn is not None and self._turn.is_past  # not all of that is here any more
+        past = self._turn is not None and self._turn.is_past  # not all of these values are still here
         has = step.has if past else tuple(not is_absent(value) for value in values)
         if step.unit != unit.name or step.has != has:
             raise self._another_way(unit.name)
@@ -322,7 +326,7 @@ class PieceOfCall:
         )
 
     def _moved(self, move: Move, value: Any) -> Any:
-        """A tensor on its way to the rank of a unit."""
+        """Send or receive a tensor for a unit."""
         rank, turn = self._comm.rank, self._turn
         under_way = self._under_way
         graph = move.shape.gradient and self._token is not None
@@ -367,13 +371,13 @@ class PieceOfCall:
         return self._over(self._absence.stand_in(leaf), leaf) if isinstance(leaf, Shape) else leaf
 
     def _zeros(self, leaf: Any, values: Sequence[Any]) -> Any:
-        """In place of what a unit of this rank failed to return: the others wait for its messages."""
+        """Return zeros for the output of a failed unit: other ranks wait for it."""
         if isinstance(leaf, Same):
             return values[leaf.place]
         return self._over(leaf.room(self._device).zero_(), leaf) if isinstance(leaf, Shape) else leaf
 
     def _over(self, rows: torch.Tensor, shape: Shape) -> torch.Tensor:
-        """The tensor of which this rank has these rows."""
+        """Return the global tensor with these rows on this rank."""
         if shape.cut is None or self._sequences is None:
             return rows
         return self._sequences.over(rows, shape.cut)
