@@ -125,7 +125,7 @@ class ServedParameters:
 
 
 class LocalUpdate(ServedUpdate):
-    """Sharded update for `async` and `bounded`.
+    """Optimizer steps on servers for `async` and `bounded`.
 
     Args:
         parameters: parameters with their keys on servers.

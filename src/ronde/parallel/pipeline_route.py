@@ -1,7 +1,8 @@
-"""What ranks have learnt of a call's first micro-batch: who has which tensor when a unit is called.
+"""Routes of calls through a pipeline: moves of tensors, by form of call.
 
-All ranks carry out the code between units, so all come to the same units in the same order. The first time
-they tell each other what they have; from then on each knows what it has to send, and what it will be sent.
+All ranks execute the code between units, so all reach the same units in the same order. The first time they
+tell each other the tensors that they have; from then on each knows the messages that it has to send and
+receive.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = [
 
 
 Place = tuple[int, str, int]
-"""Of a tensor in a call: the number of a unit's call, whether it was received or returned, and the leaf."""
+"""Place of a tensor in a call: number of a unit's call, "received" or "output", and leaf."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Move:
     """A tensor that one rank sends to another.
 
     Attributes:
-        place: among the leaves of a unit's arguments.
+        place: index among the leaves of a unit's arguments.
     """
 
     place: int
@@ -52,11 +53,12 @@ class Move:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Output:
-    """What a unit returns, in a form that its rank can tell the others.
+    """Description of a unit's output that its rank can send to others.
 
     Attributes:
-        leaves: of each what it is: a `Shape`, the place of the argument that it is itself, or a value.
-        structure: of what it returns, with places in `leaves`.
+        leaves: description of each leaf: a `Shape`, the place of an argument that is returned (`Same`), or a
+            value.
+        structure: nested containers of the output, with indices of `leaves`.
         draws: operations that drew random numbers, with their arguments.
     """
 
@@ -76,11 +78,11 @@ class Output:
             else leaf
             for leaf in leaves
         )
-        # Containers travel as they are: the description of a structure is torch's own.
+        # Containers are sent as they are: the description of a structure is torch's own.
         return cls(tuple(described), pytree.tree_unflatten(range(len(leaves)), structure), tuple(draws))
 
     def rebuilt(self, leaf: Callable[[Any], Any]) -> Any:
-        """What the unit returns, with what `leaf` makes of each of `leaves`."""
+        """Rebuild the output of the unit, with `leaf` applied to each of `leaves`."""
         return pytree.tree_map(lambda place: leaf(self.leaves[place]), self.structure)
 
 
@@ -93,10 +95,11 @@ class Same:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """What a unit's rank tells the others instead, when it cannot go on: `error`, or a parameter's name.
+    """Message from a unit's rank that cannot go on.
 
     Attributes:
-        error: an exception, packed.
+        error: a pickled exception.
+        parameter: name of a parameter of another stage that the unit used.
     """
 
     error: bytes = b""
@@ -108,8 +111,8 @@ class Step:
     """One call of a unit.
 
     Attributes:
-        unit: its name.
-        moves: what goes to its rank before.
+        unit: name of the unit.
+        moves: tensors that are sent to its rank before.
         has: whether this rank has each tensor among its arguments.
     """
 
@@ -121,16 +124,16 @@ class Step:
 
 @dataclasses.dataclass(slots=True)
 class Route:
-    """All of a call for one micro-batch.
+    """The whole route of a call for one micro-batch.
 
     Attributes:
-        between: what goes over ranks before operations of the model's own code, by their places.
-        sources: for each leaf of the output that is a tensor the rank that has it; -1 where all compute it.
-        gradients: which of these leaves have one.
-        learnt: all of it is known.
-        in_place: code has changed what a unit of this rank has returned, or what was received.
+        between: moves before operations of the model's own code, by their places.
+        sources: rank of each tensor among the leaves of the output; -1 where all compute it.
+        gradients: whether each of these leaves requires a gradient.
+        learnt: whether the whole route is known.
+        in_place: whether code has changed a tensor that a unit of this rank returned or received.
         used_later: places of such tensors that code uses beside the units of their chunk.
-        verdict: held, because calls are told apart by which it is.
+        verdict: verdict of the call, kept alive, because calls are told apart by its identity.
     """
 
     steps: list[Step] = dataclasses.field(default_factory=list)
@@ -144,13 +147,13 @@ class Route:
 
     @property
     def is_forward(self) -> bool:
-        """Whether all goes from lower ranks to higher ones, and one rank has all of the output."""
+        """True if tensors move to higher ranks only, and one rank has the output."""
         moves = [*self.between.values(), *(step.moves for step in self.steps)]
         ends = {source for source in self.sources if source >= 0}
         return len(ends) == 1 and all(move.source < move.to for each in moves for move in each)
 
     def goes_through(self, stages: Stages, ranks: int) -> bool:
-        """Whether it goes through the chunks of all ranks one after another, and can end after each."""
+        """Return whether it passes the chunks of all ranks in order. It can end after each then."""
         places = {unit.name: unit.chunk * ranks + unit.stage for unit in stages.units}
         order = [places[step.unit] for step in self.steps]
         ends = {source for source in self.sources if source >= 0}
@@ -159,17 +162,20 @@ class Route:
 
 
 class Rerouted(Exception):
-    """A tensor has to be sent before an operation that is past; the route knows, and the call begins anew."""
+    """A tensor has to be sent before a past operation.
+
+    The route is updated, and the call restarts.
+    """
 
 
 def moves_to(
     comm: Comm, route: Route, absence: Absence, unit: StageUnit, leaves: Sequence[Any]
 ) -> tuple[Move, ...]:
-    """What the rank of a unit lacks of its arguments, and who sends it. All ranks come here.
+    """Return the moves of arguments that a unit's rank lacks. A collective.
 
     Raises:
-        UsageError: where ranks have come to different units, or nobody can have what is needed.
-        Rerouted: where its rank can compute an argument itself if it is sent something before.
+        UsageError: ranks have reached different units, or no rank can have a needed tensor.
+        Rerouted: the rank can compute an argument itself after an earlier move.
     """
     told = comm.all_gather_object((unit.name, [_told(leaf) for leaf in leaves]))
     if len({name for name, _ in told}) > 1:
@@ -197,13 +203,13 @@ def moves_to(
 def sources_of(
     comm: Comm, route: Route, absence: Absence, leaves: Sequence[Any]
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """For each tensor of an output the rank that has it, and whether it requires a gradient.
+    """Return the rank of each output tensor, and whether it requires a gradient.
 
-    -1 stands for what all ranks have, computed without a parameter. All ranks come here.
+    -1 stands for a tensor that all ranks have, computed without a parameter. A collective.
 
     Raises:
-        UsageError: where nobody can have a tensor.
-        Rerouted: where a rank can compute one if it is sent something before.
+        UsageError: no rank can have a tensor.
+        Rerouted: a rank can compute a tensor after an earlier move.
     """
     told = comm.all_gather_object([_told(leaf) for leaf in leaves])
     rerouted = False
@@ -224,7 +230,7 @@ def sources_of(
 
 
 def _reroute(comm: Comm, route: Route, absence: Absence, value: Any, to: int) -> None:
-    """Have a rank sent what it lacks to compute a tensor that no rank has. All ranks come here."""
+    """Add moves by which a rank can compute a tensor that no rank has. A collective."""
     made = absence.made(value)
     if made is None:
         raise UsageError(
@@ -249,7 +255,7 @@ def _source(told: Sequence[Sequence[Any]], place: int) -> int | None:
 
 
 def _told(leaf: Any) -> Shape | bool | None:
-    """Of an absent tensor nothing, of another its shape, of anything else that it is there."""
+    """Return None for an absent tensor, the shape of another, True for other values."""
     if is_absent(leaf):
         return None
     return Shape.of(leaf) if isinstance(leaf, torch.Tensor) else True

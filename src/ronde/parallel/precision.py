@@ -1,7 +1,7 @@
-"""`precision=bf16`, `fp16`, `tf32`: models compute in a narrow type, what is done with outputs does not.
+"""`precision=bf16`, `fp16`, `tf32`: models compute in a narrow type.
 
-Around the outermost call of a model stands `torch.autocast`; its results in the narrow type become float32.
-So parameters, losses, gradients, the update and every value that the script reads are in float32.
+`torch.autocast` surrounds the outermost call of a model; its results in the narrow type become float32. So
+parameters, losses, gradients, the update and every value that the script reads are in float32.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """Sees to the calls of models; one per process.
+    """Applies autocast to calls of models; one per process.
 
     Args:
         name: `bf16` or `fp16`.
-        note: takes a sentence for the user.
+        note: callback for a sentence to the user.
     """
 
     def __init__(self, name: str, note: Callable[[str], object]) -> None:
@@ -38,7 +38,7 @@ class Precision:
         self._thread = _Thread()
 
     def install(self, patches: Patches) -> None:
-        """Join the layers around calls of modules."""
+        """Add a layer to calls of modules."""
         patches.layer(MODULE_CALL, "precision", self._layer)
 
     def _layer(self, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,7 +58,10 @@ class Precision:
         return call
 
     def _applies(self, module: torch.nn.Module) -> bool:
-        """A loss or a metric has no parameters, and is computed as the script does it."""
+        """Return whether a module is a model to run under autocast.
+
+        A loss or a metric has no parameters, and is computed as in the script.
+        """
         parameter = next(module.parameters(), None)
         if parameter is None or torch.jit.is_tracing():
             return False
@@ -96,13 +99,13 @@ class Precision:
 
 
 class _Thread(threading.local):
-    """Whether this thread is inside a model that is called."""
+    """Flag of this thread: whether it is inside a called model."""
 
     inside = False
 
 
 def allow_tf32(patches: Patches, note: Callable[[str], object]) -> None:
-    """Let matrix products and convolutions on CUDA devices round what they multiply to TF32."""
+    """Allow TF32 in matrix products and convolutions on CUDA devices."""
     if not torch.cuda.is_available():
         note("precision=tf32 changes nothing on a CPU, which computes in float32; try precision=bf16")
         return

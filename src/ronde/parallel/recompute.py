@@ -1,8 +1,8 @@
-"""`recompute=full`, `selective`: blocks of a model are computed again in backward, instead of kept.
+"""`recompute=full`, `selective`: activation checkpointing of a model's blocks.
 
-Of every repeated block forward keeps the arguments only (`full`), or the arguments and the results of matrix
-products, convolutions and attention (`selective`): what is cheap to compute and large to keep is computed
-again.
+Forward keeps only the arguments of every repeated block (`full`), or the arguments and the results of matrix
+products, convolutions and attention (`selective`); backward recomputes everything else, which is cheap to
+compute and large to keep.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ronde.tensor.tree import map_leaves
 __all__ = ["COSTLY", "Inside", "Recompute"]
 
 _aten = torch.ops.aten
-# What costs far more to compute than to keep.
+# Operations that cost far more to compute than their results cost to keep.
 COSTLY = frozenset(
     {
         _aten.mm.default,
@@ -45,7 +45,7 @@ COSTLY = frozenset(
         _aten._scaled_dot_product_cudnn_attention.default,
     }
 )
-# Of lists, dicts and their like a block gets the same ones again; other objects are not taken apart.
+# A block gets the same lists, dicts and similar containers again; other objects are not taken apart.
 _UNCHANGING = (
     torch.Tensor, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, str, bytes, int,
     float, complex, range, slice, frozenset, enum.Enum,
@@ -54,14 +54,15 @@ _UNCHANGING = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Inside:
-    """What is around a module that is called.
+    """State around a called module.
 
     Attributes:
-        model: whether execution is inside a model, where tensors are plain.
-        script: whether it is in the script, or in the body of a model that runs in parts.
-        note: takes a sentence for the user.
-        again: told whenever a block has been computed again.
-        draws: whether what runs may draw random numbers, as far as is known.
+        model: function that returns whether execution is inside a model, where tensors are plain.
+        script: function that returns whether it is in the script, or in the body of a model that runs in
+            parts.
+        note: callback for a sentence to the user.
+        again: callback whenever a block has been recomputed.
+        draws: function that returns whether the running code may draw random numbers, as far as is known.
     """
 
     model: Callable[[], bool]
@@ -72,7 +73,7 @@ class Inside:
 
 
 class Recompute:
-    """Sees to the blocks of every model that is called; one per process.
+    """Checkpoints the blocks of every model that is called; one per process.
 
     Args:
         extent: `full` or `selective`.
@@ -95,7 +96,10 @@ class Recompute:
 
     @contextmanager
     def by_calls(self, yes: bool) -> Iterator[None]:
-        """Inside, whether a call of a block may be computed again; else `carry_out` alone does so."""
+        """Set whether calls of blocks are checkpointed inside the `with` block.
+
+        Otherwise `carry_out` alone does so.
+        """
         before, self._by_calls = self._by_calls, yes
         try:
             yield
@@ -103,7 +107,7 @@ class Recompute:
             self._by_calls = before
 
     def carry_out(self, unit: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """`forward` of a module; computed again in backward where the module is a block."""
+        """Run `forward` of a module, with recomputation in backward if it is a block."""
         with self.by_calls(True):
             if unit in self._blocks and self._may_run_again(unit, (args, kwargs)):
                 return self._again(lambda _, *args, **kwargs: forward(*args, **kwargs), unit, args, kwargs)
@@ -120,8 +124,9 @@ class Recompute:
                 return plain(module, *args, **kwargs)
             if not self._depth:
                 self._search(module)
-                # A parametrization is called without any: it keeps no activations. In backward the parts of a
-                # model are called by what computes them again: a checkpoint, a function of the user's.
+                # A parametrization is called without arguments: it keeps no activations. In backward the
+                # parts of a model are called by code that recomputes them: a checkpoint, a function of the
+                # user's.
                 if (args or kwargs) and current_graph_task_id() == -1:
                     self._tell(module)
             self._depth += 1
@@ -141,19 +146,22 @@ class Recompute:
             self._blocks.update(repeated_blocks(model))
 
     def _open(self, block: torch.nn.Module) -> None:
-        """A block that runs in parts may go another way in backward: its modules are blocks instead."""
+        """Replace a block that runs in parts by its modules as blocks.
+
+        In backward it may take another path.
+        """
         if block in self._blocks:
             self._blocks.discard(block)
             self._blocks.update(parts_of(block))
 
     def _is_new(self, model: torch.nn.Module) -> bool:
-        """Whether it is called for the first time, or has other layers now."""
+        """Return whether it is called for the first time, or has other layers now."""
         count = sum(1 for _ in model.modules())
         known, self._searched[model] = self._searched.get(model), count
         return known != count
 
     def _tell(self, model: torch.nn.Module) -> None:
-        """Say of a model that is trained that it keeps everything, where no model has blocks."""
+        """Note a trained model that keeps all activations, as no model has blocks."""
         if model in self._told or not model._modules or not torch.is_grad_enabled():
             return
         self._told.add(model)
@@ -205,5 +213,5 @@ class Recompute:
 
 
 def _may_change(leaf: Any) -> bool:
-    """Whether an argument is an object that somebody may change in place, as a cache of keys and values."""
+    """Return whether an argument may be changed in place, as a key-value cache."""
     return not (leaf is None or callable(leaf) or isinstance(leaf, _UNCHANGING))

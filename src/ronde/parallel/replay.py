@@ -1,9 +1,9 @@
-"""Carrying out a part of a model in forward, and again in backward as it was then, so that nothing is kept.
+"""Checkpointed execution of a part of a model, with its state restored.
 
-torch's checkpoints see to random draws and autocast. What they leave to the user is done here: parameters
-that were swapped in for one call (`functional_call`), attributes, buffers and variables that the forward
-changes, modes that the script changes before backward. Parameters that have other values by then cannot be
-had back: that is an error.
+torch's checkpoints handle random draws and autocast. They leave to the user: parameters that were swapped in
+for one call (`functional_call`), attributes, buffers and variables that the forward changes, and modes that
+the script changes before backward. These are handled here. Former values of changed parameters cannot be
+restored: that is an error.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from ronde.tensor.tree import Opaque, leaves, map_leaves
 
 __all__ = ["Replay"]
 
-# Elements of a tensor of which a copy costs nothing.
+# Number of elements up to which a tensor is copied at no cost.
 _SMALL = 1 << 12
 
 Contents = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Replay:
-    """Carries parts of models out so that backward computes again what it needs.
+    """Runs parts of models with recomputation in backward.
 
     Args:
-        asked: the plan's item for which this is done, for errors.
-        again: told whenever a part has been computed again.
+        asked: plan item for which this is done, for errors.
+        again: callback whenever a part has been recomputed.
     """
 
     def __init__(self, asked: str, again: Callable[[], object] = lambda: None) -> None:
@@ -50,7 +50,7 @@ class Replay:
         self._places: weakref.WeakKeyDictionary[torch.nn.Module, list[Place]] = weakref.WeakKeyDictionary()
 
     def outside(self, module: torch.nn.Module) -> list[tuple[str, Any]]:
-        """The variables that its code names, and what they hold."""
+        """Return the variables that its code names, with their values."""
         return contents(self._places_of(module))
 
     def _places_of(self, module: torch.nn.Module) -> list[Place]:
@@ -64,17 +64,17 @@ class Replay:
         self, module: torch.nn.Module, function: Callable[..., Any], values: Sequence[Any], *, draws: bool,
         kept: Collection[Any] = (),
     ) -> Any:  # fmt: skip
-        """`function(*values)`, of which backward computes again what it needs.
+        """Run `function(*values)` with recomputation in backward.
 
         Args:
-            module: whose parameters and attributes `function` uses.
-            draws: it may draw random numbers from torch's default generators.
+            module: module with the parameters and attributes that `function` uses.
+            draws: whether it may draw random numbers from torch's default generators.
             kept: operations whose results are kept.
         """
         asked, again = self._asked, self._again
         moment = _Moment(module, asked, self._places_of(module))
         results: list[Any] = []
-        # A layer that works in place may do so on what it is given.
+        # A layer that works in place may change its arguments.
         in_place = any(_is_in_place(part) for part in module.modules())
         originals = list(values)
         held = [_another(value, in_place) for value in values]
@@ -94,12 +94,12 @@ class Replay:
                 with moment.restored(), Kept(kept, results) if kept else nullcontext():
                     try:
                         return function(*(_another(value, in_place) for value in held))
-                    finally:  # torch breaks off as soon as it has what backward needs
+                    finally:  # torch breaks off as soon as it has everything that backward needs
                         again()
             first = False
             try:
                 return forward()
-            except Exception as error:  # raised in here, torch before 2.12 would go on noting what is saved
+            except Exception as error:  # raised in here, torch before 2.12 would go on recording
                 failed.append(error)
 
         def forward() -> Any:
@@ -114,9 +114,9 @@ class Replay:
                 )
             return result
 
-        # torch learns from what it is given which devices are used, and keeps it.
+        # torch finds the devices in use by the arguments, and keeps these.
         given = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor, _ in before]
-        # By its name: the boundary has replaced it by one that goes on in the same region.
+        # By its name: the boundary has replaced it by one that continues in the same region.
         checkpoint: Any = torch.utils.checkpoint.checkpoint
         result = checkpoint(carried_out, *given, use_reentrant=False, preserve_rng_state=draws)
         if failed:
@@ -125,7 +125,7 @@ class Replay:
 
 
 class _World:
-    """What a module, and the variables that its code names, hold by now; with random generators."""
+    """Current state of a module, of variables that its code names, and of generators."""
 
     def __init__(self, module: torch.nn.Module, places: Sequence[Place]) -> None:
         self._variables = [(place, place.read()) for place in places]
@@ -145,7 +145,7 @@ class _World:
 
 
 class _Moment:
-    """What a module is when it is called."""
+    """State of a module at its call."""
 
     def __init__(self, module: torch.nn.Module, asked: str, places: Sequence[Place]) -> None:
         self._module, self._places = module, places
@@ -162,7 +162,7 @@ class _Moment:
         self._versions = [(tensor, tensor._version) for tensor in map(_at_hand, known)]
 
     def passed(self) -> None:
-        """The forward pass is over: of large tensors that it has not changed no copy is kept."""
+        """Drop copies of large tensors that the forward pass has not changed."""
         held, self._changed = self._changed, []
         for tensor, before in held:
             if not _same(tensor, before):
@@ -174,7 +174,7 @@ class _Moment:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Inside, everything is as it was; behind it, as it is now."""
+        """Restore the state of the call inside, and the current state at the end."""
         if any(tensor._version != version for tensor, version in self._versions):
             raise UsageError(
                 f"parameters or tensors of {self._name} were changed in place between its forward and its "
@@ -190,7 +190,7 @@ class _Moment:
         self._world.restore()
         _put(changed)
         try:
-            # What it prints it has printed.
+            # It has printed its output already.
             with redirected("stdout", io.StringIO()), redirected("stderr", io.StringIO()):
                 yield
         finally:
@@ -200,17 +200,21 @@ class _Moment:
 
 def _put(contents: Contents) -> None:
     for tensor, value in contents:
-        # By `.data`: no version is counted, so that graphs which use the buffer remain of use.
+        # By `.data`: versions stay, so graphs that use the buffer remain valid.
         tensor.data.copy_(value)
 
 
 def _is_in_place(part: torch.nn.Module) -> bool:
-    """Not asked of the module itself, whose `__getattr__` may be of the user's."""
+    """Return whether a module works in place; its `__getattr__` is not called."""
     return bool(vars(part).get("inplace", getattr(type(part), "inplace", False)))
 
 
 def _another(value: Any, copied: bool) -> Any:
-    """An argument as it is now, in lists and dicts of its own; with tensors of its own, if it is copied."""
+    """Return an argument with copied lists and dicts.
+
+    Args:
+        copied: whether to copy tensors too.
+    """
 
     def leaf(value: Any) -> Any:
         if copied and isinstance(value, torch.Tensor):
@@ -223,14 +227,14 @@ def _another(value: Any, copied: bool) -> Any:
 def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     try:
         found = list(leaves(list(values)))
-    except Opaque:  # what is in it is not looked after
+    except Opaque:  # an opaque object's tensors are not checked
         found = values
     tensors = [_at_hand(value) for value in found if isinstance(value, torch.Tensor)]
     return [tensor for tensor in tensors if not tensor.is_inference()]
 
 
 def _at_hand(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a global tensor, which would be gathered for a look at it."""
+    """Return this rank's part of a global tensor, without gathering it."""
     local = tensor._local if isinstance(tensor, GlobalTensor) else None
     return tensor if local is None else local
 

@@ -1,9 +1,10 @@
-"""Attention whose keys and values go around a ring of ranks, which each attend with their own queries.
+"""Ring attention: keys and values travel around a ring of ranks.
 
-While a rank's keys and values are used, those of the one before are under way (Liu et al. 2023, "Ring
-Attention with Blockwise Transformers"); what is made of each block is in `attention_blocks`. Backward sends
-keys and values round again, with their gradients behind them. So a rank
-keeps its own queries, keys, values and result, and has two blocks of keys and values more at any time.
+Each rank attends with its own queries. While a rank's keys and values are used, those of the previous rank
+are under way (Liu et al. 2023, "Ring Attention with Blockwise Transformers"); `attention_blocks` computes and
+merges each block. Backward sends keys and values around again, followed by their gradients. So a rank keeps
+its own queries, keys, values and result, and has two more blocks of keys and values at any time.
+
 Functions of plain tensors `[..., heads, tokens, width]`: nothing here knows how values are cut inside of a
 model.
 """
@@ -38,15 +39,15 @@ _Function: Any = torch.autograd.Function
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """The ranks of a ring, and which tokens each has.
+    """Ranks of a ring, with the tokens of each.
 
     Attributes:
-        comm: of the ring; None: this rank has all keys.
-        queries: of this rank, as ranges of positions that rise.
-        keys: of every rank, likewise.
-        causal: a query sees keys up to its own position.
-        scale: of products of queries and keys.
-        dropout_p: with which `kept` was drawn.
+        comm: process group of the ring; None if this rank has all keys.
+        queries: positions of this rank's queries, as ascending ranges.
+        keys: positions of every rank's keys, likewise.
+        causal: whether a query sees keys up to its own position only.
+        scale: factor of products of queries and keys.
+        dropout_p: dropout probability with which `kept` was drawn.
     """
 
     comm: Comm | None
@@ -61,11 +62,11 @@ class Ring:
         return 0 if self.comm is None else self.comm.rank
 
     def count(self, rank: int) -> int:
-        """How many keys a rank has."""
+        """Return the number of keys of a rank."""
         return sum(stop - start for start, stop in self.keys[rank])
 
     def operands(self, query: torch.Tensor, mask: torch.Tensor | None, kept: torch.Tensor | None) -> Operands:
-        """The operands that stay on this rank."""
+        """Return the operands that stay on this rank."""
         count = sum(map(self.count, range(len(self.keys))))
         return Operands(query, mask, kept, keys=count, scale=self.scale, dropout_p=self.dropout_p)
 
@@ -78,11 +79,14 @@ def attend(
     mask: torch.Tensor | None = None,
     kept: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of this rank's queries to the keys of all: `[..., heads, tokens, width]`. A collective.
+    """Attend with this rank's queries to the keys of all ranks. A collective.
+
+    Tensors are `[..., heads, tokens, width]`.
 
     Args:
-        key, value: of this rank's tokens, of fewer heads where queries are grouped.
-        mask: `[..., queries, all keys]`, or broadcast to it: what is seen, or what is added.
+        key, value: keys and values of this rank's tokens, of fewer heads where queries are grouped.
+        mask: `[..., queries, all keys]`, or broadcast to it: True where a key is seen, or a summand of
+            scores.
         kept: `[..., queries, all keys]`, True where dropout keeps.
     """
     device = query.device.type
@@ -94,7 +98,7 @@ def attend(
 
 
 class _Attention(_Function):
-    """Keeps this rank's part alone."""
+    """Ring attention that saves only this rank's part for backward."""
 
     @staticmethod
     def forward(
@@ -125,7 +129,7 @@ class _Attention(_Function):
 
 
 class _Once(_Function):
-    """Gradients of which there are no further ones."""
+    """Identity on gradients without a second derivative."""
 
     @staticmethod
     def forward(ctx: Any, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -139,16 +143,16 @@ class _Once(_Function):
 
 
 def _as_it_is(like: torch.Tensor) -> torch.autocast:
-    """Inside, sums are taken in the type that is written here."""
+    """Disable autocast, so sums are taken in the types chosen here."""
     return torch.autocast(like.device.type, enabled=False)
 
 
 def _forward(
     ring: Ring, own: Operands, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, and for each query the logarithm of its sum of exponentials."""
+    """Return the result, and the log-sum-exp of each query's scores."""
     query = own.query
-    # It lies in memory as on one device, since what is drawn for it later runs through memory.
+    # It has one device's memory order, since later draws for it run through memory.
     if own.has_kernel(value):
         out = torch.zeros_like(query, dtype=own.wide)
     else:
@@ -166,12 +170,13 @@ def _forward(
 def _backward(
     ring: Ring, own: Operands, key: torch.Tensor, value: torch.Tensor, known: Known
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of queries, keys and values.
+    """Return the gradients of queries, keys and values.
 
-    Those of a rank's keys and values follow them from the next rank on, and come home at last.
+    Gradients of a rank's keys and values follow these from the next rank on, and return to their rank in the
+    end.
     """
     query = own.query
-    # Of a query that sees nothing, every share is 0.
+    # Every share is 0 for a query that sees nothing.
     total = known.total.masked_fill(known.total == -math.inf, math.inf)
     of_query = torch.zeros_like(query, dtype=own.wide)
     home = key, value
@@ -202,7 +207,10 @@ def _backward(
 def _around(
     ring: Ring, key: torch.Tensor, value: torch.Tensor
 ) -> Iterator[tuple[int, tuple[torch.Tensor, torch.Tensor]]]:
-    """Keys and values of each rank, from this one's on; the next are under way while these are used."""
+    """Yield keys and values of each rank, beginning with this one's.
+
+    The next ones are under way while these are used.
+    """
     block, flat = (key, value), None
     for step in range(len(ring.keys)):
         source = (ring.rank - step) % len(ring.keys)
@@ -227,12 +235,12 @@ def _flat(key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def _of_each(key: torch.Tensor, value: torch.Tensor) -> int:
-    """How many numbers a token's keys and values are."""
+    """Return how many numbers a token's keys and values have."""
     return sum(math.prod(each.shape[:-2]) * each.shape[-1] for each in (key, value))
 
 
 def _apart(flat: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Another rank's keys and values, of as many heads, and as wide, as these."""
+    """Split another rank's keys and values, with the heads and widths of these."""
     tokens = flat.numel() // _of_each(key, value)
     shapes = [(*each.shape[:-2], tokens, each.shape[-1]) for each in (key, value)]
     first, second = flat.split([math.prod(shape) for shape in shapes])

@@ -1,7 +1,7 @@
-"""Looks up rows of a weight whose rows are spread: ids go to their owners, rows come back (as in TorchRec).
+"""Lookup in row-sharded weights: ids go to owners, rows return (as in TorchRec).
 
-The gradient is that of torch's own sparse look-up, of the ids of this rank; who owns which rows is asked when
-all gradients of a backward are averaged.
+The gradient is torch's sparse gradient for the ids of this rank; it is sent to the owners of rows when all
+gradients of a backward are averaged.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["RowLookup"]
 
 
 class RowLookup:
-    """Takes the place of look-ups in spread weights; all ranks come to each.
+    """Replaces look-ups in spread weights; each is a collective.
 
     Args:
-        parameters: which weights are in parts.
+        parameters: store that knows the sharded weights.
     """
 
     def __init__(self, context: Context, parameters: ShardedParameters) -> None:
@@ -36,9 +36,9 @@ class RowLookup:
         self._parameters = parameters
 
     def takes(self, weight: Any, ids: Any) -> bool:
-        """Whether rows of the weight are spread, and these are ids that this rank has.
+        """Return whether the weight is spread and the ids are supported.
 
-        Other ids, and such as torch refuses, are for torch and the whole weight.
+        Other ids, and ids that torch refuses, are left to torch and the whole weight.
         """
         if torch.compiler.is_compiling() or in_transform() or not isinstance(ids, torch.Tensor):
             return False
@@ -47,10 +47,10 @@ class RowLookup:
         return self._context.is_in_step() and self._parameters.own(weight) is not None
 
     def takes_bag(self, weight: Any, ids: Any, offsets: Any, mode: str, per_sample_weights: Any) -> bool:
-        """As `takes`, of a look-up of bags."""
+        """Return whether a look-up of bags is supported, like `takes`."""
         if not self.takes(weight, ids) or mode not in ("sum", "mean"):
             return False
-        with DisableTorchFunction():  # an observed call would take sizes for what it reads
+        with DisableTorchFunction():  # an observed call would see reads of sizes
             in_rows = ids.dim() == 2 and offsets is None
             laid_end_to_end = (
                 ids.dim() == 1 and isinstance(offsets, torch.Tensor) and own_class(offsets) is None
@@ -62,10 +62,10 @@ class RowLookup:
         )
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
-        """As `F.embedding`; ids of any shape to [*ids.shape, dim].
+        """Look up rows like `F.embedding`; ids of any shape to [*ids.shape, dim].
 
         Raises:
-            IndexError: an id is out of range, in torch's words.
+            IndexError: an id is out of range; with torch's message.
         """
         if padding_idx is not None and padding_idx < 0:
             padding_idx += weight.shape[0]
@@ -82,17 +82,19 @@ class RowLookup:
         include_last_offset: bool,
         padding_idx: int | None,
     ) -> torch.Tensor:
-        """As `F.embedding_bag` of mode "sum" or "mean"; ids [bags, n], or [n] with offsets, to [bags, dim].
+        """Look up and pool rows like `F.embedding_bag` with mode "sum" or "mean".
+
+        Ids are [bags, n], or [n] with offsets; the result is [bags, dim].
 
         Raises:
-            IndexError: an id is out of range, in torch's words.
+            IndexError: an id is out of range; with torch's message.
         """
         if padding_idx is not None and padding_idx < 0:
             padding_idx += weight.shape[0]
         rows = self.embedding(ids, weight, padding_idx)
         if ids.dim() == 2:
             return _pooled(rows, ids, mode, per_sample_weights, padding_idx)
-        # Whatever torch makes of offsets: its own pooling, of rows that are there already.
+        # torch's own pooling interprets the offsets, on rows that are looked up already.
         order = torch.arange(len(ids), device=ids.device)
         if padding_idx is not None:
             rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
@@ -108,7 +110,7 @@ class RowLookup:
         )
 
     def _rows_of(self, weight: torch.Tensor, distinct: torch.Tensor) -> torch.Tensor:
-        """Rows of rising ids, each from its owner, or from the whole if it is there; [n] to [n, dim]."""
+        """Return rows of rising ids from their owners; [n] to [n, dim]."""
         comm, (rows, dim) = self._context.comm, weight.shape
         part = self._parameters.latest(weight)
         if part is None:
@@ -119,10 +121,10 @@ class RowLookup:
 def _from_owners(
     comm: Comm, own: torch.Tensor, distinct: torch.Tensor, firsts: Sequence[int]
 ) -> torch.Tensor:
-    """Rows of rising ids.
+    """Fetch rows of rising ids.
 
     Args:
-        own: this rank's rows, [rows, dim].
+        own: rows of this rank, [rows, dim].
         firsts: see `first_rows`.
     """
     asked = exchange(comm, distinct, firsts)
@@ -138,7 +140,7 @@ def _pooled(
     per_sample_weights: torch.Tensor | None,
     padding_idx: int | None,
 ) -> torch.Tensor:
-    """Bags of one length, by operations of which each is known to keep rows apart."""
+    """Pool bags of one length, by operations that are known to keep rows apart."""
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
     if padding_idx is None:
@@ -149,15 +151,15 @@ def _pooled(
 
 
 class _Rows(torch.autograd.Function):
-    """Rows by id; the gradient of the weight is sparse, and has each id once."""
+    """Lookup of rows by id, with a coalesced sparse gradient of the weight."""
 
-    # An observed call is told: each row of ids gets its own, though ranks meet for them.
+    # Marks for an observed call: each row of ids gets its own, although ranks exchange them.
     looks_up_rows = True
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
         weight, ids, rows_of, padding_idx = arguments
-        with DisableTorchFunction():  # what is known of a weight without elements
+        with DisableTorchFunction():  # metadata of a weight without elements
             shape = weight.shape
         distinct, inverse = torch.unique(ids.detach().to(torch.int64), return_inverse=True)
         ctx.save_for_backward(distinct, inverse)

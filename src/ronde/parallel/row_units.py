@@ -1,4 +1,4 @@
-"""Which weights of a model have their rows spread: those of sparse `nn.Embedding` and `nn.EmbeddingBag`."""
+"""Selection of row-sharded weights: of sparse `nn.Embedding` and `nn.EmbeddingBag`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _Table = nn.Embedding | nn.EmbeddingBag
 
 
 class RowUnits:
-    """Finds the weights, each a unit of its own.
+    """Finds the weights of a model to be spread, each its own unit.
 
     Args:
-        note: is told which stay whole on every rank, and why.
+        note: callback for weights that stay whole on every rank, with the reason.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -49,12 +49,12 @@ def _sparse_tables(model: nn.Module) -> Iterator[tuple[str, _Table]]:
 
 
 def _is_trained(weight: torch.Tensor) -> bool:
-    # A weight in parts has another class, and is no new one; one by a parametrization is no leaf.
+    # A sharded weight has another class, and is not new; a parametrized one is not a leaf.
     return isinstance(weight, nn.Parameter) and not is_lazy(weight) and weight.requires_grad
 
 
 def _why_whole(table: _Table) -> str:
-    """What its look-ups or its weight have that no other rank can do its part of; "" for nothing."""
+    """Return why a table's rows cannot be spread, or ""."""
     weight = table.weight
     if table.max_norm is not None:
         return "max_norm writes to rows as they are looked up"

@@ -1,4 +1,4 @@
-"""Leaves that stand for a model's in one step, so that its gradients can be looked at before they count."""
+"""Separate leaves for one step, with gradients that can be checked before they count."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ __all__ = ["HeldLeaves", "SeparateLeaves"]
 
 
 class HeldLeaves(Protocol):
-    """What the ranks of a pipeline hold of a model, as far as its call asks."""
+    """Parameters that a rank of a pipeline holds, as far as a call needs."""
 
     def leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """This rank's elements of a parameter, perhaps none; None for a parameter that all ranks have."""
+        """Return this rank's elements of a parameter; None for a replicated one. There may be none."""
         ...
 
     def stand_in(self, parameter: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor | None:
-        """Stands for a parameter in modules of this rank's stage; None for a parameter of another stage.
+        """Return a parameter's replacement in modules of this stage, or None.
 
         Args:
-            leaf: this rank's elements.
+            leaf: elements of this rank.
         """
         ...
 
     def run(self, unit: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a module of this rank's stage; its output on every rank that runs it."""
+        """Call a module of this rank's stage. Returns its output on every rank that runs it."""
         ...
 
     def watched(self) -> Any:
-        """Inside, whoever uses a parameter of another stage meets an exception."""
+        """Raise an exception at uses of another stage's parameters inside the `with` block."""
         ...
 
 
 class SeparateLeaves:
-    """As `HeldLeaves`, with other leaves of the same elements.
+    """Leaves that share the elements of another `HeldLeaves`.
 
     Args:
-        held: what the rank holds.
-        comm: the ranks of the pipeline.
-        on_new: hears of each new leaf, and of that for which it stands.
+        held: leaves that the rank holds.
+        comm: ranks of the pipeline.
+        on_new: callback with each new leaf, and the leaf that it replaces.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SeparateLeaves:
         return known[1]
 
     def of_all_ranks(self, parameters: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """By id what stands for those parameters that every rank has."""
+        """Create leaves for replicated parameters; return them by parameter id."""
         shared = [each for each in parameters if each.requires_grad and self._held.leaf(each) is None]
         self._shared = [self._other(each) for each in shared]
         return {id(each): leaf for each, leaf in self._shared}
@@ -85,7 +85,10 @@ class SeparateLeaves:
         return leaf, other
 
     def gradients(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What has gradients, and these; those of what every rank has are summed. All ranks come here."""
+        """Return leaves with gradients, and these. A collective.
+
+        Gradients of replicated parameters are summed over ranks.
+        """
         forms = [Form.of(leaf) for _, leaf in self._shared]
         sums = sums_over_ranks(self._comm, [leaf.grad for _, leaf in self._shared], forms)
         found = [(of, leaf.grad) for of, leaf in self._own.values() if leaf.grad is not None]

@@ -1,4 +1,4 @@
-"""Operations inside of a model whose sequences are cut over ranks: each token by itself, and attention.
+"""Rules for sequences cut over ranks: each token by itself, and attention.
 
 Queries stay where their tokens are, keys and values are gathered (the all-gather form of context parallelism,
 Dubey et al. 2024, "The Llama 3 Herd of Models"). With a causal mask a rank uses the keys up to its last one.
@@ -41,10 +41,10 @@ __all__ = ["is_mask", "sequence_rules"]
 
 
 def sequence_rules(way: ContextAttention) -> dict[Any, Rule]:
-    """Every rule, keyed by the function that `__torch_function__` is told.
+    """Return every rule, keyed by the function that `__torch_function__` receives.
 
     Args:
-        way: in which ranks attend to each other's keys.
+        way: algorithm by which ranks attend to each other's keys.
     """
     table = rules.table() | token_rules()
     by_element = [function for function, rule in table.items() if rule is elementwise.apply]
@@ -64,7 +64,10 @@ def sequence_rules(way: ContextAttention) -> dict[Any, Rule]:
 
 
 def beside_masks(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Element by element. Of scores `[..., n, n]` and a mask of keys `[..., 1, n]` the mask is gathered."""
+    """Apply an element-wise operation.
+
+    For scores `[..., n, n]` and a mask of keys `[..., 1, n]` the mask is gathered.
+    """
     given = list(of_context(context, (args, kwargs)))
     if len(given) > 1 and same_layout(given) is None:
         args = tuple(gathered(each) if is_mask(context, each) else each for each in args)
@@ -72,7 +75,7 @@ def beside_masks(context: Context, func: Callable[..., Any], args: Any, kwargs: 
 
 
 def _in_place(by_element: Iterable[Any]) -> set[Any]:
-    """Find the functions that work in place: `x.add_(y)`, `x += y`."""
+    """Return the in-place functions: `x.add_(y)`, `x += y`."""
     names = {each.__name__ for each in by_element if hasattr(each, "__name__")}
     found = {f"__i{name[2:]}" if name.startswith("__") else f"{name}_" for name in names}
     return {getattr(torch.Tensor, name) for name in found if hasattr(torch.Tensor, name)}
@@ -84,7 +87,7 @@ def changed(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
 
 
 def _may_change(context: Context, args: Any) -> bool:
-    # Outside of models the script may have the whole in its hands.
+    # Outside of models the script may hold the whole value.
     value = args[0] if args and context.on_whole else None
     if not is_sharded(value, context):
         return False
@@ -97,7 +100,7 @@ def _may_change(context: Context, args: Any) -> bool:
 
 
 def scattered(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`scatter` of numbers or values, along another axis than the sequence."""
+    """Scatter numbers or values, along another axis than the sequence."""
     in_place = func.__name__.endswith("_")
     if len(args) != 4 or kwargs or not is_sharded(args[0], context):
         return NotImplemented
@@ -112,7 +115,7 @@ def scattered(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
 
 
 def is_mask(context: Context, value: Any) -> bool:
-    """Tell whether a value is small: a mask, labels, few scores for each token."""
+    """Return whether a value is small: a mask, labels, few scores for each token."""
     if not is_sharded(value, context):
         return False
     dim = value._layout.dim
@@ -124,9 +127,12 @@ _FEW = 8
 
 
 def one_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """As rows are indexed; and a single entry of each sequence, which its rank gives to the others."""
+    """Index a sequence, like rows.
+
+    A single entry of each sequence is shared by its rank with the others.
+    """
     made = shapes.index(context, func, args, kwargs)
-    # A script's code outside of models may write to an entry, which is to be a view there.
+    # Code of the script outside of models may write to an entry, which must be a view there.
     found = split_key(context, *args) if made is NotImplemented and context.on_whole else None
     if found is None:
         return made
@@ -140,7 +146,10 @@ def one_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
 
 
 def multiplied(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`[..., n, width]` times a whole matrix; of attention, times `[..., width, n]` or `[..., n, width]`."""
+    """Multiply `[..., n, width]` by a whole matrix, or by an operand of attention.
+
+    The operand of attention is `[..., width, n]` or `[..., n, width]`.
+    """
     if len(args) != 2 or kwargs or not is_sharded(args[0], context):
         return NotImplemented
     x, other = args
@@ -162,7 +171,10 @@ def _is_cut_last(context: Context, value: Any) -> bool:
 
 
 def summed_over_letters(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`einsum` of two operands; the first one's tokens are tokens of the result, as in `bqd,bkd->bqk`."""
+    """Apply `einsum` to two operands, with the first one's tokens in the result.
+
+    For instance `bqd,bkd->bqk`.
+    """
     if len(args) != 3 or kwargs or not isinstance(args[0], str) or not is_sharded(args[1], context):
         return NotImplemented
     equation, x, other = args
@@ -183,7 +195,7 @@ def summed_over_letters(context: Context, func: Callable[..., Any], args: Any, k
 def attention(
     way: ContextAttention, context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """`scaled_dot_product_attention` of this rank's queries: operands `[..., n, width]`."""
+    """Apply `scaled_dot_product_attention` to this rank's queries. Operands are `[..., n, width]`."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     given = dict(zip(names, args, strict=False)) | kwargs
     query, key, value = (given[name] for name in names[:3])
@@ -197,7 +209,7 @@ def attention(
         return NotImplemented
     mask, causal = _own_mask(context, given.get("attn_mask"), layout), bool(given.get("is_causal"))
     if mask is not None and causal:
-        return func(own, own, own, mask, is_causal=True)  # torch says what is wrong
+        return func(own, own, own, mask, is_causal=True)  # torch raises its own error
     heads = bool(given.get("enable_gqa")) or query.shape[-3:-2] == key.shape[-3:-2]
     if heads and _goes_round(context, way, query, key, value, mask):
         made = _by_ring(context, query, key, value, mask, dropout_p, causal, _scale(given))
@@ -210,7 +222,7 @@ def attention(
         times = own.shape[-3] // keys.shape[-3] if given.get("enable_gqa") else 1
         keys, values = (each.repeat_interleave(times, -3) if times > 1 else each for each in (keys, values))
         if causal:
-            # Later keys are nobody's here; but what is drawn is drawn for all of them.
+            # Later keys are not on this rank; but dropout is drawn for all of them.
             mask = torch.cat([_seen(first, last, count, own.device) for first, last in ranges])
         weights = scores(own, keys, mask, False, given.get("scale"))
         made = dropped(query, weights, layout.at(own.dim() - 2), dropout_p) @ values
@@ -219,7 +231,7 @@ def attention(
     if not causal:
         return rewrap(query, func(own, keys, values, mask, 0.0, **options), layout)
     if heads and own.device.type == "cpu" and _fit(own, keys, values):
-        # Without a mask of all its pairs, which would be kept for backward.
+        # Without a mask of all pairs, which would be kept for backward.
         edges = sorted({0, count, *(min(edge, count) for piece in ranges for edge in piece)})
         pieces = [list(itertools.pairwise(edges))]
         ring = Ring(comm=None, queries=ranges, keys=pieces, causal=True, scale=_scale(given))
@@ -239,20 +251,23 @@ def _scale(given: Mapping[str, Any]) -> float:
 
 
 def _seen(first: int, last: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Of queries from `first` to `last`, the keys that each sees under a causal mask."""
+    """Return a causal mask for queries from `first` to `last`."""
     return torch.ones(last - first, keys, dtype=torch.bool, device=device).tril(first)
 
 
-# Bytes of keys and values that are gathered whatever the ranks: less memory is not worth a message for each.
+# Bytes of keys and values that are gathered on any number of ranks: less memory is not worth more messages.
 _LITTLE = 1 << 20
-# Of keys and values a ring has its own, those in use and those under way.
+# A ring holds three blocks of keys and values: its own, those in use and those under way.
 _BLOCKS = 3
 
 
 def _goes_round(
     context: Context, way: ContextAttention, query: GlobalTensor, key: Any, value: Any, mask: Any
 ) -> bool:
-    """Whether keys and values go around a ring: where they can, and under `auto` where that takes less."""
+    """Return whether keys and values travel around a ring.
+
+    Under `auto` they do where that takes less memory.
+    """
     if way == "gather" or not (is_sharded(key, context) and is_sharded(value, context)):
         return False
     layout = key._layout
@@ -267,7 +282,10 @@ def _goes_round(
 
 
 def _fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether operands broadcast nothing, and are plain, or have heads that a group within cuts alike."""
+    """Return whether operands fit without broadcasting.
+
+    They are plain, or have heads that an inner group cuts equally.
+    """
     alike = query.shape[:-3] == key.shape[:-3] == value.shape[:-3] and key.shape[:-1] == value.shape[:-1]
     if not alike or query.dim() < 3 or not query.dtype == key.dtype == value.dtype:
         return False
@@ -296,7 +314,7 @@ def _by_ring(
     layout, keys = query._layout, key._layout
     kept = None
     if dropout_p:
-        # As one device draws; in a byte for each, and the others' are let go of at once.
+        # As one device draws; in a byte for each, and other ranks' draws are freed at once.
         shape = (*query.shape[:-1], key.shape[-2])
         drawn = torch.empty(shape, dtype=torch.bool, device=query.device).bernoulli_(1 - dropout_p)
         kept = layout.take(drawn, context.rank).clone()
@@ -319,7 +337,10 @@ def _on_heads(
     mask: torch.Tensor | None = None,
     kept: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention on the heads that this rank has within a group that cuts them; or on all."""
+    """Attend with this rank's heads.
+
+    These are the heads within an inner group that cuts them, or all.
+    """
     if not isinstance(query, GlobalTensor):
         return attend(ring, query, key, value, mask, kept)
     heads = query._layout.at(-3)
@@ -329,7 +350,7 @@ def _on_heads(
 
 
 def _own_mask(context: Context, mask: Any, layout: Layout) -> torch.Tensor | None:
-    """The rows of this rank's queries; all of a mask that has one row for all."""
+    """Return the rows of a mask for this rank's queries. A mask with one row for all is returned whole."""
     if mask is None:
         return None
     whole = gathered(mask) if is_global(mask, context) else mask
@@ -339,7 +360,11 @@ def _own_mask(context: Context, mask: Any, layout: Layout) -> torch.Tensor | Non
 
 
 def _whole(context: Context, operand: Any, dim: int | None = None) -> torch.Tensor | None:
-    """Keys or values of all tokens; None where they are cut otherwise than along `dim`, the last but one."""
+    """Gather keys or values of all tokens; None if cut otherwise.
+
+    Args:
+        dim: dimension along which they may be cut, by default the last but one.
+    """
     if not is_sharded(operand, context):
         return enter(context, gathered(operand) if is_global(operand, context) else operand)
     layout, dim = operand._layout, operand.dim() - 2 if dim is None else dim

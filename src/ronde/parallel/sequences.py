@@ -1,9 +1,9 @@
-"""`context=N`: a model's call, in which each rank has its part of every sequence.
+"""`context=N`: calls of models with a part of every sequence on each rank.
 
-Ranks of a context group have the same rows. Arguments that have the tokens to which a model attends are cut
-along them, the model's own or those of modules in it; values are global tensors from there on. So each token
-is computed by one rank, and attention gathers keys and values. What leaves the model stays cut until the
-script looks at it. Whatever else works along the sequence is refused.
+Ranks of a context group have the same rows. Arguments with the tokens of attention are cut along them, the
+model's own or those of modules in it; values are global tensors from there on. So each token is computed by
+one rank, and attention gathers keys and values. The output of the model stays cut until the script looks at
+it. Any other operation along the sequence is refused.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ __all__ = ["Sequences"]
 
 
 class Sequences:
-    """The way of carrying out calls under this plan; one per session.
+    """Executor of calls on parts of sequences; one per session.
 
-    A module that attends nowhere is computed whole by every rank: its sequences may be none.
+    A module without attention is computed whole by every rank: its inputs may not be sequences.
 
     Args:
-        context: the context of the ranks that have the same rows.
-        item: of the plan, by which refusals name it.
-        way: in which ranks attend to each other's keys.
+        context: context of the ranks that have the same rows.
+        item: plan item by which refusals name it.
+        way: algorithm by which ranks attend to each other's keys.
 
     Attributes:
-        cut_some: sequences were cut in a call.
-        context: of the context group.
+        cut_some: whether sequences were cut in a call.
+        context: context of the context group.
     """
 
     def __init__(self, context: Context, item: str, way: ContextAttention) -> None:
         self.cut_some = False
-        # Of models that attend.
+        # Token axes, by model with attention.
         self._tokens: weakref.WeakKeyDictionary[torch.nn.Module, Tokens] = weakref.WeakKeyDictionary()
         self._watch: Attention | None = None
-        # Of the model whose call is under way.
+        # Token axes of the model that is being called.
         self._inside: Tokens | None = None
         self.context = context
         self._item = item
@@ -78,7 +78,7 @@ class Sequences:
             return self.run_on(call, list(leaves(call.given)))
 
     def run_on(self, call: ShardedCall, values: Sequence[Any]) -> Any:
-        """Carry a call out with these leaves for its arguments."""
+        """Run a call with these leaves as its arguments."""
         tokens = self._tokens.get(call.module)
         if tokens is None:
             return run_on(call, values)
@@ -95,7 +95,7 @@ class Sequences:
 
     @contextmanager
     def _cutting(self, script: Context, tokens: Tokens) -> Iterator[None]:
-        """Inside, and in what backward computes again of it, arguments of modules are cut."""
+        """Cut arguments of modules inside, and in recomputation of it in backward."""
         standing = script.standing
 
         @contextmanager
@@ -115,16 +115,16 @@ class Sequences:
             yield
 
     def over(self, rows: torch.Tensor, layout: Layout) -> GlobalTensor:
-        """The value of which this rank has these rows."""
+        """Return the global tensor with these rows on this rank."""
         return wrap(self.context, rows, layout, self._rules)
 
     def stand_in(self, tensor: torch.Tensor, leaf: torch.Tensor) -> None:
-        """Hear of a tensor to which a leaf's gradient comes in the next calls."""
+        """Register a tensor that replaces a leaf in the next calls."""
         self.context.stand_in(tensor, leaf)
 
     @contextmanager
     def observing(self, module: torch.nn.Module) -> Iterator[None]:
-        """Around a module's call on whole sequences, which tells where it attends."""
+        """Detect attention in a module's call on whole sequences."""
         tokens = self._tokens.get(module) or Tokens.none()
         before, self._watch = self._watch, Attention(tokens)
         try:
@@ -136,7 +136,7 @@ class Sequences:
             self._tokens[module] = tokens
 
     def _cut_for(self, tokens: Tokens, module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments of a module that attends, of which those that have tokens are cut along these."""
+        """Cut arguments of a module along their tokens."""
         given, known = dict(sites(args, kwargs)), dict[int, Any]()
         found = {
             (axis, value.shape[1 - axis], value.shape[axis])
@@ -171,12 +171,12 @@ class Sequences:
         return self.over(cut(self.context, self.whole(value), layout).contiguous(), layout)
 
     def whole(self, value: Any) -> Any:
-        """A leaf of what a model returns, gathered if it is cut."""
+        """Gather a leaf of a model's output if it is cut."""
         return gathered(value) if is_global(value, self.context) else value
 
     @contextmanager
     def _refusing(self, model: str) -> Iterator[None]:
-        """Inside, nobody gathers what is cut, but attention."""
+        """Refuse gathers of cut values inside, except by attention."""
 
         def refuse(func: Any, values: Any) -> None:
             found = instances(GlobalTensor, values)

@@ -1,4 +1,4 @@
-"""Flat buffers whose mean over ranks is taken by parameter servers: they add, ranks step (BytePS's way)."""
+"""Flat buffers averaged by parameter servers, with steps on ranks (BytePS)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["ServedBuffers"]
 
 
 class ServedBuffers:
-    """Makes buffers, each of which servers know by a key of its own.
+    """Creates buffers, each with a key on the servers.
 
     Args:
-        workers: how many ranks push.
+        workers: number of ranks that push.
     """
 
     def __init__(self, client: Client, workers: int) -> None:
@@ -32,7 +32,7 @@ class ServedBuffers:
     def allocate(
         self, shapes: Sequence[tuple[int, torch.dtype]], devices: Sequence[torch.device]
     ) -> list[ServedBuffer]:
-        """As `Comm.allocate`."""
+        """Allocate buffers like `Comm.allocate`."""
         return [
             ServedBuffer(
                 torch.zeros(numel, dtype=dtype, device=device), self._client, self._workers, next(self._keys)
@@ -59,12 +59,12 @@ class ServedBuffer(InOwnMemory):
         self._requests = []
         for (server, part), room in zip(of_servers.items(), self._rooms, strict=True):
             meta = {"keys": [self._key], "sizes": [part.numel()], "dtype": name_of(part.dtype), "pull": True}
-            meta |= client.into(room)  # what was pushed has been added when the answer comes
+            meta |= client.into(room)  # the push has been added when the answer arrives
             array = array_of(torch.from_numpy(room).view(part.dtype))
             self._requests.append(client.send(server, Operation.PUSH, meta, [array], changes=True))
 
     def advance(self) -> bool:
-        """The servers work by themselves."""
+        """Return at once: the servers work by themselves."""
         return True
 
     def reduce(self) -> None:

@@ -1,6 +1,6 @@
-"""Gradients that parameter servers sum and keep; a rank fetches one when the script looks at it.
+"""Gradients that parameter servers sum and keep, fetched on access.
 
-A parameter is known to servers by a key. Ranks give keys in the order in which they divide parameters, which
+Servers identify a parameter by a key. Ranks assign keys in the order in which they divide parameters, which
 is the same on all of them.
 """
 
@@ -30,12 +30,12 @@ __all__ = ["ServedGradients"]
 
 @final
 class ServedGradients(GradientShards):
-    """By leaf, that servers have the mean over ranks of its gradient.
+    """Gradients of leaves with their mean on servers.
 
     Args:
-        comm: the ranks, which all push before servers have a sum.
-        client: the connections to the servers.
-        partition: over servers.
+        comm: ranks that all push before servers have a sum.
+        client: connections to the servers.
+        partition: partition over servers.
     """
 
     away = True
@@ -48,7 +48,7 @@ class ServedGradients(GradientShards):
         self._partition = partition
         self._held: TensorTable[HeldGradient] = TensorTable()
         self._come = 0
-        # What servers have, by key. All ranks go by it alike, so it does not follow the garbage collector.
+        # Gradients on servers, by key. Equal on all ranks, so it does not depend on the garbage collector.
         self._there: dict[int, ShardSpec] = {}
 
     def _any(self) -> bool:
@@ -92,14 +92,14 @@ class ServedGradients(GradientShards):
 
     def add(self, leaf: Leaf, spans: Spans, part: torch.Tensor) -> None:
         assert isinstance(spans, ShardSpec)
-        self._come += 1  # where the leaf is gone too: another rank may have it yet
+        self._come += 1  # also without a leaf here: another rank may still have it
         self._there[_key(spans)] = spans
         tensor = leaf.tensor
         if tensor is not None and tensor not in self._held:
             self._held.set(tensor, HeldGradient(self._come, leaf, spans, None, self.owner))
 
     def spec(self, tensor: torch.Tensor) -> ShardSpec | None:
-        """The elements of each server of this gradient; None where servers do not have it."""
+        """Return each server's elements of a gradient; None if not on servers."""
         held = self._held.get(tensor)
         return held.spans if held is not None and isinstance(held.spans, ShardSpec) else None
 
@@ -146,7 +146,7 @@ class ServedGradients(GradientShards):
             self.whole(tensor)
 
     def tell(self, census: Census) -> None:
-        """This rank has none."""
+        """Count nothing: this rank has no shards."""
 
 
 class _Pushed:
@@ -163,7 +163,11 @@ class _Pushed:
 
 
 def pack(client: Client, pieces: Sequence[torch.Tensor]) -> np.ndarray[Any, Any]:
-    """Flat tensors of one dtype end to end, as bytes, where servers may read them; uint8 [n]."""
+    """Copy flat tensors of one dtype end to end, for servers to read.
+
+    Returns:
+        Bytes, uint8 [n].
+    """
     dtype = pieces[0].dtype
     room = client.room(sum(piece.numel() for piece in pieces) * dtype.itemsize)
     target = torch.from_numpy(room).view(dtype)
@@ -173,7 +177,7 @@ def pack(client: Client, pieces: Sequence[torch.Tensor]) -> np.ndarray[Any, Any]
 
 
 def fetch(client: Client, operation: Operation, spec: ShardSpec, flat: torch.Tensor) -> None:
-    """Read one tensor from all servers, into its elements."""
+    """Read one tensor from all servers."""
     key = _key(spec)
     asked: list[tuple[Request, tuple[int, int]]] = []
     rooms: list[np.ndarray[Any, Any]] = []

@@ -1,4 +1,4 @@
-"""The state of one optimizer, on parameter servers."""
+"""State of one optimizer on parameter servers."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["ServedState"]
 
 
 class ServedState(StateInParts):
-    """What servers have of an optimizer, and what is on its way to them.
+    """Optimizer state on servers, and state that is still to be sent.
 
     Args:
-        number: by which servers know the optimizer.
-        state: what the script has of it, which is sent to them with the next step.
+        number: number of the optimizer on servers.
+        state: the script's state of it, which is sent with the next step.
 
     Attributes:
         local: entries of parameters that servers do not have.
-        is_new: servers are to forget what they had of this optimizer.
+        is_new: whether servers are to forget former state of this optimizer.
     """
 
     def __init__(self, client: Client, number: int, state: Any) -> None:
@@ -38,18 +38,18 @@ class ServedState(StateInParts):
         self.local: defaultdict[Any, Any] = defaultdict(dict)
         self.local.update(state)
         self.is_new = True
-        # In the order in which one device would have come to them.
+        # In the order in which one device would have created them.
         self._order: dict[int, Any] = {id(key): key for key in state}
         self._served: dict[int, Served] = {}
         self._leaving: dict[int, dict[str, Any]] = {}
 
     @property
     def has_entries(self) -> bool:
-        """Whether there is anything on its way to the servers."""
+        """True while state is still to be sent to the servers."""
         return bool(self._leaving)
 
     def admit(self, tensor: torch.Tensor, ranges: ShardSpec) -> None:
-        """Have servers keep this parameter's entry from now on."""
+        """Let servers keep this parameter's entry from now on."""
         known = self._served.get(id(tensor))
         if known is not None and known[0] is tensor and known[1] is ranges:
             return
@@ -59,7 +59,10 @@ class ServedState(StateInParts):
             self._leaving[id(tensor)] = self.local.pop(tensor)
 
     def leaving(self, server: int, mine: Iterable[Served]) -> tuple[list[list[Any]], list[torch.Tensor]]:
-        """Entries that this rank is to send to a server, as `DenseShard` reads them, and their arrays."""
+        """Return the entries to send to a server, and their arrays.
+
+        Entries have the form that `DenseShard` reads.
+        """
         entries: list[list[Any]] = []
         arrays: list[torch.Tensor] = []
         for tensor, ranges in mine:
@@ -77,12 +80,12 @@ class ServedState(StateInParts):
         return entries, arrays
 
     def has_left(self) -> None:
-        """Servers have been sent all that was leaving."""
+        """Record that all pending state has been sent."""
         self._leaving.clear()
         self.is_new = False
 
     def whole(self) -> defaultdict[Any, Any]:
-        """All entries, as one device would have them."""
+        """Return all entries, as on one device."""
         found: dict[int, dict[str, Any]] = {}
         for server in range(self._client.servers):
             there = [each for each in self._served.values() if each[1][server] is not None]

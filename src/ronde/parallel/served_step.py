@@ -1,4 +1,4 @@
-"""One step of an optimizer as a request to each server that has a part of its parameters."""
+"""Steps of optimizers as requests to the servers of their parameters."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["Given", "Leaving", "Served", "ask_servers", "can_step_on_servers", "
 Array = np.ndarray[Any, Any]
 Served = tuple[torch.Tensor, ShardSpec]
 Leaving = Callable[[int], "tuple[list[list[Any]], list[torch.Tensor]]"]
-"""For a server: entries of optimizer state that go to it, as `DenseShard` reads them, and their arrays."""
+"""Returns the state entries to send to a server, as `DenseShard` reads them, with arrays."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Given:
-    """What a server is given for a step.
+    """Input that a server receives for a step.
 
     Attributes:
         name: "value" or "gradient".
-        ranges: whose.
-        elements: all of them, flat, as those of the parameter lie in memory.
+        ranges: spec of the parameter.
+        elements: all elements, flat, in the memory order of the parameter.
     """
 
     name: str
@@ -51,19 +51,19 @@ def ask_servers(
     anew: bool,
     clock: int = 0,
 ) -> None:
-    """Have servers make a step, and write the new parameters.
+    """Request a step from the servers, and write the new parameters.
 
     Args:
-        number: by which servers know the optimizer.
-        groups: of each of its groups, the parameters that have a gradient.
-        given: gradients and parameters that servers do not have, and this rank sends.
-        leaving: state that they do not have, and this rank sends.
-        anew: they forget the state that they have.
-        clock: how many steps this rank has made.
+        number: number of the optimizer on servers.
+        groups: parameters with a gradient, for each group of the optimizer.
+        given: gradients and parameters that servers lack and this rank sends.
+        leaving: function that returns state that they lack and this rank sends.
+        anew: whether they discard their former state.
+        clock: number of steps of this rank.
 
     Raises:
         ServerRefused: a server cannot make the step.
-        PeerLost: one does not answer.
+        PeerLost: a server does not answer.
     """
     asked: list[tuple[int, Request, list[Array]]] = []
     for server in range(client.servers):
@@ -94,9 +94,9 @@ def ask_servers(
 
 
 def give_state(client: Client, optimizer: Any, number: int, leaving: Leaving) -> None:
-    """Have servers forget the state of an optimizer, and take this one: a step of no parameters.
+    """Replace the state of an optimizer on servers, by a step of no parameters.
 
-    Raises: as `ask_servers`.
+    Raises like `ask_servers`.
     """
     asked: list[Request] = []
     for server in range(client.servers):
@@ -110,34 +110,34 @@ def give_state(client: Client, optimizer: Any, number: int, leaving: Leaving) ->
 def _meta(
     optimizer: Any, number: int, groups: list[Any], *, anew: bool, values: Any, state: Any
 ) -> dict[str, Any]:
-    """Describe a step to a server; the arguments are those of `ask_servers`, as they travel."""
+    """Encode the arguments of `ask_servers` as a message."""
     return {
         "optimizer": number,
         "class": type(optimizer).__name__,
         "groups": groups,
         "anew": anew,
-        "default": name_of(torch.get_default_dtype()),  # of what an optimizer counts steps in
+        "default": name_of(torch.get_default_dtype()),  # dtype of step counts
         "values": values,
         "state": state,
     }
 
 
 def can_step_on_servers(optimizer: Any) -> bool:
-    """Whether what an optimizer is made with can be told to another process, and means the same there."""
+    """Return whether an optimizer can be reproduced in a server process."""
     if getattr(optimizer, "grad_scale", None) is not None:
-        return False  # a fused step takes GradScaler's scale off
+        return False  # a fused step divides by GradScaler's scale
     options = [value for group in optimizer.param_groups for value in options_of(group).values()]
     on_device = any(group.get("capturable") for group in optimizer.param_groups)
     return not on_device and all(_is_plain(value) for value in options)
 
 
 def options_of(group: dict[str, Any]) -> dict[str, Any]:
-    """A group's hyper-parameters."""
+    """Return a group's hyper-parameters."""
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
 def write_answer(served: Sequence[Served], server: int, arrays: Sequence[Array]) -> None:
-    """Take over a server's elements of parameters, which come one after another for each dtype."""
+    """Write a server's elements to parameters; they are sorted by dtype."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor, ranges in served:
         by_dtype.setdefault(tensor.dtype, []).append(flat(tensor)[slice(*(ranges[server] or ()))])
@@ -147,7 +147,7 @@ def write_answer(served: Sequence[Served], server: int, arrays: Sequence[Array])
 
 
 def _told(client: Client, given: Sequence[Given], server: int) -> tuple[list[list[Any]], list[torch.Tensor]]:
-    """Of what is given a server's elements: what they are, and memory that it may read."""
+    """Return a server's elements of the inputs: descriptions, and readable memory."""
     told: list[list[Any]] = []
     arrays: list[torch.Tensor] = []
     for each in given:
@@ -164,7 +164,7 @@ def _room_with(client: Client, elements: torch.Tensor) -> torch.Tensor:
 
 
 def _sizes(groups: Sequence[Sequence[Served]], server: int) -> list[int]:
-    """Bytes of each array of a server's answer: its elements of all parameters, by dtype."""
+    """Return the bytes of each array of a server's answer, by dtype."""
     sizes: dict[torch.dtype, int] = {}
     for group in groups:
         for tensor, ranges in group:

@@ -1,9 +1,9 @@
-"""An optimizer's step on parameter servers: they have its state, and run torch's own optimizer on their part.
+"""Optimizer steps on parameter servers, which keep the state.
 
-With each step go the hyper-parameters as the script has them now, so its schedulers reach the servers. What
-servers have not got is sent to them first, each tensor by one rank: gradients that the script looked at and
-may have changed, parameters that it has written to, state that it has loaded. Every rank is answered with the
-new parameters.
+Servers run torch's own optimizer on their part. Each step sends the current hyper-parameters, so the script's
+schedulers reach the servers. Data that servers lack is sent to them first, each tensor by one rank: gradients
+that the script read and may have changed, parameters that it has written to, state that it has loaded. Every
+rank receives the new parameters.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["ServedUpdate", "hash_of"]
 
 
 class ServedUpdate(ShardedUpdate):
-    """Has servers make the steps of optimizers.
+    """Runs the steps of optimizers on servers.
 
     Args:
-        context: whose ranks share the work.
-        client: the connections to the servers.
-        division: over servers.
-        gradients: which gradients servers have; None where they have none.
-        note: says something to the user.
+        context: context of the ranks that share the work.
+        client: connections to the servers.
+        division: partition over servers.
+        gradients: gradients on servers, or None.
+        note: callback for a sentence to the user.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ServedUpdate(ShardedUpdate):
         held = OptimizerShards(division, context.rank, OnDevice(), gradients)
         super().__init__(context, held, can_step_on_servers, note)
         self._client, self._division, self._gradients = client, division, gradients
-        # What stands in a parameter, as far as this rank has sent it or been answered: by key, a hash.
+        # Hashes of parameters as this rank last sent or received them, by key.
         self._sent: dict[int, int] = {}
 
     def _applies(self, optimizer: Any) -> bool:
@@ -74,17 +74,17 @@ class ServedUpdate(ShardedUpdate):
         vars(optimizer)["state"] = state
 
     def _ranges(self, tensors: Sequence[torch.Tensor]) -> dict[int, ShardSpec]:
-        """By id, those that servers can have."""
+        """Return the specs of tensors that servers can have, by id."""
         assigned = zip(tensors, self._division.assign(tensors), strict=True)
         found = {
             id(tensor): each for tensor, each in assigned if each is not None and self._held.fits(tensor)
         }
         for entwined in overlapping([tensor for tensor in tensors if id(tensor) in found]):
-            del found[entwined]  # updated one after the other, which servers apart cannot do
+            del found[entwined]  # updated one after the other, which separate servers cannot do
         return found
 
     def _state_on_servers(self, optimizer: Any, groups: Sequence[Sequence[Served]]) -> ServedState:
-        """The state as it is on servers; what the script has of it is on the way there."""
+        """Return the state on servers; the script's own state is sent to them."""
         state = vars(optimizer)["state"]
         if not isinstance(state, ServedState):
             state = ServedState(self._client, self._number(optimizer), state)
@@ -94,7 +94,10 @@ class ServedUpdate(ShardedUpdate):
         return state
 
     def _ask(self, optimizer: Any, groups: Sequence[Sequence[Served]], state: ServedState) -> None:
-        """One request to each server that has a part; each tensor that it lacks is sent by one rank."""
+        """Send one request to each server that has a part.
+
+        Each tensor that a server lacks is sent by one rank.
+        """
         served = [each for group in groups for each in group]
         ranks, rank = self._context.world_size, self._context.rank
         mine = [each for place, each in enumerate(served) if place % ranks == rank]
@@ -115,20 +118,20 @@ class ServedUpdate(ShardedUpdate):
             self._sent[ranges.key] = hash_of(tensor)
 
     def _here(self, tensor: torch.Tensor, ranges: ShardSpec) -> torch.Tensor | None:
-        """The gradient, where servers do not have it."""
+        """Return the gradient if servers do not have it."""
         there = self._gradients is not None and self._gradients.spec(tensor) is ranges
         return None if there else tensor.grad
 
     def _was_written(self, tensor: torch.Tensor, ranges: ShardSpec) -> bool:
-        """Whether the script has written to a parameter since the servers' last answer.
+        """Return whether the script has written to a parameter since the last answer.
 
-        By what stands in it: a script writes by ways that no version tells of.
+        Decided by a hash of its elements, as some writes change no version.
         """
         return self._sent.get(ranges.key) != hash_of(tensor)
 
 
 def hash_of(tensor: torch.Tensor) -> int:
-    """Of what stands in a parameter."""
+    """Return a hash of a parameter's elements."""
     elements = flat(tensor).cpu()
     return xxhash.xxh3_64_intdigest(elements.view(torch.uint8).numpy().data)
 
@@ -136,7 +139,7 @@ def hash_of(tensor: torch.Tensor) -> int:
 def _step_here(
     optimizer: Any, plain: Callable[..., Any], groups: Sequence[Sequence[torch.Tensor]], state: ServedState
 ) -> None:
-    """Parameters that cannot be cut are updated by each rank."""
+    """Step parameters that cannot be cut, on each rank."""
     before = [group["params"] for group in optimizer.param_groups]
     vars(optimizer)["state"] = state.local
     try:

@@ -1,4 +1,4 @@
-"""Draws of stages on other ranks: each rank draws as much, so that generators stay in step."""
+"""Draws of stages on other ranks, repeated to keep generators equal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from ronde.rng.draws import draws_from_default, is_drawn_by_others
 __all__ = ["DescribedDraw", "ReportedDraws", "draw_again", "draws_for_absent"]
 
 DescribedDraw = tuple[str, str, Any]
-"""Name, overload and arguments of an operation that draws, as another rank can be told them."""
+"""Name, overload and arguments of an operation that draws, in a form to send."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Tensor:
-    """An argument of a draw, whose values do not matter: a draw costs a generator the same for all."""
+    """An argument of a draw, without its values.
+
+    A draw advances a generator by the same amount for all values.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -29,10 +32,10 @@ class _Tensor:
 
 @final
 class ReportedDraws(TorchDispatchMode):
-    """Mode that reports draws from default generators, so that they can be repeated.
+    """Mode that reports draws from default generators, for repetition on other ranks.
 
     Args:
-        report: called before each draw, and told whether it is for a tensor of another rank.
+        report: callback before each draw, with whether it is for a tensor of another rank.
     """
 
     supports_higher_order_operators = True
@@ -58,7 +61,7 @@ def draws_for_absent(device: torch.device) -> ReportedDraws:
     `nn.Dropout` between stages has no parameters and belongs to no stage.
 
     Args:
-        device: device whose generator draws.
+        device: device of the generator.
     """
 
     def report(draw: DescribedDraw, is_absent: bool) -> None:
@@ -69,7 +72,7 @@ def draws_for_absent(device: torch.device) -> ReportedDraws:
 
 
 def draw_again(drawn: Sequence[DescribedDraw], device: torch.device) -> None:
-    """Draw as much as was noted, and let go of it."""
+    """Repeat draws, and discard the values."""
     for name, overload, described in drawn:
         args, kwargs = pytree.tree_map(lambda each: _made(each, device), described)
         with torch.no_grad():

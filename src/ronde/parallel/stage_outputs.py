@@ -1,8 +1,8 @@
-"""Outputs of a model as values of a stage: others have no rows.
+"""Outputs of a model as global tensors with all rows on one stage.
 
 So the script's own functions have the rules of any value that is cut along rows: a loss is a sum and a count,
-of which ranks exchange a number, and its gradient is where the stage is that wants it. What has no rule
-brings the whole value to all ranks.
+of which ranks exchange a number, and its gradient arrives on the stage that needs it. An operation without a
+rule gathers the whole value on all ranks.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["Returned", "StageOutputs", "returned"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Returned:
-    """A tensor of an output that one stage has computed.
+    """Tensor of an output that one stage has computed.
 
     Attributes:
-        place: its number among the tensors of the output.
+        place: index among the tensors of the output.
         tensor: the tensor, without elements on other ranks.
-        source: the rank in the pipeline that has it.
-        gradient: True where it has one.
-        axis: the batch's; None where it does not depend on the batch.
+        source: rank in the pipeline that has it.
+        gradient: whether it has a gradient.
+        axis: batch dimension; None where it does not depend on the batch.
     """
 
     place: int
@@ -53,10 +53,10 @@ class Returned:
 
 
 def returned(call: ShardedCall, output: Any, route: Route) -> Iterator[Returned]:
-    """The tensors of an output that not all ranks have computed.
+    """Yield the tensors of an output that not all ranks have computed.
 
     Raises:
-        RondeError: another form than in the model's first call.
+        RondeError: the output has another form than in the model's first call.
     """
     made, expected = list(leaves(output)), call.verdict.outputs
     tensors = [
@@ -73,11 +73,11 @@ def returned(call: ShardedCall, output: Any, route: Route) -> Iterator[Returned]
 
 @final
 class StageOutputs:
-    """Makes such values; one per session.
+    """Creates global tensors of stages' outputs; one per session.
 
     Args:
-        comm: a group of a pipeline's ranks, in which the script's functions meet.
-        sequences: cuts those of each stage; None where they are whole.
+        comm: group of a pipeline's ranks, for the script's collectives on outputs.
+        sequences: executor that cuts the sequences of each stage; None where they are whole.
     """
 
     def __init__(self, comm: Comm, sequences: Sequences | None) -> None:
@@ -86,7 +86,7 @@ class StageOutputs:
         self._rules = rules.table()
 
     def own(self, found: Returned, device: torch.device) -> torch.Tensor:
-        """Return this rank's part of a tensor that stays, or room for another."""
+        """Return this rank's part of a tensor that stays, or memory for another."""
         if found.source == self._context.rank:
             return innermost_rows(found.tensor)
         shape = Shape.of(found.tensor)
@@ -96,7 +96,7 @@ class StageOutputs:
         return torch.empty(sizes, dtype=shape.dtype, device=device)
 
     def over(self, found: Returned, own: torch.Tensor) -> torch.Tensor:
-        """The tensor, of which this rank has `own`."""
+        """Return the global tensor with `own` on this rank."""
         shape = Shape.of(found.tensor)
         if found.axis is not None:
             rows, ranks = shape.shape[found.axis], self._context.world_size
@@ -105,7 +105,7 @@ class StageOutputs:
         return own if self._sequences is None or shape.cut is None else self._sequences.over(own, shape.cut)
 
     def everywhere(self, value: Any) -> Any:
-        """A value that all ranks of the pipeline have."""
+        """Gather a value over the ranks of the pipeline."""
         if is_global(value, self._context):
             return gathered(value)
         if isinstance(value, GlobalTensor) and is_global(value._local, self._context):

@@ -1,7 +1,7 @@
-"""Inside a model, what is cut over a tensor group is a global tensor: its block is at hand, the whole is not.
+"""Replacement of parameters by global tensors of a tensor group, during calls.
 
-For the time of a call modules hold these in the place of their parameters. What a model does with a block has
-a rule, or gathers; so a model computes what it computes on one device, whatever it does.
+Modules hold global tensors with this rank's blocks in place of their parameters. An operation on a block has
+a rule, or gathers; so a model computes as on one device, whatever it does.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class StandIns:
     """Puts blocks into modules.
 
     Args:
-        context: of the tensor group.
-        way: in which tokens are cut between products of blocks.
-        gradients: knows the blocks.
-        own: this rank's elements of a parameter, flat, as they are now; None for one that is whole.
+        context: context of the tensor group.
+        way: form of sequence parallelism between products of blocks.
+        gradients: store of the blocks.
+        own: function that returns this rank's current elements of a parameter, flat; None for a whole one.
 
     Attributes:
-        comm: of the tensor group.
+        comm: process group of the tensor group.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StandIns:
 
     @contextmanager
     def inside(self, models: Sequence[nn.Module]) -> Iterator[None]:
-        """Inside, modules and those in them hold blocks."""
+        """Replace parameters of models by blocks inside the `with` block."""
         swapped: list[tuple[dict[str, Any], str, Any, str]] = []
         known: dict[int, GlobalTensor] = {}
         try:
@@ -84,7 +84,7 @@ class StandIns:
                 )
 
     def of(self, parameter: torch.Tensor) -> GlobalTensor | None:
-        """What stands for a parameter of which this rank has a block; None for another."""
+        """Return a parameter's replacement; None without a block on this rank."""
         block = self._gradients.block(parameter)
         if block is None:
             return None
@@ -94,14 +94,17 @@ class StandIns:
         return self.over(block, leaf) if self._cuts(block) and leaf.numel() else None
 
     def _cuts(self, block: Block) -> bool:
-        """Whether the ranks of this group have the blocks; an expert is on one of more ranks."""
+        """Return whether the ranks of this group have the blocks.
+
+        An expert is on one of more ranks.
+        """
         return block.spec.cut is not None and block.spec.cut.ranks == self._context.world_size
 
     def over(self, block: Block, leaf: torch.Tensor) -> GlobalTensor:
-        """The global tensor of a parameter that is cut along a dimension.
+        """Create the global tensor of a parameter that is cut along a dimension.
 
         Args:
-            leaf: has the elements of this rank's block.
+            leaf: elements of this rank's block.
         """
         assert block.spec.cut is not None
         return wrap(self._context, leaf, block.spec.cut.layout(block.parameter.shape), self._rules)
@@ -110,13 +113,13 @@ class StandIns:
         """Gather blocks of all ranks, differentiably.
 
         Args:
-            part: of the shape of this rank's block, which is cut along a dimension.
+            part: tensor with the shape of this rank's block, which is cut along a dimension.
         """
         assert block.spec.cut is not None
         return Gather.apply(part, self._context, block.spec.cut.layout(block.parameter.shape))
 
     def whole(self, output: Any) -> Any:
-        """Gather the leaves of what leaves a stage over the ranks of the group."""
+        """Gather the leaves of a stage's output over the ranks of the group."""
         self._tokens.forget()
         return map_leaves(self._whole, output)
 
@@ -128,6 +131,6 @@ class StandIns:
         return value
 
     def blocks(self, tensors: list[Any]) -> list[tuple[int, Block]]:
-        """Which of some tensors have blocks, by their places."""
+        """Return the tensors that have blocks, as pairs of index and block."""
         found = [(place, self._gradients.block(each)) for place, each in enumerate(tensors)]
         return [(place, block) for place, block in found if block is not None and self._cuts(block)]

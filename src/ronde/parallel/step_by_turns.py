@@ -1,8 +1,9 @@
-"""Schedules of `ronde.Step`: a step whose micro-batches go back through the pipeline as they come.
+"""Schedules of `ronde.Step`: micro-batches run backward through the pipeline early.
 
-What a micro-batch's loss counts is guessed, at first by its rows. When all have gone back their gradients by
-the output are compared with those of the whole batch's loss. Where they differ nothing of them has counted
-yet: what they count is looked for, and the step runs once more, by GPipe's schedule if nothing is found.
+The weight of a micro-batch's loss is guessed, at first by its rows. When all have run backward, their
+gradients by the output are compared with those of the whole batch's loss. Where they differ no parameter has
+received a gradient yet: other weights are tried, and the step runs once more, by GPipe's schedule if none
+fits.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ __all__ = ["StepByTurns", "WentBack"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WentBack:
-    """A batch of which all micro-batches have gone forward and back.
+    """A batch with all micro-batches forward and backward.
 
     Attributes:
-        loss: of the batch, without a graph.
+        loss: loss of the batch, without a graph.
         tensors: leaves that have gradients by it.
-        gradients: one for each of these.
+        gradients: gradients of these leaves.
     """
 
     loss: torch.Tensor
@@ -42,18 +43,18 @@ class WentBack:
 
 
 class StepByTurns:
-    """Forward, loss and backward of a model's steps.
+    """Runs forward, loss and backward of a model's steps.
 
     Args:
         comm: all ranks.
-        note: hears why a schedule is not carried out.
-        asked: the plan's item for the schedule.
-        loss_fn: of the output and the target.
-        attempt: is called before each try; the result, where the try does not count.
+        note: callback for the reason why a schedule is not used.
+        asked: plan item for the schedule.
+        loss_fn: function of the output and the target.
+        attempt: callback before each try; it returns a function that undoes a try that does not count.
 
     Attributes:
         model: the model.
-        took_effect: a step has gone by turns, or it was said why none does.
+        took_effect: whether a step used the schedule, or a note told why none does.
     """
 
     def __init__(
@@ -73,10 +74,10 @@ class StepByTurns:
         self.took_effect = False
 
     def __call__(self, args: Any, kwargs: Any, target: Any) -> torch.Tensor:
-        """The loss, whose gradients have been added to those of the parameters."""
+        """Return the loss, after adding its gradients to the parameters'."""
         found = self.forward(args, kwargs, target)
         if isinstance(found, WentBack):
-            # All ranks come there, one whose stage is not trained too.
+            # All ranks take part, also one with a stage that is not trained.
             anchor = found.loss.new_zeros((), requires_grad=True)
             torch.autograd.backward([*found.tensors, anchor], [*found.gradients, torch.zeros_like(anchor)])
             return found.loss
@@ -85,7 +86,7 @@ class StepByTurns:
         return materialize(loss).detach()
 
     def forward(self, args: Any, kwargs: Any, target: Any) -> Any:
-        """Call the model; return `WentBack` where its micro-batches have gone back, else its output."""
+        """Call the model; return `WentBack` after scheduled backward, else its output."""
         target = map_leaves(materialize, target)
         for _ in range(2):
             if self._weighing is None:
@@ -110,18 +111,18 @@ class StepByTurns:
             self._pipeline.losses = None
 
     def _gone(self, losses: _Losses, leaves: SeparateLeaves, output: Any) -> WentBack | None:
-        """The batch, if what has gone back is the gradient of its loss; None where nothing of that counts."""
+        """Return the batch if its gradients are right; None where they do not count."""
         micro = losses.micro
         try:
             loss, expected = micro.whole(output)
-        except Exception as error:  # on all ranks; what is the script's mistake it hears of by GPipe's call
+        except Exception as error:  # on all ranks; GPipe's call then raises a mistake of the script
             self._give_up(str(error))
             return None
         right = _agree(micro, losses.used, expected)
         if self._comm.votes([not right]) == [0]:
             self.took_effect = True
             return WentBack(loss, *leaves.gradients())
-        # Of numbers that are not finite nothing can be told.
+        # Non-finite numbers allow no comparison.
         if all(bool(each.isfinite().all()) for each in expected if each is not None):
             with _draws_again():
                 self._learn(micro, output, expected)
@@ -141,35 +142,38 @@ class StepByTurns:
 
 
 def _holds(micro: MicroLosses, output: Any, weighing: Weighing, expected: Gradients) -> bool:
-    """Whether micro-batches that count by this have the gradients of the batch."""
+    """Return whether weighted micro-batches have the gradients of the batch."""
     try:
         parts = micro.parts(output, micro.weights(weighing, output))
-    except Exception:  # of the script's function, which may want the whole batch
+    except Exception:  # raised by the script's function, which may need the whole batch
         return False
     return _agree(micro, dict(enumerate(parts)), expected)
 
 
 def _agree(micro: MicroLosses, parts: Mapping[int, Gradients | None], expected: Gradients) -> bool:
-    """Whether micro-batches have the gradients of the batch; not where an output has no rows in front."""
+    """Return whether micro-batches have the gradients of the batch.
+
+    False where an output has no rows as its first dimension.
+    """
     try:
         return all(
             part is not None and agree(part, micro.rows_of(expected, piece)) for piece, part in parts.items()
         )
-    except (IndexError, RuntimeError):  # other ranks wait for this one's word
+    except (IndexError, RuntimeError):  # other ranks wait for this one's vote
         return False
 
 
 class _Losses:
-    """Those of one call.
+    """Losses of one call.
 
     Args:
         comm: all ranks.
 
     Attributes:
-        micro: the batch.
-        used: by micro-batch the gradients by the output that have gone back, on the rank that has it; None
-            where the script's function failed.
-        leaves: what has gradients of all; None where nothing has gone back.
+        micro: losses of the batch's micro-batches.
+        used: gradients by the output that were used, by micro-batch, on the rank that has them; None where
+            the script's function failed.
+        leaves: leaves with gradients of all micro-batches; None where no backward ran.
     """
 
     micro: MicroLosses
@@ -195,7 +199,7 @@ class _Losses:
         with _draws_again():
             try:
                 found = self.micro.part(piece, output, self._weight(piece, output))
-            except Exception:  # other ranks wait; the whole batch's loss will say what it is
+            except Exception:  # other ranks wait; the whole batch's loss will raise the error
                 self.used[piece] = None
                 return [torch.zeros_like(each) for each in leaves(output) if isinstance(each, torch.Tensor)]
         self.used[piece] = found
@@ -217,7 +221,7 @@ class _Losses:
 
 
 def _of_rows(leaf: Any, before: int, rows: int) -> Any:
-    """A tensor of the shape that the batch's has."""
+    """Return a tensor of the shape that the batch's has."""
     if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0 or leaf.shape[0] != before:
         return leaf
     return leaf.detach()[:1].expand(rows, *leaf.shape[1:])
@@ -239,7 +243,7 @@ def _on_cuda() -> bool:
 
 @contextmanager
 def _draws_again() -> Iterator[None]:
-    """What is drawn inside is drawn once more behind."""
+    """Restore generators at the end, so draws inside are repeated after."""
     state = _generators()
     try:
         yield

@@ -1,8 +1,8 @@
-"""Operations on what is cut over the ranks of a tensor group: weights, and activations between them.
+"""Rules for a tensor group: operations on cut weights and on activations between.
 
-The rules of `ronde.tensor.rules` know element-wise operations, reductions and changes of shape; these are
-what a model has beside them (Shoeybi et al. 2019, "Megatron-LM"). An operation without a rule gathers: a
-model that does something else between two matrices is right, and slower.
+The rules of `ronde.tensor.rules` know element-wise operations, reductions and changes of shape; these are the
+other operations of a model (Shoeybi et al. 2019, "Megatron-LM"). An operation without a rule gathers: a model
+that does something else between two matrices is right, and slower.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = ["scores", "tensor_rules"]
 
 
 def tensor_rules(tokens: Tokens) -> dict[Any, Rule]:
-    """Every rule, keyed by the function that `__torch_function__` is told.
+    """Return every rule, keyed by the function that `__torch_function__` receives.
 
     Args:
-        tokens: decides which values have these cut, between products of cut matrices.
+        tokens: policy for values that have tokens cut between products of cut matrices.
     """
     table: dict[Any, Rule] = {}
     for rules in (elementwise, reductions, rowwise, shapes):
@@ -59,7 +59,7 @@ def tensor_rules(tokens: Tokens) -> dict[Any, Rule]:
 def linear(
     tokens: Tokens, context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """`x [..., in]`, `weight [out, in]`, `bias [out]`."""
+    """Multiply by a cut matrix: `x [..., in]`, `weight [out, in]`, `bias [out]`."""
     given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
     x, weight, bias = given["input"], given["weight"], given.get("bias")
     if not is_sharded(weight, context) or weight.dim() != 2:
@@ -70,14 +70,17 @@ def linear(
 
 
 def _is_small(weight: torch.Tensor, x: torch.Tensor) -> bool:
-    """Whether it takes fewer bytes to sum a whole matrix's gradient over ranks than to gather `x`."""
+    """Return whether summing a matrix's gradient sends less than gathering `x`."""
     return 2 * weight.numel() <= x.numel()
 
 
 def addmm(
     tokens: Tokens, context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """`bias [out]`, `x [n, in]`, `weight [in, out]`, as Hugging Face's `Conv1D` has it."""
+    """Multiply `x [n, in]` by `weight [in, out]`, and add `bias [out]`.
+
+    Hugging Face's `Conv1D` calls it so.
+    """
     if len(args) != 3 or kwargs:
         return NotImplemented
     bias, x, weight = args
@@ -104,7 +107,7 @@ def _column(
     *,
     flattened: bool = False,
 ) -> GlobalTensor:
-    """Each rank has some columns of the result."""
+    """Multiply by a column-parallel matrix: each rank has some columns of the result."""
     layout = weight._layout.at(-1)
     shift = None if bias is None else local_operand(context, bias, layout)
     made = tokens.columns(context, x, weight, shift, product, flattened=flattened)
@@ -119,7 +122,7 @@ def _row(
     bias: Any,
     product: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
-    """Each rank has a summand of the result."""
+    """Multiply by a row-parallel matrix: each rank has a summand of the result."""
     wanted = weight._layout.at(x.dim() - 1)
     if is_sharded(x, context) and x._layout == wanted:
         own = x._local
@@ -131,7 +134,10 @@ def _row(
 def matmul(
     tokens: Tokens, context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """Products of matrices, each by itself on some rank; or of a matrix that is cut along the inner axis."""
+    """Multiply batches of matrices, or by a cut matrix.
+
+    Each product of a batch is on one rank; or a matrix is cut along the inner axis.
+    """
     if len(args) != 2 or kwargs:
         return NotImplemented
     left, right = args
@@ -150,7 +156,7 @@ def matmul(
 
 
 def baddbmm(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`input + left @ right`, each matrix by itself."""
+    """Compute `input + left @ right`, each matrix by itself."""
     if len(args) != 3 or kwargs or args[0].dim() != 3:
         return NotImplemented
     layout = _of_matrices(context, args[1:])
@@ -160,9 +166,10 @@ def baddbmm(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
 
 
 def _of_matrices(context: Context, operands: Sequence[Any]) -> Layout | None:
-    """The cut of operands whose last two axes are matrices, counted from the end; None where there is none.
+    """Return the common cut of batches of matrices, or None.
 
-    Those that are not cut are broadcast over it, or as long.
+    It is counted from the end. The last two axes are matrices. Operands that are not cut are broadcast over
+    the cut axis, or have its whole length.
     """
     found = [each._layout.at(each._layout.dim - each.dim()) for each in operands if is_sharded(each, context)]
     if not found or any(layout != found[0] for layout in found) or found[0].dim > -3:
@@ -185,7 +192,10 @@ def _by_matrices(
 
 
 def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`scaled_dot_product_attention`, each head, or row, by itself: operands `[..., heads, n, width]`."""
+    """Apply `scaled_dot_product_attention`, each head or row by itself.
+
+    Operands are `[..., heads, n, width]`.
+    """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     given = dict(zip(names, args, strict=False)) | kwargs
     query, key, value = (given[name] for name in names[:3])
@@ -198,7 +208,7 @@ def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     if not cuts:
         return NotImplemented
     if all(layout.dim == -3 and layout.outer == 1 for layout in cuts):
-        # Of grouped queries each group of heads has its own number.
+        # In grouped-query attention, each operand has its own number of heads per group.
         if any(each.shape[-3] % cuts[0].rows for each in (query, key, value)):
             return NotImplemented
         own = [_heads(context, each) for each in (query, key, value)]
@@ -227,7 +237,7 @@ def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
 
 
 def _heads(context: Context, value: Any) -> torch.Tensor:
-    """This rank's heads."""
+    """Return this rank's heads of a value."""
     if is_sharded(value, context):
         own = value._local
         assert own is not None
@@ -241,7 +251,10 @@ def _heads(context: Context, value: Any) -> torch.Tensor:
 def scores(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float | None
 ) -> torch.Tensor:
-    """What attention is before its dropout: torch's own computation on the CPU, where that draws."""
+    """Return attention weights before dropout.
+
+    torch computes attention so on the CPU where dropout draws.
+    """
     factor = math.sqrt(1 / math.sqrt(query.size(-1)) if scale is None else scale)
     found = (query * factor) @ (key * factor).transpose(-2, -1)
     if causal:

@@ -1,7 +1,6 @@
-"""Operations on values whose tokens are cut: each token by itself, and what moves or draws entries.
+"""Rules for values with cut tokens: per-token operations, moves and draws.
 
-They hold along whatever axis a value is cut: over a context group's ranks, or between the cut products of a
-tensor group.
+They hold for any cut axis: over a context group's ranks, or between the cut products of a tensor group.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ T = torch.Tensor
 
 
 def token_rules() -> dict[Any, Rule]:
-    """What moves or draws entries, along whatever axis a tensor is cut."""
+    """Return the rules that move or draw entries, for any cut axis."""
     table: dict[Any, Rule] = {F.dropout: dropout, F.multi_head_attention_forward: by_its_own_body}
     named: list[tuple[str, Rule]] = [
         ("split", split),
@@ -48,7 +47,7 @@ def token_rules() -> dict[Any, Rule]:
 
 
 def by_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`x [..., in]` times a whole matrix."""
+    """Multiply `x [..., in]` by a whole matrix."""
     x, others = args[0] if args else None, [*args[1:], *kwargs.values()]
     if (
         not is_sharded(x, context)
@@ -64,7 +63,7 @@ def by_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dict
 
 
 def normalized(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`x`, over its last axes, of which the sequence is none."""
+    """Normalize `x` over its last axes, excluding the sequence."""
     x = args[0] if args else None
     shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else None)
     if not is_sharded(x, context) or shape is None or x._layout.dim >= x.dim() - len(shape):
@@ -75,11 +74,11 @@ def normalized(context: Context, func: Callable[..., Any], args: Any, kwargs: di
 
 
 def looked_up(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Rows of a whole table, for tokens."""
+    """Look up rows of a whole table, for tokens."""
     names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     given = dict(zip(names, args, strict=False)) | kwargs
     ids, weight = given.pop("input"), given.pop("weight")
-    # By frequency: that of the whole batch. A norm is written to the table, by each rank its own.
+    # Frequency is that of the whole batch. A norm is written to the table, by each rank its own.
     if given.get("max_norm") is not None or given.get("scale_grad_by_freq") or given.get("sparse"):
         return NotImplemented
     if not is_sharded(ids, context) or is_global(weight, context):
@@ -88,7 +87,10 @@ def looked_up(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
 
 
 def added(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`bias [out]`, `x [n, in]`, `weight [in, out]`, as Hugging Face's `Conv1D` has it."""
+    """Multiply `x [n, in]` by `weight [in, out]`, and add `bias [out]`.
+
+    Hugging Face's `Conv1D` calls it so.
+    """
     if len(args) != 3 or kwargs:
         return NotImplemented
     bias, x, weight = args
@@ -102,7 +104,7 @@ def _entered(context: Context, value: Any) -> Any:
 
 
 def dropout(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """What one device draws for the whole, of which each rank keeps its own."""
+    """Apply dropout; each rank keeps its part of one device's draws."""
     given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
     value, p = given["input"], float(given.get("p", 0.5))
     if not is_sharded(value, context) or given.get("inplace") or value.device.type != "cpu" or not 0 <= p < 1:
@@ -114,7 +116,10 @@ def dropout(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
 
 
 def dropped(like: GlobalTensor, own: torch.Tensor, layout: Layout, p: float) -> torch.Tensor:
-    """Dropout of this rank's part, by its part of the numbers for the whole, drawn as that lies in memory."""
+    """Apply dropout to this rank's part.
+
+    The numbers are drawn for the whole value, in its memory order, and this rank's part of them is used.
+    """
     order = order_in_memory(own)
     shape = layout.global_shape(own.shape)
     noise = torch.empty([shape[dim] for dim in order], dtype=own.dtype, device=own.device)
@@ -123,7 +128,7 @@ def dropped(like: GlobalTensor, own: torch.Tensor, layout: Layout, p: float) -> 
 
 
 def split(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Along the axis that is cut, matrices behind one another come apart; along others anything does."""
+    """Split a tensor: stacked matrices along the cut axis, anything along others."""
     given = dict(zip(("value", "sizes", "dim"), args, strict=False)) | kwargs
     value, dim = given.get("value"), given.get("dim", 0)
     sizes = next(
@@ -195,7 +200,10 @@ def expand(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[s
 
 
 def join(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """As of rows; a whole value is cut as the others are. An empty one, as a cache's first, adds nothing."""
+    """Concatenate tensors, cutting whole ones like the others.
+
+    An empty one, such as a cache's first, adds nothing.
+    """
     given = dict(zip(("tensors", "dim"), args, strict=False)) | kwargs
     tensors, dim = given.pop("tensors", None), given.get("dim", 0)
     if not isinstance(tensors, (tuple, list)) or set(given) - {"dim"}:
@@ -215,7 +223,7 @@ def _cut_as(context: Context, value: Any, like: GlobalTensor) -> Any:
 
 
 def along_last(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """A pair at the end becomes a complex number, or the reverse."""
+    """View pairs at the end as complex numbers, or the reverse."""
     value = args[0] if args else None
     if kwargs or not is_sharded(value, context) or value._layout.dim == value.dim() - 1:
         return NotImplemented
@@ -224,7 +232,7 @@ def along_last(context: Context, func: Callable[..., Any], args: Any, kwargs: di
 
 
 def new_empty(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Memory of the same sizes up to the axis that is cut."""
+    """Allocate memory of the same sizes up to the axis that is cut."""
     value, *sizes = args
     sizes = list(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
     if not is_sharded(value, context) or not all(isinstance(size, int) for size in sizes):
@@ -238,12 +246,12 @@ def new_empty(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
 
 
 def by_its_own_body(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """A function that torch has composed of others in Python: each of them is asked by itself."""
+    """Run a composite function in Python, with rules for its operations."""
     return _body(func)(*args, **kwargs)
 
 
 def _body(func: Any) -> Callable[..., Any]:
-    """The function without its question whether somebody else carries it out."""
+    """Return the function without its `has_torch_function` check."""
     plain: Any = types.FunctionType(
         func.__code__,
         {**func.__globals__, "has_torch_function": lambda _: False},

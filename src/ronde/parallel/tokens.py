@@ -1,9 +1,9 @@
-"""Values between two cut products of a model: each rank of a tensor group has some of the tokens.
+"""Sequence parallelism in a tensor group: tokens cut between cut products.
 
-What a row-parallel product leaves is a sum over ranks, of which each rank takes its tokens (a
-reduce-scatter); the next column-parallel product gathers them. So norms, dropout and residual additions are
-divided, and so is what they keep for backward (Korthikanti et al. 2022, "Reducing Activation Recomputation in
-Large Transformer Models"). Both together send what an all-reduce sends.
+A row-parallel product ends with a sum over ranks, of which each rank takes its tokens (a reduce-scatter); the
+next column-parallel product gathers them. So norms, dropout and residual additions are divided, and so are
+their saved tensors (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
+Models"). Both together send as many bytes as an all-reduce.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from ronde.tensor.rules.shapes import reshaped_layout
 
 __all__ = ["Tokens"]
 
-# Bytes of a whole value: less memory is not worth a message more.
+# Bytes of a whole value: below, the saved memory is not worth another message.
 _LITTLE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Used:
-    """A value as the columns of layers use it.
+    """A value as column-parallel layers use it.
 
     Attributes:
-        given: what this rank has of the value, unless it is gone.
-        version: of that then.
+        given: weak reference to this rank's part of the value.
+        version: version of `given` at that time.
         whole: the value as it is used.
-        rows: this rank's tokens, in the type of `whole`; None of a value that every rank has whole.
-        again: gathers these once more.
+        rows: tokens of this rank, in the dtype of `whole`; None of a value that every rank has whole.
+        again: object that gathers these once more.
     """
 
     given: weakref.ref[torch.Tensor]
@@ -50,7 +50,7 @@ class _Used:
     again: _Again | None = None
 
     def stands(self, given: torch.Tensor) -> bool:
-        """Whether it is how a value is to be used now."""
+        """Return whether a value can still be used so."""
         wants = given.requires_grad and torch.is_grad_enabled()
         dtype = given.dtype if self.rows is None else _type_of_products(given)
         same = self.given() is given and self.version == _version(given)
@@ -58,20 +58,20 @@ class _Used:
 
 
 class Tokens:
-    """Decides which values have their tokens cut; one for the models of a tensor group.
+    """Policy for cutting tokens; one for the models of a tensor group.
 
     Args:
-        way: of the plan; `auto` cuts values of a mebibyte and more on CUDA devices.
+        way: setting of the plan; `auto` cuts values of a mebibyte and more on CUDA devices.
     """
 
     def __init__(self, way: SequenceParallel) -> None:
         self._way = way
         self._last: _Used | None = None
-        # The tokens of what columns were given last, its axes but the last flattened.
+        # Tokens of the last input of columns, its axes but the last flattened.
         self._cut: Layout | None = None
 
     def forget(self) -> None:
-        """Forget what was used last: a call ends."""
+        """Forget the last used value at the end of a call."""
         self._last = self._cut = None
 
     def columns(
@@ -88,8 +88,8 @@ class Tokens:
 
         Args:
             weight: [out, in] cut along the first dimension, or [in, out] along the second.
-            bias: this rank's, [out].
-            product: of a whole `x`, columns and bias.
+            bias: bias of this rank's columns, [out].
+            product: function of a whole `x`, columns and bias.
             flattened: whether the rows of an `x` of two axes are tokens of a batch.
         """
         block = weight._local
@@ -102,7 +102,10 @@ class Tokens:
         return _Columns.apply(used.whole, used.rows, _narrow(matrix), _narrow(bias), used.again)
 
     def _used(self, context: Context, x: Any) -> _Used:
-        """The whole `x`; layers that follow one another with the same one share it, and its gradient."""
+        """Return the whole `x`.
+
+        Consecutive layers with the same one share it, and its gradient.
+        """
         cut = is_sharded(x, context) and x._layout.dim < x.dim() - 1
         given: Any = x._local if cut else gathered(x)
         if self._last is not None and self._last.stands(given):
@@ -112,17 +115,17 @@ class Tokens:
             used = _Used(weakref.ref(given), _version(given), again.shared(rows), rows, again)
         else:
             used = _Used(weakref.ref(given), _version(given), enter(context, given))
-        # What is used as it is would be held without need.
+        # A value that is used as it is would be held without need.
         self._last = None if used.whole is given else used
         return used
 
     def total(
         self, context: Context, summand: torch.Tensor, like: GlobalTensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Sum what ranks have `[..., out]`: this rank's tokens, or all.
+        """Sum the ranks' summands `[..., out]`, and keep this rank's tokens, or all.
 
         Args:
-            like: has the rules of the result.
+            like: global tensor with the rules of the result.
             bias: whole, [out].
         """
         self._last, layout = None, self._layout_of(context, summand)
@@ -133,22 +136,26 @@ class Tokens:
         return wrap(context, rows if bias is None else rows + enter(context, bias), layout, like._rules)
 
     def looked_up(self, context: Context, found: torch.Tensor, like: GlobalTensor) -> torch.Tensor:
-        """Sum what ranks have found of `[rows, tokens, width]` in a table."""
+        """Sum the ranks' results of a look-up, `[rows, tokens, width]`."""
         self._cut = self._tokens_of(context, found)
         return self.total(context, found, like)
 
     def _layout_of(self, context: Context, summand: torch.Tensor) -> Layout | None:
-        """The tokens of a sum that ranks take: those of what the columns before it were given."""
+        """Return the cut of a sum's tokens: that of the last columns' input."""
         known, shape = self._cut, summand.shape[:-1]
         if known is None or self._way == "off" or known.size != math.prod(shape):
             return None
-        # A CPU loses more time by the gather in backward than it gains by norms; Gloo sums all on every rank.
+        # A CPU loses more time by the gather in backward than it gains by norms; Gloo sums everything on
+        # every rank.
         if self._way == "auto" and (summand.nbytes < _LITTLE or not context.comm.on_cuda):
             return None
         return reshaped_layout([known.size], known, shape)
 
     def _tokens_of(self, context: Context, x: Any, *, flattened: bool = False) -> Layout | None:
-        """The tokens of `x` that ranks have, or may have of a whole one, its axes but the last flattened."""
+        """Return the cut of the tokens of `x`, its axes but the last flattened.
+
+        For a whole `x` it is the cut that ranks may use.
+        """
         shape, found = x.shape[:-1], None
         if is_sharded(x, context):
             found = x._layout if x._layout.dim < len(shape) else None
@@ -158,7 +165,10 @@ class Tokens:
 
 
 def _first_cut(shape: Sequence[int], ranks: int) -> Layout | None:
-    """Blocks of the first axis that ranks divide: of rows of the batch, in most models, or of tokens."""
+    """Return a cut of the first axis that ranks divide.
+
+    In most models it is that of rows of the batch, or of tokens.
+    """
     for dim, size in enumerate(shape):
         if size and size % ranks == 0:
             return Layout(dim, ranks, ranks, 1, size // ranks)
@@ -170,7 +180,7 @@ def _version(value: torch.Tensor) -> int:
 
 
 def _type_of_products(value: torch.Tensor) -> torch.dtype:
-    """The type in which autocast has a value multiplied."""
+    """Return the dtype in which autocast multiplies a value."""
     kind = value.device.type
     if not torch.is_autocast_enabled(kind) or not value.is_floating_point() or value.dtype is torch.float64:
         return value.dtype
@@ -182,7 +192,7 @@ def _narrow(value: Any) -> Any:
 
 
 class _Again:
-    """Gathers tokens for the columns of layers, and once more for the gradients of all their weights."""
+    """Gathers tokens for layers' columns, and again for all their weights' gradients."""
 
     def __init__(self, context: Context, layout: Layout) -> None:
         self._context, self._layout = context, layout
@@ -190,11 +200,11 @@ class _Again:
         self._whole: torch.Tensor | None = None
 
     def shared(self, rows: torch.Tensor) -> torch.Tensor:
-        """The whole value, of which each rank makes something else."""
+        """Gather the whole value where each rank computes something else of it."""
         return Share.apply(rows, self._context, self._layout)
 
     def whole(self, rows: torch.Tensor) -> torch.Tensor:
-        """The whole value, in the backward of one of its uses."""
+        """Gather the whole value in the backward of one of its uses."""
         if torch.is_grad_enabled():
             return self.shared(rows)
         if self._whole is None:
@@ -209,7 +219,7 @@ _Function: Any = torch.autograd.Function
 
 
 class _Columns(_Function):
-    """`F.linear` of a whole value, of which this rank's tokens alone are kept for backward."""
+    """`F.linear` of a whole value that saves only this rank's tokens."""
 
     @staticmethod
     def forward(

@@ -1,8 +1,8 @@
-"""Backward in two halves: gradients of messages at once, those of weights when there is time.
+"""Backward in two halves: gradients of inputs first, of weights later.
 
-The first half runs those nodes of a graph that lead to its messages, and notes which gradients came to nodes
-that lead to weights too. The second half runs these once more, for the weights alone: a matrix product has
-one of its two products in each half. As in ZB-H1 (Qi et al. 2023), and in torch's own pipelines.
+The first half runs the nodes of a graph that lead to its messages, and records the gradients that arrive at
+nodes that lead to weights too. The second half runs these nodes once more, for the weights alone: each half
+has one of the two products of a matrix product. As in ZB-H1 (Qi et al. 2023), and in torch's own pipelines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge
 
 __all__ = ["WeightHalf", "input_half"]
 
-# torch's own, because a session replaces them for scripts.
+# torch's own functions, because a session replaces them for scripts.
 _GRAD: Any = torch.autograd.grad
 _BACKWARD: Any = torch.autograd.backward
 
@@ -25,18 +25,18 @@ _Edge = tuple[Any, int]
 
 @dataclasses.dataclass(slots=True)
 class WeightHalf:
-    """The second half of a backward.
+    """Second half of a backward.
 
     Attributes:
-        late: nodes that run once more: the gradients that came to them, and their edges to weights.
-        known: leaves, with gradients that the first half has come to already.
+        late: nodes that run once more: gradients that arrived at them, and their edges to weights.
+        known: leaves, with gradients that the first half has computed already.
     """
 
     late: list[tuple[dict[_Edge, torch.Tensor], list[_Edge]]]
     known: dict[_Edge, torch.Tensor]
 
     def __call__(self) -> None:
-        """Add to the gradients of weights; once."""
+        """Accumulate the gradients of weights; once."""
         found, self.known = list(self.known.items()), {}
         while self.late:
             given, edges = self.late.pop()
@@ -47,7 +47,7 @@ class WeightHalf:
 
 
 def input_half(end: torch.Tensor, token: torch.Tensor) -> WeightHalf:
-    """Run all nodes from a scalar to the leaf behind all messages; what is left for weights."""
+    """Run backward from a scalar to the messages' leaf; return the weights' half."""
     target = _node_of(token)
     graph = _Graph.of(end.grad_fn, target)
     late, early = graph.cut(target)
@@ -64,11 +64,11 @@ def input_half(end: torch.Tensor, token: torch.Tensor) -> WeightHalf:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Graph:
-    """Nodes behind an end.
+    """Nodes of a graph with an end.
 
     Attributes:
-        places: by node the gradients that come to it.
-        before: by node those that hand on to it.
+        places: inputs of each node's backward, as indices of gradients.
+        before: nodes that pass gradients on to each node.
     """
 
     end: Any
@@ -90,11 +90,14 @@ class _Graph:
         return cls(end, places, before)
 
     def cut(self, target: Any) -> tuple[dict[Any, list[_Edge]], list[_Edge]]:
-        """Nodes that lead to the target, with their edges to weights, which run later; leaves that do not."""
+        """Return nodes that run later, with their edges to weights, and other leaves.
+
+        The nodes lead to the target; the leaves do not run later.
+        """
         leads = _closure([target], lambda node: self.before.get(node, ()))
         edges = [(node, edge) for node in leads for edge in _next(node) if edge[0] not in leads]
-        # A function of python's computes all of its gradients at once. A node with several before it would
-        # be come to from the others as well.
+        # A Python function computes all of its gradients at once. A node with several before it would be
+        # reached from the others as well.
         late, apart = dict[_Edge, Any](), [] if self.end in leads else [self.end]
         for node, edge in edges:
             by_python = isinstance(node, torch.autograd.function.BackwardCFunction)
@@ -118,7 +121,7 @@ def _next(node: Any) -> list[_Edge]:
 
 
 def _leaves(nodes: Iterable[Any]) -> set[Any]:
-    """Those that add to gradients of tensors, behind nodes."""
+    """Return the accumulation nodes reachable from nodes."""
     found = _closure(nodes, lambda node: [each for each, _ in _next(node)])
     return {node for node in found if hasattr(node, "variable")}
 
@@ -138,6 +141,6 @@ def _edges(edges: Iterable[_Edge]) -> list[GradientEdge]:
 
 
 def _node_of(leaf: torch.Tensor) -> Any:
-    """The node that adds to a leaf's gradient."""
+    """Return the node that accumulates a leaf's gradient."""
     view: Any = leaf.view_as(leaf).grad_fn
     return view.next_functions[0][0]

@@ -1,7 +1,7 @@
 """Costs of a model's modules, counted in its first call, to balance stages.
 
-Operations are counted, not timed: a time is another one in each run, and by it a model would be cut otherwise
-when it is resumed, and on a host that is busy.
+Operations are counted, not timed: times differ between runs, so a model would be cut otherwise when it is
+resumed, and on a busy host.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ronde.patching.torch_internals import TorchDispatchMode, attention_on_cpu, 
 
 __all__ = ["Counts", "UnitCosts", "counting"]
 
-# Torch's table lacks the kernel of CPUs.
+# torch's table lacks the CPU kernel.
 _FLOPS = {
     **flop_registry,
     attention_on_cpu.overloadpacket: lambda query, key, value, *_, **__: sdpa_flop_count(
         query.shape, key.shape, value.shape
     ),
 }
-# Of an element that is read and written, beside one operation of a matrix product.
+# Cost of an element that is read and written, relative to one operation of a matrix product.
 _MOVED = 64.0
 
 
@@ -38,7 +38,7 @@ Counts = dict[nn.Module, float]
 
 @contextmanager
 def counting(model: nn.Module) -> Iterator[Counts]:
-    """Count the operations of a model's modules inside; counts are complete behind it."""
+    """Count operations of a model's modules inside; counts are complete at the end."""
     counter = _Counter()
     parts = [part for part in model.modules() if not isinstance(part, torch.jit.ScriptModule)]
     counts = dict.fromkeys(parts, 0.0)
@@ -60,7 +60,7 @@ class UnitCosts:
         self._agreed: weakref.WeakKeyDictionary[nn.Module, Counts] = weakref.WeakKeyDictionary()
 
     def knows(self, model: nn.Module) -> bool:
-        """Tell whether a call of the model has been counted."""
+        """Return whether a call of the model has been counted."""
         return model in self._counted
 
     @contextmanager
@@ -78,7 +78,7 @@ class UnitCosts:
             self._agreed[model] = dict(zip(counts, told, strict=True))
 
     def of(self, model: nn.Module) -> Counts | None:
-        """The counts that ranks have agreed on; None where nothing was counted."""
+        """Return the counts that ranks have agreed on; None where nothing was counted."""
         return self._agreed.get(model)
 
 
@@ -86,7 +86,7 @@ class _Counter(TorchDispatchMode):
     """Counts operations while it is entered.
 
     Attributes:
-        total: the number of operations, a multiplication and an addition being two.
+        total: number of operations, a multiplication and an addition being two.
     """
 
     supports_higher_order_operators = True
@@ -111,13 +111,13 @@ class _Counter(TorchDispatchMode):
 def _counted(
     part: nn.Module, forward: Callable[..., Any], counter: _Counter, counts: Counts
 ) -> Callable[..., Any]:
-    """The forward of a module, of which the operations are counted."""
+    """Wrap the forward of a module to count its operations."""
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         before = counter.total
         with ExitStack() as entered:
             if not counter.entered:
-                # The innermost mode: those around it carry an operation out more than once.
+                # The innermost mode: outer modes may execute an operation more than once.
                 entered.enter_context(counter)
                 counter.entered = True
                 entered.callback(setattr, counter, "entered", False)

@@ -1,7 +1,7 @@
-"""Embeddings whose rows are cut over ranks, and losses of logits that are cut over classes.
+"""Embeddings cut over rows, and losses of logits cut over classes.
 
-Each rank looks up what it has, and the others' is nought there; of a row of logits ranks exchange three
-numbers, not the row (Shoeybi et al. 2019, "Megatron-LM").
+Each rank looks up the rows that it has; other rows are zero there. For each row of logits ranks exchange
+three numbers, not the row (Shoeybi et al. 2019, "Megatron-LM").
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["cross_entropy", "embedding"]
 def embedding(
     tokens: Tokens, context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """`ids [...]` and `weight [rows, width]`, cut along either.
+    """Look up `ids [...]` in `weight [rows, width]`, cut along either dimension.
 
     Raises:
-        IndexError: on every rank, as on one device, for an id that is none of the rows'.
+        IndexError: an id is out of range; raised on every rank, as on one device.
     """
     names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     given = dict(zip(names, args, strict=False)) | kwargs
@@ -53,7 +53,10 @@ def embedding(
 
 
 def cross_entropy(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Logits `[rows, classes]`, cut over classes, and `target [rows]` of class numbers."""
+    """Compute the cross-entropy of logits `[rows, classes]`, cut over classes.
+
+    The target is `[rows]` of class numbers.
+    """
     names = (
         "input",
         "target",
@@ -92,13 +95,17 @@ def cross_entropy(context: Context, func: Callable[..., Any], args: Any, kwargs:
 
 
 def _any(flags: torch.Tensor) -> bool:
-    """Read past whoever looks for values of rows that decide: these end the script, or nothing."""
+    """Return whether any flag is set, unseen by modes.
+
+    Modes look for values of rows that decide about control flow: these flags end the script, or change
+    nothing.
+    """
     with torch.no_grad(), disable_current_modes():
         return bool(flags.any())
 
 
 def _of_rows(context: Context, own: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Of each row the logarithm of the sum of exponentials of all logits, less the target's logit."""
+    """Return each row's log-sum-exp of logits, less the target's logit."""
     largest = context.comm.all_gather(own.detach().amax(1)).amax(0)
     shifted = own - largest.unsqueeze(1)
     start = context.rank * own.shape[1]

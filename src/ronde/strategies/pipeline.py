@@ -241,8 +241,8 @@ class PipelineStrategy(Strategy):
         None for gpipe, where the script calls backward.
 
         Args:
-            attempt: callback before each attempt of a step; it returns the result of an attempt that does not
-                count.
+            attempt: callback before each attempt of a step; it returns a function that undoes an attempt that
+                does not count.
         """
         if self._schedule == "gpipe":
             return None

@@ -88,7 +88,7 @@ class HostMemory:
     pinned nor device memory before copies from and to it are complete.
 
     State on the CPU is copied to other memory of the CPU. Commands refuse that, but it makes all this run,
-    and comparable, where there is no other device.
+    and comparable, on a machine without another device.
     """
 
     on_host = True
