@@ -26,11 +26,12 @@ __all__ = [
 ]
 
 ALIGNMENT = 128
-"""Elements; a cut inside a tensor stands at a multiple of it.
+"""Alignment in elements; a cut inside a tensor lies at a multiple of it.
 
-torch's CPU kernels treat what does not fill two vector registers at the end of a tensor by other
-instructions, whose last bit may differ (a product and a sum are rounded once or twice). No two registers hold
-more than 128 elements, so an element of a part is treated as in the whole: the same to the bit.
+torch's CPU kernels treat elements at the end of a tensor that do not fill two vector registers by other
+instructions, with a result that may differ in the last bit (a product and a sum are rounded once or twice).
+No two registers hold more than 128 elements, so an element of a part is treated as in the whole: bitwise the
+same.
 """
 
 
@@ -170,4 +171,4 @@ RUNS: dict[str, Runs] = {
     "zero3": in_equal_parts,
     "central": on_first,
 }
-"""By value of `state` the elements that each rank updates, of those that ranks have alike."""
+"""Cut of the elements that each rank updates, by value of `state`, for replicated tensors."""

@@ -20,7 +20,10 @@ from ronde.strategies.strategy import Strategy
 __all__ = ["Schedule", "Strategies", "by_script"]
 
 Schedule = Callable[[torch.nn.Module, Any, Any], Callable[[Any, Any, Any], torch.Tensor] | None]
-"""Given a model, a loss and an attempt, the step in one call; None where the script's own calls make it."""
+"""Creates a step in one call, given a model, a loss and an attempt callback.
+
+None where the script's own calls make the step.
+"""
 
 
 def by_script(model: torch.nn.Module, loss_fn: Any, attempt: Any) -> None:

@@ -29,8 +29,8 @@ _LARGE = 64 << 10
 class Bucket:
     """Averages the gradients of some leaves of one dtype and device.
 
-    A gradient that backward made anew becomes a view of the buffer; one that was there before is
-    written where it is, because the script may know it.
+    A new gradient of this backward becomes a view of the buffer; an earlier one is written in place, because
+    the script may hold it.
 
     Args:
         leaves: leaves in the order in which backward is expected to reach them.

@@ -147,7 +147,7 @@ def _install_function(patches: Patches, context: Context) -> None:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a `Function` of the script with whole values, as on one device."""
         if cls is _KEEPS_ARGUMENTS:
-            return plain(cls, *args, **kwargs)  # the same as in forward are there to compute again
+            return plain(cls, *args, **kwargs)  # arguments of forward are still there for recomputation
         if any(isinstance(value, (GlobalTensor, DeferredScalar)) for value in args):
             args = tuple(materialize(value) for value in args)
         elsewhere = context.region is not Region.SCRIPT or not context.is_in_step()

@@ -1,12 +1,12 @@
 """The differentiable edges between replicated values and shards, each the backward of another.
 
-Convention, with W ranks: of a replicated value the true gradient is the mean over ranks of the local
-ones; of a shard, the local gradient is W times the true one. Parameter gradients are then *averaged*:
-what was computed on shards is thereby summed, what was computed in replica is averaged over equal
-copies, under any mixture and any accumulation. All edges are differentiable any number of times.
+Convention, with W ranks: the true gradient of a replicated value is the mean over ranks of the local ones;
+the local gradient of a shard is W times the true one. Parameter gradients are then *averaged*: this sums
+gradients computed on shards, and averages equal copies of gradients computed in replica, under any mixture
+and any accumulation. All edges are differentiable any number of times.
 
-Where ranks cut a model, not a batch, what is replicated is computed alike by all, and local gradients are
-the true ones: there `Context.weight` is 1 in the place of W, and Leave is the sum.
+Where ranks cut a model, not a batch, all compute equal replicated values, and local gradients are the true
+ones: there `Context.weight` is 1 in the place of W, and Leave is the sum.
 
     edge          forward                          backward
     Slice         whole value -> this rank's rows  all-gather, divided by W

@@ -1,9 +1,9 @@
 """A global tensor: one value, with this rank's rows of the batch.
 
-For the script it is a `torch.Tensor` of the whole shape. An operation that has a rule (`rules/`) runs
-on the rows; any other sees the whole value, gathered once. What C++ reaches past Python's
-`__torch_function__` is served by `__torch_dispatch__`, and its gradients by the Gather node that made
-the tensor. The idea of a global view of a sharded value is OneFlow's.
+For the script it is a `torch.Tensor` of the whole shape. An operation that has a rule (`rules/`) runs on the
+rows; any other sees the whole value, gathered once. C++ code, which bypasses Python's `__torch_function__`,
+reaches `__torch_dispatch__`, and its gradients the Gather node that made the tensor. The idea of a global
+view of a sharded value is OneFlow's.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ class GlobalTensor(Shard):
     def data_ptr(self) -> int:
         return lend(self).data_ptr()
 
-    # These are set on the rows, through which every gradient passes: that of what was computed from them,
-    # before or after, and that of the gathered value.
+    # These are set on the rows, through which every gradient passes: gradients of values computed from the
+    # rows, before or after, and that of the gathered value.
     def register_hook(self, hook: Callable[[Any], Any]) -> Any:
         self._context.gradients_watched = True
         rows = self._rows_with_gradient()
@@ -196,7 +196,7 @@ def _carried_out(
     context = first._context
     whole = in_transform() or carries_tangents()
     if region is Region.SCRIPT and not whole and not _mixed(types):
-        # torch's own functions ask by the name that they have in their module, which may be replaced.
+        # torch's own functions call this by their name in the module, where a patch may have replaced them.
         known = func if func in first._rules else getattr(func, "__wrapped__", func)
         rule = first._rules.get(known)
         if rule is not None and NUMPYS_NAMES.isdisjoint(kwargs):

@@ -18,7 +18,8 @@ __all__ = [
     "watches",
 ]
 
-# What torch takes for its own words (`numpy_compatibility_arg_names` in its parser), and rules do not know.
+# NumPy's names of arguments, which torch accepts (`numpy_compatibility_arg_names` in its parser) and rules do
+# not.
 NUMPYS_NAMES = frozenset(("axis", "keepdims", "x", "a", "x1", "x2"))
 
 # Rules whose result is, or may be, a view of the first argument.

@@ -3,11 +3,11 @@
 Of a shard, the local gradient is W times the true one (see `edges`). A `GradScaler` keeps gradients close to
 the largest number that float16 holds: with W times the gradient, ranks would overflow earlier, and skip steps
 that one device takes. In a script with a scaler every backward therefore begins with 1/W, and the reducer
-multiplies what it has averaged by W. What the script itself computes on whole values then has gradients
-divided by W; where it could look at them there, with a hook or a backward of its own, nothing is divided.
+multiplies what it has averaged by W. Values that the script itself computes of whole ones then have gradients
+divided by W; where it could look at these, with a hook or a backward of its own, nothing is divided.
 
-So each row has the gradient that it has on one device; sums over all rows are the reducer's, which has to
-know the ones that one device would have made in float16.
+So each row has the gradient that it has on one device; the reducer makes the sums over all rows, and has to
+know which ones one device would have made in float16.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Shard(torch.Tensor):
     _rules: dict[Any, Rule]
     # This rank's rows, part of the graph; None once only the whole value is valid.
     _rows: torch.Tensor | None
-    # The whole value, part of the graph, when it has been asked for, and its version then.
+    # The whole value, part of the graph, once it was gathered, and its version at that time.
     _full: torch.Tensor | None
     _full_version: int
     # Possible base of this tensor, and possible views of it.

@@ -27,8 +27,8 @@ class Decentralized(Averaging):
 
     The gradient is that of the rank's own parameters, so these travel while forward and backward run. P is
     all ranks, or r and one other, `peer_of(r, t, W)`. Source: Lian et al., "Can decentralized algorithms
-    outperform centralized algorithms?", NeurIPS 2017; Bagua's `decentralized`. What a script writes to its
-    parameters between steps is kept: the difference to the mean is added.
+    outperform centralized algorithms?", NeurIPS 2017; Bagua's `decentralized`. Writes of a script to its
+    parameters between steps are kept: the difference to the mean is added.
     """
 
     def __init__(self, comm: Comm, peers: Peers) -> None:

@@ -174,7 +174,7 @@ def flats_of(members: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, list[t
 
 @torch.no_grad()
 def add_parts(members: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
-    """Add the pieces of `flat` to tensors, which lie there end to end."""
+    """Add the pieces of `flat`, which lie end to end, to tensors."""
     foreach_add_([each.detach() for each in members], _parts(members, flat))
 
 

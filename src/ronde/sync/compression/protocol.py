@@ -149,7 +149,7 @@ class Compression:
     def load_states(self, states: Sequence[Mapping[str, Any]], rank: int, ranks: int) -> None:
         """Load the `state_dict` of each rank, perhaps of another number of ranks.
 
-        A gradient is the mean of what ranks send. So each rank of another number takes the mean of all
+        A gradient is the mean of the ranks' messages. So each rank of another number takes the mean of all
         residuals: together they hold back as much of the gradient as before.
         """
         if len(states) == ranks:
