@@ -11,9 +11,9 @@ from ronde.server.record import Record
 from ronde.server.shard import Shard
 from ronde.server.sparse import SparseShard
 from ronde.server.table.admission import AdmitAfter, AdmitByBloomFilter
+from ronde.server.table.config import TableConfig
 from ronde.server.table.optimizers import Adam
 from ronde.server.table.spelling import write_config
-from ronde.server.table.table import TableConfig
 from ronde.server.transport.wire import Operation
 
 __all__ = ["NUMBER_OF_TABLES", "same", "shard", "some_records"]

@@ -26,12 +26,12 @@ from ronde.server.shard import Shard
 from ronde.server.sparse import SparseShard
 from ronde.server.storage import Storage, recover
 from ronde.server.table.cold_store import ColdStore
+from ronde.server.table.config import TableConfig
 from ronde.server.table.eviction import EvictByFrequency
 from ronde.server.table.on_disk import OnDisk
 from ronde.server.table.optimizers import Adam
 from ronde.server.table.spelling import read_config, write_config
 from ronde.server.table.state import State, merge
-from ronde.server.table.table import TableConfig
 from ronde.server.taking_over import take_tables
 from ronde.server.transport.wire import Message, Operation
 from ronde.testing.run_ranks import Rank

@@ -25,9 +25,9 @@ from ronde.server.serving.published import Published
 from ronde.server.serving.replica import Replica
 from ronde.server.shard import Shard
 from ronde.server.sparse import SparseShard
+from ronde.server.table.config import TableConfig
 from ronde.server.table.optimizers import SGD
 from ronde.server.table.spelling import write_config
-from ronde.server.table.table import TableConfig
 from ronde.server.transport.arena import OwnArena, PeerArena
 from ronde.server.transport.client import Client, ServerRefused
 from ronde.server.transport.service import check_endpoint

@@ -17,7 +17,8 @@ from ronde.server.parameter_server import ParameterServer
 from ronde.server.served_exchange import Served
 from ronde.server.shard import Shard
 from ronde.server.sparse import PAGE_BYTES, SparseShard
-from ronde.server.table.table import Table, TableConfig
+from ronde.server.table.config import TableConfig
+from ronde.server.table.table import Table
 from ronde.server.table.told import RowsOfVersion, all_rows, changed_rows
 from ronde.server.transport.client import Client, ServerRefused
 from ronde.server.transport.service import Service

@@ -12,11 +12,12 @@ import torch
 
 from ronde.errors import UsageError
 from ronde.server.table.admission import AdmitAfter, AdmitByBloomFilter, AdmitWithProbability
+from ronde.server.table.config import TableConfig
 from ronde.server.table.eviction import EvictByAge, EvictByFrequency, EvictByNorm
 from ronde.server.table.index import SEGMENTS
 from ronde.server.table.initial import Normal, Uniform, Zeros
 from ronde.server.table.optimizers import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-from ronde.server.table.table import Table, TableConfig, segments_due
+from ronde.server.table.table import Table, segments_due
 
 DIM, IDS, STEPS = 5, 40, 6
 

@@ -111,8 +111,9 @@ def _rows(client: Client, ids: int, dim: int, spread: str, exponent: float, roun
     import numpy as np
 
     from ronde.server.served_exchange import Served
+    from ronde.server.table.config import TableConfig
     from ronde.server.table.optimizers import RowwiseAdagrad
-    from ronde.server.table.table import Table, TableConfig
+    from ronde.server.table.table import Table
 
     rng = np.random.default_rng(0)
     names = names_of(rng, ids)

@@ -103,8 +103,9 @@ def measure(
 def _measure(ids: int, dim: int, spread: str, exponent: float, rounds: int) -> TableFigures:
     import numpy as np
 
+    from ronde.server.table.config import TableConfig
     from ronde.server.table.optimizers import RowwiseAdagrad
-    from ronde.server.table.table import Table, TableConfig
+    from ronde.server.table.table import Table
 
     rng = np.random.default_rng(0)
     names = names_of(rng, ids)

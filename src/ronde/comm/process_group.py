@@ -22,11 +22,12 @@ from ronde.comm.backend import Backend, SharedMemoryBackend, Together
 from ronde.comm.buffer import Buffer, TorchBuffer
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.once_per_host import OncePerHost
+from ronde.comm.pending import Arriving, Pending
 from ronde.comm.shared_buffer import allocate_shared
 from ronde.comm.topology import Topology
 from ronde.errors import LaunchError, PeerLost, UsageError
 
-__all__ = ["Comm", "Pending"]
+__all__ = ["Comm"]
 
 # Time for which a rank with a debugger open may keep the others waiting: its user can end the run.
 _DEBUGGER_TIMEOUT = timedelta(days=7)
@@ -39,50 +40,6 @@ _WIDER = {
     torch.uint16: torch.int32,
     torch.uint32: torch.int64,
 }
-
-
-class Pending:
-    """A collective under way; `wait` returns when the tensor may be read.
-
-    Args:
-        comm: the group of the collective.
-        work: the backend's handle; None where nothing was sent.
-        number: the number of the wait on the lockstep board.
-        finish: function to call on completion.
-        started: name of the collective, start in nanoseconds, and bytes, for the group's listener.
-    """
-
-    __slots__ = ("_comm", "_finish", "_number", "_started", "_work")
-
-    def __init__(
-        self,
-        comm: Comm,
-        work: Any,
-        number: int = 0,
-        finish: Callable[[], None] | None = None,
-        started: tuple[str, int, int] | None = None,
-    ) -> None:
-        self._comm = comm
-        self._work = work
-        self._number = number
-        self._finish = finish
-        self._started = started
-
-    def then(self, finish: Callable[[], None]) -> Pending:
-        """Return the same collective, with a function to call on completion."""
-        return Pending(self._comm, self._work, self._number, finish, self._started)
-
-    def wait(self) -> None:
-        """Wait for completion; a second call does nothing."""
-        if self._work is not None:
-            self._comm.block(self._work.wait, self._number)
-            self._work = None
-        if self._started is not None:
-            self._comm.tell(*self._started)
-            self._started = None
-        if self._finish is not None:
-            self._finish()
-            self._finish = None
 
 
 class Comm:
@@ -352,7 +309,7 @@ class Comm:
         try:
             sending = backend.send(sent, after)
             if backend.blocks:
-                work: Any = _Arriving(lambda: backend.receive(received, before))
+                work: Any = Arriving(lambda: backend.receive(received, before))
             else:
                 works = backend.receive(received, before), sending
                 work = Together([each for each in works if each is not None])
@@ -525,13 +482,6 @@ class Comm:
         if isinstance(error, PeerLost):
             return error
         return PeerLost(self.topology.lost(str(error), self.rank) if self.topology else str(error))
-
-
-class _Arriving:
-    """A message that is received in its `wait`."""
-
-    def __init__(self, receive: Callable[[], object]) -> None:
-        self.wait = receive
 
 
 def _travels_as_it_is(tensor: torch.Tensor) -> bool:

@@ -16,11 +16,12 @@ from ronde.errors import UsageError
 from ronde.patching.torch_internals import current_graph_task_id
 from ronde.server.exchange import Alone, Exchange
 from ronde.server.table.admission import Admission
+from ronde.server.table.config import TableConfig
 from ronde.server.table.eviction import Eviction
 from ronde.server.table.initial import Initial
 from ronde.server.table.on_disk import OnDisk
 from ronde.server.table.optimizers import Adagrad, RowOptimizer
-from ronde.server.table.table import Table, TableConfig
+from ronde.server.table.table import Table
 
 __all__ = ["EmbeddingTable"]
 

@@ -19,9 +19,10 @@ from ronde.server.shard import Shard
 from ronde.server.snapshot import commit, write_snapshot
 from ronde.server.sparse import SparseShard
 from ronde.server.storage import recover
+from ronde.server.table.config import TableConfig
 from ronde.server.table.hashing import owners_of
 from ronde.server.table.state import State, divide, merge
-from ronde.server.table.table import Table, TableConfig
+from ronde.server.table.table import Table
 from ronde.trace.server_states import server_states
 
 __all__ = ["take_tables"]

@@ -8,7 +8,8 @@ from typing import Any, final
 import torch
 
 from ronde.comm.buffer import references
-from ronde.comm.process_group import Comm, Pending
+from ronde.comm.pending import Pending
+from ronde.comm.process_group import Comm
 from ronde.shards.spec import ShardSpec
 from ronde.shards.unit import OF_A_PARAMETER, Member, Unit
 from ronde.sync.home import Home

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ronde.server.table.config import TableConfig
 from ronde.server.table.eviction import EvictByAge
 from ronde.server.table.optimizers import SGD
-from ronde.server.table.table import Table, TableConfig
+from ronde.server.table.table import Table
 from ronde.server.table.told import ToldIds, all_rows, changed_rows
 from ronde.server.table.touched import TouchedIds
 

@@ -17,11 +17,11 @@ from ronde.server.dense import DenseShard, array_of
 from ronde.server.shard import Shard
 from ronde.server.sparse import SparseShard
 from ronde.server.table.admission import AdmitAfter
+from ronde.server.table.config import TableConfig
 from ronde.server.table.eviction import EvictByAge
 from ronde.server.table.hashing import owners_of
 from ronde.server.table.optimizers import Adam
 from ronde.server.table.spelling import write_config
-from ronde.server.table.table import TableConfig
 from ronde.server.transport.wire import Message, Operation
 
 __all__ = ["ELEMENTS", "Array", "Asked", "change", "changes", "new_shard", "reference"]

@@ -18,9 +18,9 @@ from ronde.bench.machine import Machine
 from ronde.server.journal import Journal, Sync
 from ronde.server.record import Record
 from ronde.server.storage import Storage, recover
+from ronde.server.table.config import TableConfig
 from ronde.server.table.optimizers import RowwiseAdagrad
 from ronde.server.table.spelling import write_config
-from ronde.server.table.table import TableConfig
 from ronde.server.transport.wire import Operation
 
 _SIZES = {"4 KB": (4096, 5000), "64 KB": (65_536, 2000), "4 MB": (4 << 20, 64)}

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ronde.server.table.compiled import compiled, prefetch
+from ronde.server.table.config import TableConfig
 from ronde.server.table.index import MAX_ROWS, SEGMENTS, _insert, _per_segment, _remove, find_chunk
 from ronde.server.table.initial import Initial, fill
 from ronde.server.table.rows import Rows
-from ronde.server.table.table import TableConfig, _gather
+from ronde.server.table.table import _gather
 
 __all__ = ["FrozenTable", "Shape", "quantized"]
 

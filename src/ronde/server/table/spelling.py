@@ -7,7 +7,7 @@ from typing import Any
 
 from ronde.errors import UsageError
 from ronde.server.table import admission, eviction, initial, on_disk, optimizers
-from ronde.server.table.table import TableConfig
+from ronde.server.table.config import TableConfig
 
 __all__ = ["read_config", "write_config"]
 

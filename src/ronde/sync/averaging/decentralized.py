@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import torch
 
-from ronde.comm.process_group import Comm, Pending
+from ronde.comm.pending import Pending
+from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.sync.averaging.protocol import Averaging, add_parts, flats_of
 

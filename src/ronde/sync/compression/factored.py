@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from ronde.comm.compressors.low_rank import as_matrix, first_factor, multiply, orthonormal, pays
-from ronde.comm.process_group import Comm, Pending
+from ronde.comm.pending import Pending
+from ronde.comm.process_group import Comm
 from ronde.sync.compression.exchange import Exchange
 from ronde.sync.compression.held import Held
 from ronde.sync.leaf import Leaf

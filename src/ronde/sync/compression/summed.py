@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ronde.comm.process_group import Comm, Pending
+from ronde.comm.pending import Pending
+from ronde.comm.process_group import Comm
 from ronde.sync.compression.exchange import Exchange
 from ronde.sync.leaf import Leaf
 
