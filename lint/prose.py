@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 ALLOWED = ROOT / "lint" / "prose.txt"
+FOLDERS = ("benchmarks", "src")
 MOST_WORDS = 14
 # Relative words, prepositions, pronouns, participles, negations: a sentence that begins so lacks its subject.
 FRAGMENTS = frozenset(
@@ -142,7 +143,7 @@ def main() -> int:
         "--update", action="store_true", help="write the counts, none of them larger than before"
     )
     options = parser.parse_args()
-    files = sorted((ROOT / "src").rglob("*.py"))
+    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     found = {path.relative_to(ROOT).as_posix(): findings(path.read_text()) for path in files}
     limits = allowed()
     shown = [path.resolve() for path in options.paths]

@@ -22,7 +22,6 @@ ELSEWHERE = (
     "cli/examples.py",  # command lines
     "testing/",  # for those who write tests
     "bench/workloads/",  # scripts
-    "bench/chaos/",  # scripts with faults in them, and the names of these
     "doctor/causes/",  # explanations, which say what to do: docs/doctor.md
     "doctor/checks/",
     "doctor/host_links.py",
@@ -34,8 +33,6 @@ ELSEWHERE = (
     "bench/memory/formula.py",
     "bench/memory/activations.py",
     "bench/parallel/report.py",
-    "bench/recording.py",
-    "bench/first_step.py",
     "report/chart.py",  # what a page or a terminal shows: docs/seeing.md
     "report/live.py",
     "report/page.py",
@@ -47,7 +44,6 @@ ELSEWHERE = (
     "planner/report.py",  # what `ronde plan search` prints: docs/planner.md
     "planner/modelled.py",
     "planner/picture.py",
-    "planner/evaluation/",  # figures of `ronde bench planner`
     "verify/clauses/",  # findings: docs/law.md
     "verify/report.py",
 )

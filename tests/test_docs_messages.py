@@ -25,7 +25,7 @@ UNSAID = {
     "what is reserved is at least what is allocated": LIKELY,
     "add --real-step, or give its sizes by --model": LIKELY,
     "..., load ... before; mean errors on rows that no constant was fitted to": (
-        "a line above the table of `ronde bench planner`"
+        "a line above the table of `python -m benchmarks.planner`"
     ),
     "a number of rows has no hash while a call is observed": "who asks computes without a cache",
     "an order of a schedule waits for itself": "an assertion about our own code",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.bench import first_step
+from benchmarks import first_step
 from ronde.errors import BenchError
 
 

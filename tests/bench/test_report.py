@@ -35,7 +35,7 @@ OLDER = {"2026-11-21-dp-2-cores.json": "dp", "2026-11-21-overhead-2-cores.json":
 
 
 # What a module prints that is no command of `ronde bench`.
-OF_MODULES = {"checkpoints", "kills", "log"}
+OF_MODULES = {"chaos", "checkpoints", "kills", "log", "planner"}
 REPORTS = [
     path
     for path in sorted(RESULTS.glob("*.json"))

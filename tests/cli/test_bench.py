@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import ronde
 from bench.samples import memory_report, report, result
 from ronde.cli.entry import main
 
@@ -84,6 +85,22 @@ def test_a_report_is_shown_and_drawn_again(tmp_path: Path, capsys: pytest.Captur
     assert run("bench", "show", str(kept), "--plot", str(picture)) == 0
     assert "0.980" in capsys.readouterr().out
     assert picture.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", ["chaos", "planner"])
+def test_a_command_that_has_moved_runs_with_one_line(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", name, "--help") == 0
+    told = capfd.readouterr()
+    assert told.err == f"ronde: ronde bench {name} is deprecated; use python -m benchmarks.{name}\n"
+    assert f"usage: python -m benchmarks.{name}" in told.out
+
+
+def test_a_wheel_says_where_a_command_has_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ronde, "__file__", str(tmp_path / "site-packages" / "ronde" / "__init__.py"))
+    assert run("bench", "chaos") == 2
+    assert "ronde bench chaos is now python -m benchmarks.chaos" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.planner.figures import figures
 from ronde.errors import UsageError
 from ronde.planner.calibration import calibrated, predicted_seconds
 from ronde.planner.candidates import Candidates, Point
 from ronde.planner.cluster_file import read_cluster
 from ronde.planner.collective import collective_seconds
-from ronde.planner.evaluation.figures import figures
 from ronde.planner.fitting import fit_gemm
 from ronde.planner.memory import held, in_flight
 from ronde.planner.software import Software, ronde_software
@@ -34,7 +34,7 @@ def test_the_figures_on_public_tables_are_reached() -> None:
 
 
 def test_presets_have_the_constants_of_the_fit() -> None:
-    from ronde.planner.tables import read_table
+    from benchmarks.planner.tables import read_table
 
     rows = read_table("gemm_a100_bf16")[::4]
     m, n, k, time = (np.array([float(row[name]) for row in rows]) for name in ("m", "n", "k", "latency_ms"))

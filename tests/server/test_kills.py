@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ronde.bench.kills.changes import changes, reference
-from ronde.bench.kills.training import SERVERS, WORKERS, state_hash, train
+from benchmarks.kills.changes import changes, reference
+from benchmarks.kills.training import SERVERS, WORKERS, state_hash, train
 
 
 def run(directory: Path, *, steps: int, kills: int, seed: int) -> None:

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from ronde.bench import first_call, horovod, planner, servers, tables
-from ronde.bench.chaos import report as chaos
+from ronde.bench import first_call, horovod, servers, tables
 from ronde.bench.collectives import report as collectives
 from ronde.bench.json_report import parsed
 from ronde.bench.memory import report as memory
@@ -28,8 +27,6 @@ AnyReport: TypeAlias = (
     | servers.ServersReport
     | horovod.HorovodReport
     | serving.ServingReport
-    | chaos.ChaosReport
-    | planner.PlannerReport
     | sync.SyncReport
     | parallel.ParallelReport
 )
@@ -42,8 +39,6 @@ KINDS: Mapping[str, type[AnyReport]] = {
     servers.KIND: servers.ServersReport,
     horovod.KIND: horovod.HorovodReport,
     serving.KIND: serving.ServingReport,
-    chaos.KIND: chaos.ChaosReport,
-    planner.KIND: planner.PlannerReport,
     sync.KIND: sync.SyncReport,
     parallel.KIND: parallel.ParallelReport,
     **dict.fromkeys(STEPS, Report),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,15 +12,10 @@ from typing import Annotated
 
 import typer
 
+import ronde
 from ronde.bench import data_parallel, overhead, servers, tables
 from ronde.bench import first_call as first_calls
 from ronde.bench import horovod as horovods
-from ronde.bench.chaos import report as chaos_report
-from ronde.bench.chaos.faults import CASES
-from ronde.bench.chaos.faults_of_hosts import CASES_OF_HOSTS
-from ronde.bench.chaos.place import MakePlace, Stubs
-from ronde.bench.chaos.report import ChaosReport
-from ronde.bench.chaos.running import Found, run_case
 from ronde.bench.choice import DEVICES, check_known
 from ronde.bench.collectives import contender as contenders
 from ronde.bench.collectives import picture as collectives_picture
@@ -34,7 +29,6 @@ from ronde.bench.collectives.size import parse_size
 from ronde.bench.first_call import FirstCall, FirstCallReport
 from ronde.bench.horovod import HorovodReport
 from ronde.bench.kinds import AnyReport, read_report
-from ronde.bench.machine import Machine
 from ronde.bench.memory import comparison as memory_comparison
 from ronde.bench.memory import picture as memory_picture
 from ronde.bench.memory import table as memory_table
@@ -46,8 +40,6 @@ from ronde.bench.parallel import report as parallel_report
 from ronde.bench.parallel.report import ParallelReport
 from ronde.bench.peers import PEERS, choose
 from ronde.bench.picture import save
-from ronde.bench.planner import PlannerFigure, PlannerReport
-from ronde.bench.planner import table as planner_table
 from ronde.bench.push_pull.measure import push_and_pull
 from ronde.bench.report import Report
 from ronde.bench.rounds import OURS, Round
@@ -73,6 +65,7 @@ __all__ = ["bench"]
 
 bench = typer.Typer(help="Measure against hand-written PyTorch.", no_args_is_help=True, rich_markup_mode=None)
 
+_ANY_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 _RUNS = "Runs of each contender, in alternating order."
 _Steps = Annotated[
     int | None, typer.Option(min=1, help="Timed steps of a run, instead of the workload's own number.")
@@ -441,65 +434,16 @@ def parallel_(  # noqa: PLR0913 - its options
     _tell(report, json=json, plot=plot)
 
 
-@bench.command("chaos")
-def chaos_(
-    cases: Annotated[
-        str,
-        typer.Option(metavar="NAMES", help="Some faults by name, separated by commas.", show_default="all"),
-    ] = "",
-    evidence: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Copy what was frozen in each run to this folder.")
-    ] = None,
-    two_hosts: Annotated[
-        bool,
-        typer.Option(
-            "--two-hosts",
-            help="The last rank is on another host, of its own network where that can be made; faults that "
-            "only several hosts have are among them then.",
-        ),
-    ] = False,
-    json: _Json = None,
-) -> None:
-    """Put faults into real runs of 2 or 3 ranks, and see whether the explanation names cause and rank.
-
-    Prints a table in Markdown. The exit code is 1 where fewer than 95 % are right, a run hangs, or a process
-    is left.
-    """
-    check_linux()
-    _check_writable(json=json)
-    known = {each.name: each for each in (*CASES, *(CASES_OF_HOSTS if two_hosts else ()))}
-    names = _names(cases) if cases else list(known)
-    check_known(names, known, what="fault")
-    if evidence is not None and not evidence.is_dir():
-        raise UsageError(f"--evidence {evidence} is no folder; make it first")
-    machine = Machine.here()
-    place = _two_hosts() if two_hosts else None
-    results: list[Found] = []
-    for name in names:
-        results.append(run_case(known[name], os.environ, evidence, at=place))
-        _say_fault(results[-1])
-    report = ChaosReport(machine=machine, results=tuple(results))
-    _tell(report, json=json)
-    raise typer.Exit(0 if report.is_right else 1)
+@bench.command("chaos", hidden=True, context_settings=_ANY_WORDS)
+def chaos_(context: typer.Context) -> None:
+    """Run `python -m benchmarks.chaos`, the name that this command has now."""
+    _run_moved("chaos", context.args)
 
 
-@bench.command("planner")
-def planner_(json: _Json = None) -> None:
-    """Judge the cost model of `ronde plan search` on public tables of measured runs.
-
-    Prints mean errors on rows to which no constant was fitted, beside a constant share of the peak and the
-    data sheet. The exit code is 1 where a target is missed.
-    """
-    from ronde.planner.evaluation.figures import figures
-
-    _check_writable(json=json)
-    machine = Machine.here()
-    results: list[PlannerFigure] = []
-    for figure in figures():
-        results.append(PlannerFigure(**dataclasses.asdict(figure)))
-        print(f"ronde: {figure.name}: done", file=sys.stderr, flush=True)
-    _tell(PlannerReport(machine=machine, results=tuple(results)), json=json)
-    raise typer.Exit(0 if all(each.reached for each in results) else 1)
+@bench.command("planner", hidden=True, context_settings=_ANY_WORDS)
+def planner_(context: typer.Context) -> None:
+    """Run `python -m benchmarks.planner`, the name that this command has now."""
+    _run_moved("planner", context.args)
 
 
 @bench.command()
@@ -566,23 +510,22 @@ def _say_serving(situation: str, p99: float) -> None:
     print(f"ronde: {situation}: p99 {p99:.2f} ms", file=sys.stderr, flush=True)
 
 
-def _two_hosts() -> MakePlace:
-    """Hosts of their own network where they can be made, else stubs, which is said."""
-    from ronde.testing.hosts import HostsUnavailable, Network
-    from ronde.testing.two_hosts import two_hosts
+def _run_moved(name: str, words: list[str]) -> None:
+    """Run a command of the checkout by its old name.
 
-    try:
-        with Network(1):
-            return two_hosts
-    except HostsUnavailable as why:
-        print(f"ronde: both hosts are this one, without links between them: {why}", file=sys.stderr)
-        return lambda case, here: contextlib.nullcontext(Stubs())
-
-
-def _say_fault(found: Found) -> None:
-    """One line on stderr for each fault."""
-    what = found.skipped or f"{'right' if found.right else 'WRONG'}: {found.cause or 'nothing'}"
-    print(f"ronde: {found.name}: {what}, {found.seconds:.1f} s", file=sys.stderr, flush=True)
+    Raises:
+        UsageError: the installation is a wheel, which has no benchmarks.
+    """
+    checkout = Path(ronde.__file__).parents[2]
+    if not (checkout / "benchmarks" / name).exists():
+        raise UsageError(
+            f"ronde bench {name} is now python -m benchmarks.{name}, which the wheel does not have; "
+            "run it in a checkout of ronde's repository"
+        )
+    print(f"ronde: ronde bench {name} is deprecated; use python -m benchmarks.{name}", file=sys.stderr)
+    path = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
+    command = (sys.executable, "-m", f"benchmarks.{name}", *words)
+    raise typer.Exit(subprocess.run(command, env={**os.environ, "PYTHONPATH": path}).returncode)
 
 
 def _without_picture(of_what: str, plot: Path) -> None:
@@ -636,16 +579,12 @@ def _tell(
     match report:
         case FirstCallReport():
             draw, shown = partial(_without_picture, "first calls"), first_calls.table(report)
-        case ChaosReport():
-            draw, shown = partial(_without_picture, "faults"), chaos_report.table(report)
         case SyncReport():
             draw, shown = partial(sync_picture.save, report), sync_reports.table(report)
         case ServersReport():
             draw, shown = partial(_without_picture, "servers"), servers.table(report)
         case HorovodReport():
             draw, shown = partial(_without_picture, "Horovod's interface"), horovods.table(report)
-        case PlannerReport():
-            draw, shown = partial(_without_picture, "the planner"), planner_table(report)
         case TablesReport():
             draw, shown = partial(_without_picture, "tables"), tables.table(report)
         case ServingReport():

@@ -81,8 +81,6 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         'ronde bench parallel --plans "tensor=2;pipeline=2"',
         "ronde bench parallel --workload gpt --ranks 2 --plans context=2 --pairs 5",
     ),
-    "bench chaos": ("ronde bench chaos --cases killed", "ronde bench chaos --two-hosts --json chaos.json"),
-    "bench planner": ("ronde bench planner", "ronde bench planner --json planner.json"),
     "bench show": ("ronde bench show dp.json", "ronde bench show memory.json --plot memory.svg"),
     "export": ("ronde export runs/a --out model", "ronde export checkpoints --to hf --out model"),
     "import": (

@@ -1,7 +1,7 @@
 """The cost graph of a transformer from its sizes.
 
 Activations are those of Korthikanti et al. 2022 (sbh(10 + 24/t + 5as/(ht)) bytes a layer in half precision),
-checked by `ronde bench planner` against the peaks that Megatron-LM's tests record.
+checked by `python -m benchmarks.planner` against the peaks that Megatron-LM's tests record.
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ronde.bench.kills.training import train
+from benchmarks.kills.training import train
 from ronde.bench.machine import Machine
 
 
 def main() -> int:
     """0 where both ended alike, with nothing lost and nothing applied twice."""
-    parser = argparse.ArgumentParser(prog="python -m ronde.bench.kills", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--steps-for-each", type=int, default=20, help="steps of the training for each kill")
     parser.add_argument("--seed", type=int, default=0)

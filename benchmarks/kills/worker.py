@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ronde.bench.kills.changes import ELEMENTS, Array, change, changes
+from benchmarks.kills.changes import ELEMENTS, Array, change, changes
 from ronde.server.transport.client import Client, Request
 from ronde.server.transport.wire import Operation
 

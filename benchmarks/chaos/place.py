@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, final
 
-from ronde.bench.chaos.case import Case, Harm
+from benchmarks.chaos.case import Case, Harm
 
 __all__ = ["MakePlace", "Place", "PlaceUnavailable", "Stubs", "ThisHost"]
 

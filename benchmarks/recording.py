@@ -1,4 +1,4 @@
-"""What it costs to write steps down (decision 98): `python -m ronde.bench.recording`, on a quiet machine.
+"""What it costs to write steps down (decision 98): `python -m benchmarks.recording`, on a quiet machine.
 
 One process trains a tiny model, in turns with and without a recorder: what stands between the two is the cost
 of a step with one batch, one call of a model, one backward, one optimizer and one loss that is read. A second

@@ -1,4 +1,4 @@
-"""What a log and snapshots cost a server: `python -m ronde.bench.kills.speed --json FILE`."""
+"""What a log and snapshots cost a server: `python -m benchmarks.kills.speed --json FILE`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ronde.bench.kills.changes import new_shard
+from benchmarks.kills.changes import new_shard
 from ronde.bench.machine import Machine
 from ronde.server.journal import Journal, Sync
 from ronde.server.record import Record
@@ -31,7 +31,7 @@ _DIM = 16
 
 def main() -> None:
     """Measure in a folder of the file system that is asked for."""
-    parser = argparse.ArgumentParser(prog="python -m ronde.bench.kills.speed", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kills.speed", description=__doc__)
     parser.add_argument("--rows", type=int, nargs="*", default=[100_000, 1_000_000, 5_000_000])
     parser.add_argument("--directory", type=Path, help="where to write, instead of the temporary folder")
     parser.add_argument("--json", type=Path, help="write the report to this file")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ronde.bench.chaos.case import Case, at_third
+from benchmarks.chaos.case import Case, at_third
 
 __all__ = ["CASES"]
 

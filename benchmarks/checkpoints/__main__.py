@@ -50,7 +50,7 @@ class Trained:
 
 def main() -> int:
     """0 where all ends are equal to the bit."""
-    parser = argparse.ArgumentParser(prog="python -m ronde.bench.checkpoints", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoints", description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ronde.bench.chaos.case import Case, at_third
+from benchmarks.chaos.case import Case, at_third
 
 __all__ = ["CASES_OF_HOSTS"]
 

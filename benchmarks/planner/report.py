@@ -1,4 +1,4 @@
-"""What `ronde bench planner` found, as a table and as JSON."""
+"""Report of the figures of the cost model, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PlannerFigure:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PlannerReport:
-    """One invocation of `ronde bench planner`."""
+    """Figures of one invocation."""
 
     machine: Machine
     results: tuple[PlannerFigure, ...]

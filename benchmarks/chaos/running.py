@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ronde.bench.chaos.case import Case, script_of
-from ronde.bench.chaos.place import MakePlace, Place, PlaceUnavailable, ThisHost
+from benchmarks.chaos.case import Case, script_of
+from benchmarks.chaos.place import MakePlace, Place, PlaceUnavailable, ThisHost
 from ronde.launch.sweep import leftovers
 from ronde.trace.explanation import Explanation, read_explanation
 from ronde.trace.launch_record import read_launch_record

@@ -1,4 +1,4 @@
-"""Public tables of measurements that ship with ronde; sources are in facts/README.md."""
+"""Public tables of measurements; sources are in facts/README.md."""
 
 from __future__ import annotations
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from benchmarks.planner.tables import read_table
 from ronde.planner.candidates import Point
 from ronde.planner.cluster import Cluster
 from ronde.planner.cluster_file import read_cluster
 from ronde.planner.graph import CostGraph
 from ronde.planner.software import Software
-from ronde.planner.tables import read_table
 from ronde.planner.transformer import Transformer, transformer_graph
 
 __all__ = ["Row", "bigscience", "dlperf", "megatron", "mpt", "mpt_h100"]

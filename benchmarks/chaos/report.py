@@ -1,11 +1,11 @@
-"""What `ronde bench chaos` has found, in a file and as a table."""
+"""Report of the cases, as a file and as a table."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
-from ronde.bench.chaos.running import Found
+from benchmarks.chaos.running import Found
 from ronde.bench.json_report import written
 from ronde.bench.machine import Machine
 
@@ -16,7 +16,7 @@ KIND = "chaos"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ChaosReport:
-    """One invocation of `ronde bench chaos`."""
+    """Results of one invocation."""
 
     machine: Machine
     results: tuple[Found, ...]

@@ -1,4 +1,4 @@
-"""A place for `ronde bench chaos`: hosts with links that can be cut and slowed."""
+"""Place for cases: hosts with links that can be cut and slowed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, final
 
-from ronde.bench.chaos.case import Case, Harm
-from ronde.bench.chaos.place import Place, PlaceUnavailable
+from benchmarks.chaos.case import Case, Harm
+from benchmarks.chaos.place import Place, PlaceUnavailable
 from ronde.testing import remote_shell
 from ronde.testing.hosts import Host, HostsUnavailable, Network
 from ronde.testing.shifted_clock import shifted_clock

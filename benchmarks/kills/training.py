@@ -16,8 +16,9 @@ from pathlib import Path
 
 import xxhash
 
-from ronde.bench.kills.changes import changes, new_shard
-from ronde.bench.kills.worker import CONFIG_KEY, WorkerConfig, read_progress
+from benchmarks import importable
+from benchmarks.kills.changes import changes, new_shard
+from benchmarks.kills.worker import CONFIG_KEY, WorkerConfig, read_progress
 from ronde.errors import BenchError
 from ronde.launch.linux_process import bind_to_parent, load_prctl
 from ronde.launch.server_config import SERVER_KEY, ServerConfig, local_endpoint
@@ -158,7 +159,7 @@ class _Training:
         token = os.urandom(16).hex()
         name = f"kills-{os.getpid()}-{os.urandom(3).hex()}"
         endpoints = [local_endpoint(name, index) for index in range(SERVERS)]
-        base = {**os.environ, "OMP_NUM_THREADS": "1"}
+        base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": importable()}
         self.killed: dict[str, int] = {}
         self._servers: dict[str, _Program] = {}
         self._workers: dict[str, _Program] = {}
@@ -192,7 +193,7 @@ class _Training:
                 progress=str(self._progress_file(rank)),
             )
             self._workers[f"worker-{rank}"] = _Program(
-                "ronde.bench.kills.worker",
+                "benchmarks.kills.worker",
                 lambda started, worker=worker: {
                     **base,
                     CONFIG_KEY: json.dumps(

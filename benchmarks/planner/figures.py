@@ -1,4 +1,4 @@
-"""Figures of `ronde bench planner`: errors on unfitted rows, beside two usual models."""
+"""Figures of the cost model: errors on unfitted rows, beside two usual models."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.planner.rows import Row, bigscience, dlperf, megatron, mpt, mpt_h100
+from benchmarks.planner.tables import read_table
 from ronde.plan import expand
 from ronde.planner.candidates import Candidates
 from ronde.planner.cluster import Cluster
 from ronde.planner.cluster_file import read_cluster
 from ronde.planner.collective import FACTORS
-from ronde.planner.evaluation.rows import Row, bigscience, dlperf, megatron, mpt, mpt_h100
 from ronde.planner.fitting import fit_collective, fit_gemm
 from ronde.planner.kernels import peak_of
 from ronde.planner.link import Constants, Link
 from ronde.planner.memory import held, held_by
 from ronde.planner.search import search
 from ronde.planner.step import samples_of, step
-from ronde.planner.tables import read_table
 from ronde.planner.transformer import MODELS, transformer_graph
 
 __all__ = ["Figure", "figures"]

@@ -1,4 +1,4 @@
-"""From a command to the first step: `python -m ronde.bench.first_step`, on a quiet machine.
+"""From a command to the first step: `python -m benchmarks.first_step`, on a quiet machine.
 
 `ronde run` of a plain script against torchrun of its twin by hand, in turns, each on the same ranks. What is
 timed ends when the script has read the loss of its first step: starting, meeting, making the model, one step.
@@ -52,7 +52,7 @@ def seconds_to(line: bytes, command: Sequence[str], folder: Path) -> float:
 
 def main() -> int:
     """0 where ronde takes at most 0.3 s longer."""
-    parser = argparse.ArgumentParser(prog="python -m ronde.bench.first_step", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.first_step", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=9)
     asked = parser.parse_args()

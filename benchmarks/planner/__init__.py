@@ -1,0 +1,1 @@
+"""Predictions of the cost model, judged on public tables."""

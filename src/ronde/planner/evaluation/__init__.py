@@ -1,1 +1,0 @@
-"""Evaluation of predictions on public tables, for `ronde bench planner`."""
