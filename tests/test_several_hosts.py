@@ -91,6 +91,9 @@ def test_ranks_of_two_hosts_give_one_devices_numbers_and_name_a_host_that_is_cut
     # Either rank of the other host may be the first that notices.
     lost = f"lost its connection to the host host-2 ({network.hosts[1].address}, rank 2)"
     assert any(f"rank {rank} {lost}" in said(tmp_path, "host-1") for rank in (0, 1))
+    # Until then the observer of a host knows that its ranks wait, and for which host.
+    for host, other in (("host-1", "host-2 (rank 2)"), ("host-2", "host-1 (ranks 0, 1)")):
+        assert f"cause: all ranks of {host} wait for ranks of other hosts: {other}" in said(tmp_path, host)
 
 
 @pytest.mark.soak

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ronde.cluster.reach import candidates
+
 from .training import losses, plain_losses
 
 pytestmark = [pytest.mark.root, pytest.mark.cluster]
@@ -60,8 +62,9 @@ def slurm() -> Iterator[Run]:
         (place / name).mkdir(parents=True)
     place.chmod(0o755)
     (place / "slurm.conf").write_text(CONFIGURATION.format(place=place))
-    # The nodes' names lead here, in a mount namespace of their own.
-    (place / "hosts").write_text(Path("/etc/hosts").read_text() + "\n127.0.0.1 node1 node2\n")
+    # The nodes' names lead here, in a mount namespace of their own; a name of the loopback is refused.
+    address = candidates(["192.0.2.1"])[0]
+    (place / "hosts").write_text(Path("/etc/hosts").read_text() + f"\n{address} node1 node2\n")
     key = place / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)

@@ -22,6 +22,7 @@ from ronde.trace.evidence import (
     RankEvidence,
     SilentHost,
 )
+from ronde.trace.run_hosts import RunHost
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 SOURCE = Path(__file__).parents[2] / "src" / "ronde" / "doctor"
@@ -278,6 +279,29 @@ def test_a_link_on_which_nothing_arrives() -> None:
     assert explain(on_two(to("10.0.0.2", ONE, queued=64, repeated=2), TWO)).cause == "unknown"
     assert explain(on_two(to("10.0.0.2", ONE, repeated=9), TWO)).cause == "unknown"
     assert explain(on_two(to("10.9.9.9", ONE, queued=64, repeated=9), TWO)).cause == "unknown"
+
+
+FAR = RunHost(name="two", ranks=(2,), address="10.0.0.2")
+
+
+def test_ranks_that_wait_for_hosts_of_other_observers() -> None:
+    """torchrun and `mpirun`: an observer sees the ranks of its own host."""
+    seen = Host(name="one")
+    ranks = (rank(0, where="t.py:3", what="all_reduce"), rank(1, where="t.py:3", what="all_reduce"))
+    found = explain(evidence(*ranks, hosts=(seen,), unobserved=(FAR,)))
+    assert (found.cause, found.rank) == ("waits-for-hosts", None)
+    assert found.summary == "all ranks of one wait for ranks of other hosts: two (rank 2)"
+    assert found.evidence == ("rank 0 waits at t.py:3: all_reduce", "rank 1 waits at t.py:3: all_reduce")
+    assert "sees the ranks of one only" in found.fix
+    assert "ping 10.0.0.2" in found.fix
+    # A rank here is late: no other host is to blame.
+    late = rank(1, standing="running", process=process(state="R", cpu=0.9))
+    assert explain(evidence(ranks[0], late, hosts=(seen,), unobserved=(FAR,))).cause == "computes"
+    # The kernel knows more of the link.
+    cut = to("10.0.0.2", seen, queued=64, repeated=4)
+    found = explain(evidence(*ranks, hosts=(cut,), unobserved=(FAR,)))
+    assert (found.cause, found.rank, found.host) == ("link-cut", 2, "two")
+    assert found.summary == "two does not answer one: it is down, or the link between them is cut"
 
 
 def test_a_link_on_which_little_arrives() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ronde.trace.events import read_events
 from ronde.trace.evidence import Evidence, Host, Process, RankEvidence, read_evidence
 from ronde.trace.explanation import read_explanation
 from ronde.trace.run_directory import RunDirectory
+from ronde.trace.run_hosts import RunHost
 
 NODES = (
     NodeOfRun(name="one", first_rank=0, ranks=2, address="10.0.0.1"),
@@ -81,6 +83,30 @@ def test_a_silent_host_is_named_in_the_stall_that_it_brings(end: RunEnd, tmp_pat
     end.froze(0, waiting)
     end.abort("host", "the connection to two is lost", 1)
     assert "cause: nothing has come from two (rank 2) for 11 s" in end.outcome().report
+
+
+def test_a_rank_that_names_the_lost_host_says_more_than_that_all_have_waited(tmp_path: Path) -> None:
+    """An observer sees one host of the two."""
+    job = Job(
+        run=RunSpec(script="x.py", timeout=6.0),
+        ranks=3,
+        run_directory=RunDirectory(path=tmp_path, run_id="1"),
+        environment={},
+        shown=False,
+    )
+    end = RunEnd(job, Ends(), NODES[:1], explain, lambda: False)
+    waiting = evidence(rank(0, standing="waiting"), rank(1, standing="waiting"), reason="stall")
+    waiting = dataclasses.replace(waiting, unobserved=(RunHost(name="two", ranks=(2,)),))
+    end.stalled({0: waiting}, is_over=False)
+    found = read_explanation(tmp_path)
+    assert found is not None
+    assert found.cause == "waits-for-hosts"
+    end.froze(0, waiting)
+    end.ends.errors[0] = error(0, "peer", time=0.0)
+    assert "cause:" not in end.outcome().report
+    found = read_explanation(tmp_path)
+    assert found is not None
+    assert found.cause == "peer-lost"
 
 
 def test_a_kill_is_explained_by_the_evidence_of_its_own_host(end: RunEnd, tmp_path: Path) -> None:

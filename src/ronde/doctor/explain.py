@@ -52,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     stalls.waits_for_data,
     stalls.computes,
     network.slow_link,
+    network.waits_for_hosts,
     paths.all_wait,
     crashes.peer_lost,
     # Slow, or wrong, and going on.

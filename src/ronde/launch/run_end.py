@@ -26,6 +26,9 @@ from ronde.trace.vitals import first_not_finite, look_at, vitals_path
 
 __all__ = ["Explain", "RunEnd"]
 
+# Causes of thin evidence, in the order of what they say.
+_THIN = ("unknown", "waits-for-hosts", "peer-lost")
+
 Explain = Callable[[Evidence], Explanation]
 
 
@@ -167,14 +170,12 @@ class RunEnd:
         )
         write_evidence(evidence)
         found = self._explained(evidence)
-        # What was seen while ranks still waited says more than how they were ended in the end.
-        waited = failure.kind == "standstill" or (
-            found is not None and found.cause in ("unknown", "peer-lost")
-        )
-        if self._stall is None or not waited:
+        stall = self._stall
+        if stall is None or (failure.kind != "standstill" and _says(found) >= _says(stall)):
             return found
-        write_explanation(self._stall, self._job.run_directory.path)
-        return self._stall
+        # The evidence of ranks that still waited says more than the way in which they were ended.
+        write_explanation(stall, self._job.run_directory.path)
+        return stall
 
     def _joined(self, parts: Mapping[int, Evidence], reason: str) -> Evidence:
         """Evidence of several nodes, with their names, and the nodes of which there is none."""
@@ -227,6 +228,11 @@ class RunEnd:
 def _named(evidence: Evidence, node: NodeOfRun) -> Evidence:
     hosts = (dataclasses.replace(host, name=node.name, address=node.address) for host in evidence.hosts)
     return dataclasses.replace(evidence, hosts=tuple(hosts))
+
+
+def _says(found: Explanation | None) -> int:
+    """Rank an explanation by its strength, the weakest first."""
+    return _THIN.index(found.cause) if found is not None and found.cause in _THIN else len(_THIN)
 
 
 def _left_running(nodes: Sequence[NodeOfRun], left: Mapping[int, Sequence[str]], ends: Ends) -> Sequence[str]:

@@ -17,8 +17,9 @@ from ronde.plan.communication import Algorithm
 from ronde.process.signal_board import SignalBoard
 from ronde.process.signals import COUNTED
 from ronde.trace.lockstep_board import LockstepBoard, board_path
+from ronde.trace.run_hosts import RunHost, write_hosts
 
-__all__ = ["join_group", "join_some", "listens_on", "shares_memory", "signal_board"]
+__all__ = ["join_group", "join_some", "listens_on", "note_hosts", "shares_memory", "signal_board"]
 
 # The launcher ends a run that stands still after `RankConfig.timeout`, and can say more than the backend.
 _BACKEND_LATER = 60.0
@@ -89,6 +90,15 @@ def shares_memory(config: RankConfig) -> bool:
     return 1 < config.place.world_size == config.place.local_world_size
 
 
+def note_hosts(config: RankConfig, everybody: Comm) -> None:
+    """Write the hosts of all ranks down for this host's observer, who knows no other."""
+    topology, place = everybody.topology, config.place
+    if topology is not None and place.local_rank == 0 and not place.watched:
+        described = zip(topology.names, topology.hosts, topology.addresses, strict=True)
+        hosts = [RunHost(name=name, ranks=ranks, address=address) for name, ranks, address in described]
+        write_hosts(Path(place.run_dir), hosts)
+
+
 def signal_board(config: RankConfig) -> SignalBoard:
     """On which this host's ranks count signals."""
     path = board_path(Path(config.place.run_dir), "signals")
@@ -96,8 +106,9 @@ def signal_board(config: RankConfig) -> SignalBoard:
 
 
 def _check(config: RankConfig, name: str, own_file: Callable[[str], bool]) -> LockstepCheck | None:
-    """What compares the ranks of this host; None where there is only one, and no agent that looks at it."""
-    if config.place.local_world_size == 1 and not (config.place.watched and config.place.hosts > 1):
+    """The check of this host's ranks; None for a rank alone of which no agent and no observer reads it."""
+    at = config.place
+    if at.local_world_size == 1 and (at.world_size == 1 or not (at.watched or at.observed)):
         return None
     path = board_path(Path(config.place.run_dir), name)
     board = LockstepBoard(path, config.place.local_rank, config.place.local_world_size)

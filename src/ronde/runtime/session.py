@@ -46,7 +46,7 @@ from ronde.rng.rank_stream import RankStream
 from ronde.runtime import compression, compute, saved_gradients, servers, sparse_weights, tables, take_over
 from ronde.runtime.account import summarize
 from ronde.runtime.backward import Backward
-from ronde.runtime.groups import join_group, join_some, listens_on, shares_memory, signal_board
+from ronde.runtime.groups import join_group, join_some, listens_on, note_hosts, shares_memory, signal_board
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.optimizers import Optimizers
 from ronde.runtime.shared_exceptions import SharedExceptions
@@ -121,6 +121,7 @@ class Session:
         # Two groups: what the script does and what backward does come in orders of their own.
         host = listens_on(config if replica is None else replica.config)
         comm = self.everybody = self._join("boundary", host, "auto")
+        note_hosts(config, comm)
         # Those among whom batches are cut: all ranks, where no model is.
         rows, reducer_comm = comm, None
         self._mesh = MeshOfRanks.of(plan.for_ranks(config.place.world_size).mesh)

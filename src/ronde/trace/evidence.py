@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ronde.trace.run_hosts import RunHost
+
 __all__ = [
     "Collective",
     "Connection",
@@ -185,7 +187,8 @@ class Evidence:
         time: seconds since 1970.
         said: why the launcher ends the run, where it says so itself.
         launcher_gone: it has ended without a word, and before its ranks.
-        silent: hosts of the run that are not among `hosts`.
+        silent: hosts of the run that have said nothing.
+        unobserved: hosts of the run that nobody looks at from here.
     """
 
     run_directory: str
@@ -197,6 +200,7 @@ class Evidence:
     said: str = ""
     launcher_gone: bool = False
     silent: tuple[SilentHost, ...] = ()
+    unobserved: tuple[RunHost, ...] = ()
 
     def rank(self, number: int) -> RankEvidence | None:
         return next((each for each in self.ranks if each.rank == number), None)
@@ -220,12 +224,14 @@ class Evidence:
         ranks = tuple(_rank(each) for each in fields.pop("ranks"))
         hosts = fields.pop("hosts", None) or [fields.pop("host", {})]
         silent = fields.pop("silent", ())
+        unobserved = fields.pop("unobserved", ())
         return cls(
             **fields,
             ranks=ranks,
             hosts=tuple(_host(each) for each in hosts),
             failure=None if failure is None else Failure(**failure),
             silent=tuple(SilentHost(**{**each, "ranks": tuple(each["ranks"])}) for each in silent),
+            unobserved=tuple(RunHost(**{**each, "ranks": tuple(each["ranks"])}) for each in unobserved),
         )
 
 

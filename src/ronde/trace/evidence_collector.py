@@ -24,6 +24,7 @@ from ronde.trace.evidence import Collective, Evidence, Host, Process, RankEviden
 from ronde.trace.lockstep_board import LockstepBoard, Standing, State, board_path
 from ronde.trace.process_facts import catches, cpu_seconds, descendants, process
 from ronde.trace.run_directory import RunDirectory
+from ronde.trace.run_hosts import read_hosts
 from ronde.trace.vitals import STACK_SIGNAL, Seen, look_at, vitals_path
 
 __all__ = ["GROUPS", "EvidenceCollector", "ask_for_stacks", "main_thread_first", "read_standings"]
@@ -112,6 +113,9 @@ class EvidenceCollector:
             time=time.time(),
             ranks=tuple(ranks),
             hosts=(self._connected(sockets, connections.look(alive.values()), passed),),
+            unobserved=tuple(
+                host for host in read_hosts(self._directory.path) if pids.keys().isdisjoint(host.ranks)
+            ),
         )
 
     def completed(self, evidence: Evidence, codes: Mapping[int, int]) -> Evidence:

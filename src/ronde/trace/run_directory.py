@@ -8,6 +8,7 @@
         rank-1.attempt-1.log  the same of ranks that were started again, with their error reports
         launch.json           who has started what, for `ronde doctor`
         waiting.json          of ranks on several hosts: for what each waits
+        hosts.json            of ranks that another launcher has started on several: names and addresses
         evidence/             what was known when the run stalled or failed, and what was made of it
         rank-0.summary.json   what rank 0 was busy with
         rank-0.steps          what its steps were; rank-0.spans with --trace
@@ -48,7 +49,7 @@ RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun|joined)-[0-9a-f]{6,}")
 NODE_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{12}")
 OWN_FILE = re.compile(
     r"rank-\d+(\.attempt-\d+)?\.(log|error\.json|summary\.json|stack|crash|vitals|steps|spans|position)|\w+\.board"
-    r"|store(\.\d+)?|store\.log|pulse|launch\.json|waiting\.json|asked|server-\d+\.refusal|events\.jsonl|printed-\w+"
+    r"|store(\.\d+)?|store\.log|pulse|launch\.json|(waiting|hosts)\.json|asked|server-\d+\.refusal|events\.jsonl|printed-\w+"
 )
 _OF_ALL_ATTEMPTS = re.compile(r"events\.jsonl|printed-\w+")
 _KEPT = re.compile(r"(rank-\d+)\.(log|error\.json|steps)")

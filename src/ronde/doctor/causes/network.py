@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from ronde.trace.evidence import Connection, Evidence, Host, SilentHost
 from ronde.trace.explanation import Explanation
+from ronde.trace.run_hosts import RunHost
 
-__all__ = ["host_lost", "host_silent", "link_cut", "slow_link"]
+__all__ = ["host_lost", "host_silent", "link_cut", "slow_link", "waits_for_hosts"]
 
 # An agent gives a sign of life each second.
 _SILENT_S = 3.0
@@ -81,7 +82,9 @@ def link_cut(evidence: Evidence) -> Explanation | None:
         cause="link-cut",
         rank=ranks[0] if ranks else None,
         host=end,
-        summary=f"the link between {start} and {end} is cut, in one direction at least",
+        summary=f"{end} does not answer {start}: it is down, or the link between them is cut"
+        if any(host.name == end for host in evidence.unobserved)
+        else f"the link between {start} and {end} is cut, in one direction at least",
         evidence=tuple(map(_in_vain, dead)),
         fix=f"see cable, route and firewall on both hosts: ping {dead[0].connection.peer} from {start}, and "
         f"back; ronde doctor -H {start},{end} tries all of it",
@@ -111,13 +114,36 @@ def slow_link(evidence: Evidence) -> Explanation | None:
     )
 
 
+def waits_for_hosts(evidence: Evidence) -> Explanation | None:
+    """Explain ranks that all wait, in a run with hosts that nobody here observes."""
+    others = evidence.unobserved
+    alive = [rank for rank in evidence.ranks if rank.is_alive]
+    if evidence.failure is not None or not others or not alive:
+        return None
+    if any(rank.standing != "waiting" for rank in evidence.ranks):
+        return None
+    here = evidence.host_of(alive[0]).name or "this host"
+    there = ", ".join(f"{host.name} ({_ranks(host.ranks)})" for host in others)
+    reached = [host.address or host.name for host in others]
+    return Explanation(
+        cause="waits-for-hosts",
+        rank=None,
+        summary=f"all ranks of {here} wait for ranks of other hosts: {there}",
+        evidence=tuple(
+            f"rank {rank.rank} waits at {rank.where}: {rank.what}" for rank in alive if rank.where
+        ),
+        fix=f"this observer sees the ranks of {here} only: read the stderr of the first rank of each other "
+        f"host, or type ronde doctor RUN_DIR there; see whether it is up: ping {reached[0]}",
+    )
+
+
 def _dead(evidence: Evidence) -> Iterator[_Way]:
     return (way for way in _ways(evidence) if way.connection.queued and way.connection.repeated >= _IN_VAIN)
 
 
 def _ways(evidence: Evidence) -> Iterator[_Way]:
     """All connections between hosts of the run."""
-    names = {host.address: host.name for host in (*evidence.hosts, *evidence.silent) if host.address}
+    names = {host.address: host.name for host in _hosts(evidence) if host.address}
     for place, host in enumerate(evidence.hosts):
         ranks = [rank.rank for rank in evidence.ranks if rank.host == place]
         for connection in host.connections:
@@ -125,10 +151,14 @@ def _ways(evidence: Evidence) -> Iterator[_Way]:
                 yield _Way(host, ranks, names[connection.peer], connection)
 
 
+def _hosts(evidence: Evidence) -> Sequence[Host | SilentHost | RunHost]:
+    return (*evidence.hosts, *evidence.silent, *evidence.unobserved)
+
+
 def _ranks_on(evidence: Evidence, name: str) -> Sequence[int]:
-    silent: SilentHost | None = next((each for each in evidence.silent if each.name == name), None)
-    if silent is not None:
-        return silent.ranks
+    for host in (*evidence.silent, *evidence.unobserved):
+        if host.name == name:
+            return host.ranks
     return [rank.rank for rank in evidence.ranks if evidence.host_of(rank).name == name]
 
 
