@@ -1,4 +1,4 @@
-"""The plan: what to do, as a small frozen description; imports no torch."""
+"""The plan: a small frozen description of a run; imports no torch."""
 
 from __future__ import annotations
 

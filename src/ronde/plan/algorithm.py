@@ -1,4 +1,4 @@
-"""By which algorithm gradients are summed: what the plan says, or what fits the hosts, and why."""
+"""Choice of the algorithm that sums gradients, by the plan or the hosts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Chosen = Literal["shared-memory", "hierarchical", "ring", "tree", "backend"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What was chosen.
+    """An algorithm with the reason for it.
 
     Attributes:
         algorithm: `backend` leaves it to Gloo or NCCL.
-        reason: why, in a few words.
+        reason: a few words for messages.
     """
 
     algorithm: Chosen
@@ -39,21 +39,24 @@ class Choice:
 
 
 def keeps_order_of_stores(machine: str | None = None) -> bool:
-    """Whether this kind of processor shows stores to other cores in program order; shared memory needs it."""
+    """Return whether this kind of processor has total store order; shared memory needs it.
+
+    Total store order: other cores see a core's stores in program order.
+    """
     return (machine or os.uname().machine).lower() in ("x86_64", "amd64")
 
 
 def choose(
     algorithm: Algorithm, sizes: Sequence[int], *, device: str = "cpu", machine: str | None = None
 ) -> Choice:
-    """The algorithm for hosts of so many ranks each.
+    """Choose the algorithm for hosts of `sizes` ranks each.
 
     Args:
         device: "cpu" or "cuda".
         machine: the hosts' kind of processor; None: this host's.
 
     Raises:
-        PlanError: when the one that the plan names cannot be had there.
+        PlanError: the algorithm that the plan names does not work on these hosts.
     """
     if algorithm == "auto":
         return _fitting(sizes, device, keeps_order_of_stores(machine))
@@ -75,10 +78,14 @@ def choose(
 
 
 def inside_model(choice: Choice | str) -> str:
-    """How ranks exchange where all have one batch and a part of the model, or of its sequences, each.
+    """Describe the exchange between ranks that share one batch.
+
+    Each has a part of the model, or of its sequences.
+
+    The part may also be one of the sequences.
 
     Args:
-        choice: of the group of these ranks.
+        choice: choice for the group of these ranks.
     """
     return f"of the whole batch on each rank (data=1); inside of the model ranks exchange by {choice}"
 

@@ -71,7 +71,7 @@ def plain(word: str) -> str:
 
 
 def alias_of(name: str, value: str | None = None) -> str | None:
-    """Look up the items of an alias, or None; a key alias has a value.
+    """Return the items of an alias, or None. An alias of a key comes with a value.
 
     >>> alias_of("FSDP2"), alias_of("tp", "2"), alias_of("stage", "3"), alias_of("ddp")
     ('zero3', 'tensor=2', 'zero3', None)

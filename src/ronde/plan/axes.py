@@ -1,4 +1,4 @@
-"""The six axes and all keys of the grammar, in the order in which they are printed."""
+"""The six axes and all keys of the grammar, in printing order."""
 
 from __future__ import annotations
 

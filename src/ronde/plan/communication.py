@@ -17,18 +17,18 @@ Reduction = Literal["mean", "sum", "adasum"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Communication:
-    """How gradients travel between ranks.
+    """Communication of gradients between ranks.
 
     Attributes:
-        algorithm: of the all-reduce; `auto` leaves it to the backend (Gloo's and NCCL's own).
-        compressor: what a message is encoded as. Every one but `none` loses something.
-        compressed: what is encoded: the gradient, or the optimizer's momentum.
+        algorithm: all-reduce algorithm; `auto` leaves it to the backend (Gloo's and NCCL's own).
+        compressor: encoding of messages. Every one but `none` loses something.
+        compressed: the value that is encoded: the gradient, or the optimizer's momentum.
         error_feedback: add to the next message what encoding lost of this one.
         density: share of the elements that `topk` and `randomk` send; 0.001 unless it is said.
-        threshold: of `twobit`, MXNet's; unless it is said the levels of each tensor by which least is lost.
+        threshold: threshold of `twobit`, as in MXNet; by default the levels of each tensor that lose least.
         low_rank: columns of the factors of `powersgd`; 2 unless it is said.
-        reduction: what becomes of all ranks' gradients. `mean` is what one device has; `sum` is as many times
-            that as there are ranks, `adasum` something between the two.
+        reduction: combination of all ranks' gradients. `mean` equals one device's gradient; `sum` is that
+            times the number of ranks, `adasum` something between the two.
         predivide: the mean is divided by this before ranks sum, and by the rest of their number after it.
         bucket_mb: gradients travel in buckets of about this many MiB, overlapped with backward; the first is
             no larger than 1. `auto` is 25, and 4 where gradients are cut: these take memory twice while they
@@ -51,5 +51,5 @@ class Communication:
 
     @property
     def as_it_is(self) -> bool:
-        """Whether gradients travel as they are, and their mean is taken in one division."""
+        """Return whether gradients travel uncompressed, and their mean is taken in one division."""
         return self.compressor == "none" and self.reduction == "mean" and self.predivide is None

@@ -16,7 +16,7 @@ Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Compute:
-    """How forward and backward are computed; one device with the same values is the reference.
+    """Execution of forward and backward; one device with the same values is the reference.
 
     Attributes:
         precision: `fp32` computes in the script's own dtypes.

@@ -1,4 +1,4 @@
-"""How a plan spells which parameters `tensor=N` cuts, where that is not left to the model's structure."""
+"""Spelling of the parameters that `tensor=N` cuts, where the model's structure does not decide."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ _WAY = re.compile(r"replicated|[0-9](/[1-9][0-9]?)?")
 
 
 class Cuts:
-    """`PATTERN:WAY`, several joined by `+`; the first whose pattern matches a parameter's name stands.
+    """`PATTERN:WAY` items joined by `+`; the first pattern that matches a parameter's name decides.
+
+    A way is the dimension that is cut, `0/3` for three matrices one after another along it, or `replicated`.
 
     A way is the dimension that is cut, `0/3` for three matrices behind one another along it, or `replicated`.
     """
@@ -34,7 +36,7 @@ class Cuts:
 
 
 def cuts_by_pattern(text: str | None) -> dict[str, str]:
-    """The ways by pattern, in their order; raises `ValueError` where one is none.
+    """Return the ways by pattern, in their order; raises `ValueError` for a malformed piece.
 
     >>> cuts_by_pattern("*.fc1.weight:0+*.norm.*:replicated")
     {'*.fc1.weight': '0', '*.norm.*': 'replicated'}

@@ -15,14 +15,14 @@ Loading = Literal["auto", "sliced", "full"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """How batches and randomness split over the ranks.
+    """Split of batches and randomness over the ranks.
 
     Attributes:
-        rng: draws inside the model: `global` makes the single-device draw and takes this rank's
-            rows; `per-rank` draws independently on each rank; `auto` goes by the device.
+        rng: draws inside the model: `global` makes the single-device draw and takes this rank's rows;
+            `per-rank` draws independently on each rank; `auto` depends on the device.
         batch_dim: the axis along which batches are cut; None (`auto`) where it is to be found, the first
             axis before the second.
-        loading: what a rank loads: its slice of every batch (`sliced`), the whole batch (`full`), or
+        loading: samples that a rank loads: its slice of every batch (`sliced`), the whole batch (`full`), or
             the slice wherever that gives the same samples (`auto`).
     """
 
@@ -34,7 +34,7 @@ class Data:
         check_fields(self)
 
     def rng_on(self, device_type: str) -> Literal["global", "per-rank"]:
-        """What `rng` means on a device of this type ("cpu", "cuda").
+        """Resolve `rng` for a device of this type ("cpu", "cuda").
 
         On CPU one generator serves the sampler and the model, and must go on as on one device: draws of
         the whole batch are needed in any case. A CUDA device's generator serves the model only.

@@ -1,4 +1,4 @@
-"""A plan in words: its values, its update rule, whether it is exact, which known systems it equals."""
+"""A plan in words: values, update rule, exactness, equivalent systems."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ __all__ = ["Description", "describe"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Description:
-    """What `ronde plan show` prints.
+    """Description printed by `ronde plan show`.
 
     Attributes:
         plan: the canonical spelling.
         presets: names of the presets that this plan equals.
-        algorithm: by which gradients are summed, and why, where the ranks are on this host's CPU.
-        holds: what a rank keeps from step to step, and what of it moves when.
-        axes: for each axis its name and all its items, in order; `data` is a number where the
-            number of ranks is known.
+        algorithm: algorithm that sums gradients, with the reason, where the ranks are on this host's CPU.
+        holds: state that a rank keeps from step to step, and the parts of it that move, with the moment.
+        axes: name and items of each axis, in order; `data` is a number where the number of ranks is known.
         schedule: the micro-batches of a pipeline, drawn; "" without one.
         update_rule: the equations by which parameters change.
         exact: whether the single-device parameters are kept.
         exactness: a sentence that says why or why not.
-        equals: known systems that train by this plan.
-        strategies: that carry the plan out for models, in order, each with its work.
+        equals: systems that train by this plan.
+        strategies: strategies that carry the plan out for models, in order, each with its work.
     """
 
     plan: str
@@ -77,13 +76,16 @@ def describe(plan: Plan, ranks: int | None = None) -> Description:
 
 
 def _strategies(plan: Plan, ranks: int | None) -> tuple[str, ...]:
-    """Strategies with their work; where the number of ranks is not known, for two replicas of the model."""
+    """Return the strategies, each with its work.
+
+    If the number of ranks is unknown, they are the ones for two replicas of the model.
+    """
     names = strategies_of(plan, ranks or 2 * plan.mesh.model_ranks)
     return tuple(f"{name}: {WORK[name]}" for name in names)
 
 
 def _algorithm(plan: Plan, ranks: int | None) -> str:
-    """What is chosen on one host; where the number of ranks is not known, the rule."""
+    """Describe the algorithm on one host; if `ranks` is unknown, the rule."""
     asked = plan.communication.algorithm
     if ranks == 1:
         return "nothing travels, there is one rank"
@@ -100,7 +102,7 @@ def _algorithm(plan: Plan, ranks: int | None) -> str:
 
 
 def _holds(plan: Plan, ranks: int | None) -> str:
-    """What is kept where; W is the number of ranks."""
+    """Describe the state that each of W ranks keeps, and its movements."""
     kept = _kept(plan) if ranks != 1 else "one rank keeps everything"
     if plan.state.cuts_parameters and (ranks != 1 or plan.state.offloads_parts):
         kept += (
@@ -121,7 +123,10 @@ def _holds(plan: Plan, ranks: int | None) -> str:
 
 
 def _kept(plan: Plan) -> str:
-    """What each of several ranks keeps: its part of the model, by each axis, and its part of the state."""
+    """Describe the state that each of several ranks keeps.
+
+    That is its part of the model, by each axis, and its part of the state.
+    """
     parts = _parts_of_model(plan)
     if not parts:
         return _kept_of_whole(plan)
@@ -136,7 +141,7 @@ def _kept(plan: Plan) -> str:
 
 
 def _parts_of_model(plan: Plan) -> tuple[str, ...]:
-    """What of a model the mesh leaves to one rank, for each axis that cuts it."""
+    """Return the parts of a model that each cutting axis leaves to one rank."""
     mesh = plan.mesh
     parts = {
         "the parameters of its stage": mesh.pipeline,
@@ -148,7 +153,7 @@ def _parts_of_model(plan: Plan) -> tuple[str, ...]:
 
 
 def _kept_of_whole(plan: Plan) -> str:
-    """What a rank keeps of a model that no axis cuts."""
+    """Describe the part of an uncut model that a rank keeps."""
     match plan.state.placement:
         case "replicated":
             return "each rank keeps everything"
@@ -180,7 +185,10 @@ def _kept_of_whole(plan: Plan) -> str:
 
 
 def _update(plan: Plan) -> str:
-    """How parameters w change at step t; U is the script's own optimizer, r a rank, W their number."""
+    """Return the update rule: the change of parameters w at step t.
+
+    U is the script's own optimizer, r a rank, W the number of ranks.
+    """
     alone = "w_r = U(w_r, g_r) on each rank"
     arriving = "w = U(w, g_r at the w that rank r read last) as each gradient arrives"
     match plan.update.rule:
@@ -209,7 +217,7 @@ def _update(plan: Plan) -> str:
 
 
 def _owner(plan: Plan) -> str:
-    """Who applies a synchronous update."""
+    """Name the ranks or servers that apply a synchronous update."""
     match plan.state.placement:
         case "replicated":
             return "alike on every rank"
@@ -222,7 +230,7 @@ def _owner(plan: Plan) -> str:
 
 
 def _gradient(plan: Plan) -> str:
-    """What the g of the update rule is, and what its messages lose."""
+    """Define the g of the update rule, and the loss by encoding."""
     what = "g = gradient of the loss over the global batch (rank r computes its rows' part, g_r)"
     if plan.communication.compressor == "none":
         return what
@@ -231,7 +239,7 @@ def _gradient(plan: Plan) -> str:
 
 
 def _message(plan: Plan) -> str:
-    """What ranks send each other."""
+    """Name the value that ranks send each other."""
     if plan.communication.compressed == "momentum":
         return "the optimizer's momentum"
     match plan.update.rule:
@@ -260,7 +268,10 @@ def _exactness(plan: Plan) -> str:
 
 
 def _family(plan: Plan) -> Plan:
-    """The plan less what its systems leave to the user: degrees, sizes, offload, compute and data values."""
+    """Reset all values that systems leave to the user.
+
+    These are degrees, sizes, offload, compute and data values.
+    """
     update = dataclasses.replace(
         plan.update,
         every=None if plan.update.every is None else 1,
@@ -280,7 +291,7 @@ def _family(plan: Plan) -> Plan:
 
 
 def _systems(plan: Plan, presets: tuple[Preset, ...]) -> tuple[str, ...]:
-    """Systems that cut the data by this plan, and those that cut the model by its degrees."""
+    """Return systems that shard data by this plan, or models by its degrees."""
     systems = [system for preset in presets for system in preset.equals]
     if plan.state.offloads_parts:
         systems.append(f"{plan.item('offload')}: PyTorch FSDP's CPUOffloadPolicy, DeepSpeed ZeRO-Infinity")

@@ -1,4 +1,4 @@
-"""The grammar of plans: items, from a string or a TOML file, and the values they settle to.
+"""Grammar of plans: items from a string or a TOML file, and their values.
 
     plan  = item {"," item}
     item  = preset | key "=" value
@@ -33,7 +33,10 @@ _OTHER_MARK = re.compile(r"[\s;]+")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """One item of a plan: a preset (`text` is None) or a key with its value."""
+    """Item of a plan: a key with its value, or a preset.
+
+    A preset has no `text`.
+    """
 
     name: str
     text: str | None = None
@@ -43,7 +46,7 @@ class Item:
 
 
 def aliases_in(*sources: str) -> tuple[str, ...]:
-    """What the names stand for that a plan has from other systems.
+    """Explain the aliases from other systems that a plan uses.
 
     >>> aliases_in("fsdp,tp=2,precision=bf16")
     ('fsdp is zero3', 'tp=2 is tensor=2')
@@ -54,7 +57,7 @@ def aliases_in(*sources: str) -> tuple[str, ...]:
 
 
 def items_of_source(source: str) -> tuple[Item, ...]:
-    """The items of what a user gives as a plan: a string, or the path of a `.toml` file."""
+    """Return the items of a plan given as a string or `.toml` path."""
     return _items_of_file(Path(source)) if source.endswith(".toml") else items_of_text(source)
 
 
@@ -77,7 +80,10 @@ def items_of_table(table: Mapping[str, Any]) -> tuple[Item, ...]:
 
 
 def settle(items: Iterable[Item]) -> dict[str, object]:
-    """The value of every key that the items set; raises one `PlanError` with all that is wrong."""
+    """Return the value of every key that the items set.
+
+    Raises one `PlanError` with all errors.
+    """
     explicit: dict[str, object] = {}
     from_preset: dict[str, object] = {}
     set_by: dict[str, str] = {}
@@ -105,7 +111,7 @@ def _is_known(name: str, text: str | None) -> bool:
 
 
 def _in_own_words(item: Item) -> tuple[Item, ...]:
-    """The item as this grammar has it, if it is known by another system's name or in another spelling."""
+    """Translate an item with another system's name, or in another spelling, into this grammar."""
     if _is_known(item.name, item.text):
         return (item,)
     if _is_known(plain(item.name), item.text):
@@ -176,7 +182,10 @@ def _known_key(name: str) -> Key:
 
 
 def _preset_values(name: str, explicit: Mapping[str, object]) -> dict[str, object]:
-    """What a preset sets, unless it would undo an item that stands before it."""
+    """Return the values that a preset sets.
+
+    Raises `PlanError` where the preset would undo an item that stands before it.
+    """
     if name not in PRESETS:
         raise PlanError(_unknown_preset(name))
     values: dict[str, object] = {}

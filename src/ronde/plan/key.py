@@ -1,4 +1,4 @@
-"""A key of a plan: its name in the grammar, and the kind of value that it takes.
+"""Keys of a plan: a name in the grammar, and a kind of value.
 
 Each axis declares its keys as annotated dataclass fields. The grammar, the printing and the checks
 all read this one declaration, and know a new value by it.
@@ -34,11 +34,11 @@ class Kind(Protocol):
 
     @property
     def expected(self) -> str:
-        """The values, in words, for error messages: "one of a, b", "a whole number from 1"."""
+        """Describe the values in an error message: "one of a, b"."""
         ...
 
     def read(self, text: str) -> object:
-        """The value spelled by `text`; raises `ValueError` where there is none."""
+        """Parse a value; raises `ValueError` where `text` spells none."""
         ...
 
     def write(self, value: Any) -> str:
@@ -46,7 +46,7 @@ class Kind(Protocol):
         ...
 
     def holds(self, value: object) -> bool:
-        """Whether a value given from Python belongs to the set."""
+        """Return whether a value given from Python belongs to the set."""
         ...
 
 
@@ -212,7 +212,7 @@ def _key(field: dataclasses.Field[Any], hint: Any) -> Key:
 
 
 def check_fields(axis: object) -> None:
-    """Refuse a value that its key does not have; every axis calls this when it is made."""
+    """Refuse a value that its key does not have; called in each axis' `__post_init__`."""
     for one in keys_of(type(axis)):
         one.check(getattr(axis, one.field))
 

@@ -26,10 +26,10 @@ class Mesh:
         pipeline: consecutive stages of layers.
         context: cuts of the sequence.
         expert: groups of experts; cuts the ranks of `data` and `context` rather than adding to them.
-        cuts: by patterns of parameter names, which of their dimensions `tensor` cuts; None leaves all to what
-            is recognised of a model.
-        context_attention: how ranks of a sequence attend to each other's keys: gathered, or one rank's at a
-            time; `auto` takes what needs less memory.
+        cuts: dimensions that `tensor` cuts, by patterns of parameter names; None leaves all to the recognised
+            structure of the model.
+        context_attention: attention across ranks of a sequence: keys are gathered, or visited one rank's at a
+            time (ring); `auto` takes the one that needs less memory.
         sequence_parallel: whether ranks of a tensor group have some tokens each between cut matrices; `auto`
             where values are large, on CUDA devices.
     """
@@ -57,7 +57,7 @@ class Mesh:
 
     @property
     def cuts_models(self) -> str | None:
-        """The first key by which ranks have different parts of a model, or of what it is given."""
+        """Return the first key that cuts models, or the sequences given to them."""
         return next(
             (key for key in ("tensor", "pipeline", "context", "expert") if getattr(self, key) > 1), None
         )

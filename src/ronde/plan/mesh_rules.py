@@ -1,4 +1,4 @@
-"""Values of other axes beside a cut model: what is not built, and what has no meaning."""
+"""Rules about values of other axes beside a cut model: unbuilt or meaningless combinations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BETWEEN_ROWS: tuple[tuple[str, tuple[object, ...], str], ...] = (
 
 
 def not_built_together(plan: Values) -> Iterator[str]:
-    """What is wrong with a plan that cuts the model, each in a sentence with the nearest legal plan."""
+    """Yield errors of plans that cut the model, with the nearest legal plan."""
     if plan.mesh.pipeline > 1:
         yield from _among(plan, "pipeline", _WITH_PIPELINE)
     elif plan.mesh.tensor > 1:
@@ -52,7 +52,10 @@ def not_built_together(plan: Values) -> Iterator[str]:
 
 
 def without_other_rows(plan: Values, world_size: int | None) -> Iterator[str]:
-    """Values that concern ranks with other rows of the batch, where a cut model leaves none."""
+    """Yield errors about values that need ranks with other rows, where data=1.
+
+    Such values concern ranks that have other rows of the batch, and a cut model may leave none.
+    """
     mesh = plan.mesh
     if mesh.expert > 1 and plan.update.rule in _AMONG_RANKS:
         yield (

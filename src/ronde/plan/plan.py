@@ -1,4 +1,4 @@
-"""A plan: how a script is run on many ranks, as one value on each of six axes."""
+"""A plan: one value on each of six axes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ __all__ = ["DEFAULT", "Plan", "expand", "read_plan"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Plan(Values):
-    """How a script is run on many ranks.
+    """Execution of a script on many ranks.
+
+    `Plan.parse("ddp,bucket-mb=10")` and `Plan(communication=Communication(bucket_mb=10))` are equal. An axis
+    refuses values that it does not have; `parse` and `ronde.plan.check` judge combinations of values, and
+    whether they are built in this version.
 
     `Plan.parse("ddp,bucket-mb=10")` and `Plan(communication=Communication(bucket_mb=10))` are
     equal. An axis refuses values that it does not have; which values go together, and which are
@@ -26,13 +30,13 @@ class Plan(Values):
 
     @classmethod
     def parse(cls, text: str) -> Plan:
-        """The plan spelled by `text`; raises one `PlanError` with everything that is wrong with it."""
+        """Parse a plan; raises one `PlanError` with all errors."""
         plan = _assemble(settle(items_of_text(text)))
         check(plan)
         return plan
 
     def for_ranks(self, ranks: int) -> Plan:
-        """This plan as it takes effect on so many ranks.
+        """Return this plan as it takes effect on `ranks` ranks.
 
         `data=auto` takes the ranks that the other degrees leave. One rank has nothing to cut and
         nobody to talk to: mesh and communication are switched off, the other axes stay.
@@ -46,7 +50,9 @@ class Plan(Values):
 
 
 def expand(*sources: str) -> Plan:
-    """The plan that the sources spell together, whether or not this version can run it.
+    """Return the plan that the sources spell together, unchecked.
+
+    This version may be unable to run it.
 
     Each source is a plan string or the path of a `.toml` file; none at all is the default plan.
     """
@@ -54,9 +60,9 @@ def expand(*sources: str) -> Plan:
 
 
 def read_plan(*sources: str, ranks: int | None = None, device: str | None = None) -> Plan:
-    """As `expand`, but raises one `PlanError` with everything that keeps it from running on `ranks`.
+    """Expand and check a plan; raises one `PlanError` with all obstacles.
 
-    `device`: where these compute, "cpu" or "cuda".
+    `ranks`: number of ranks to run on. `device`: where these compute, "cpu" or "cuda".
     """
     plan = expand(*sources)
     check(plan, ranks, device)

@@ -15,7 +15,7 @@ class Preset:
 
     Attributes:
         name: the bare word in a plan.
-        items: what it stands for, in the grammar's own words; empty for the default plan.
+        items: the items that the preset stands for, in the grammar's own words; empty for the default plan.
         equals: the systems that train by this plan.
     """
 

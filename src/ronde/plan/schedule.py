@@ -1,8 +1,9 @@
-"""The order of micro-batches through a pipeline, and a drawing of it: a row for each stage, backward twice
-forward.
+"""Order of micro-batches through a pipeline, and a drawing of it.
+
+The drawing has a row for each stage; backward is twice as wide as forward.
 
 `gpipe` (Huang et al. 2019): all micro-batches forward, then all backward, last to first. `1f1b` (PipeDream's
-with a flush, Narayanan et al. 2021): a stage goes ahead by as many micro-batches as there are stages behind
+with a flush, Narayanan et al. 2021): a stage goes ahead by as many micro-batches as there are stages after
 it, then has one backward after each forward; so it keeps no more of them than there are stages.
 `interleaved` (Narayanan et al. 2021): each rank has several chunks of the model, and micro-batches go through
 them in groups of as many as there are ranks. `zero-bubble` (ZB-H1, Qi et al. 2023): backward of inputs alone,
@@ -30,12 +31,12 @@ _WIDEST = 96
 
 
 class Turn(NamedTuple):
-    """What a stage does next.
+    """Next work of a stage.
 
     Attributes:
         kind: forward, backward, or backward of weights by itself.
-        piece: of which micro-batch, counted from 0.
-        chunk: of the model on this rank.
+        piece: index of the micro-batch, from 0.
+        chunk: index of the chunk of the model on this rank.
     """
 
     kind: Kind
@@ -44,12 +45,12 @@ class Turn(NamedTuple):
 
 
 def chunks_of(schedule: Schedule | None) -> int:
-    """How many chunks of the model a rank has."""
+    """Return the number of model chunks per rank."""
     return CHUNKS if schedule == "interleaved" else 1
 
 
 def turns(schedule: Schedule, stage: int, stages: int, count: int, chunks: int = 1) -> list[Turn]:
-    """What a stage does with `count` micro-batches, in order.
+    """Return a stage's turns with `count` micro-batches, in order.
 
     >>> " ".join(f"{kind}{piece}" for kind, piece, _ in turns("1f1b", 0, 2, 3))
     'F0 F1 B0 F2 B1 B2'
@@ -76,7 +77,10 @@ def turns(schedule: Schedule, stage: int, stages: int, count: int, chunks: int =
 
 
 def _rounds(stages: int, count: int) -> list[range]:
-    """Micro-batches that go through one chunk of all ranks before the next: as many as there are ranks.
+    """Split micro-batches into rounds; each passes a chunk of all ranks before the next.
+
+    A round has as many micro-batches as there are ranks. The rest are spread over all rounds: with a round of
+    fewer, ranks would wait for themselves.
 
     The rest are spread over all rounds: one of fewer would have ranks wait for themselves.
     """
@@ -93,7 +97,7 @@ def _alternating(forward: list[Turn], backward: list[Turn], ahead: int) -> list[
 
 
 def _weights_later(order: list[Turn], behind: int) -> list[Turn]:
-    """With a turn of weights after each backward, of a micro-batch that is so many behind."""
+    """Insert a turn of weights after each backward, for the micro-batch `behind` turns earlier."""
     found: list[Turn] = []
     pieces = [each.piece for each in order if each.kind == "B"]
     for turn in order:
@@ -104,7 +108,9 @@ def _weights_later(order: list[Turn], behind: int) -> list[Turn]:
 
 
 def most_under_way(order: Sequence[Turn]) -> int:
-    """How many micro-batches of a chunk have activations on a rank at once.
+    """Return the largest number of micro-batches with live activations on a rank.
+
+    Micro-batches of each chunk count.
 
     >>> [most_under_way(turns("1f1b", stage, 4, 8)) for stage in range(4)]
     [4, 3, 2, 1]
@@ -178,7 +184,7 @@ def bubble(stages: int, micro_batches: int, schedule: Schedule = "gpipe") -> Fra
 def _begins(
     schedule: Schedule, stages: int, count: int, chunks: int, columns: dict[str, int]
 ) -> list[dict[Turn, int]]:
-    """For each stage when it begins what it does, in columns."""
+    """Return, for each stage, the column in which each turn begins."""
     left = [turns(schedule, stage, stages, count, chunks) for stage in range(stages)]
     begins: list[dict[Turn, int]] = [{} for _ in range(stages)]
     ends: dict[tuple[str, int, int], int] = {}

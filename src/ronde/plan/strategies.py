@@ -1,4 +1,4 @@
-"""The strategies that carry a plan out for models; `ronde.strategies` has a class of each name."""
+"""Names of strategies that carry out plans; `ronde.strategies` has a class for each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORK: dict[StrategyName, str] = {
 
 
 def strategies_of(plan: Plan, ranks: int) -> tuple[StrategyName, ...]:
-    """The strategies on so many ranks, the outermost around a model's call first; perhaps none."""
+    """Return the strategies on `ranks` ranks, outermost around a call first; may be empty."""
     mesh = plan.for_ranks(ranks).mesh
     sequences: tuple[StrategyName, ...] = ("context",) if mesh.context > 1 else ()
     if mesh.pipeline > 1:
@@ -45,7 +45,7 @@ def _of_state(plan: Plan, ranks: int) -> tuple[StrategyName, ...]:
 
 
 def _spreads_rows(plan: Plan, ranks: int) -> bool:
-    """Whether rows of torch's sparse embeddings are spread.
+    """Return whether rows of torch's sparse embeddings are spread over ranks.
 
     A compiled model asks no parameter for its rows, and a scale of float16 looks at whole gradients. The
     optimizer of a cut model steps on blocks.

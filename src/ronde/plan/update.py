@@ -1,4 +1,4 @@
-"""The update axis: when and by whom is the update applied?"""
+"""The update axis: when is the update applied, and where?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OptimizerOn = Literal["worker", "server"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """When and by whom the update is applied.
+    """Application of the update: moment and place.
 
     Attributes:
         rule: the key `update`. Among ranks: `sync`, `local` (average parameters every k steps),
@@ -25,12 +25,12 @@ class Update:
             difference every k steps).
         every: k of `local` and `geo`.
         adaptive: `local` chooses k as it goes; `every`, if given, is its first value.
-        peers: with whom `decentralized` averages.
+        peers: partners with which `decentralized` averages.
         warm_up: steps before the plan's own way is fully there. With `local` and `async-average` ranks
             average gradients until then, with `powersgd` and `compressed=momentum` gradients travel as they
             are; with `topk` more elements are sent.
         staleness: steps by which the slowest worker may lag, for `bounded`.
-        optimizer_on: who applies the optimizer when there are servers.
+        optimizer_on: place of the optimizer's step when there are servers.
     """
 
     rule: Annotated[Rule, Spelled("update", choice(Rule))] = "sync"

@@ -1,4 +1,4 @@
-"""What is wrong with a plan: rules across axes, the number of ranks, what is not built yet."""
+"""Validation of plans: rules across axes, number of ranks, unbuilt combinations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AT_SERVERS = ("async", "bounded", "geo")
 
 
 def validate(plan: Values, world_size: int | None = None, device: str | None = None) -> list[str]:
-    """Everything that is wrong with `plan`, each in a sentence with its remedy; empty if nothing is.
+    """Return every error of `plan`, each in a sentence with its remedy.
 
     `world_size` is the number of ranks, `device` where they compute ("cpu", "cuda"), as far as that is
     known. One rank switches the mesh off, so no degree is compared with it.
@@ -28,7 +28,7 @@ def validate(plan: Values, world_size: int | None = None, device: str | None = N
 
 
 def contradictions(plan: Values, world_size: int | None = None, device: str | None = None) -> list[str]:
-    """As `validate`, without what is only not built yet: such a plan means something."""
+    """Return the errors of `validate`, except for combinations that are only not built yet."""
     errors = list(_refinements(plan))
     errors += _update_and_state(plan)
     errors += messages(plan, world_size)
@@ -53,13 +53,13 @@ def _not_built(plan: Values) -> Iterator[str]:
 
 
 def _has_tables_on_servers(plan: Values) -> bool:
-    """Whether servers have the rows of tables, and ranks all else."""
+    """Return whether servers have the rows of tables, and ranks all else."""
     state = plan.state
     return state.placement != "server" and state.sparse == "sharded" and state.servers is not None
 
 
 def _refinements(plan: Values) -> Iterator[str]:
-    """Keys that refine a value of another key stand only with that value, and some values need them."""
+    """Check keys that refine other keys, and values that need such a key."""
     rule = plan.update.rule
     if plan.update.every is not None and rule not in ("local", "geo"):
         yield _contradiction(plan.item("every"), plan.item("update"), f"update=local,{plan.item('every')}")
@@ -104,7 +104,7 @@ def _refinements(plan: Values) -> Iterator[str]:
 
 
 def _update_and_state(plan: Values) -> Iterator[str]:
-    """Who applies the update must be where the state lives."""
+    """Check that the update is applied where the state lives."""
     rule, state = plan.item("update"), plan.item("state")
     bounds_tables = plan.update.rule == "bounded" and _has_tables_on_servers(plan)
     if plan.update.rule in _AT_SERVERS and plan.state.placement != "server" and not bounds_tables:
@@ -132,7 +132,7 @@ def _update_and_state(plan: Values) -> Iterator[str]:
 
 
 def _without_effect(plan: Values, device: str | None) -> Iterator[str]:
-    """Keys that nothing asks where servers have the state, or where ranks train by themselves."""
+    """Yield keys without effect on servers, or where ranks train by themselves."""
     if plan.state.placement == "server":
         yield from _on_servers(plan, device)
     if not plan.in_local_view:
@@ -164,7 +164,7 @@ def _on_servers(plan: Values, device: str | None) -> Iterator[str]:
 
 
 def _offload(plan: Values, world_size: int | None, device: str | None) -> Iterator[str]:
-    """What moves to host memory is this rank's part: there must be one, and another memory to leave."""
+    """Check that offloading has state to move, and another memory to leave."""
     state, item = plan.state, plan.item("offload")
     if not state.offloads_optimizer:
         return
@@ -181,7 +181,10 @@ def _offload(plan: Values, world_size: int | None, device: str | None) -> Iterat
 
 
 def _mesh(plan: Values, world_size: int | None) -> Iterator[str]:
-    """The degrees multiply to the number of ranks; experts cut those of data and context."""
+    """Check that the degrees multiply to the number of ranks.
+
+    Experts cut the ranks of data and context.
+    """
     if world_size == 1:
         return
     mesh = plan.mesh

@@ -1,4 +1,4 @@
-"""What is wrong with plans whose ranks train by themselves and average parameters with one another."""
+"""Validation of plans under which ranks train by themselves and average parameters."""
 
 from __future__ import annotations
 

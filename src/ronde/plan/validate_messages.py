@@ -1,4 +1,4 @@
-"""What is wrong with how gradients travel and are added."""
+"""Validation of the encoding and reduction of gradients."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _REFINED = (
     ("threshold", ("twobit",), "twobit"),
     ("low-rank", ("powersgd",), "powersgd"),
 )
-# Whose chunks are added where they arrive.
+# Compressors that add chunks where they arrive.
 _BY_CHUNKS = ("fp16", "bf16", "int8")
 
 
 def not_combined(plan: Values) -> Iterator[str]:
-    """What has a meaning, and is not built."""
+    """Yield combinations that have a meaning, and are not built."""
     compressor, rule = plan.item("compressor"), plan.update.rule
     if plan.communication.compressor == "none" or rule == "sync":
         return
@@ -100,7 +100,7 @@ def _momentum(plan: Values) -> Iterator[str]:
 
 
 def _elsewhere(plan: Values) -> Iterator[str]:
-    """What is encoded are whole gradients, which every rank has."""
+    """Check that encoded gradients are whole, and replicated on every rank."""
     travels = plan.communication
     if travels.as_it_is:
         return

@@ -1,4 +1,4 @@
-"""One value on each of six axes, and what follows from them together."""
+"""Values of a plan on six axes, and properties that follow from them together."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Values:
 
     @property
     def inexact_because(self) -> tuple[str, ...]:
-        """The items by which this plan departs from the single-device update; none if it is exact."""
+        """Return the items that depart from the single-device update; empty if exact."""
         lossy = self.communication.compressor != "none"
         other = self.communication.reduction != "mean"
         items = {"update": self.update.rule != "sync", "compressor": lossy, "reduction": other}
@@ -60,7 +60,7 @@ class Values:
 
     @property
     def is_local(self) -> bool:
-        """Whether each rank trains by itself, on servers that it shares with others.
+        """Return whether each rank trains by itself, against servers that it shares with others.
 
         Where these have tables only, ranks step together, and `update=bounded` is about look-ups.
         """
@@ -68,17 +68,20 @@ class Values:
 
     @property
     def in_local_view(self) -> bool:
-        """Whether each rank runs the script on its slice of every batch, and sees its own values."""
+        """Return whether each rank runs the script on its slice of every batch.
+
+        It then sees values of its own rows.
+        """
         return self.is_local or self.update.rule in ("local", "decentralized", "async-average")
 
     @property
     def exact(self) -> bool:
-        """Whether parameters equal the single-device ones up to floating-point reordering."""
+        """Return whether parameters equal the single-device ones up to floating-point reordering."""
         return not self.inexact_because
 
     @property
     def bucket_bytes(self) -> int:
-        """How many bytes of gradients travel together."""
+        """Return the size of a bucket of gradients, in bytes."""
         asked = self.communication.bucket_mb
         if asked is None:
             asked = _CUT_BUCKET_MB if self.state.cuts_gradients else _BUCKET_MB

@@ -1,1 +1,1 @@
-"""Which elements of a parameter, its gradient and its optimizer state each rank has."""
+"""Shards of parameters, gradients and optimizer state: spec, gathering, update."""

@@ -1,4 +1,8 @@
-"""Gradients of blocks: each rank computes those of its own block.
+"""Gradients of blocks, computed by the rank that has the block.
+
+A block is a separate leaf: its gradient accumulates by autograd's rules and is averaged over the ranks that
+have the same block, as any other leaf's. `Tensor.grad` of the parameter is assembled from blocks when a
+script reads it.
 
 A block is a leaf of its own: its gradient accumulates by autograd's rules, is averaged over the ranks that
 have the same block as any other leaf's, and is what `Tensor.grad` of the parameter is made of when a script
@@ -31,11 +35,11 @@ class Block:
     """A rank's block of a parameter.
 
     Attributes:
-        number: in the order in which blocks were made, the same on all ranks.
+        number: index in the order in which blocks were made, the same on all ranks.
         parameter: the whole one.
         spec: each rank's elements.
-        part: this rank's elements of the parameter, flat.
-        leaf: this rank's block, in their memory, or gathered from its replicas.
+        part: elements of the parameter on this rank, flat.
+        leaf: block of this rank, in the memory of `part`, or gathered from its replicas.
     """
 
     number: int
@@ -50,11 +54,11 @@ class Scattered:
     """Gradients of blocks, cut once more over replicas (ZeRO-2 in a block).
 
     Attributes:
-        gradients: this rank's elements of the mean over replicas, for each group of replicas; their keys are
-            blocks and whole parameters.
+        gradients: elements of the mean over replicas that this rank has, for each group of replicas; their
+            keys are blocks and whole parameters.
         partition: the elements of a parameter that each of all ranks updates.
         everybody: all ranks.
-        blocks: of each of these, the block that it has.
+        blocks: number of the block that each rank of `everybody` has.
         keep: adds what all replicas have of a block's gradient to this rank's elements; False where none of
             them has a part.
     """
@@ -72,17 +76,21 @@ class Scattered:
 
 @final
 class BlockGradients(GradientShards):
-    """By parameter, the gradient of this rank's block.
+    """Gradient of this rank's block, by parameter.
+
+    Ranks without an element of a parameter get an empty gradient as soon as its owner has one, so ranks agree
+    on which gradients exist.
 
     Where some ranks have no element of a parameter, they get a gradient without elements as soon as its
     owner has one: so ranks agree on which gradients there are.
 
     Args:
         comm: the ranks that have other blocks.
-        on_new: is given each new block, whose gradient differs from those of other rows.
+        on_new: callback for each new block, whose gradient differs from that of other rows.
         mean: the mean over the ranks that have the same block, in place. A collective among these.
         give: takes what a backward adds to a leaf's gradient; False where that has to wait for its end.
-        scattered: where gradients of blocks are cut once more; None where a rank has all of its block's.
+        scattered: gradients of blocks that are cut once more; None where a rank has all of its block's
+            gradient.
     """
 
     away = False
@@ -116,11 +124,14 @@ class BlockGradients(GradientShards):
 
     @property
     def blocks(self) -> list[Block]:
-        """Those whose parameter is there still, in the order of their numbers."""
+        """Return the blocks with a live parameter, in the order of their numbers."""
         return list(self._blocks.values())
 
     def everywhere(self, comm: Comm | None = None) -> list[Block]:
-        """Blocks whose parameter is there on every rank, in the order of their numbers. A collective.
+        """Return the blocks with a live parameter on every rank. A collective.
+
+        They are in the order of their numbers. Garbage is collected at different moments on different ranks,
+        so `blocks` may differ between them.
 
         Ranks collect their garbage when they like: `blocks` are not the same on all.
 
@@ -143,7 +154,7 @@ class BlockGradients(GradientShards):
         """Compute gradients of a parameter by a leaf, which is this rank's block. A collective.
 
         Args:
-            part: this rank's elements of the parameter, flat.
+            part: elements of the parameter on this rank, flat.
         """
         self._leave(tensor)
         leaf.requires_grad_(tensor.requires_grad)
@@ -157,7 +168,7 @@ class BlockGradients(GradientShards):
         return block
 
     def _cut_at_once(self, tensor: torch.Tensor, number: int) -> None:
-        """Have backward keep this rank's block of a whole gradient only."""
+        """Let backward keep only this rank's block of a whole gradient."""
 
         def accumulated(tensor: torch.Tensor) -> None:
             block, whole = self._blocks.get(tensor), gradient_of(tensor)
@@ -172,7 +183,10 @@ class BlockGradients(GradientShards):
             _REGISTER(tensor, accumulated)
 
     def _call_hooks(self, block: Block) -> None:
-        """Have the user's hooks on the parameter called for the block's gradient, which is dense."""
+        """Call the user's hooks on the parameter for its block's gradient.
+
+        They get a dense gradient.
+        """
         parameter = block.parameter.ref
 
         def accumulated(leaf: torch.Tensor) -> None:
@@ -264,7 +278,7 @@ class BlockGradients(GradientShards):
             each.restore()
 
     def beside(self) -> list[torch.Tensor]:
-        """What a backward has computed that comes to blocks when it has ended."""
+        """Return whole gradients of a backward, to be added to blocks at its end."""
         tensors = [tensor for block in self.blocks if (tensor := block.parameter.tensor) is not None]
         return [whole for tensor in tensors if (whole := gradient_of(tensor)) is not None]
 
@@ -273,9 +287,13 @@ class BlockGradients(GradientShards):
         self._whole_before = {block.number for block in self.blocks if block.parameter.gradient is not None}
 
     def end_backward(self) -> None:
-        """Averages are there: agree on them, and cut what came to whole parameters, used in replica."""
+        """Agree on averaged gradients, and cut gradients of whole parameters.
+
+        A parameter with blocks has a whole gradient where a call used it whole, in replica.
+        """
         blocks = self.everywhere()
-        # First: what was whole before is made so again, for which ranks have to agree on what there is.
+        # Gradients that were whole before are made whole again first; for that, ranks have to agree on which
+        # gradients there are.
         self._agree_on_gradients([block for block in blocks if None in block.spec.spans])
         for block in blocks:
             whole = block.parameter.gradient
@@ -300,7 +318,10 @@ class BlockGradients(GradientShards):
 
     @torch.no_grad()
     def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """As `GradientShards.whole`; one that the script may know already has the sum of both."""
+        """Gather a whole gradient, and add it to one that the script may hold.
+
+        See `GradientShards.whole`.
+        """
         block = self._blocks.get(tensor)
         if block is None:
             return self._gather_replicas(tensor)
@@ -326,7 +347,9 @@ class BlockGradients(GradientShards):
 
     @torch.no_grad()
     def _merge(self, block: Block, whole: torch.Tensor, *, stays_whole: bool) -> None:
-        """Have one gradient of what was computed of the whole and of blocks. A collective.
+        """Merge the gradient of the whole parameter with that of its blocks. A collective.
+
+        A gradient that was whole before stays whole: the script may hold it.
 
         One that was whole before stays so: the script may know it.
         """
@@ -367,7 +390,7 @@ class BlockGradients(GradientShards):
         self.take_part(tensor)
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """The parameter is whole on every rank from now on, and so is its gradient. A collective."""
+        """Make a parameter and its gradient whole on every rank, for good. A collective."""
         self.whole(tensor)
         self._leave(tensor)
 

@@ -1,4 +1,4 @@
-"""`clip_grad_norm_` of gradients in parts: each rank adds up its own elements, then ranks add up sums."""
+"""`clip_grad_norm_` for sharded gradients: norms are computed locally, then combined."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def clip_parts(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor | None:
-    """Scale the gradients of `tensors` in place so that their norm is at most `max_norm`.
+    """Scale the gradients of `tensors` in place, to a norm of at most `max_norm`.
 
     Returns:
         the norm of all gradients before, in their dtype and on their device (wherever parts live), the same
-        on all ranks; None where gradients of several dtypes or devices, a norm that is no sum of powers, or
-        an error want the whole.
+        on all ranks; None where gradients of several dtypes or devices, a norm that is not a sum of powers,
+        or an error want the whole.
     """
     order = float(norm_type)
     own = parts.parts(tensors)
@@ -63,7 +63,10 @@ def _scale(gradients: list[Any], factor: torch.Tensor) -> None:
 def _measure(
     gradients: Sequence[torch.Tensor], order: float, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """The largest of all, or the sum of all norms to the power of `order`; in at least single precision."""
+    """Return the maximum element, or the sum of norms to the power `order`.
+
+    Computed in at least single precision.
+    """
     wide = torch.promote_types(dtype, torch.float32)
     found = [
         torch.linalg.vector_norm(gradient, order, dtype=wide) for gradient in gradients if gradient.numel()

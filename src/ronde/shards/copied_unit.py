@@ -1,4 +1,7 @@
-"""A unit of which each rank keeps a part, and copies the others' when all of it is needed."""
+"""A unit with private memory: each rank keeps a shard and copies the others'.
+
+The copies are made when the whole unit is needed.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ __all__ = ["CopiedMember", "CopiedUnit", "copy_unit"]
 
 @final
 class CopiedMember(Member):
-    """A parameter whose own memory comes and goes.
+    """Parameter with memory of its own, allocated while it is whole.
 
     Args:
         spec: each rank's elements.
-        rank: this one.
+        rank: index of this rank.
 
     Attributes:
-        bytes: for each rank a view of its elements in the whole, where it has any.
+        bytes: views of each rank's elements in the whole, None for a rank without any.
     """
 
     __slots__ = ("_rank", "_spec", "_staged", "bytes")
@@ -40,19 +43,22 @@ class CopiedMember(Member):
         self.take(tensor)
 
     def take(self, tensor: torch.Tensor) -> None:
-        """Go by where the parameter's elements lie now."""
+        """Locate the parameter's elements in the memory that it has now."""
         storage: Any = tensor.untyped_storage()
         before = references(storage)
         whole: Any = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         self.lie_in(whole.set_(storage, 0, (tensor.numel(),)))
         self.bytes = [] if self._spec.cut is not None else self._bytes_of(self._base)
         self.version = tensor._version
-        # What refers to the memory when nobody but the parameter and this member do.
+        # References to the memory while only the parameter and this member refer to it.
         self._alone = references(storage) - before + OF_A_PARAMETER
 
     @property
     def elements(self) -> torch.Tensor:
-        """This rank's elements in the whole: a copy in the order of a cut, but while they travel."""
+        """Return this rank's elements in the whole.
+
+        With a cut, they are a copy in the order of the cut, except while shards travel.
+        """
         if self._spec.cut is None:
             return self._base[slice(*self.own)]
         if self._staged is not None:
@@ -66,7 +72,7 @@ class CopiedMember(Member):
             self.bytes = self._bytes_of(self._staged)
 
     def end_share(self) -> None:
-        """All shards have come."""
+        """Put the shards of all ranks in place, after all have arrived."""
         staged, self._staged = self._staged, None
         if self._spec.cut is not None and staged is not None:
             self._spec.cut.put_back(staged, self._base.view(self._kind[1]))
@@ -80,22 +86,27 @@ class CopiedMember(Member):
 
     @property
     def held(self) -> bool:
-        """Whether a tensor elsewhere lies in the memory of the whole parameter."""
+        """Return whether another tensor aliases the memory of the whole parameter."""
         alone = self._alone if self.ref() is not None else self._alone - 1
         return references(self._storage) > alone
 
     @property
     def there(self) -> bool:
-        """Whether the whole has memory."""
+        """Return whether the whole parameter has memory."""
         return self._storage.nbytes() > 0
 
     def make_room(self) -> None:
-        """Memory for the whole; what is new of it is undefined."""
+        """Allocate the memory of the whole; new elements are undefined."""
         if not self.there:
             self._storage.resize_(self._base.numel() * self._base.element_size())
 
     def free(self) -> bool:
-        """Let go of the memory; whether the parameter had to be given other memory for it.
+        """Free the memory.
+
+        Memory that numpy has seen, or that several processes share, cannot be resized; the parameter gets
+        other memory then.
+
+        Returns: whether the parameter had to be given other memory.
 
         What numpy was shown once cannot be resized any more, nor what several processes have.
         """
@@ -112,11 +123,11 @@ class CopiedMember(Member):
 
 @final
 class CopiedUnit(Unit):
-    """A unit in memory of each rank's own; its members are whole when it is made.
+    """A unit in memory of this rank's own, whole when it is created.
 
     Args:
-        home: where parts live.
-        parts: this rank's elements of each, which are there already; the members begin without elements then.
+        home: placement of shards.
+        parts: existing shards, one for each member; the members begin without elements then.
     """
 
     def __init__(
@@ -160,7 +171,7 @@ class CopiedUnit(Unit):
         self.whole, self.lingers = True, False
 
     def rest(self) -> bool:
-        """Memory that somebody holds a view of is let go of later."""
+        """Reshard; memory that somebody holds a view of is freed later."""
         self._arrive()
         if self.written:
             self._keep()
@@ -183,7 +194,7 @@ class CopiedUnit(Unit):
         self._keep_lingering()
 
     def end_update(self) -> None:
-        """What lingers on some rank gets the updated elements, by a message of all ranks."""
+        """Send updated elements to units that are aliased on some rank. A collective."""
         for member in self.members:
             member.make_room()
         self._coming = self._complete()

@@ -1,4 +1,4 @@
-"""An optimizer's state of which each rank holds the part that it updates."""
+"""Sharded state of an optimizer: each rank holds the part that it updates."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ __all__ = ["CutState", "Piece", "StateInParts"]
 
 
 class StateInParts(ABC):
-    """An optimizer's state that is not whole on this rank."""
+    """Optimizer state that is sharded over ranks."""
 
     @abstractmethod
     def whole(self) -> Any:
-        """Gather it. All ranks come here."""
+        """Gather the whole state. A collective."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Elements:
-    """Stands, in what ranks tell each other, for a tensor of which every rank has its elements."""
+    """Placeholder for a sharded tensor in messages between ranks."""
 
     dtype: torch.dtype
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Scalar:
-    """A tensor without dimensions (a count of steps), which is the same for all elements."""
+    """A tensor without dimensions (a step count), equal for all elements."""
 
     value: Any
     dtype: torch.dtype
@@ -46,15 +46,15 @@ class _Scalar:
 
 
 class Piece:
-    """A parameter that is updated in parts.
+    """A parameter that is updated in shards.
 
     Attributes:
         tensor: the parameter.
         spec: each rank's elements.
-        elements: this rank's, where they lie; None without any.
-        own: what stands for them at home, and the optimizer takes for a parameter; None without any.
-        bytes: for each rank a view of the bytes of its elements, where it has any; none where the parameter
-            itself is in parts.
+        elements: elements of this rank, where they lie; None without any.
+        own: the copy of `elements` at home that the optimizer takes for a parameter; None without any.
+        bytes: views of the bytes of each rank's elements, None for a rank without any; all None where the
+            parameter itself is sharded.
     """
 
     __slots__ = ("_home", "_kind", "_pointer", "bytes", "elements", "own", "spec", "tensor")
@@ -70,17 +70,20 @@ class Piece:
 
     @property
     def has_own_order(self) -> bool:
-        """Whether its elements are told apart in another order than that in which they lie in memory."""
+        """Return whether its elements have another order than in memory."""
         return self.spec.cut is not None
 
     @property
     def stands(self) -> bool:
-        """Whether it is still the same kind of tensor."""
+        """Return whether the tensor still has the cut dtype, device, shape and strides."""
         tensor = self.tensor
         return self._kind == (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
 
     def room(self, dtype: torch.dtype) -> torch.Tensor:
-        """Memory for all elements of what was cut as the parameter lay then: it may be another tensor now."""
+        """Allocate memory for all elements of a value that was cut.
+
+        It has the strides of the parameter at that time: the parameter may be another tensor now.
+        """
         _, device, shape, stride = self._kind
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
@@ -91,16 +94,16 @@ class Piece:
         return flat_like(value, self.tensor)
 
     def put_back(self, elements: torch.Tensor, whole: torch.Tensor) -> None:
-        """Where `flat_of` is no view of the whole, write to it what has become of the elements."""
+        """Write elements back to the whole, if `flat_of` made a copy."""
         if self.spec.cut is not None:
             self.spec.cut.put_back(elements, whole)
 
     def moved(self, part: torch.Tensor | None) -> bool:
-        """Whether the parameter's elements lie elsewhere now; `part` as for `follow`."""
+        """Return whether the parameter's elements have moved; `part` as for `follow`."""
         return _pointer(self.tensor, part) != self._pointer
 
     def follow(self, rank: int, part: torch.Tensor | None) -> None:
-        """Go by where the elements lie now: in `part`, this rank's own, or all in the tensor."""
+        """Locate the elements in `part`, this rank's own, or in the whole tensor."""
         self._pointer = _pointer(self.tensor, part)
         if part is not None:
             self.elements = part if part.numel() else None
@@ -118,17 +121,19 @@ def _pointer(tensor: torch.Tensor, part: torch.Tensor | None) -> tuple[bool, int
 
 
 class CutState(StateInParts):
-    """The state of one optimizer, in parts.
+    """Sharded state of one optimizer.
+
+    Reading it whole is a collective: every rank runs the same script, and so reads at the same point.
 
     Reading it whole is a collective: all ranks read alike, as all run one script.
 
     Args:
-        state: the whole state, of which nothing is kept but this rank's part.
-        held: who has which elements of parameters and gradients, and where.
+        state: the whole state, of which only this rank's part is kept.
+        held: shards of parameters and gradients.
 
     Attributes:
-        local: what the optimizer's step finds: entries of `Piece.own`, and of tensors that are not cut.
-        pieces: by id of the parameter.
+        local: entries that the optimizer's step finds: those of `Piece.own`, and of tensors that are not cut.
+        pieces: pieces by id of the parameter.
     """
 
     def __init__(self, comm: Comm, state: Any, held: OptimizerShards) -> None:
@@ -145,7 +150,7 @@ class CutState(StateInParts):
 
     @property
     def stands(self) -> bool:
-        """Whether all pieces can still be cut as they were."""
+        """Return whether all pieces can still be cut as before."""
         pieces = self.pieces.values()
         with DisableTorchFunction():
             if not all(piece.stands and self._held.stands(piece.tensor, piece.spec) for piece in pieces):
@@ -154,7 +159,7 @@ class CutState(StateInParts):
             return not moved or not self._entwined_with([])
 
     def admit(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Cut those that can be and are new here, so that ranks have equal shares of what comes together.
+        """Cut new tensors that can be cut, balanced over ranks among each other.
 
         Returns:
             False where one lies in the memory of a piece, so that all must be cut anew.
@@ -181,13 +186,13 @@ class CutState(StateInParts):
         return True
 
     def _suits(self, tensor: torch.Tensor) -> bool:
-        """Whether a parameter, and its gradient where it has one, can be cut anywhere."""
+        """Return whether a parameter, and its gradient if any, can be cut anywhere."""
         if not isinstance(tensor, torch.nn.Parameter) and type(tensor) is not torch.Tensor:
             return False
         return bool(tensor.dim() and tensor.numel()) and self._held.fits(tensor) and is_dense(tensor)
 
     def tell(self, census: Census) -> None:
-        """Count this rank's part, and where elements of parameters are copied to for a step."""
+        """Count this rank's part, and copies of elements made for a step."""
         for entry in self.local.values():
             for value in entry.values():
                 if isinstance(value, torch.Tensor):
@@ -217,7 +222,7 @@ class CutState(StateInParts):
         self.local[piece.own] = {key: cut(value) for key, value in entry.items()}
 
     def present(self, tensors: Iterable[torch.Tensor]) -> list[Piece]:
-        """The pieces among parameters that have a gradient, with views of where they lie now."""
+        """Return the pieces with a gradient, located in their present memory."""
         with DisableTorchFunction():
             pieces = [
                 self.pieces[id(tensor)]
@@ -235,7 +240,7 @@ class CutState(StateInParts):
             return pieces
 
     def share(self, pieces: Sequence[Piece]) -> None:
-        """Every rank has updated its part of these parameters; on return the whole ones are so on all."""
+        """Share the updated parts of these parameters; they are whole on return. A collective."""
         self._comm.share(
             [
                 [part for piece in pieces if (part := piece.bytes[rank]) is not None]
@@ -294,7 +299,10 @@ class CutState(StateInParts):
             whole[slice(*piece.spec[self._comm.rank] or ())].copy_(self.local[piece.own][key].view(-1))
 
     def _describe(self, pieces: Sequence[Piece]) -> dict[int, dict[Any, Any]]:
-        """Entries by number of the piece, less the elements; the first rank that has any of a piece tells."""
+        """Describe entries, without elements, by number of the piece.
+
+        The first rank that has elements of a piece describes it.
+        """
         told: dict[int, dict[Any, Any]] = {}
         for place, piece in enumerate(pieces):
             first = next(rank for rank, held in enumerate(piece.spec) if held is not None)

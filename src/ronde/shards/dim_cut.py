@@ -1,7 +1,7 @@
 """A cut of a tensor along one dimension, as Megatron-LM cuts columns and rows.
 
-A fused matrix, such as the one that makes queries, keys and values at once, is several matrices behind one
-another, and each rank has its block of each. So a rank's elements are no single run in memory. They are a run
+A fused matrix, such as the one that makes queries, keys and values at once, is several matrices after one
+another, and each rank has its block of each. So a rank's elements are not one run in memory. They are a run
 in the order of the cut, in which the elements of rank 0 come first, then those of rank 1.
 """
 
@@ -25,7 +25,7 @@ class DimCut:
     Attributes:
         dim: the dimension that is cut.
         ranks: number of blocks.
-        fused: number of matrices that stand behind one another along `dim`; each of them is cut.
+        fused: number of matrices after one another along `dim`; each of them is cut.
     """
 
     dim: int
@@ -33,7 +33,7 @@ class DimCut:
     fused: int = 1
 
     def divides(self, shape: Sequence[int]) -> bool:
-        """Whether the blocks of a tensor of this shape are equal and not empty."""
+        """Return whether blocks of a tensor of this shape are equal and not empty."""
         return shape[self.dim] > 0 and shape[self.dim] % (self.ranks * self.fused) == 0
 
     def layout(self, shape: Sequence[int]) -> Layout:

@@ -1,4 +1,4 @@
-"""Which optimizers update every element by itself, so that a part of a tensor can be updated alone."""
+"""Optimizers that update every element by itself, and so can step on shards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ at rows (SparseAdam)."""
 
 
 def is_elementwise(optimizer: Any) -> bool:
-    """Whether it is one of these exactly: what a subclass does with a tensor is not known.
+    """Return whether an optimizer is exactly one of `ELEMENTWISE`.
+
+    The update of a subclass is unknown. A differentiable step keeps a graph from old parameters to new ones,
+    in which other ranks' parts are missing.
 
     A differentiable step keeps a graph from old parameters to new ones, which other ranks' parts are not in.
     """

@@ -1,4 +1,4 @@
-"""A tensor's elements in the order in which they lie in memory, as a flat view."""
+"""Flat views of a tensor's elements in memory order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["flat", "flat_like", "is_dense", "overlapping"]
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their stretch of memory, each once, in whatever order of axes."""
+    """Return whether the elements fill their memory, each once, in any order of axes."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return False
     if tensor.is_contiguous():
@@ -26,7 +26,10 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of a dense tensor's memory; writing to it changes the tensor, and its version."""
+    """Return a flat view of a dense tensor's memory.
+
+    Writing to it changes the tensor, and its version.
+    """
     bare = tensor.detach()
     if bare.is_contiguous():
         return bare.view(-1)
@@ -34,7 +37,7 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The elements of `value` in the order in which those of the dense `like` lie; a view if possible."""
+    """Flatten `value` in the memory order of the dense `like`; a view if possible."""
     if value.stride() == like.stride() or (value.is_contiguous() and like.is_contiguous()):
         return flat(value)
     if like.is_contiguous():
@@ -44,7 +47,7 @@ def flat_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def overlapping(tensors: Sequence[torch.Tensor]) -> set[int]:
-    """Ids of those among dense tensors that share memory with another."""
+    """Return the ids of dense tensors that share memory with another of `tensors`."""
     found: set[int] = set()
     stretches = sorted(
         (str(tensor.device), tensor.data_ptr(), tensor.numel() * tensor.element_size(), id(tensor))

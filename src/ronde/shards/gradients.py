@@ -1,4 +1,6 @@
-"""`Tensor.grad` where ranks keep parts of gradients: the whole is gathered when a script looks at it.
+"""`Tensor.grad` of sharded gradients: the whole is gathered when a script reads it.
+
+Dropping or scaling gradients does not need the whole.
 
 What throws a gradient away, or makes all of them smaller, does not need the whole.
 """
@@ -35,10 +37,10 @@ def install(
     *,
     clips: bool = True,
 ) -> None:
-    """Have `Tensor.grad` and what uses all gradients know of parts.
+    """Make `Tensor.grad` and functions of all gradients aware of shards.
 
     Args:
-        lasting: what to keep of a value that is made a gradient.
+        lasting: maps a value that becomes a gradient to the value to keep.
         clips: parts can be clipped; else torch clips the whole, or refuses to.
     """
 
@@ -71,7 +73,7 @@ def _install_clipping(patches: Patches, context: Context, parts: GradientShards)
 
 
 def _is_for_its_shape() -> bool:
-    """Whether torch makes a FakeTensor, which takes the gradient along."""
+    """Return whether torch is making a FakeTensor, which takes the gradient along."""
     frame: Any = sys._getframe(2)
     for _ in range(_FRAMES_OF_OURS):
         if frame is not None and frame.f_globals.get("__name__") == "torch._subclasses.meta_utils":

@@ -1,4 +1,4 @@
-"""Whether a script holds on to what it read of an optimizer's state."""
+"""Detection of references that a script holds to an optimizer's state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ __all__ = ["state_is_held"]
 
 
 def state_is_held(optimizer: Any) -> bool:
-    """Whether somebody else refers to the state, to an entry of it, or to a tensor in one or its memory.
+    """Return whether a script refers to the state, its entries, tensors or memory.
+
+    The caller must have no name for any of them. A count of steps is passed over: where a checkpoint lies on
+    another device, the count is the only value that `load_state_dict` takes without a copy.
 
     The caller must have no name for any of them. A count of steps is passed over: where a checkpoint lies on
     another device, it is all that `load_state_dict` takes as it is.
@@ -27,7 +30,10 @@ def state_is_held(optimizer: Any) -> bool:
 
 
 def _most_references(owner: Any) -> Iterator[int]:
-    """To the state, an entry, a tensor in one, its memory, and the object that stands for such memory.
+    """Yield the largest numbers of references to each kind of object of the state.
+
+    These are the state, an entry, a tensor in one, its memory, and the object that represents such memory.
+    These functions' own references are the same for all.
 
     What these functions themselves add is the same for all.
     """
@@ -35,7 +41,7 @@ def _most_references(owner: Any) -> Iterator[int]:
     yield sys.getrefcount(state)
     yield max((sys.getrefcount(entry) for entry in state.values()), default=0)
     yield max((sys.getrefcount(value) for value in _tensors(state)), default=0)
-    # What only lies in a tensor's memory has none to the tensor: `detach()`, `data`, `numpy()`.
+    # Tensors that only alias the memory have no reference to the tensor: `detach()`, `data`, `numpy()`.
     lying = Counter(memory._cdata for memory in _memories(state))
     yield max((references(memory) - lying[memory._cdata] for memory in _memories(state)), default=0)
     yield max((sys.getrefcount(memory) for memory in _memories(state)), default=0)

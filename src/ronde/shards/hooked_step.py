@@ -1,4 +1,4 @@
-"""Replacing an optimizer's step inside the wrapper by which torch calls hooks and its profiler."""
+"""Replacement of an optimizer's step inside torch's wrapper for hooks and profiler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ __all__ = ["replace_step"]
 def replace_step(
     patches: Patches, kind: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> None:
-    """Let `around(step)` be the step of this class, if it has one of its own; hooks are called as ever.
+    """Replace the step that this class defines by `around(step)`; hooks are called as before.
+
+    torch wraps a class's step when the first optimizer of the class is made. It still does: a script that
+    puts a step of its own around the one it finds would otherwise have two wrappers, and its hooks called
+    twice.
 
     torch wraps a class's step when the first optimizer of the class is made. It still does: a script that
     puts a step of its own around the one it finds would otherwise have two wrappers, and its hooks called
@@ -40,7 +44,7 @@ def _is_hooked(step: Any) -> bool:
 
 
 def _with_hooks(step: Callable[..., Any]) -> Any:
-    """A step as torch calls it: hooks before and after, and what its profiler looks for."""
+    """Wrap a step as torch does: hooks before and after, and the profiler's attribute."""
     hooked: Any = Optimizer.profile_hook_step(step)
     hooked.hooked = True
     return hooked

@@ -1,4 +1,4 @@
-"""What of an optimizer that was made for a device has to be elsewhere when it steps in host memory."""
+"""Moves of an optimizer's options and state for a step in host memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ _OF_SCALER = ("grad_scale", "found_inf")
 
 
 def can_step_on_host(optimizer: Any) -> bool:
-    """Whether torch lets it: a step that CUDA graphs may capture is for devices only."""
+    """Return whether torch permits a step in host memory.
+
+    A step that CUDA graphs may capture is for devices only.
+    """
     return not any(group.get("capturable", False) for group in optimizer.param_groups)
 
 
 @contextmanager
 def options_on_host(optimizer: Any) -> Iterator[None]:
-    """Inside, options that are tensors (a learning rate, GradScaler's scale) lie in host memory.
+    """Move options that are tensors to host memory, inside the `with` block.
+
+    Such are a learning rate and GradScaler's scale. torch's fused step would fetch the scale by itself, and
+    not wait for it.
 
     torch's fused step would fetch the scale by itself, and not wait for it.
     """
@@ -42,7 +48,9 @@ def options_on_host(optimizer: Any) -> Iterator[None]:
 
 
 def as_on_device(optimizer: Any, state: Any) -> Any:
-    """Put single numbers of a whole state where a step on the device would have made them; gives the state.
+    """Put scalars of a whole state where a step on the device makes them.
+
+    torch makes them on the CPU, except for its fused steps and ASGD. Returns the state.
 
     torch makes them on the CPU, but for its fused steps, and for ASGD.
     """

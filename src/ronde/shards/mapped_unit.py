@@ -1,4 +1,8 @@
-"""A unit whose elements exist once on a host: to gather it is to show where they lie.
+"""A unit in shared memory: its elements exist once per host.
+
+Gathering maps the shared memory into the parameters. Each rank updates its part in memory that all ranks of
+the host see. A script's writes to a whole parameter stay private to the rank until all ranks keep them. So
+nothing is copied, and no rank waits, unless the script may have written.
 
 Each rank updates its part in memory that all ranks of the host see. What the script writes to a whole
 parameter is this rank's own until all ranks keep it. So nothing is copied, and nothing is waited for, unless
@@ -27,10 +31,10 @@ _LINE = 64
 
 @final
 class _MappedMember(Member):
-    """A parameter that lies in the host's memory while its unit is whole, and in none else.
+    """A parameter in the host's shared memory, without memory while its unit is resharded.
 
     Args:
-        begin: its first byte there.
+        begin: offset of its first byte there.
     """
 
     __slots__ = ("_address", "_empty", "whole")
@@ -63,7 +67,7 @@ class _MappedMember(Member):
             tensor.data = self._empty
 
     def take(self, tensor: torch.Tensor) -> None:
-        """Have the elements that the script has laid elsewhere here again."""
+        """Copy the elements back from the memory that the script has given the parameter."""
         self.whole.copy_(tensor)
         self.show()
         self.version = tensor._version
@@ -78,13 +82,13 @@ class _MappedMember(Member):
 
     @property
     def held(self) -> bool:
-        """Whether anybody lies in the memory of the whole, while the parameter does not."""
+        """Return whether a tensor aliases the memory of the whole, the parameter aside."""
         return references(self._storage) > self._alone
 
 
 @final
 class MappedUnit(Unit):
-    """A unit in memory of the host's; its members are whole when it is made."""
+    """A unit in shared memory of the host, whole when it is created."""
 
     def __init__(
         self, number: int, members: Sequence[_MappedMember], comm: Comm, memory: OncePerHost
@@ -101,7 +105,7 @@ class MappedUnit(Unit):
             census.outside(member.whole)
 
     def start(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once: no message is needed."""
 
     def gather(self) -> None:
         for member in self.members:
@@ -119,11 +123,14 @@ class MappedUnit(Unit):
         return False
 
     def let_go(self) -> bool:
-        """There is no memory to be let go of."""
+        """Return False: no memory of this rank's own has to be freed."""
         return False
 
     def takes_over(self, member: _MappedMember, tensor: torch.Tensor) -> bool:
-        """Not what somebody else lies in too, who would see no change of it here.
+        """Refuse memory with other aliases, because these would miss later changes.
+
+        The same holds where somebody aliases the parameter's memory of before, which is to stay as it is: a
+        script puts averages in the place of its parameters, and its parameters back.
 
         Nor where somebody lies in what the parameter had before, which is to stay as it is: a script puts
         averages in the place of its parameters, and its parameters back.
@@ -138,10 +145,13 @@ class MappedUnit(Unit):
         self.lingers = any(member.held for member in self.members)
 
     def end_update(self) -> None:
-        """Whoever looks at the whole sees the parts."""
+        """Return at once: views of the whole are views of the shards."""
 
     def _keep(self) -> None:
-        """What one rank keeps, no other may read before it has written the same, nor too late."""
+        """Copy this rank's writes to its part, between two barriers.
+
+        Other ranks may not read the part before they have written the same, nor after later writes.
+        """
         self._comm.barrier()
         for member in self.members:
             member.part.copy_(member.elements)
@@ -152,13 +162,13 @@ class MappedUnit(Unit):
 def map_unit(
     number: int, tensors: Sequence[torch.Tensor], specs: Sequence[ShardSpec], comm: Comm
 ) -> MappedUnit | None:
-    """Lay whole parameters into memory of the host's; all ranks come here.
+    """Move whole parameters into shared memory of the host. A collective.
 
     Args:
         specs: each rank's elements of each.
 
     Returns:
-        None, on all ranks, where ranks do not share a host, where there is no memory, and where somebody
+        None, on all ranks, where ranks do not share a host, without enough memory, and where somebody
         holds on to the memory that parameters lie in now.
     """
     if not comm.shares_host or any(tensor.device.type != "cpu" for tensor in tensors):

@@ -1,4 +1,4 @@
-"""What reads a parameter's memory without a word to its class: it is made whole before."""
+"""Patches of functions that read a parameter's memory directly: it is unsharded before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["install"]
 _DATA: Any = TensorBase.data
 
 
-# Functions that read what they are given, without asking it.
+# Functions that read their arguments' memory without `__torch_function__`.
 _READING = {
     torch: (
         *("tensor", "as_tensor", "asarray", "to_dlpack", "sparse_coo_tensor", "sparse_compressed_tensor"),
@@ -38,7 +38,7 @@ _MAKING = (
     (torch.nn.Parameter, "__new__"),
     (torch.autograd.Variable, "__new__"),
 )
-# Functions that everything is whole for: TorchScript holds parameters where no class of theirs is asked.
+# Functions for which everything is whole: TorchScript holds parameters where no class of theirs is asked.
 _OF_TORCHSCRIPT = {
     torch.jit: ("trace", "script", "trace_module", "freeze", "save"),
     **dict.fromkeys(
@@ -53,7 +53,7 @@ _OF_TORCHSCRIPT = {
 
 def install(patches: Patches, parameters: ShardedParameters, saved: SavedParameters) -> None:
     def touching(plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Have what is given whole before."""
+        """Unshard the arguments before a call."""
 
         @functools.wraps(plain)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -115,7 +115,7 @@ def _without(parameters: ShardedParameters, saved: SavedParameters) -> Callable[
 
     @contextmanager
     def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
-        """What `torch.func` saves cannot be packed, so parameters stay whole until the next update."""
+        """Keep parameters whole until the next update: `torch.func` cannot pack saved tensors."""
         if not saved.on_top:  # the script has hooks of its own, and torch has a word for that
             with plain(error_message):
                 yield

@@ -27,7 +27,9 @@ ROW_OPTIMIZERS: tuple[type[torch.optim.Optimizer], ...] = (
 
 
 def updates_rows(optimizer: Any) -> bool:
-    """Whether its step is known to go row by row, with a state that is dense.
+    """Return whether an optimizer updates row by row, with a dense state.
+
+    With momentum SGD keeps a sparse state, of all rows that ever had a gradient.
 
     With momentum SGD keeps a sparse one, of all rows that ever had a gradient.
     """
@@ -42,11 +44,11 @@ class ParameterShards(Protocol):
     """Shards of parameters that optimizers update."""
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """This rank's elements of a parameter, flat; None for a whole one."""
+        """Return this rank's elements of a parameter, flat; None for a whole one."""
         ...
 
     def span(self, tensor: torch.Tensor) -> Span:
-        """The first of these elements, and the one behind the last."""
+        """Return the first of these elements, and the one after the last."""
         ...
 
     def begin_update(self) -> None:
@@ -65,7 +67,7 @@ class Replicas:
     Attributes:
         comm: their group.
         ranks: their places in the group of the optimizer's partition, in the order of `comm`.
-        blocks: what each of them has all of.
+        blocks: shards of blocks, of which each of these ranks has all elements.
         have: whether it is these ranks that have the same block of a parameter.
     """
 
@@ -76,21 +78,24 @@ class Replicas:
 
 
 class OptimizerShards:
-    """A partition of optimizer steps, with shards of parameters and gradients.
+    """Partition of optimizer steps, with shards of parameters and gradients.
+
+    The elements of an update are within this rank's shards of parameter and gradient: equal to them under
+    ZeRO, and a run of them where replicas of a block share its update.
 
     An update's elements lie within the shards that this rank has of parameter and gradient: they are the same
     under ZeRO, and a run of them where replicas of a block share its update.
 
     Args:
         partition: the elements that each rank updates.
-        rank: this rank, in the group of the partition.
+        rank: index of this rank in the group of the partition.
         gradients: shards of gradients; None where every rank has all of each.
         parameters: shards of parameters; None where every rank has all of each.
-        whole_too: parameters that are no shards are cut for their update too.
+        whole_too: parameters that are not shards are cut for their update too.
         replicas: the ranks that give each other what they have updated; none where shards are updated whole.
 
     Attributes:
-        home: where this rank's part of an optimizer's state lives, and its step runs.
+        home: placement of this rank's part of an optimizer's state, and of its step.
     """
 
     def __init__(
@@ -119,7 +124,10 @@ class OptimizerShards:
         return [self._partition.spec(each) if self._is_shard(each) else None for each in tensors]
 
     def part(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """This rank's elements of a parameter in shards, flat or rows [n, dim]; None for a whole one."""
+        """Return this rank's elements of a sharded parameter, flat or rows [n, dim].
+
+        None for a whole parameter.
+        """
         shard = None if self._parameters is None else self._parameters.own(tensor)
         spec = None if shard is None else self._partition.spec(tensor)
         if shard is None or spec is None or self._parameters is None:
@@ -133,7 +141,7 @@ class OptimizerShards:
         return tensor.grad is not None
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether the gradient, where there is one, can be cut as the update is."""
+        """Return whether the gradient, if any, can be cut as the update is."""
         if not self._whole_too and not self._is_shard(tensor):
             return False
         if self._gradients is not None and tensor in self._gradients:
@@ -145,16 +153,16 @@ class OptimizerShards:
         return spec is not None and spec.row is not None
 
     def stands(self, tensor: torch.Tensor, spec: ShardSpec) -> bool:
-        """Whether an update that was cut by this spec can still be."""
+        """Return whether an update that was cut by this spec can still be."""
         return self.fits(tensor) and self._partition.spec(tensor) == spec
 
     def agree(self, tensor: torch.Tensor, spec: ShardSpec) -> None:
-        """Have the gradient in shards that contain the update's, or whole. A collective."""
+        """Make the gradient's shards contain the update's, or make it whole. A collective."""
         if self._gradients is not None:
             self._gradients.agree(tensor, spec)
 
     def gradient_beside(self, tensor: torch.Tensor, spec: ShardSpec) -> list[torch.Tensor]:
-        """The elements of the gradient on this rank before and behind those of its update."""
+        """Return this rank's elements of the gradient before and after the update's."""
         own = spec[self._rank] or (0, 0)
         found = None if self._gradients is None else self._gradients.held(tensor)
         if found is not None:
@@ -171,7 +179,7 @@ class OptimizerShards:
         return [elements[: own[0]], elements[own[1] :]]
 
     def own_gradient(self, tensor: torch.Tensor, spec: ShardSpec) -> torch.Tensor:
-        """The elements of the gradient of a parameter that this rank's update by a spec needs."""
+        """Return the elements of a gradient that this rank's update by a spec needs."""
         found = None if self._gradients is None else self._gradients.held(tensor)
         own = spec[self._rank] or (0, 0)
         if found is not None and found.part is not None:

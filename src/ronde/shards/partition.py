@@ -1,4 +1,4 @@
-"""Which elements of each tensor each rank has: decided once for each, when it first comes."""
+"""Assignment of a tensor's elements to ranks, decided once for each tensor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Partition:
         self._specs: TensorTable[tuple[tuple[object, ...], ShardSpec | None]] = TensorTable()
 
     def spec(self, tensor: torch.Tensor) -> ShardSpec | None:
-        """The spec of a tensor; None where it is whole, undecided, or has changed since."""
+        """Return the spec of a tensor; None if whole, undecided, or changed since."""
         found = self._specs.get(tensor)
         if found is None:
             return None
@@ -40,7 +40,7 @@ class Partition:
         return found[1] if found[0] == kind[: len(found[0])] else None
 
     def is_decided(self, tensor: torch.Tensor) -> bool:
-        """Whether a policy has decided about a tensor, if only that it stays whole."""
+        """Return whether a policy has decided about a tensor, even that it stays whole."""
         return tensor in self._specs
 
     def decided(self, tensor: torch.Tensor) -> ShardSpec | None:
@@ -49,11 +49,11 @@ class Partition:
         return None if found is None else found[1]
 
     def decide(self, tensor: torch.Tensor, spec: ShardSpec | None) -> None:
-        """Give a tensor its spec, whatever its dtype and device will be; None leaves it whole."""
+        """Set a tensor's spec for any later dtype and device; None leaves it whole."""
         self._specs.set(tensor, (self._kind(tensor)[:2], spec))
 
     def assign(self, tensors: Sequence[torch.Tensor]) -> list[ShardSpec | None]:
-        """Return the spec of each tensor; cut those that are new. A collective.
+        """Return the spec of each tensor, after cutting new ones. A collective.
 
         Returns:
             None for a tensor that stays whole.
@@ -74,7 +74,10 @@ class Partition:
 
 
 def can_be_cut(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has dimensions and fills its memory.
+    """Return whether a tensor has dimensions and fills its memory.
+
+    One without dimensions is too small to cut, and its state could not be distinguished from a count of
+    steps.
 
     One without dimensions is not worth it, and its state could not be told from a count of steps.
     """

@@ -1,4 +1,8 @@
-"""Which unit comes next: the one that came next the last time.
+"""Prefetch of the unit that followed the last time.
+
+Units are used in one order, step after step. A prefetched unit travels while the model computes (as in ZeRO
+stage 3 and FSDP). A wrong guess costs a message; it is the same on all ranks, because they use their units in
+the same order.
 
 Units are used in one order, step after step. What is gathered ahead of its use travels while the model
 computes (as in ZeRO stage 3 and FSDP). A guess that is wrong costs a message; it is the same on all ranks,
@@ -15,10 +19,10 @@ __all__ = ["Prefetch"]
 
 
 class Prefetch:
-    """Remembers who followed whom, and has one unit on its way.
+    """Successors of units in past steps, and one unit being prefetched.
 
     Attributes:
-        coming: the unit that is on its way.
+        coming: the unit that is being prefetched.
     """
 
     def __init__(self) -> None:
@@ -27,17 +31,17 @@ class Prefetch:
         self._last: Unit | None = None
 
     def begin(self) -> None:
-        """A forward or a backward begins: what comes now followed nothing."""
+        """Begin a forward or a backward: its first unit has no predecessor."""
         self._last = None
 
     def note(self, unit: Unit, *, backward: bool) -> None:
-        """This unit is being gathered."""
+        """Record that `unit` is being gathered."""
         if self._last is not None:
             self._followed[backward, self._last.number] = unit
         self._last = unit
 
     def next_of(self, unit: Unit, *, backward: bool) -> Unit | None:
-        """What followed this unit, if it is there to be gathered."""
+        """Return the unit that followed this one, unless it is whole already."""
         found = self._followed.get((backward, unit.number))
         return None if found is None or found.whole else found
 
@@ -46,22 +50,22 @@ class Prefetch:
         unit.start()
 
     def arrived(self, unit: Unit) -> bool:
-        """Whether this is the unit on its way, which is so no more: it is used now."""
+        """Return whether `unit` is being prefetched, and clear the slot."""
         if unit is not self.coming:
             return False
         self.coming = None
         return True
 
     def abandon(self, moved: Callable[[Unit], None]) -> None:
-        """Let go of what is on its way, unused.
+        """Drop the prefetched unit, unused.
 
         Args:
-            moved: called with a unit whose members lie in other memory now.
+            moved: callback for a unit whose members have other memory now.
         """
         unit, self.coming = self.coming, None
         if unit is not None and unit.rest():
             moved(unit)
 
     def forget(self, unit: Unit) -> None:
-        """This unit is none any more."""
+        """Forget a dissolved unit."""
         self._followed = {key: each for key, each in self._followed.items() if each is not unit}

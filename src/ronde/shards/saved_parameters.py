@@ -1,4 +1,8 @@
-"""What autograd saves of parameters in parts: where it lies, so that units can be let go of.
+"""Saved-tensor hooks that pack sharded parameters by location, so units can be freed.
+
+Installed for the whole session, because any operation of a script may save a parameter. Hooks that are pushed
+above these (by the script, a checkpoint) may keep the parameter that they are given, which may have no
+elements by backward.
 
 Installed for the whole session, because any operation of a script may save a parameter. Hooks that are put
 before these (by the script, a checkpoint) may keep the parameter that they are given, which by backward has
@@ -45,17 +49,18 @@ class _Place:
 
 
 class SavedParameters:
-    """The pair of hooks."""
+    """Pair of saved-tensor hooks."""
 
     def __init__(self, *parameters: ShardedParameters) -> None:
         self._parameters = parameters
         self._installed = False
 
     def install(self, patches: Patches, *, at_once: bool = True) -> None:
-        """Stand below whatever hooks the script puts.
+        """Push the hooks below all hooks of the script.
 
         Args:
-            at_once: else with the first `begin`, so that nothing is asked where nothing is cut.
+            at_once: whether to push now; else the first `begin` does, so that nothing is asked where nothing
+                is cut.
         """
 
         def push(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], Any]) -> None:
@@ -66,25 +71,28 @@ class SavedParameters:
         plain = patches.set(_hooks, "_push_saved_tensors_default_hooks", push)
 
     def begin(self) -> bool:
-        """Be installed from now on; False where that has to wait for hooks of the script's own to end."""
+        """Push the hooks; False while hooks of the script prevent it."""
         if not self._installed and _hooks._top_saved_tensors_default_hooks(True) is None:
             self.push()
         return self._installed
 
     def push(self) -> None:
-        """Put the hooks before what is there."""
+        """Push the hooks on top of the stack."""
         _push(self._pack, self._unpack)
         self._installed = True
 
     def uninstall(self) -> None:
-        """Take the hooks away; those that the script has put above them end with their own blocks."""
+        """Pop the hooks if they are on top.
+
+        Hooks that the script has pushed above them end with their own blocks.
+        """
         if self._installed and self.on_top:
             _hooks._pop_saved_tensors_default_hooks()
             self._installed = False
 
     @property
     def on_top(self) -> bool:
-        """Whether no hooks of the script's own stand before these."""
+        """Return whether the script has no hooks above these."""
         top = _hooks._top_saved_tensors_default_hooks(True)
         return top is not None and top[0] == self._pack
 
@@ -113,7 +121,7 @@ class SavedParameters:
         return None, None
 
     def lasting(self, value: Any) -> Any:
-        """As `ShardedParameters.lasting`."""
+        """Apply `ShardedParameters.lasting` of each owner."""
         for owner in self._parameters:
             value = owner.lasting(value)
         return value

@@ -1,4 +1,8 @@
-"""A parameter whose elements are spread over ranks: the same object, of another class for a time.
+"""Class of a parameter while its elements are spread over ranks.
+
+The object stays the same, and its storage has no bytes. Every operation on it comes here first, and elements
+are gathered for those that need them: after that it is an ordinary `torch.nn.Parameter` again, at native
+speed, until its unit is resharded. torch changes the class of its lazy parameters in the same way.
 
 Its storage has no bytes then. Whatever is done with it comes here first, and what needs elements has them
 gathered: after that it is an ordinary `torch.nn.Parameter` again, at native speed, until its unit is
@@ -54,11 +58,11 @@ def sharded_parameter(
     holding: Callable[[list[torch.Tensor]], AbstractContextManager[None]],
     address: Callable[[torch.Tensor], int],
 ) -> type[torch.nn.Parameter]:
-    """A class for parameters without elements.
+    """Make a class for parameters without elements.
 
     Args:
-        holding: inside, the parameters that it is called with have their elements, and their own class.
-        address: tells the memory that they have then from other memory.
+        holding: context manager in which the given parameters have their elements, and their own class.
+        address: address of the memory that they have then.
     """
 
     class ShardedParameter(torch.nn.Parameter):
@@ -87,6 +91,9 @@ def sharded_parameter(
 
 
 def _is_of_gradient(func: Any) -> bool:
-    """A session replaces these attributes by properties, which torch then names instead of its own."""
+    """Return whether `func` is one of the gradient attributes that a session replaces.
+
+    torch names these properties instead of its own attributes.
+    """
     owner = getattr(func, "__self__", None)
     return owner is not None and (owner is vars(T).get("grad") or owner is vars(T).get("_grad"))

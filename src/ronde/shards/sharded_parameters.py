@@ -1,4 +1,8 @@
-"""Parameters live in parts, and are gathered unit by unit where somebody needs them (ZeRO stage 3, FSDP).
+"""Sharded parameters, gathered unit by unit on use (ZeRO stage 3, FSDP).
+
+No hooks on modules: a parameter without elements detects its own use by the model, a method past forward, the
+script or an optimizer, and backward asks for the parameters that autograd has saved. So any script is
+correct; its price is memory where the script itself holds on to whole parameters.
 
 No hooks on modules: a parameter without elements says itself when it is used, by the model, a method past
 forward, the script or an optimizer, and backward asks for what autograd has saved of it. So whatever a script
@@ -37,7 +41,8 @@ from ronde.trace.resident import Census
 
 __all__ = ["ShardedParameters"]
 
-# Whole at a time, beside those that one operation needs together: the one in use, and the next or the last.
+# Units that are whole at a time, besides those that one operation needs together: the one in use, and the
+# next or the last.
 _WHOLE_UNITS = 2
 
 
@@ -46,7 +51,7 @@ class ShardedParameters:
 
     Args:
         partition: the elements that each rank has.
-        home: where parts live.
+        home: placement of shards.
         find: cuts what is to be cut of a module into units.
     """
 
@@ -77,12 +82,12 @@ class ShardedParameters:
 
     @property
     def are_there(self) -> bool:
-        """Whether any parameter has been cut."""
+        """Return whether any parameter has been cut."""
         return bool(self._table.units)
 
     @contextmanager
     def calling(self, module: torch.nn.Module) -> Iterator[None]:
-        """Around an outermost call of a model."""
+        """Unshard units around an outermost call of a model, and reshard after it."""
         parts = list(module.modules())
         self._shard(module, parts)
         before = set(self._pinned)
@@ -99,7 +104,7 @@ class ShardedParameters:
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Prefetch by the order of uses in a forward, and reshard behind it."""
+        """Prefetch by the order of uses in a forward, and reshard after each use."""
         self._prefetch.begin()
         try:
             yield
@@ -107,7 +112,7 @@ class ShardedParameters:
             self.rest(keep_last=torch.is_grad_enabled())
 
     def adopt(self, tensors: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
-        """Take over tensors of which this rank's elements are there already, as one unit. A collective.
+        """Take over tensors with existing shards on this rank, as one unit. A collective.
 
         Args:
             parts: flat, by the spec that the partition has for each tensor; they stay where they are.
@@ -118,23 +123,26 @@ class ShardedParameters:
                 tensor.__class__ = self._kind
 
     def cut(self, module: torch.nn.Module, *, again: bool = False) -> list[torch.Tensor]:
-        """Cut what is new in a module; gives what of it is in parts.
+        """Cut new parameters of a module; return its sharded parameters.
 
         Args:
-            again: look at all parameters, those too that do not look new.
+            again: whether to look at all parameters, even those that do not look new.
         """
         parts = list(module.modules())
         self._shard(module, parts, again=again)
         return [each for each in module.parameters() if self._table.entry(each) is not None]
 
     def cut_new(self, module: torch.nn.Module) -> None:
-        """Cut what is new in a module, if it is enough; what is smaller waits for its neighbours."""
+        """Cut new parameters of a module, if they are large enough.
+
+        Smaller ones wait for their neighbours.
+        """
         if self._table.uncut_bytes(module) >= LEAST_BYTES:
             self._shard(module, module.modules())
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        """Around a backward: what is gathered inside is read, and not written."""
+        """Run a backward: units gathered inside are read, and not written."""
         before, self._reading = self._reading, True
         self._prefetch.begin()
         try:
@@ -144,7 +152,7 @@ class ShardedParameters:
             self.rest(keep_last=False)
 
     def pin(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
-        """Have the units of these parameters, or all, whole until the next update."""
+        """Keep the units of these parameters, or all, whole until the next update."""
         units = list(self._table.units) if parameters is None else self._table.units_of(parameters)
         self._pins_new = self._pins_new or parameters is None
         self._pinned.update(units)
@@ -153,7 +161,7 @@ class ShardedParameters:
 
     @contextmanager
     def holding(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Inside, the units of these parameters are whole."""
+        """Keep the units of these parameters whole inside the `with` block."""
         self.touch(tensors)
         depth = len(self._held)
         self._held += self._table.units_of(tensors)
@@ -163,13 +171,16 @@ class ShardedParameters:
             del self._held[depth:]
 
     def unpin(self) -> None:
-        """Have nothing whole any longer than it is used: an update, of whatever kind, is about to begin."""
+        """End all pins, before an update of any kind."""
         self._pinned.clear()
         self._pins_new = False
 
     @contextmanager
     def watched(self, on_use: Callable[[torch.Tensor], None]) -> Iterator[None]:
-        """Inside, `on_use` is given each parameter in parts that an operation needs, and may raise."""
+        """Report each sharded parameter that an operation needs, inside the `with` block.
+
+        `on_use` gets the parameter, and may raise.
+        """
         before, self._on_use = self._on_use, on_use
         try:
             yield
@@ -188,28 +199,37 @@ class ShardedParameters:
             self._unshard(unit, units)
 
     def lasting(self, value: Any) -> Any:
-        """What is kept by somebody who never asks it again: a view, by which a parameter stays whole."""
+        """Return the value to keep in a place that never asks it again.
+
+        For a sharded parameter that is a view, which keeps it whole.
+        """
         return value if self._table.entry(value) is None else value.detach()
 
     def shown(self, tensor: torch.Tensor) -> None:
-        """Somebody may write to a parameter from now on, and no version will tell."""
+        """Assume from now on that a parameter is written without a version change."""
         found = self._table.entry(tensor)
         if found is not None and found[1].whole:
             found[1].written = True
 
     def need(self, member: Member) -> None:
-        """Gather what autograd has saved of."""
+        """Gather the unit of a member that autograd has saved."""
         found = self._table.lying_in(member.cdata)
         if found is not None:  # perhaps another member, where a unit was cut anew
             self._unshard(found[1], [found[1]])
 
     def left(self, member: Member, tensor: torch.Tensor) -> bool:
-        """Whether the script has laid a parameter elsewhere since its member was made."""
+        """Return whether the script has moved a parameter since its member was made.
+
+        Moved means: given other memory.
+        """
         found = self._table.entry(tensor)
         return found is None or found[0] is not member or (found[1].whole and member.moved(tensor))
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """This rank's elements of a parameter in parts, flat, perhaps none; None for a whole one."""
+        """Return this rank's elements of a sharded parameter, flat; None if whole.
+
+        They may be empty.
+        """
         found = self._table.entry(tensor)
         return None if found is None else found[0].part
 
@@ -219,7 +239,7 @@ class ShardedParameters:
         return (0, 0) if found is None else found[0].own
 
     def latest(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """As `own`, with what somebody has written to a view of the whole; None while it is whole."""
+        """Return `own` with writes to views of the whole; None while it is whole."""
         found = self._table.entry(tensor)
         if found is None or found[1].whole:
             return None
@@ -227,7 +247,7 @@ class ShardedParameters:
         return found[0].part
 
     def saved(self, tensor: torch.Tensor) -> tuple[Member, Unit] | None:
-        """Whose memory a tensor lies in."""
+        """Return the member and unit that own a tensor's memory."""
         return self._table.lying_in(tensor.untyped_storage()._cdata)
 
     def _address(self, tensor: torch.Tensor) -> int:
@@ -235,22 +255,23 @@ class ShardedParameters:
         return 0 if found is None else found[0].cdata
 
     def begin_update(self) -> None:
-        """Parts are about to be updated: what was written to the whole is in them from now on."""
+        """Copy writes to whole parameters into the shards, before an update. A collective."""
         self.unpin()
         self.rest(keep_last=False)
         with _aside(self._context):
-            # Ranks collect their garbage when they like, so what lingers here may not on another. They meet
-            # here in any case: what one updates, another may be reading until then.
+            # Garbage is collected at different moments on each rank, so a unit aliased here may not be on
+            # another. Ranks synchronize here in any case: until then a rank may be reading elements that
+            # another updates.
             lingers = self._context.comm.votes([unit.lingers for unit in self._table.units])
             self._lingering = [unit for unit, count in zip(self._table.units, lingers, strict=True) if count]
             for unit in self._lingering:
                 unit.begin_update()
 
     def end_update(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Parts of these parameters have been updated: update what somebody holds of the whole."""
+        """Copy updated shards of these parameters into aliased memory of the whole. A collective."""
         with _aside(self._context):
             if self._context.comm.shares_host:
-                self._context.comm.barrier()  # what another has updated may be read from now on
+                self._context.comm.barrier()  # updates of other ranks may be read from now on
             for unit in self._lingering:
                 unit.end_update()
             self._lingering = []
@@ -260,7 +281,7 @@ class ShardedParameters:
                     torch.autograd.graph.increment_version(tensor)
 
     def rest(self, *, keep_last: bool) -> None:
-        """Let go of what is whole, but for the last unit perhaps, and what somebody holds."""
+        """Reshard whole units, except perhaps the last, and aliased ones."""
         self._abandon()
         keep_last = keep_last and not self._context.comm.shares_host  # where it costs nothing to have again
         for unit in list(self._whole)[: -1 if keep_last else None]:
@@ -283,30 +304,30 @@ class ShardedParameters:
         self.rest(keep_last=False)
 
     def dissolve(self, tensor: torch.Tensor) -> None:
-        """Make the unit of a parameter whole, until its parameters are cut anew. All ranks come here."""
+        """Make the unit of a parameter whole, until its parameters are cut anew. A collective."""
         found = self._table.entry(tensor)
         if found is not None:
             self._dissolve(found[1])
 
     def release(self) -> None:
-        """Make everything whole again, for good. All ranks come here."""
+        """Make everything whole again, for good. A collective."""
         for unit in list(self._table.units):
             if unit in self._table.units:  # making room for one may have done so for another
                 self._dissolve(unit)
 
     def tell(self, census: Census) -> None:
-        """Count this rank's parts; what is whole is there to be counted."""
+        """Count this rank's shards; whole parameters are counted elsewhere."""
         for unit in self._table.units:
             unit.tell(census)
 
     def _shard(
         self, module: torch.nn.Module, parts: Iterable[torch.nn.Module], *, again: bool = False
     ) -> None:
-        """Cut what is new in a module.
+        """Cut new parameters of a module.
 
         Args:
-            parts: it, and those inside it.
-            again: as of `cut`.
+            parts: the module, and all modules inside it.
+            again: see `cut`.
         """
         if not (again or self._table.has_new(parts)):
             return
@@ -329,7 +350,7 @@ class ShardedParameters:
         give_back()  # what parameters lay in until now
 
     def _keep_whole(self, unit: Unit) -> None:
-        """It is whole until its turn to be let go of."""
+        """Register a whole unit, to be resharded in its turn."""
         self._whole[unit] = [tensor for _, tensor in unit.parameters]
 
     def _unshard(self, unit: Unit, together: Sequence[Unit]) -> None:
@@ -362,7 +383,7 @@ class ShardedParameters:
             self._have_next(unit, together)
 
     def _have_next(self, unit: Unit, together: Sequence[Unit]) -> None:
-        """Send for what will be needed when this unit has been used."""
+        """Prefetch the unit that will follow this one."""
         self._prefetch.note(unit, backward=self._reading)
         following = self._prefetch.next_of(unit, backward=self._reading)
         if following is None or len(together) > 1:
@@ -399,7 +420,9 @@ class ShardedParameters:
                 tensor.__class__ = self._kind
 
     def _dissolve(self, unit: Unit) -> None:
-        """Its parameters are whole on every rank from now on, or until they are cut anew.
+        """Make a unit's parameters whole on every rank, until they are cut anew.
+
+        Units whose memory they share are dissolved too.
 
         So are those of units in whose memory they lie.
         """
@@ -416,7 +439,7 @@ class ShardedParameters:
         self._table.look_again(tensors)
 
     def _cut_anew(self, unit: Unit) -> None:
-        """Its parameters, or some, have another dtype, device or shape now."""
+        """Cut a unit again after some parameters have changed dtype, device or shape."""
         tensors = [tensor for _, tensor in unit.parameters]
         self._drop(unit)
         for new in self._table.cut_again(tensors):
@@ -431,13 +454,13 @@ class ShardedParameters:
 
 
 def _is_opaque(part: torch.nn.Module) -> bool:
-    """Whether code runs in it that does not ask parameters for their elements one by one."""
+    """Return whether a module runs code that reads parameters without asking them."""
     return isinstance(part, torch.jit.ScriptModule) or is_compiled(part)
 
 
 @contextmanager
 def _aside(context: Context) -> Iterator[None]:
-    """Neither autograd nor a mode, a tracer or a transform sees what is done inside."""
+    """Hide the inside of the block from autograd, modes, tracers and transforms."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())

@@ -32,11 +32,11 @@ __all__ = ["ShardedUpdate"]
 
 
 class ShardedUpdate:
-    """Cuts the steps of optimizers, and their state.
+    """Sharded steps and sharded state of optimizers.
 
     Args:
-        context: whose ranks share the work.
-        held: what ranks hold of parameters and gradients.
+        context: context with the ranks that share the work.
+        held: shards of parameters and gradients.
         takes: whether the steps of an optimizer whose state is whole are to be cut.
         kinds: optimizers of which some can be cut.
         suits: whether one of them can be, as it is now.
@@ -67,7 +67,7 @@ class ShardedUpdate:
             replace_step(patches, kind, self._around)
 
     def release(self) -> None:
-        """Make all state whole again. All ranks come here."""
+        """Make all state whole again. A collective."""
         here = {number: optimizer for optimizer, number in self._numbers.items()}
         everywhere = self._context.comm.all_gather_object(set(here))
         # What is gone on one rank only waits for its collection there.
@@ -116,7 +116,10 @@ class ShardedUpdate:
         return isinstance(vars(optimizer)["state"], StateInParts) or self._takes(optimizer)
 
     def _held_somewhere(self, optimizer: Any) -> bool:
-        """Whether the script may look again at state that it read or loaded, and expects to see it change.
+        """Return whether the script still holds state that it read or loaded.
+
+        It expects to see the state change: `load_state_dict` keeps the given tensors, and a script that loads
+        them once more finds the values after later steps in them.
 
         `load_state_dict` takes the tensors that it is given: the optimizer goes on in them, and a script that
         loads them once more finds what became of them.
@@ -157,7 +160,7 @@ class ShardedUpdate:
         return self._numbers[optimizer]
 
     def _state(self, optimizer: Any, parameters: Sequence[torch.Tensor]) -> CutState:
-        """The optimizer's state in parts, those of all parameters that have a gradient or a state."""
+        """Return the sharded state of all parameters that have a gradient or a state."""
         state = vars(optimizer)["state"]
         if isinstance(state, CutState):
             new = [tensor for tensor in parameters if self._held.has_gradient(tensor)]
@@ -174,7 +177,10 @@ class ShardedUpdate:
 def _own_parts(
     optimizer: Any, state: CutState, pieces: Sequence[Piece], held: OptimizerShards
 ) -> Iterator[None]:
-    """Inside, groups hold this rank's parts of what has a gradient, with that part of it; both at home."""
+    """Replace parameters in groups by this rank's shards, with gradients, in the `with` block.
+
+    Both are at home, where the step runs.
+    """
     home = held.home
     mine = [piece for piece in pieces if piece.own is not None]
     elements: list[Any] = [piece.elements for piece in mine]
@@ -182,7 +188,7 @@ def _own_parts(
     with DisableTorchFunction():  # what only some ranks do must not gather anything
         gradients = [held.own_gradient(piece.tensor, piece.spec) for piece in mine]
         theirs = [home.lodge(gradient) for gradient in gradients]
-        # Each time: a script writes to parameters by ways that no version tells of.
+        # Each time: a script writes to parameters in ways that change no version.
         home.down([*own, *theirs], [*elements, *gradients])
         for part, gradient in zip(own, theirs, strict=True):
             part.grad = gradient
@@ -202,7 +208,10 @@ def _own_parts(
 
 
 def _unscale_others(optimizer: Any, pieces: Sequence[Piece], held: OptimizerShards) -> None:
-    """A fused step takes GradScaler's scale off the gradients in place: do so in others' parts too."""
+    """Unscale the shards of other ranks, after a fused step has unscaled its own.
+
+    A fused step divides gradients by GradScaler's scale in place.
+    """
     scale = getattr(optimizer, "grad_scale", None)
     if scale is None:
         return

@@ -1,8 +1,9 @@
-"""The elements of a tensor that each rank of a group has, as one value.
+"""Spec of a sharded tensor: the elements that each rank of a group has.
 
 Every way of cutting is a run of elements for each rank: ZeRO's flat shards, the blocks of tensor
 parallelism, a parameter that one stage or one owner has, the rows of an embedding, the elements on a server,
-and ZeRO within a block. So one class does for all of them: whatever holds, gathers or updates shards asks it.
+and ZeRO within a block. So one class suffices for all of them; the code
+that holds, gathers or updates shards asks it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class ShardSpec:
     A sequence of spans: `spec[rank]` is that rank's, None where the rank has no element.
 
     Attributes:
-        spans: by rank.
+        spans: span of each rank.
         cut: the order of elements is that of this cut; None for their order in memory.
         key: the name by which servers know the tensor; -1 where no server has any of it.
         row: elements of a row, where spans are whole rows of a matrix and gradients may be sparse.
@@ -50,7 +51,7 @@ class ShardSpec:
 
     @property
     def has_copies(self) -> bool:
-        """Whether an element is on several ranks."""
+        """Return whether an element is on several ranks."""
         spans = sorted(span for span in self.spans if span is not None)
         return any(second[0] < first[1] for first, second in pairwise(spans))
 
@@ -59,7 +60,7 @@ class ShardSpec:
         return dataclasses.replace(self, spans=tuple(self.spans[rank] for rank in ranks))
 
     def is_first(self, rank: int) -> bool:
-        """Whether no earlier rank has the same elements as this one."""
+        """Return whether no earlier rank has the same elements as this one."""
         return self.spans.index(self.spans[rank]) == rank
 
     def shape(self, shape: Sequence[int], rank: int) -> list[int]:
@@ -72,7 +73,10 @@ class ShardSpec:
         return [end - begin]
 
     def elements(self, whole: torch.Tensor) -> torch.Tensor:
-        """All elements of a contiguous tensor, flat, in the order of the spec; a view where it can be."""
+        """Return all elements of a contiguous tensor, flat, in the order of the spec.
+
+        A view where possible.
+        """
         return whole.reshape(-1) if self.cut is None else self.cut.in_order(whole)
 
     def own(self, whole: torch.Tensor, rank: int) -> torch.Tensor:
@@ -88,7 +92,7 @@ class ShardSpec:
         """Fill a contiguous tensor from the shards of all ranks. A collective.
 
         Args:
-            part: this rank's elements, flat.
+            part: elements of this rank, flat.
         """
         owners = [rank for rank, span in enumerate(self.spans) if span is not None]
         if self.cut is None and len({self.spans[rank] for rank in owners}) == 1:
@@ -121,8 +125,9 @@ def blocks_of_stage(
     """A block or a copy for each rank of one pipeline stage.
 
     Args:
-        ranks: of each stage; those of a stage follow one another in the group.
-        cut: how a stage's ranks cut the tensor, perhaps several times; None where each of them has all of it.
+        ranks: number of ranks of each stage; those of a stage follow one another in the group.
+        cut: cut of the tensor among a stage's ranks, perhaps several times; None where each of them has all
+            of it.
     """
     mine = [(0, math.prod(shape))] * ranks if cut is None else [*cut.spans(shape)] * (ranks // cut.ranks)
     others = [None] * ranks

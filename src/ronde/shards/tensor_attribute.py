@@ -1,4 +1,4 @@
-"""An attribute of all tensors that reads and writes otherwise than torch's own."""
+"""A replacement for an attribute of all tensors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ __all__ = ["TensorAttribute"]
 
 
 class TensorAttribute(property):
-    """What stands in place of an attribute of `torch.Tensor`.
+    """Property that replaces an attribute of `torch.Tensor`.
+
+    It has the class and the name of the replaced one, by which torch's compiler, and uninitialized
+    parameters, recognise torch's own attributes.
 
     It has the class and the name of the one it replaces, by which torch's compiler, and parameters that are
     not initialized yet, know what is torch's own.
 
     Args:
-        native: torch's own descriptor, for what is not given.
+        native: torch's own descriptor, for accesses that are not given.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A unit: parameters that are gathered and let go of together, each rank keeping its part of them."""
+"""A unit: parameters that are gathered and freed together; each rank keeps a shard."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEAST_BYTES = 1 << 20
 
 
 class Saved:
-    """Held by all that autograd has saved of one member."""
+    """Token held by everything that autograd has saved of one member."""
 
     __slots__ = ("__weakref__",)
 
@@ -40,9 +40,9 @@ class Member(ABC):
     Attributes:
         ref: the parameter, held weakly; its unit stands as long as any rank may have it.
         own: the first and the last of this rank's elements of it, perhaps none.
-        part: this rank's elements, flat, apart from the whole; what the optimizer updates.
-        cdata: tells the memory of the whole from other memory.
-        version: of the parameter when its elements were last complete.
+        part: shard of this rank, flat, apart from the whole; the optimizer updates it.
+        cdata: identifies the memory of the whole.
+        version: version of the parameter when its elements were last complete.
     """
 
     __slots__ = ("_alone", "_base", "_kind", "_saved", "_storage", "cdata", "own", "part", "ref", "version")
@@ -56,7 +56,7 @@ class Member(ABC):
         self._saved: Callable[[], Saved | None] = lambda: None
 
     def lie_in(self, base: torch.Tensor) -> None:
-        """The whole lies in the memory of a flat tensor."""
+        """Place the whole in the memory of a flat tensor."""
         self._base = base
         self._storage: Any = base.untyped_storage()
         self.cdata: int = self._storage._cdata
@@ -66,29 +66,32 @@ class Member(ABC):
     @property
     @abstractmethod
     def elements(self) -> torch.Tensor:
-        """This rank's elements in the whole parameter."""
+        """Elements of this rank in the whole parameter."""
 
     @property
     def numel(self) -> int:
         return self._base.numel()
 
     def stands(self, tensor: torch.Tensor) -> bool:
-        """Whether it is still the kind of tensor that was cut, if perhaps in other memory."""
+        """Return whether the tensor still has the properties that were cut, in any memory."""
         return self._kind == (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
 
     def view(
         self, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """A tensor in the whole parameter's memory."""
+        """Make a tensor in the whole parameter's memory."""
         empty: Any = torch.empty(0, dtype=dtype, device=self._base.device)
         return empty.set_(self._storage, offset, size, stride)
 
     def covers(self, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> bool:
-        """Whether this is the whole parameter, and no view of it that is cut or laid otherwise."""
+        """Return whether these are the geometry and dtype of the whole parameter.
+
+        False for a view that is cut or laid out otherwise.
+        """
         return (dtype, size, stride, offset) == (*self._kind[:3], 0)
 
     def save(self) -> Saved:
-        """Autograd saves something of it, and is to hold this as long."""
+        """Return a token for autograd to hold as long as it saves the member."""
         found = self._saved()
         if found is None:
             found = Saved()
@@ -97,12 +100,12 @@ class Member(ABC):
 
     @property
     def is_saved(self) -> bool:
-        """Whether autograd has saved something of it, on this rank."""
+        """Return whether autograd has saved something of it, on this rank."""
         return self._saved() is not None
 
     @abstractmethod
     def moved(self, tensor: torch.Tensor) -> bool:
-        """Whether the script has laid the parameter elsewhere."""
+        """Return whether the script has given the parameter other memory."""
 
 
 class Unit(ABC):
@@ -110,11 +113,11 @@ class Unit(ABC):
 
     Attributes:
         members: its parameters.
-        number: in the order in which units were made, the same on all ranks.
-        whole: elements of all members are there, for anybody to use; the same on all ranks.
-        written: while it was whole, somebody may have changed elements.
-        lingers: it is not whole, but somebody on this rank holds a view of its memory still.
-        aliased: its parts are those of another unit, by which scripts write to them; here models read.
+        number: index in the order in which units were made, the same on all ranks.
+        whole: whether elements of all members are there, for any use; the same on all ranks.
+        written: whether somebody may have changed elements while it was whole.
+        lingers: whether it is resharded, but somebody on this rank still holds a view of its memory.
+        aliased: whether its shards belong to another unit, by which scripts write to them; models read here.
     """
 
     def __init__(self, number: int, members: Sequence[Any], comm: Comm, *, whole: bool) -> None:
@@ -128,52 +131,63 @@ class Unit(ABC):
 
     @property
     def parameters(self) -> list[tuple[Any, Any]]:
-        """Members whose parameter is there still."""
+        """Members with a live parameter, each with the parameter."""
         found = [(member, member.ref()) for member in self.members]
         return [(member, tensor) for member, tensor in found if tensor is not None]
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Have in this rank's parts what was written to what lingers; no other rank is needed."""
+        """Copy writes to an aliased whole into this rank's shards, without other ranks."""
         if self.lingers:
             for member in self.members:
                 member.part.copy_(member.elements)
 
     @abstractmethod
     def tell(self, census: Census) -> None:
-        """Count this rank's parts; what is whole is there to be counted."""
+        """Count this rank's shards; whole parameters are counted elsewhere."""
 
     @abstractmethod
     def start(self) -> None:
-        """Begin what `gather` completes, or `rest` drops; all ranks come here."""
+        """Start a gather, which `gather` completes or `rest` drops. A collective."""
 
     @abstractmethod
     def gather(self) -> None:
-        """Have the elements of all members there; all ranks come here."""
+        """Complete the elements of all members. A collective."""
 
     @abstractmethod
     def rest(self) -> bool:
-        """It is whole no more; all ranks come here. Returns whether members lie in other memory now."""
+        """Reshard. A collective.
+
+        Returns: whether members have other memory now.
+        """
 
     @abstractmethod
     def let_go(self) -> bool:
-        """Let go of what lingers, if nobody on this rank holds any of it now; returns as `rest`."""
+        """Free the memory of a resharded unit, once nobody on this rank aliases it.
+
+        Returns: whether members have other memory now.
+        """
 
     @abstractmethod
     def takes_over(self, member: Any, tensor: torch.Tensor) -> bool:
-        """Go by where the script has laid a parameter; False where that cannot be. All ranks come here."""
+        """Adopt the memory that the script has given a parameter. A collective.
+
+        Returns: False where that is impossible.
+        """
 
     @abstractmethod
     def begin_update(self) -> None:
-        """Parts are about to be updated, and on some rank it lingers; all ranks come here."""
+        """Prepare an update of shards, while some rank aliases the whole. A collective."""
 
     @abstractmethod
     def end_update(self) -> None:
-        """Parts have been updated, and on some rank it lingered; all ranks come here."""
+        """Complete an update of shards that some rank aliased as a whole. A collective."""
 
 
 def can_be_sharded(tensor: torch.Tensor) -> bool:
-    """Whether a parameter is a plain one that fills its memory, and has a version.
+    """Return whether a parameter is plain, fills its memory, and has a version.
+
+    Memory that several processes share stays as it is: they read its new values.
 
     What several processes have stays where it is: they read what it becomes.
     """
@@ -184,16 +198,19 @@ def can_be_sharded(tensor: torch.Tensor) -> bool:
 
 
 def of_several_processes(tensor: torch.Tensor) -> bool:
-    """Whether `share_memory()` was called; of memory on a CUDA device torch says so in any case."""
+    """Return whether `share_memory()` was called on a CPU tensor.
+
+    On a CUDA device torch answers True in any case.
+    """
     return tensor.device.type == "cpu" and tensor.is_shared()
 
 
 def is_held(tensor: torch.Tensor) -> bool:
-    """Whether anybody but a parameter, which the caller has, lies in its memory."""
+    """Return whether the memory of the caller's parameter has any other alias."""
     return references(tensor.untyped_storage()) > OF_A_PARAMETER
 
 
-# It has a name, or it would be gone by the next line.
+# A name, so that the tensor outlives the next line.
 _ANY = torch.nn.Parameter(torch.empty(1))
 OF_A_PARAMETER = references(_ANY.untyped_storage())
 """References to the memory of a parameter that nobody else lies in, asked for by a name of the storage."""

@@ -1,4 +1,7 @@
-"""Which units there are, and which parameters are in which: as the script has made its parameters.
+"""Table of all units, and the parameters in them.
+
+A script creates and deletes models; it gives parameters other memory, another dtype, device, shape or class.
+Ranks follow such changes together, at points that all of them reach.
 
 A script builds models and lets go of them; it gives parameters other memory, another dtype, device, shape or
 class. Ranks look after that when they come by, all of them together.
@@ -28,7 +31,7 @@ Find = Callable[[torch.nn.Module], Iterable[list[torch.Tensor]]]
 
 
 class Fate(enum.Enum):
-    """What becomes of a unit, by what the script has made of its parameters.
+    """Consequence for a unit of changes that the script made to its parameters.
 
     STAYS: as it is, if perhaps in other memory.
     CUT_ANEW: parameters have another dtype, device or shape now.
@@ -45,11 +48,11 @@ class UnitTable:
 
     Args:
         partition: the elements that each rank has.
-        home: where parts live.
+        home: placement of shards.
         find: cuts what is to be cut of a module into units.
 
     Attributes:
-        units: in the order in which they were made.
+        units: units in the order in which they were made.
     """
 
     def __init__(self, comm: Comm, partition: Partition, home: Home, find: Find) -> None:
@@ -66,17 +69,17 @@ class UnitTable:
         self._dissolved: list[weakref.ref[torch.Tensor]] = []
 
     def entry(self, value: Any) -> tuple[Member, Unit] | None:
-        """Where a parameter is; None for whatever is in no unit."""
+        """Return a parameter's member and unit; None for a value in no unit."""
         found = self._of.get(id(value))
         return found if found is not None and found[0].ref() is value else None
 
     def units_of(self, values: Iterable[Any]) -> list[Unit]:
-        """The units of those that are in parts, each once."""
+        """Return the units of sharded parameters among values, each once."""
         found = (self.entry(value) for value in values)
         return list(dict.fromkeys(entry[1] for entry in found if entry is not None))
 
     def lying_in(self, storage: int) -> tuple[Member, Unit] | None:
-        """Whose memory this is."""
+        """Return the member and unit that own this memory."""
         return self._by_storage.get(storage)
 
     def uncut_bytes(self, module: torch.nn.Module) -> int:
@@ -87,12 +90,15 @@ class UnitTable:
         return [each for each in module.parameters() if self.entry(each) is None]
 
     def has_new(self, parts: Iterable[torch.nn.Module]) -> bool:
-        """Whether the script has given any of these modules a parameter that nobody has tried to cut.
+        """Return whether any of these modules has a parameter never tried for cutting.
+
+        The parameters that they have now are checked, each by itself: nothing is remembered of a module that
+        the script could have changed since.
 
         What is looked at is the parameters that they have now, each by itself: there is nothing remembered of
         a module that the script could have changed since.
         """
-        # One in parts has another class, and most are so: the first question is the cheapest.
+        # Most parameters are sharded, and then have another class: the first question is the cheapest.
         return any(
             type(each) is torch.nn.Parameter
             and self.entry(each) is None
@@ -103,7 +109,7 @@ class UnitTable:
         )
 
     def cut_module(self, module: torch.nn.Module) -> Iterator[Unit]:
-        """Cut what is new in a module; gives the units, whole ones, as they are made."""
+        """Cut new parameters of a module; yield the units, still whole, one by one."""
         together = self._together(self.uncut(module))
         for found in self._find(module):
             new = [each for each in found if self.entry(each) is None and id(each) not in together]
@@ -115,7 +121,7 @@ class UnitTable:
                 self._leave_whole(each)
 
     def cut_again(self, tensors: Sequence[torch.Tensor]) -> Iterator[Unit]:
-        """Cut those that were in one unit; as `cut_module`."""
+        """Cut parameters of a former unit again; see `cut_module`."""
         together = self._together(tensors)
         for members in by_kind([each for each in tensors if id(each) not in together]):
             unit = self._cut(members)
@@ -126,19 +132,19 @@ class UnitTable:
         """Make a unit of tensors with existing shards, and free the tensors' memory.
 
         Args:
-            parts: this rank's elements of each, by the spec that the partition has for it.
+            parts: elements of each tensor on this rank, by the spec that the partition has for it.
         """
         pairs = zip(tensors, self._partition.assign(tensors), strict=True)
         members = [CopiedMember(tensor, spec, self._comm.rank) for tensor, spec in pairs if spec is not None]
         return self._register(CopiedUnit(self._count, members, self._comm, self._home, parts))
 
     def look_again(self, dissolved: Sequence[torch.Tensor]) -> None:
-        """What could not be cut before perhaps can be now."""
+        """Allow another try at parameters that could not be cut before."""
         self._dissolved = [*map(weakref.ref, [*dissolved, *self._uncut()])]
         self._whole.clear()
 
     def lying_with(self, tensors: Iterable[torch.Tensor]) -> list[Unit]:
-        """The units of other parameters in whose memory these lie."""
+        """Return the units of other parameters that share memory with these."""
         found = ((each, self.lying_in(_memory(each))) for each in tensors if _has_elements(each))
         return list(
             dict.fromkeys(
@@ -147,7 +153,7 @@ class UnitTable:
         )
 
     def gone(self) -> list[Unit]:
-        """Units whose parameters are gone on every rank; all ranks come here."""
+        """Return units without a live parameter on any rank. A collective."""
         there = self._comm.votes([bool(unit.parameters) for unit in self.units])
         return [unit for unit, count in zip(self.units, there, strict=True) if not count]
 
@@ -157,18 +163,18 @@ class UnitTable:
         self._by_storage = {key: found for key, found in self._by_storage.items() if found[1] is not unit}
 
     def locate(self, unit: Unit) -> None:
-        """Learn where its members lie now."""
+        """Record the memory of its members."""
         elsewhere = {key: found for key, found in self._by_storage.items() if found[1] is not unit}
         self._by_storage = elsewhere | {member.cdata: (member, unit) for member in unit.members}
 
     def follow(self, unit: Unit) -> Fate:
-        """Go by what the script has made of the parameters of a whole unit; all ranks come here."""
+        """Follow the script's changes to the parameters of a whole unit. A collective."""
         for member, tensor in unit.parameters:
             if type(tensor) is not torch.nn.Parameter:
                 return Fate.DISSOLVES
             if member.stands(tensor) and not member.moved(tensor):
                 continue
-            # What changes one changes the other from now on.
+            # A change of one changes the other from now on.
             if self.lying_with([tensor]) or self._together([tensor]):
                 return Fate.DISSOLVES
             if not member.stands(tensor):
@@ -180,7 +186,7 @@ class UnitTable:
         return Fate.STAYS
 
     def _is_saved(self, member: Member) -> bool:
-        """Whether backward may need what was there before, on whatever rank; all ranks come here."""
+        """Return whether backward may need the elements before, on any rank. A collective."""
         return self._comm.votes([member.is_saved]) != [0]
 
     def _stays_whole(self, tensor: torch.Tensor) -> bool:
@@ -188,12 +194,15 @@ class UnitTable:
         return found is not None and found() is tensor
 
     def _uncut(self) -> list[torch.Tensor]:
-        """All that are known and in no unit, each once."""
+        """Return all known tensors that are in no unit, each once."""
         found = [tensor for ref in (*self._whole.values(), *self._dissolved) if (tensor := ref()) is not None]
         return list({id(each): each for each in found if self.entry(each) is None}.values())
 
     def _together(self, tensors: Sequence[torch.Tensor]) -> set[int]:
-        """The ids of those that lie in one memory with another, of these or of those in no unit.
+        """Return the ids of tensors that share memory with another, given or uncut.
+
+        In separate units they would be updated separately. A collective: another tensor may be gone on one
+        rank.
 
         Each in a unit, they would be updated apart. All ranks come here: another may be gone on one of them.
         """
@@ -213,7 +222,10 @@ class UnitTable:
             del self._whole[key]
 
     def _cut(self, tensors: Sequence[torch.Tensor]) -> Unit | None:
-        """Make a unit, a whole one, of those parameters of one dtype and device that can be cut."""
+        """Make a whole unit of the parameters that can be cut.
+
+        They have one dtype and device.
+        """
         new = [each for each in tensors if can_be_sharded(each)]
         pairs = zip(new, self._partition.assign(new), strict=True)
         found = [(each, spec) for each, spec in pairs if spec is not None]
@@ -236,10 +248,10 @@ class UnitTable:
 
 
 def _has_elements(tensor: torch.Tensor) -> bool:
-    """Not so for layers that wait for their shape, or for their memory."""
+    """Return False for lazy and meta parameters."""
     return not is_lazy(tensor) and not tensor.is_meta
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Tells the memory that a tensor lies in from other memory."""
+    """Identify the memory of a tensor."""
     return tensor.untyped_storage()._cdata

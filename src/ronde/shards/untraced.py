@@ -1,4 +1,4 @@
-"""What ronde does to memory is no part of what `torch.jit.trace` records."""
+"""Suspension of `torch.jit.trace` during ronde's own memory operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["untraced"]
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Inside, nothing is recorded."""
+    """Suspend recording inside the `with` block."""
     state = get_tracing_state()
     if state is None:
         yield
