@@ -82,8 +82,6 @@ def inside_model(choice: Choice | str) -> str:
 
     Each has a part of the model, or of its sequences.
 
-    The part may also be one of the sequences.
-
     Args:
         choice: choice for the group of these ranks.
     """

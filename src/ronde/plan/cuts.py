@@ -13,8 +13,6 @@ class Cuts:
     """`PATTERN:WAY` items joined by `+`; the first pattern that matches a parameter's name decides.
 
     A way is the dimension that is cut, `0/3` for three matrices one after another along it, or `replicated`.
-
-    A way is the dimension that is cut, `0/3` for three matrices behind one another along it, or `replicated`.
     """
 
     @property

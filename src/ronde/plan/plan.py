@@ -22,10 +22,6 @@ class Plan(Values):
     `Plan.parse("ddp,bucket-mb=10")` and `Plan(communication=Communication(bucket_mb=10))` are equal. An axis
     refuses values that it does not have; `parse` and `ronde.plan.check` judge combinations of values, and
     whether they are built in this version.
-
-    `Plan.parse("ddp,bucket-mb=10")` and `Plan(communication=Communication(bucket_mb=10))` are
-    equal. An axis refuses values that it does not have; which values go together, and which are
-    built in this version, is asked by `parse` and by `ronde.plan.check`.
     """
 
     @classmethod

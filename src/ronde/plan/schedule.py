@@ -81,8 +81,6 @@ def _rounds(stages: int, count: int) -> list[range]:
 
     A round has as many micro-batches as there are ranks. The rest are spread over all rounds: with a round of
     fewer, ranks would wait for themselves.
-
-    The rest are spread over all rounds: one of fewer would have ranks wait for themselves.
     """
     rounds = max(count // stages, 1)
     ends = [count * each // rounds for each in range(rounds + 1)]

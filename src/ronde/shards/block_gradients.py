@@ -3,10 +3,6 @@
 A block is a separate leaf: its gradient accumulates by autograd's rules and is averaged over the ranks that
 have the same block, as any other leaf's. `Tensor.grad` of the parameter is assembled from blocks when a
 script reads it.
-
-A block is a leaf of its own: its gradient accumulates by autograd's rules, is averaged over the ranks that
-have the same block as any other leaf's, and is what `Tensor.grad` of the parameter is made of when a script
-reads it.
 """
 
 from __future__ import annotations
@@ -80,9 +76,6 @@ class BlockGradients(GradientShards):
 
     Ranks without an element of a parameter get an empty gradient as soon as its owner has one, so ranks agree
     on which gradients exist.
-
-    Where some ranks have no element of a parameter, they get a gradient without elements as soon as its
-    owner has one: so ranks agree on which gradients there are.
 
     Args:
         comm: the ranks that have other blocks.
@@ -350,8 +343,6 @@ class BlockGradients(GradientShards):
         """Merge the gradient of the whole parameter with that of its blocks. A collective.
 
         A gradient that was whole before stays whole: the script may hold it.
-
-        One that was whole before stays so: the script may know it.
         """
         tensor = block.parameter.tensor
         if tensor is None:

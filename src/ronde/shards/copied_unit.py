@@ -106,7 +106,8 @@ class CopiedMember(Member):
         Memory that numpy has seen, or that several processes share, cannot be resized; the parameter gets
         other memory then.
 
-        Returns: whether the parameter had to be given other memory.
+        Returns:
+            whether the parameter had to be given other memory.
 
         What numpy was shown once cannot be resized any more, nor what several processes have.
         """

@@ -125,8 +125,6 @@ class CutState(StateInParts):
 
     Reading it whole is a collective: every rank runs the same script, and so reads at the same point.
 
-    Reading it whole is a collective: all ranks read alike, as all run one script.
-
     Args:
         state: the whole state, of which only this rank's part is kept.
         held: shards of parameters and gradients.

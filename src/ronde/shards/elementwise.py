@@ -31,7 +31,5 @@ def is_elementwise(optimizer: Any) -> bool:
 
     The update of a subclass is unknown. A differentiable step keeps a graph from old parameters to new ones,
     in which other ranks' parts are missing.
-
-    A differentiable step keeps a graph from old parameters to new ones, which other ranks' parts are not in.
     """
     return type(optimizer) in ELEMENTWISE and not optimizer.defaults.get("differentiable", False)

@@ -1,8 +1,6 @@
 """`Tensor.grad` of sharded gradients: the whole is gathered when a script reads it.
 
 Dropping or scaling gradients does not need the whole.
-
-What throws a gradient away, or makes all of them smaller, does not need the whole.
 """
 
 from __future__ import annotations

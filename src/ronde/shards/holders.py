@@ -20,9 +20,6 @@ def state_is_held(optimizer: Any) -> bool:
 
     The caller must have no name for any of them. A count of steps is passed over: where a checkpoint lies on
     another device, the count is the only value that `load_state_dict` takes without a copy.
-
-    The caller must have no name for any of them. A count of steps is passed over: where a checkpoint lies on
-    another device, it is all that `load_state_dict` takes as it is.
     """
     nobody = SimpleNamespace(state={0: {0: torch.empty(1)}})
     counts = zip(_most_references(optimizer), _most_references(nobody), strict=True)
@@ -34,8 +31,6 @@ def _most_references(owner: Any) -> Iterator[int]:
 
     These are the state, an entry, a tensor in one, its memory, and the object that represents such memory.
     These functions' own references are the same for all.
-
-    What these functions themselves add is the same for all.
     """
     state = vars(owner)["state"]
     yield sys.getrefcount(state)

@@ -20,10 +20,6 @@ def replace_step(
     torch wraps a class's step when the first optimizer of the class is made. It still does: a script that
     puts a step of its own around the one it finds would otherwise have two wrappers, and its hooks called
     twice.
-
-    torch wraps a class's step when the first optimizer of the class is made. It still does: a script that
-    puts a step of its own around the one it finds would otherwise have two wrappers, and its hooks called
-    twice.
     """
     found = vars(kind).get("step")
     if found is None:

@@ -28,8 +28,6 @@ def options_on_host(optimizer: Any) -> Iterator[None]:
 
     Such are a learning rate and GradScaler's scale. torch's fused step would fetch the scale by itself, and
     not wait for it.
-
-    torch's fused step would fetch the scale by itself, and not wait for it.
     """
     places = [vars(optimizer), *optimizer.param_groups]
     found = [
@@ -51,8 +49,6 @@ def as_on_device(optimizer: Any, state: Any) -> Any:
     """Put scalars of a whole state where a step on the device makes them.
 
     torch makes them on the CPU, except for its fused steps and ASGD. Returns the state.
-
-    torch makes them on the CPU, but for its fused steps, and for ASGD.
     """
     for group in optimizer.param_groups:
         if not (group.get("fused") or type(optimizer) is torch.optim.ASGD):

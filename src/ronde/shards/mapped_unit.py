@@ -3,10 +3,6 @@
 Gathering maps the shared memory into the parameters. Each rank updates its part in memory that all ranks of
 the host see. A script's writes to a whole parameter stay private to the rank until all ranks keep them. So
 nothing is copied, and no rank waits, unless the script may have written.
-
-Each rank updates its part in memory that all ranks of the host see. What the script writes to a whole
-parameter is this rank's own until all ranks keep it. So nothing is copied, and nothing is waited for, unless
-the script may have written.
 """
 
 from __future__ import annotations
@@ -131,9 +127,6 @@ class MappedUnit(Unit):
 
         The same holds where somebody aliases the parameter's memory of before, which is to stay as it is: a
         script puts averages in the place of its parameters, and its parameters back.
-
-        Nor where somebody lies in what the parameter had before, which is to stay as it is: a script puts
-        averages in the place of its parameters, and its parameters back.
         """
         if self._comm.votes([is_held(tensor) or member.held]) != [0]:
             return False

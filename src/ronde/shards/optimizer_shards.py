@@ -30,8 +30,6 @@ def updates_rows(optimizer: Any) -> bool:
     """Return whether an optimizer updates row by row, with a dense state.
 
     With momentum SGD keeps a sparse state, of all rows that ever had a gradient.
-
-    With momentum SGD keeps a sparse one, of all rows that ever had a gradient.
     """
     return (
         type(optimizer) in ROW_OPTIMIZERS
@@ -82,9 +80,6 @@ class OptimizerShards:
 
     The elements of an update are within this rank's shards of parameter and gradient: equal to them under
     ZeRO, and a run of them where replicas of a block share its update.
-
-    An update's elements lie within the shards that this rank has of parameter and gradient: they are the same
-    under ZeRO, and a run of them where replicas of a block share its update.
 
     Args:
         partition: the elements that each rank updates.

@@ -78,8 +78,6 @@ def can_be_cut(tensor: torch.Tensor) -> bool:
 
     One without dimensions is too small to cut, and its state could not be distinguished from a count of
     steps.
-
-    One without dimensions is not worth it, and its state could not be told from a count of steps.
     """
     if not isinstance(tensor, (torch.Tensor, torch.nn.Parameter)) or tensor.is_complex():
         return False

@@ -3,10 +3,6 @@
 Units are used in one order, step after step. A prefetched unit travels while the model computes (as in ZeRO
 stage 3 and FSDP). A wrong guess costs a message; it is the same on all ranks, because they use their units in
 the same order.
-
-Units are used in one order, step after step. What is gathered ahead of its use travels while the model
-computes (as in ZeRO stage 3 and FSDP). A guess that is wrong costs a message; it is the same on all ranks,
-because they use their units in the same order.
 """
 
 from __future__ import annotations

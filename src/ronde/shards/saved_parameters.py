@@ -3,10 +3,6 @@
 Installed for the whole session, because any operation of a script may save a parameter. Hooks that are pushed
 above these (by the script, a checkpoint) may keep the parameter that they are given, which may have no
 elements by backward.
-
-Installed for the whole session, because any operation of a script may save a parameter. Hooks that are put
-before these (by the script, a checkpoint) may keep the parameter that they are given, which by backward has
-no elements perhaps.
 """
 
 from __future__ import annotations

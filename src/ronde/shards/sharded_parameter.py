@@ -3,10 +3,6 @@
 The object stays the same, and its storage has no bytes. Every operation on it comes here first, and elements
 are gathered for those that need them: after that it is an ordinary `torch.nn.Parameter` again, at native
 speed, until its unit is resharded. torch changes the class of its lazy parameters in the same way.
-
-Its storage has no bytes then. Whatever is done with it comes here first, and what needs elements has them
-gathered: after that it is an ordinary `torch.nn.Parameter` again, at native speed, until its unit is
-resharded. torch changes the class of its lazy parameters in the same way.
 """
 
 from __future__ import annotations

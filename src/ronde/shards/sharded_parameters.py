@@ -3,10 +3,6 @@
 No hooks on modules: a parameter without elements detects its own use by the model, a method past forward, the
 script or an optimizer, and backward asks for the parameters that autograd has saved. So any script is
 correct; its price is memory where the script itself holds on to whole parameters.
-
-No hooks on modules: a parameter without elements says itself when it is used, by the model, a method past
-forward, the script or an optimizer, and backward asks for what autograd has saved of it. So whatever a script
-does is right; what it costs is memory where the script itself holds on to whole parameters.
 """
 
 from __future__ import annotations
@@ -423,8 +419,6 @@ class ShardedParameters:
         """Make a unit's parameters whole on every rank, until they are cut anew.
 
         Units whose memory they share are dissolved too.
-
-        So are those of units in whose memory they lie.
         """
         going, tensors = [unit], list[torch.Tensor]()
         while going:

@@ -120,9 +120,6 @@ class ShardedUpdate:
 
         It expects to see the state change: `load_state_dict` keeps the given tensors, and a script that loads
         them once more finds the values after later steps in them.
-
-        `load_state_dict` takes the tensors that it is given: the optimizer goes on in them, and a script that
-        loads them once more finds what became of them.
         """
         if isinstance(vars(optimizer)["state"], StateInParts):
             return False

@@ -16,9 +16,6 @@ class TensorAttribute(property):
     It has the class and the name of the replaced one, by which torch's compiler, and uninitialized
     parameters, recognise torch's own attributes.
 
-    It has the class and the name of the one it replaces, by which torch's compiler, and parameters that are
-    not initialized yet, know what is torch's own.
-
     Args:
         native: torch's own descriptor, for accesses that are not given.
     """

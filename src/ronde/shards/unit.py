@@ -158,21 +158,24 @@ class Unit(ABC):
     def rest(self) -> bool:
         """Reshard. A collective.
 
-        Returns: whether members have other memory now.
+        Returns:
+            whether members have other memory now.
         """
 
     @abstractmethod
     def let_go(self) -> bool:
         """Free the memory of a resharded unit, once nobody on this rank aliases it.
 
-        Returns: whether members have other memory now.
+        Returns:
+            whether members have other memory now.
         """
 
     @abstractmethod
     def takes_over(self, member: Any, tensor: torch.Tensor) -> bool:
         """Adopt the memory that the script has given a parameter. A collective.
 
-        Returns: False where that is impossible.
+        Returns:
+            False where that is impossible.
         """
 
     @abstractmethod
@@ -188,8 +191,6 @@ def can_be_sharded(tensor: torch.Tensor) -> bool:
     """Return whether a parameter is plain, fills its memory, and has a version.
 
     Memory that several processes share stays as it is: they read its new values.
-
-    What several processes have stays where it is: they read what it becomes.
     """
     if type(tensor) is not torch.nn.Parameter or tensor.storage_offset() or tensor.is_inference():
         return False

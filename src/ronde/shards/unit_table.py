@@ -2,9 +2,6 @@
 
 A script creates and deletes models; it gives parameters other memory, another dtype, device, shape or class.
 Ranks follow such changes together, at points that all of them reach.
-
-A script builds models and lets go of them; it gives parameters other memory, another dtype, device, shape or
-class. Ranks look after that when they come by, all of them together.
 """
 
 from __future__ import annotations
@@ -94,9 +91,6 @@ class UnitTable:
 
         The parameters that they have now are checked, each by itself: nothing is remembered of a module that
         the script could have changed since.
-
-        What is looked at is the parameters that they have now, each by itself: there is nothing remembered of
-        a module that the script could have changed since.
         """
         # Most parameters are sharded, and then have another class: the first question is the cheapest.
         return any(
@@ -203,8 +197,6 @@ class UnitTable:
 
         In separate units they would be updated separately. A collective: another tensor may be gone on one
         rank.
-
-        Each in a unit, they would be updated apart. All ranks come here: another may be gone on one of them.
         """
         by_memory: dict[int, set[int]] = {}
         for each in filter(_has_elements, [*tensors, *self._uncut()]):

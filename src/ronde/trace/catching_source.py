@@ -1,4 +1,4 @@
-"""Reads from a source which lines catch exceptions or stand in a `with`."""
+"""Static search of a source for lines inside of `try` or `with` statements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
     "yields",
 ]
 
-# What a computation on some rows does not raise.
+# Exceptions that a computation on some rows does not raise.
 _OTHERS = frozenset(
     "KeyboardInterrupt SystemExit GeneratorExit StopIteration StopAsyncIteration ImportError "
     "ModuleNotFoundError".split()
@@ -36,18 +36,18 @@ Scope = tuple[str, int]
 
 
 class Source:
-    """Collects what one source says of exceptions.
+    """Exception handlers and context managers found in one source.
 
     Args:
-        text: of the source.
+        text: source code.
 
     Attributes:
-        caught: for each function, the lines on which it surely catches exceptions.
-        managed: for each function, the lines inside of other context managers, each with its expression.
+        caught: lines that surely catch exceptions, for each function.
+        managed: lines inside of other context managers, each with its expression, for each function.
         definitions: functions and classes by their names.
 
     Raises:
-        SyntaxError: if it is no Python.
+        SyntaxError: the source is not valid Python.
     """
 
     def __init__(self, text: str | bytes) -> None:
@@ -58,7 +58,7 @@ class Source:
 
     @classmethod
     def of(cls, file: str) -> Source | None:
-        """Read a file or a cell of a notebook; None where there is no source."""
+        """Read a file or a notebook cell; None without a source."""
         try:
             if file in linecache.cache:  # a cell is nowhere else
                 return cls("".join(linecache.getlines(file)))

@@ -1,4 +1,4 @@
-"""What happens to a run as a whole: lines of JSON in its directory, which whoever takes part appends to.
+"""Events of a whole run: lines of JSON in its directory, from several writers.
 
     {"time": 1764060000.1, "kind": "start", "text": "train.py", "rank": 0, "plan": "ddp"}
 
@@ -26,9 +26,9 @@ class Event:
     Attributes:
         time: seconds by the wall clock.
         kind: a word: `start`, `end`, `notice`, `death`, `restart`, `checkpoint`.
-        text: what a user is told.
-        rank: whom it concerns; None: all.
-        more: what else is known of it.
+        text: sentence that a user is told.
+        rank: rank that it concerns; None: all.
+        more: further facts, by name.
     """
 
     time: float
@@ -43,7 +43,7 @@ def events_path(directory: Path) -> Path:
 
 
 def write_event(directory: Path, kind: str, text: str, *, rank: int | None = None, **more: Any) -> None:
-    """Append what happens now; a disk that is full is no reason to end a run."""
+    """Append an event that happens now. A full disk does not end a run."""
     # Bound late: for scripts the clock is rank 0's, for ronde's own code it is not.
     line = json.dumps({"time": time.time(), "kind": kind, "text": text, "rank": rank, **more}) + "\n"
     with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ def write_event(directory: Path, kind: str, text: str, *, rank: int | None = Non
 
 
 def append_events(directory: Path, lines: bytes, *, later: float) -> None:
-    """Append what was written on another host; a disk that is full is no matter here.
+    """Append events that were written on another host. A full disk is ignored.
 
     Args:
         later: seconds to be added to the times of that host's clock.

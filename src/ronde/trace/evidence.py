@@ -1,4 +1,4 @@
-"""What is known about a run at one moment: plain data, gathered by a launcher, judged by the doctor.
+"""Evidence about a run at one moment: plain data, judged by the doctor.
 
 A stall is frozen in `evidence/stall.json`, a failure in `evidence/failure.json`, before any rank is ended.
 Times are seconds; ages count back from the moment at which the evidence was gathered.
@@ -70,21 +70,24 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RankEvidence:
-    """What is known of one rank.
+    """Facts about one rank.
 
     Attributes:
-        code: as `subprocess` has it, None while the process runs, or where the launcher has ended it.
+        code: exit code as `subprocess` has it, None while the process runs, or where the launcher has ended
+            it.
         standing: absent, running, waiting or ended; "" where ranks do not meet on a board.
-        stood: for how long.
+        stood: seconds in this standing.
         what, where: what it does or did last in step with others, and on which line of the script.
         step: optimizer steps done; -1 where that is not known.
         beat: age of the last beat of its thread; None where it has none.
-        stack: of all its threads, as `faulthandler` writes it, the main thread first; "" where it gave none.
+        stack: stacks of all its threads, as `faulthandler` writes them, the main thread first; "" without
+            any.
         crash: the stack at the moment of a crash.
         error: its `rank-N.error.json`.
-        not_finite: the step since which its own gradients are not finite; 0 where they are.
+        not_finite: first step of the time in which its own gradients have not been finite; 0 if they are
+            finite.
         children: processes that it has started, loader workers among them.
-        threads: that it was told to compute with; 0 where nobody has.
+        threads: number of threads that it was told to compute with; 0 if unset.
         host: its host, as its place among those of the evidence.
     """
 
@@ -120,7 +123,7 @@ class Connection:
     Attributes:
         peer: address of the other host.
         queued: bytes that are not acknowledged, the least of two looks.
-        repeated: how often the same bytes have been sent again in vain, the most of all connections.
+        repeated: largest number of retransmissions in vain of the same bytes, over all connections.
     """
 
     peer: str
@@ -130,11 +133,11 @@ class Connection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SilentHost:
-    """A host that has not said what it knows.
+    """A host that has not reported.
 
     Attributes:
         ranks: numbers of its ranks.
-        seconds: since its last sign of life.
+        seconds: seconds since its last sign of life.
     """
 
     name: str
@@ -149,11 +152,11 @@ class Host:
 
     Attributes:
         name: its name, as the user gave it; "" for the launcher's own.
-        address: by which others reach it; "" for the only one.
+        address: address by which others reach it; "" for the only one.
         oom_kills: processes that the kernel has killed in the run's control group because memory ran out.
         kernel: lines of the kernel's log about the run's processes, or about memory and devices.
         disk, shared: free bytes where the run directory is, and in /dev/shm; -1 where that is not known.
-        connections: of its ranks to other hosts.
+        connections: connections of its ranks to other hosts.
         sent: bytes per second that its network cards have sent between two looks.
     """
 
@@ -185,9 +188,9 @@ class Evidence:
     Attributes:
         reason: stall, failure, or asked (by `ronde doctor`).
         time: seconds since 1970.
-        said: why the launcher ends the run, where it says so itself.
-        launcher_gone: it has ended without a word, and before its ranks.
-        silent: hosts of the run that have said nothing.
+        said: reason that the launcher gives, where it ends the run itself.
+        launcher_gone: whether the launcher has ended without a word, and before its ranks.
+        silent: hosts of the run that have not reported.
         unobserved: hosts of the run that nobody looks at from here.
     """
 
@@ -213,7 +216,7 @@ class Evidence:
 
     @classmethod
     def from_json(cls, text: str) -> Evidence:
-        """What `to_json` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+        """Parse the output of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
         return cls.from_fields(json.loads(text))
 
     @classmethod
@@ -252,7 +255,7 @@ def _rank(told: Mapping[str, Any]) -> RankEvidence:
 
 
 def merged(parts: Sequence[Evidence], run_directory: Path) -> Evidence:
-    """Join what several nodes have gathered for one reason into the evidence of the run.
+    """Merge the evidence of several nodes, gathered for one reason.
 
     Args:
         parts: evidence of each node, one at least.
@@ -277,7 +280,7 @@ def evidence_path(run_directory: Path, reason: str) -> Path:
 
 
 def write_evidence(evidence: Evidence) -> None:
-    """Put it into the run directory, its stacks as texts too; a full disk is no matter here."""
+    """Write evidence into the run directory, and stacks as texts. A full disk is ignored."""
     path = evidence_path(Path(evidence.run_directory), evidence.reason)
     try:
         path.parent.mkdir(exist_ok=True)
@@ -297,7 +300,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def read_evidence(run_directory: Path, reason: str) -> Evidence | None:
-    """What was frozen there, None where nothing was."""
+    """Read frozen evidence; None if it was never written."""
     try:
         return Evidence.from_json(evidence_path(run_directory, reason).read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,6 +1,7 @@
-"""Gathers evidence about the ranks of this host: from files and from Linux, and from a rank only its stack.
+"""Collection of evidence about this host's ranks, from files and Linux.
 
-A rank is looked at twice, a moment apart, to know whether it computes; in that moment it writes its stacks.
+A rank itself is asked for its stacks only. It is looked at twice, a moment apart, to know whether it
+computes; in that moment it writes its stacks.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ GROUPS = ("boundary", "reducer")
 LOG_LINES = 12
 COLLECTIVES = 64
 LOOK_S = 0.4
-# An end is to be told soon, and who has failed first is known.
+# An end is to be reported soon, and the first failure is known.
 SHORT_LOOK_S = 0.12
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*$", re.MULTILINE)
 
@@ -53,7 +54,7 @@ class EvidenceCollector:
         self._one_at_a_time = threading.Lock()
 
     def gather(self, reason: str, *, codes: Mapping[int, int] | None = None) -> Evidence:
-        """All that is known now.
+        """Collect all evidence now.
 
         Args:
             reason: stall, failure or asked.
@@ -66,7 +67,7 @@ class EvidenceCollector:
             return self._gathered(reason, codes, pids, alive)
 
     def afterwards(self, codes: Mapping[int, int]) -> Evidence:
-        """What is known of a run that has ended, and of which nothing was frozen before."""
+        """Collect the evidence of a run that has ended, if nothing was frozen before."""
         return self._gathered("end", codes, self._pids(), {})
 
     def _gathered(
@@ -119,7 +120,7 @@ class EvidenceCollector:
         )
 
     def completed(self, evidence: Evidence, codes: Mapping[int, int]) -> Evidence:
-        """The same with what has become known since: how ranks have ended, and what they have left."""
+        """Add facts that appear after the end: exit codes, errors, crashes, summaries, logs."""
         ranks: list[RankEvidence] = []
         for rank in evidence.ranks:
             ranks.append(
@@ -137,7 +138,7 @@ class EvidenceCollector:
         return dataclasses.replace(evidence, ranks=tuple(ranks), hosts=(host,))
 
     def _connected(self, before: connections.Look, after: connections.Look, passed: float) -> Host:
-        """The host now, with what its ranks have sent to others between two looks."""
+        """Describe the host now, with its ranks' traffic between two looks."""
         return dataclasses.replace(
             self._host(time.monotonic()),
             connections=tuple(connections.compared(before, after)),
@@ -194,7 +195,7 @@ class EvidenceCollector:
 
 
 def read_standings(directory: RunDirectory, ranks: int, first: int = 0) -> list[Standing]:
-    """Where every rank stands, over all its groups; nothing when the ranks have no boards.
+    """Read the standing of every rank, over all its groups; empty without boards.
 
     Args:
         first: number of the first rank; boards are of one host, and count its ranks from 0.
@@ -215,7 +216,10 @@ def read_standings(directory: RunDirectory, ranks: int, first: int = 0) -> list[
 
 
 def ask_for_stacks(directory: RunDirectory, pids: Mapping[int, int], *, until: float) -> dict[int, str]:
-    """What each rank writes that can and will: not one that is stopped, or uses the signal itself."""
+    """Request the stacks of all ranks by signal, and read them.
+
+    Ranks that are stopped, or that use the signal themselves, are left out.
+    """
     asked: dict[int, Path] = {}
     for rank, pid in pids.items():
         path, vitals = directory.stack(rank), look_at(vitals_path(directory.path, rank))
@@ -241,7 +245,10 @@ def ask_for_stacks(directory: RunDirectory, pids: Mapping[int, int], *, until: f
 
 
 def main_thread_first(stack: str, vitals: Seen | None) -> str:
-    """The stacks of all threads with that of the main thread, the last one as a rule, before the others."""
+    """Move the main thread's stack to the front.
+
+    Without vitals the main thread is assumed to be the last one.
+    """
     heads = list(_THREAD.finditer(stack))
     if len(heads) < 2:
         return stack

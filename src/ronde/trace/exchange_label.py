@@ -1,4 +1,4 @@
-"""How a board names an exchange of a tensor: `all_reduce of float32 [3]`."""
+"""Labels of tensor exchanges on a board: `all_reduce of float32 [3]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was made of the evidence: the cause in one word and in a sentence, the rank, and what to do."""
+"""Explanation of a run's end: cause, rank, evidence, and fix."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["Explanation", "read_explanation", "write_explanation"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """One cause.
+    """A cause of failure or stall.
 
     Attributes:
         cause: its name, as `docs/doctor.md` lists it; "unknown" where the evidence is thin.
-        rank: that brought it about; None where that is no single one, or not known.
+        rank: rank that caused it; None for several, or if unknown.
         summary: a sentence without a full stop.
-        evidence: what it rests on, a line each.
-        fix: what to do.
-        told: the report of a failure says as much by itself.
+        evidence: lines of evidence that it rests on.
+        fix: action for the user.
+        told: whether the report of a failure says as much by itself.
         host: name of the host that it is about, where there are several; "" for none.
     """
 
@@ -36,7 +36,7 @@ class Explanation:
     host: str = ""
 
     def lines(self) -> Sequence[str]:
-        """As a user reads it."""
+        """Format for a user, as lines."""
         fix = [f"to mend it: {self.fix}"] if self.fix else []
         placed = self.host and self.rank is not None and self.host not in self.summary
         where = [f"  rank {self.rank} is on {self.host}"] if placed else []
@@ -47,7 +47,7 @@ class Explanation:
 
 
 def write_explanation(explanation: Explanation, run_directory: Path) -> None:
-    """Put it beside the evidence; a full disk is no matter here."""
+    """Write the explanation beside the evidence. A full disk is ignored."""
     path = evidence_path(run_directory, "explanation")
     try:
         path.parent.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ def write_explanation(explanation: Explanation, run_directory: Path) -> None:
 
 
 def read_explanation(run_directory: Path) -> Explanation | None:
-    """What was written there, None where nothing was."""
+    """Read the explanation; None if it was never written."""
     try:
         fields = json.loads(evidence_path(run_directory, "explanation").read_text(encoding="utf-8"))
         return Explanation(**{**fields, "evidence": tuple(fields["evidence"])})

@@ -1,4 +1,4 @@
-"""What a launcher notes about a run when its ranks have been started, for whoever looks from outside."""
+"""Launch record of a run: hosts, processes and clocks, for outside observers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LaunchedNode:
 
     Attributes:
         name: its host's, as the user gave it.
-        run_id: mark by which processes of its ranks are known.
+        run_id: mark that identifies processes of its ranks.
         pids: process of each of its ranks, by rank.
         wall, monotonic: seconds to be added to times of its clocks to have those of the launcher's host.
         compared: time of the comparison of clocks, by its monotonic clock.
@@ -51,7 +51,8 @@ class LaunchRecord:
     Attributes:
         host: name of the host of the launcher.
         launcher: its process.
-        nodes: where ranks were started; none where another launcher has, and each rank shows its process.
+        nodes: nodes where this launcher has started ranks; empty under another launcher, where each rank
+            shows its process.
         by_agents: whether nodes are reached by agents, so that only the launcher can look at their ranks.
         watched: whether a launcher of ours sees the run through, and says how it has ended.
     """
@@ -72,7 +73,7 @@ class LaunchRecord:
 
 
 def write_launch_record(path: Path, record: LaunchRecord) -> None:
-    """Note it; a run directory that takes no more files is no matter here."""
+    """Write the record. A run directory without space is ignored."""
     unfinished = path.with_suffix(".part")
     try:
         unfinished.write_text(json.dumps(dataclasses.asdict(record)) + "\n", encoding="utf-8")
@@ -82,7 +83,7 @@ def write_launch_record(path: Path, record: LaunchRecord) -> None:
 
 
 def read_launch_record(path: Path) -> LaunchRecord | None:
-    """What was noted there, None where nothing was."""
+    """Read the record; None if it was never written."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         nodes = [

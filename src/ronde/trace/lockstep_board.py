@@ -1,9 +1,9 @@
-"""What each rank of a host does in step with the others: a ring of entries for each rank, in shared memory.
+"""Board in shared memory with a ring of lockstep entries for each local rank.
 
-Every rank notes what it is about to do together with its peers, under a number that counts up alike on
-all ranks. Whoever comes to a number second finds its peer's entry there and compares: two memory copies,
-no message. The file lies in the run directory, so the launcher reads who waits where without any
-help of the ranks, also when they are stopped or dead.
+Every rank records its next operation together with its peers, under a number that counts equally on all
+ranks. The second rank at a number finds its peer's entry there and compares: two memory copies, no message.
+The file lies in the run directory, so the launcher reads where each rank waits without any help of the ranks,
+even if they are stopped or dead.
 
     per rank:  header (number waited for, since, state), then SLOTS entries (number, entered, left, text)
     text:      what, a zero byte, where
@@ -40,14 +40,14 @@ _RANK_SIZE = _HEADER_SIZE + SLOTS * _ENTRY_SIZE
 _MOST_TEXTS = 4096
 # A peer may be in the middle of writing what is read here: a difference counts when it is still there.
 _SETTLE_S = 0.002
-# With a third rank's entry the odd one of two can be named: so long is waited for those yet to come.
+# Entries of a third rank decide which one of two is the odd one: such late entries are waited for so long.
 _LATE_S = 0.5
-# What a stamp begins with, as a peer reads it.
+# Beginning of a stamp, as a peer reads it.
 _ARRIVAL = struct.Struct("<Qd")
 
 
 class State(enum.IntEnum):
-    """What a rank is doing; ABSENT until it has opened the board."""
+    """State of a rank; ABSENT until it has opened the board."""
 
     ABSENT = 0
     RUNNING = 1
@@ -57,11 +57,11 @@ class State(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """What a rank (numbered on its host) did under a number, and on which line of the script.
+    """Operation of a rank under a number, with the line of the script.
 
     Attributes:
-        time: when it came there, by the monotonic clock.
-        left: when it had met its peers there; 0 where it has not, or does not wait.
+        time: time of its arrival, by the monotonic clock.
+        left: time at which all its peers had arrived; 0 before that, or if it does not wait.
     """
 
     rank: int
@@ -74,7 +74,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """Where a rank stands: in `entry` while it waits, else behind it.
+    """Standing of a rank: in `entry` while it waits, else after it.
 
     `since` is the time of the last change by the monotonic clock, which all processes of a host share.
     """
@@ -102,7 +102,7 @@ class LockstepBoard:
 
     Args:
         path: the file, the same for all `ranks` processes.
-        rank: whose ring to write, counted on this host; None: only look.
+        rank: rank that owns the ring to write, counted on this host; None: only look.
     """
 
     def __init__(self, path: Path, rank: int | None, ranks: int) -> None:
@@ -118,13 +118,13 @@ class LockstepBoard:
             self._stand(State.RUNNING, 0)
 
     def record(self, what: str, where: str) -> int:
-        """Note what this rank does next; returns its number, by which `differing` compares it."""
+        """Record this rank's next operation; return its number for `differing`."""
         number = self._number = self._number + 1
         self._write(number, what, where)
         return number
 
     def differs(self, number: int) -> bool:
-        """Whether a peer has noted something else under `number`."""
+        """Return whether a peer has recorded something else under `number`."""
         memory, offset = self._memory, number % SLOTS * _ENTRY_SIZE
         own = self._ring + offset + _STAMP.size
         text = memory[own : own + _TEXT_SIZE]
@@ -137,7 +137,10 @@ class LockstepBoard:
         return False
 
     def lateness(self, number: int) -> float | None:
-        """How many seconds the last but one has been at `number`; None where somebody has yet to come."""
+        """Return the seconds since the last but one arrived at `number`.
+
+        None while a peer has yet to arrive.
+        """
         if not self._peers:
             return None
         latest = 0.0
@@ -152,7 +155,7 @@ class LockstepBoard:
         return max(0.0, monotonic() - latest)
 
     def differing(self, number: int) -> tuple[Entry, ...]:
-        """The entries of all ranks under `number` when they are not alike, else nothing."""
+        """Return the entries of all ranks under `number` if they differ, else nothing."""
         if not self.differs(number):
             return ()
         time.sleep(_SETTLE_S)
@@ -166,7 +169,7 @@ class LockstepBoard:
             time.sleep(_SETTLE_S)
 
     def first_difference(self) -> tuple[Entry, ...]:
-        """The entries under the earliest number in the ring under which ranks are not alike."""
+        """Return the entries under the earliest number in the ring where ranks differ."""
         for number in range(max(1, self._number - SLOTS + 1), self._number + 1):
             entries = self.differing(number)
             if entries:
@@ -174,7 +177,7 @@ class LockstepBoard:
         return ()
 
     def waits(self, number: int) -> None:
-        """This rank waits for its peers to come to `number`."""
+        """Record that this rank waits for its peers at `number`."""
         self._waited_for = number
         self._stand(State.WAITING, number)
 
@@ -186,11 +189,11 @@ class LockstepBoard:
         _HEADER.pack_into(self._memory, self._header, self._number, now, State.RUNNING)
 
     def ends(self) -> None:
-        """This rank has come to its end and will not meet the others again."""
+        """Record that this rank has ended and will not meet the others again."""
         self._stand(State.ENDED, self._number)
 
     def standings(self) -> Sequence[Standing]:
-        """Where every rank stands, in the order of ranks."""
+        """Return the standing of every rank, in the order of ranks."""
         found: list[Standing] = []
         for rank in range(self._ranks):
             number, since, state = _HEADER.unpack_from(self._memory, rank * _RANK_SIZE)
@@ -202,7 +205,7 @@ class LockstepBoard:
         return found
 
     def entries(self, rank: int) -> Sequence[Entry]:
-        """What is left of a rank's ring, the oldest first."""
+        """Return the entries still in a rank's ring, the oldest first."""
         latest = self._latest(rank)
         numbers = range(max(1, latest.number - SLOTS + 1), latest.number + 1) if latest is not None else ()
         found = (self._entry(rank, number) for number in numbers)
@@ -236,7 +239,10 @@ class LockstepBoard:
         return self._entry(rank, max(numbers))
 
     def _text(self, what: str, where: str) -> bytes:
-        """Both in the space of an entry: of a long path the end is kept, of a long description the start."""
+        """Encode both texts in the space of an entry.
+
+        A long path keeps its end, a long description its start.
+        """
         text = self._texts.get((what, where))
         if text is None:
             if len(self._texts) >= _MOST_TEXTS:

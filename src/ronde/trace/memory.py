@@ -1,4 +1,4 @@
-"""What a rank's memory held at its peak, by kind."""
+"""Peak memory of a rank, by kind."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class Memory:
     """Peaks in bytes; docs/memory.md says how each is measured.
 
     Attributes:
-        peaks: of each kind by itself; they need not come together. What could not be measured is missing.
+        peaks: peak of each kind by itself; they need not coincide. Kinds that could not be measured are
+            missing.
         total: the peak of all memory: of the process on a CPU, of torch's allocator on a CUDA device.
-        where: whose total that is.
-        on_host: what of a kind was in host memory beside a CUDA device, at most; it is in `peaks`, and not in
-            the total.
+        where: owner of the total.
+        on_host: largest part of a kind in host memory beside a CUDA device; it is in `peaks`, and not in the
+            total.
     """
 
     peaks: Mapping[Kind, int]
@@ -32,7 +33,7 @@ class Memory:
 
     @property
     def state(self) -> int:
-        """Parameters, gradients and optimizer state: what plans differ in."""
+        """Sum of parameters, gradients and optimizer state: plans differ in it."""
         return sum(self.peaks.get(kind, 0) for kind in ("parameters", "gradients", "optimizer"))
 
     @property
@@ -42,10 +43,10 @@ class Memory:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Memory:
-        """The memory whose `dataclasses.asdict` this is.
+        """Parse the fields of `dataclasses.asdict`.
 
         Raises:
-            KeyError, TypeError: for anything else.
+            KeyError, TypeError: the fields are something else.
         """
         return cls(
             peaks=_by_kind(fields["peaks"]),
@@ -65,7 +66,10 @@ def largest(memories: Sequence[Memory]) -> int:
 
 
 def memory_line(memory: Memory, rank: int | None) -> str:
-    """What the user is told of the rank with the most; None where there is only one."""
+    """Format the memory of the rank with the most.
+
+    `rank` is its number, or None in a run of one rank.
+    """
     kinds = ", ".join(
         f"{kind} {show_bytes(nbytes)}{_beside(nbytes, memory.on_host.get(kind, 0))}"
         for kind in KINDS
@@ -78,7 +82,7 @@ def memory_line(memory: Memory, rank: int | None) -> str:
 
 
 def _beside(nbytes: int, on_host: int) -> str:
-    """How much of it the device did not have; counts of steps and the like are not worth a word."""
+    """Format the part in host memory; less than one percent is left out."""
     if on_host < nbytes / 100:
         return ""
     return " in host memory" if on_host > nbytes * 0.99 else f" ({show_bytes(on_host)} in host memory)"

@@ -1,4 +1,4 @@
-"""Sentences for the user, said when the run is over: each once, in the order in which they came up."""
+"""Notes for the user, printed after the run: each once, in order."""
 
 from __future__ import annotations
 

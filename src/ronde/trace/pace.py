@@ -15,7 +15,7 @@ class Pace:
     """Counts and times of a rank over a part of a run.
 
     Attributes:
-        seconds: how long that took.
+        seconds: duration of that part.
         steps, samples: how many it made, and on how many rows.
         data: seconds of waiting for a loader's batches.
         waited: seconds of waiting for other ranks or for servers.

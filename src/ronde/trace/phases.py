@@ -1,6 +1,7 @@
-"""What a rank is doing, at every moment of every step; a change costs a microsecond, and there are a few.
+"""Phase of a rank at every moment of every step.
 
-`StepClock` looks closely at some steps; this counts all of them, in coarser parts.
+A change costs a microsecond, and a step has a few. `StepClock` looks closely at some steps; this counts all
+of them, in coarser parts.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ Change = Callable[[int, int, int], object]
 
 
 class Phases:
-    """Divides the time of one thread among phases; one per rank.
+    """Time of one thread, divided among phases; one per rank.
 
-    Waiting for other ranks is no phase's: it is taken out of the one in which it happens. Times are by the
-    monotonic clock, which all processes of a host share.
+    Waiting for other ranks belongs to no phase: it is subtracted from the one in which it happens. Times are
+    by the monotonic clock, which all processes of a host share.
 
     Args:
         waited: nanoseconds that this rank has waited for others so far; None: it never waits.
-        show: hears of the phase that begins.
+        show: callback for each phase that begins.
 
     Attributes:
         current: the phase of the thread that made this; OTHER for any other process.
-        begun: when it began.
+        begun: beginning of the current phase.
         net: the same, less the waiting up to then.
         spent: nanoseconds in each phase up to then, by `Phase`.
-        on_change: hears of each phase that ends, while it is set.
+        on_change: callback for each phase that ends, while it is set.
         resume_at: end of the pause, by the monotonic clock.
     """
 
@@ -82,11 +83,11 @@ class Phases:
         _all.add(self)
 
     def here(self) -> bool:
-        """Whether the thread that asks is the one whose time is divided."""
+        """Return whether the calling thread is the one that is measured."""
         return get_ident() == self._thread
 
     def enter(self, phase: int) -> int:
-        """What runs from here on; gives what ran before."""
+        """Enter a phase; return the one before."""
         before = self.current
         if get_ident() != self._thread:
             return before
@@ -107,7 +108,10 @@ class Phases:
         self.resume_at = until
 
     def paused(self) -> bool:
-        """Whether phases are unmeasured now; past the end of a pause measuring resumes in OTHER."""
+        """Return whether phases are unmeasured now.
+
+        Past the end of a pause measuring resumes in OTHER.
+        """
         if self.current != Phase.UNMEASURED:
             return False
         if perf_counter_ns() < self.resume_at:
@@ -116,7 +120,7 @@ class Phases:
         return False
 
     def end(self) -> None:
-        """Nothing that runs from now on is divided."""
+        """Stop measuring for good."""
         self._thread = 0
         self.on_change = None
 
@@ -125,7 +129,10 @@ _all: weakref.WeakSet[Phases] = weakref.WeakSet()
 
 
 def _fall_silent() -> None:
-    """In a process that was forked, as workers that load samples: the records are its parent's."""
+    """Silence phases in a forked process, such as a loader's worker.
+
+    The records belong to its parent.
+    """
     for phases in _all:
         phases._thread = 0
 

@@ -1,4 +1,4 @@
-"""What Linux tells about a process, without asking it."""
+"""Facts about a process from Linux, without its help."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["catches", "cpu_seconds", "descendants", "process"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# Of `/proc/PID/stat` behind the name.
+# Fields of `/proc/PID/stat` after the name.
 _STATE, _PARENT, _USER, _SYSTEM, _THREADS, _RESIDENT = 0, 1, 11, 12, 17, 21
 
 
 def process(pid: int, proc: Path = Path("/proc")) -> Process:
-    """All that can be read of it; a process without a state where it is gone."""
+    """Read all facts about a process; without a state if it is gone."""
     folder = proc / str(pid)
     fields = _stat(folder)
     if not fields:
@@ -36,13 +36,13 @@ def process(pid: int, proc: Path = Path("/proc")) -> Process:
 
 
 def cpu_seconds(pid: int, proc: Path = Path("/proc")) -> tuple[float, float]:
-    """Of its main thread, and of all its threads; 0 where it is gone."""
+    """Return CPU seconds of its main thread, and of all threads; 0 if gone."""
     folder = proc / str(pid)
     return _cpu(folder / "task" / str(pid)), _cpu(folder)
 
 
 def descendants(pids: Collection[int], proc: Path = Path("/proc")) -> dict[int, list[int]]:
-    """For each process those that it has started, and those that these have, but for others of `pids`."""
+    """Return all descendants of each process, except others of `pids`."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir(proc)):
         fields = _stat(proc / name)
@@ -59,7 +59,7 @@ def descendants(pids: Collection[int], proc: Path = Path("/proc")) -> dict[int, 
 
 
 def catches(pid: int, signals: Collection[int], proc: Path = Path("/proc")) -> bool:
-    """Whether it has a handler for each of these signals: of one without, most end a process."""
+    """Return whether it handles each of these signals: most end an unprepared process."""
     for line in _read(proc / str(pid) / "status").splitlines():
         if line.startswith("SigCgt:"):
             caught = int(line.split()[1], 16)

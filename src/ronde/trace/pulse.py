@@ -1,4 +1,4 @@
-"""What rank 0 shows of itself while it runs: a few numbers in a file that its launcher maps as well.
+"""Progress of rank 0, in a file that its launcher maps as well.
 
 Writing costs the rank a fraction of a microsecond and no system call, so it may happen at every step.
 """
@@ -24,7 +24,7 @@ class Pulse:
 
     @classmethod
     def create(cls, path: Path) -> Pulse | None:
-        """Make the file; None where that is not possible, for a run does without."""
+        """Make the file; None where that is impossible: a run works without it."""
         return cls._mapped(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, bytes(SIZE))
 
     @classmethod
@@ -63,7 +63,7 @@ class Pulse:
 
     @property
     def attended(self) -> bool:
-        """A user has a debugger open, or is asked for a line: the terminal is theirs."""
+        """Return whether the terminal is the user's: a debugger or `input` waits there."""
         return bool(self._numbers[ATTENDED])
 
     @attended.setter
@@ -72,7 +72,10 @@ class Pulse:
 
     @property
     def debugged(self) -> bool:
-        """A debugger has been opened on rank 0, so the terminal's interrupt key speaks to it."""
+        """Return whether a debugger was opened on rank 0.
+
+        The terminal's interrupt key then speaks to it.
+        """
         return bool(self._numbers[DEBUGGED])
 
     @debugged.setter

@@ -24,7 +24,7 @@ _SHORTEST_NS = 10_000_000
 
 @dataclasses.dataclass(slots=True)
 class Travelled:
-    """What a rank has exchanged with others since its start; see `StepRecord`."""
+    """Totals of a rank's exchange with others since its start; see `StepRecord`."""
 
     sent: tuple[int, int, int, int] = (0, 0, 0, 0)
     collectives: int = 0
@@ -33,18 +33,18 @@ class Travelled:
 
 
 class Traffic(Protocol):
-    """What knows of a rank's exchange with others."""
+    """Source of a rank's traffic with others."""
 
     def waited_ns(self) -> int:
         """Nanoseconds that this rank has waited for others so far."""
         ...
 
     def travelled(self) -> Travelled:
-        """What it has exchanged so far."""
+        """Return the totals so far."""
         ...
 
     def listen(self, hear: Callable[[str, int, int, int], object] | None) -> None:
-        """Have each collective told: its name, when it began and ended, and its bytes."""
+        """Report each collective to `hear`: name, beginning, end, and bytes."""
         ...
 
 
@@ -76,7 +76,7 @@ class StepRange:
         """Read `A:B`; either may be missing.
 
         Raises:
-            ValueError: it is something else, or empty.
+            ValueError: the text is something else, or empty.
 
         >>> StepRange.parse("10:20"), StepRange.parse(":5")
         (StepRange(first=10, last=20), StepRange(first=1, last=5))
@@ -109,20 +109,20 @@ class _Mark(NamedTuple):
 
 
 class Recorder:
-    """One per rank; what happens is told to `phases`, and each step to this.
+    """Recorder of one rank's steps, fed by `phases` and by its callers.
 
     Steps that follow each other within `shortest_ns` share a record. On one rank only the first of them is
     measured by phase, and the others are assumed to be like it.
 
     Args:
-        file: where steps are written.
-        traffic: what this rank exchanges with others.
+        file: step file of this rank.
+        traffic: source of this rank's traffic with others.
         memory: gives the bytes of the process and of its device.
-        spans: where a timeline is written, of these steps; None for none.
+        spans: timeline file, and the steps in it; None for no timeline.
         shortest_ns: nanoseconds that a record of steps spans at least; a timeline has a record per step.
 
     Attributes:
-        phases: what the rank does.
+        phases: phases of the rank.
     """
 
     def __init__(
@@ -156,11 +156,14 @@ class Recorder:
         self._before = self._traffic.travelled()
 
     def called(self) -> None:
-        """A model is called: what is read as a loss from now on belongs to the step to come."""
+        """Assign losses that are read from now on to the next step.
+
+        A model has been called.
+        """
         self._computed = True
 
     def read(self, value: float) -> None:
-        """The script has read a loss: that of the step to come, or of the last one."""
+        """Record a loss that the script has read, for the next or last step."""
         is_written = self._unmeasured is None and self._reached is self._written
         if self._computed or not is_written or not self._written.steps:
             self._losses.append(value)
@@ -192,7 +195,7 @@ class Recorder:
             phases.pause(self._written.time + self._shortest_ns)
 
     def close(self) -> None:
-        """The script is at its end: what came behind the last step is kept, too."""
+        """Write the time after the last step, at the end of the script."""
         if self._closed or not self.phases.here():
             return
         self._closed = True
@@ -228,7 +231,7 @@ class Recorder:
         return [phase + phase * unmeasured // measured for phase in spent] if measured else spent
 
     def _write(self, reached: _Mark) -> None:
-        """Append the record of what happened since the last one."""
+        """Append the record of everything since the last one."""
         written, travelled = self._written, self._traffic.travelled()
         if reached.time - self._looked > _LOOK_NS:
             self._memory, self._looked = self._ask_memory(), reached.time
@@ -262,7 +265,7 @@ class Recorder:
             self._losses = []
 
     def _trace_if_asked(self) -> None:
-        """Whether the step to come is part of the timeline."""
+        """Listen to phases and collectives if the next step is part of the timeline."""
         spans = self._spans
         if spans is None:
             return

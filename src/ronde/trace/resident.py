@@ -1,7 +1,8 @@
-"""How a way of holding state tells what of it lies in this rank's memory.
+"""Interface of holders of state, for accounts of this rank's memory.
 
-Whatever keeps parameters, gradients or optimizer state elsewhere than in the tensors that a script sees (in
-parts, in buckets, on one owner) is a `Resident`; the summary of a run and `ronde bench memory` ask it.
+Objects that keep parameters, gradients or optimizer state elsewhere than in the tensors that a script sees
+(in shards, in buckets, on one owner) are a `Resident`; the summary of a run and `ronde bench memory` ask
+them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Census(Protocol):
-    """Counts bytes by kind; memory that tensors share is counted once, for the kind that comes first."""
+    """Count of bytes by kind, shared memory once.
+
+    Memory that tensors share is counted for the kind that comes first.
+    """
 
     def count(self, kind: Kind, tensor: Any) -> None:
         """The whole storage of a tensor, unless it has been counted."""
@@ -26,11 +30,11 @@ class Census(Protocol):
         ...
 
     def outside(self, tensor: Any) -> None:
-        """This tensor, counted before or after, lies in memory that is none of the allocator's."""
+        """Exclude a tensor, counted before or after: its memory is outside of the allocator."""
         ...
 
     def add(self, kind: Kind, nbytes: int) -> None:
-        """Bytes that no other can count: what was held for a while, or (negative) another kind's part."""
+        """Add bytes that nothing else can count: temporary ones, or (negative) another kind's."""
         ...
 
 
@@ -39,5 +43,5 @@ class Resident(Protocol):
     """Something that holds state on this rank."""
 
     def tell(self, census: Census) -> None:
-        """Count what is held now. No collective: ranks may be asked one by one."""
+        """Count current state. Not a collective: ranks may be asked one by one."""
         ...

@@ -1,24 +1,24 @@
-"""The directory of one run: its logs, error reports, summaries and the store where local ranks meet.
+"""Directory of one run: logs, error reports, summaries, and the local store.
 
     ~/.local/state/ronde/runs/20261121-035133-5f0c2a/
-        rank-0.log            what rank 0 printed (also shown), rank-1.log, ...
-        rank-1.error.json     why rank 1 failed
-        rank-1.stack          where rank 1 was when its launcher asked; rank-1.crash: when it crashed
+        rank-0.log            output of rank 0 (also shown), rank-1.log, ...
+        rank-1.error.json     error report of rank 1
+        rank-1.stack          stacks of rank 1 on its launcher's request; rank-1.crash: when it crashed
         rank-1.vitals         its beat and its steps
         rank-1.attempt-1.log  the same of ranks that were started again, with their error reports
-        launch.json           who has started what, for `ronde doctor`
+        launch.json           processes and hosts of the run, for `ronde doctor`
         waiting.json          of ranks on several hosts: for what each waits
         hosts.json            of ranks that another launcher has started on several: names and addresses
-        evidence/             what was known when the run stalled or failed, and what was made of it
-        rank-0.summary.json   what rank 0 was busy with
-        rank-0.steps          what its steps were; rank-0.spans with --trace
+        evidence/             evidence at a stall or failure, and its explanation
+        rank-0.summary.json   summary of rank 0's time
+        rank-0.steps          its steps; rank-0.spans with --trace
         events.jsonl          start, notices and end of the run
-        server-0.log          what parameter server 0 said
+        server-0.log          output of parameter server 0
         server-0/             its log of changes and its snapshots, while the run needs them
         pulse                 how far the run is, for the progress line
-        boundary.board        what ranks do in step, and where each waits; reducer.board for gradients
+        boundary.board        lockstep entries and waits of ranks; reducer.board for gradients
         store                 the file store of local ranks
-        store.log             of ranks on several hosts: what the process said that serves them
+        store.log             of ranks on several hosts: output of the process that serves it
         host-1/               of ranks on several hosts, where the user has chosen DIR: that host's own files
         lock                  held by whoever uses the directory
 
@@ -45,7 +45,7 @@ __all__ = ["NODE_ID", "RUN_ID", "RunDirectory", "default_root", "new_run_id", "p
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun|joined)-[0-9a-f]{6,}")
-# Of a node of a run on several: that of the run, which attempt, which node.
+# Run id of a node of a run on several: the run's, the attempt, the node.
 NODE_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{12}")
 OWN_FILE = re.compile(
     r"rank-\d+(\.attempt-\d+)?\.(log|error\.json|summary\.json|stack|crash|vitals|steps|spans|position)|\w+\.board"
@@ -61,7 +61,10 @@ OWN_EVIDENCE = re.compile(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunDirectory:
-    """An existing directory of one run, locked as long as `lock` stays open (-1: it could not be locked)."""
+    """Existing directory of one run, locked as long as `lock` is open.
+
+    A `lock` of -1: it could not be locked.
+    """
 
     path: Path
     run_id: str
@@ -69,16 +72,17 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path | None, environment: Mapping[str, str]) -> RunDirectory:
-        """Make the directory of a new run, here or under the state directory, and hold it alone.
+        """Make the directory of a new run, and hold it exclusively.
 
-        A directory chosen by the user may hold the files of an earlier run: they are removed,
-        because ranks would meet in its old store; nothing else in it is touched.
+        By default it lies under the state directory. A directory chosen by the user may hold the files of an
+        earlier run: they are removed, because ranks would meet in its old store; nothing else in it is
+        touched.
         """
         return cls._held_alone(path, new_run_id(), environment)
 
     @classmethod
     def join(cls, path: Path | None, run_id: str, environment: Mapping[str, str]) -> RunDirectory:
-        """The directory that several processes of this host share, made by whoever comes first.
+        """Open the directory that several processes of this host share, or make it.
 
         The lock is shared and survives `exec`, so that the directory counts as used as long as
         any of them lives.
@@ -94,9 +98,10 @@ class RunDirectory:
     def of_host(
         cls, path: Path | None, run_id: str, host: int, environment: Mapping[str, str]
     ) -> RunDirectory:
-        """The directory of one host's part of a run on several: DIR/host-N where the user has chosen DIR.
+        """Make the directory of one host in a run on several hosts.
 
-        `run_id` is that host's own, for several hosts may share a file system, or be one machine.
+        It is DIR/host-N where the user has chosen DIR. `run_id` is that host's own, for several hosts may
+        share a file system, or be one machine.
         """
         return cls._held_alone(path and path / f"host-{host}", run_id, environment)
 
@@ -115,12 +120,12 @@ class RunDirectory:
 
     @property
     def store(self) -> str:
-        """Where local ranks meet, in the form that `RankConfig.store` takes."""
+        """Store of local ranks, in the form that `RankConfig.store` takes."""
         return f"file://{self.path / 'store'}"
 
     @property
     def store_log(self) -> Path:
-        """What the process of a store for several hosts said."""
+        """Log of the process that serves the store of several hosts."""
         return self.path / "store.log"
 
     def log(self, rank: int) -> Path:
@@ -130,15 +135,15 @@ class RunDirectory:
         return self.path / f"server-{server}.log"
 
     def server_refusal(self, server: int) -> Path:
-        """Why a parameter server will not start."""
+        """Refusal of a parameter server that will not start."""
         return self.path / f"server-{server}.refusal"
 
     def server_state(self, server: int) -> Path:
-        """Where a parameter server keeps its log and snapshots."""
+        """Folder of a parameter server's log and snapshots."""
         return self.path / f"server-{server}"
 
     def begin_attempt(self, number: int) -> None:
-        """Ranks are started again: what attempt `number` left is kept under other names, or removed."""
+        """Rename or remove the files of attempt `number`, before ranks start again."""
         for entry in list(os.scandir(self.path)):
             match = _KEPT.fullmatch(entry.name)
             if match is not None:
@@ -155,11 +160,11 @@ class RunDirectory:
 
     @property
     def is_default(self) -> bool:
-        """Whether the user has not chosen it."""
+        """Return whether the user has not chosen the directory."""
         return self.path.name == self.run_id
 
     def remove_server_states(self) -> None:
-        """Remove what servers would have needed to come back: often larger than the model."""
+        """Remove the recovery state of servers, which is often larger than the model."""
         for entry in self.path.glob("server-*"):
             if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)
@@ -179,11 +184,11 @@ class RunDirectory:
 
     @property
     def question(self) -> Path:
-        """A file by which `ronde doctor` asks the launcher to look at the ranks of all hosts."""
+        """File by which `ronde doctor` asks the launcher about ranks on all hosts."""
         return self.path / "asked"
 
     def is_in_use(self) -> bool:
-        """Whether a launcher holds the directory."""
+        """Return whether a launcher holds the directory."""
         try:
             handle = _lock(self.path, fcntl.LOCK_SH)
         except LaunchError:
@@ -202,18 +207,18 @@ class RunDirectory:
         return self.path / "pulse"
 
     def release(self) -> None:
-        """Let go of the lock: from now on the directory may be pruned or used again."""
+        """Release the lock: the directory may then be pruned or used again."""
         if self.lock >= 0:
             os.close(self.lock)
 
 
 def new_run_id() -> str:
-    """A name that sorts by time and that two runs started in the same second do not share."""
+    """Return a name that sorts by time, unique for runs of the same second."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
 
 
 def default_root(environment: Mapping[str, str]) -> Path:
-    """Where runs are kept: `$XDG_STATE_HOME/ronde/runs`, by default under `~/.local/state`."""
+    """Return the folder of runs: `$XDG_STATE_HOME/ronde/runs`, by default under `~/.local/state`."""
     state = environment.get("XDG_STATE_HOME", "")
     if os.path.isabs(state):  # the XDG rules say that a relative path is to be ignored
         return Path(state) / "ronde" / "runs"
@@ -221,7 +226,7 @@ def default_root(environment: Mapping[str, str]) -> Path:
 
 
 def prune(root: Path, *, keep: int) -> None:
-    """Remove all but the newest `keep` runs under `root`; runs that are still going on stay."""
+    """Remove all but the newest `keep` runs under `root`, except running ones."""
     runs = [entry for entry in os.scandir(root) if RUN_ID.fullmatch(entry.name) and entry.is_dir()]
     runs.sort(key=lambda entry: (entry.stat().st_mtime, entry.name))
     for entry in runs[: max(0, len(runs) - keep)]:
@@ -235,7 +240,7 @@ def prune(root: Path, *, keep: int) -> None:
 
 
 def _usable_root(environment: Mapping[str, str]) -> Path:
-    """The default root, or one among temporary files where the home directory cannot be written."""
+    """Return the default root, or a temporary one if the home directory is read-only."""
     root = default_root(environment)
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -248,7 +253,7 @@ def _usable_root(environment: Mapping[str, str]) -> Path:
 
 
 def _make_writable(directory: Path) -> Path:
-    """Create `directory`; refuse one that cannot be written or whose disk is full."""
+    """Create `directory`; refuse an unwritable one or a full disk."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / f".probe-{os.getpid()}"
@@ -273,7 +278,10 @@ def _no_space(directory: Path) -> str:
 
 
 def _lock(directory: Path, kind: int) -> int:
-    """Lock the directory and return the open file, or -1 on a file system that knows no locks."""
+    """Lock the directory and return the open file.
+
+    -1 on a file system without locks.
+    """
     handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(handle, kind | fcntl.LOCK_NB)

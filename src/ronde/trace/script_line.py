@@ -1,4 +1,4 @@
-"""Which line of the user's script is being executed, found by walking up the stack."""
+"""Current line of the user's script, found by walking up the stack."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def is_library(path: str) -> bool:
-    """Whether the file at this absolute path is ronde's, the interpreter's, or installed."""
+    """Return whether a file is ronde's, the interpreter's, or installed.
+
+    `path` is absolute.
+    """
     return path.startswith((RONDE, *_INSTALLED)) or any(folder in path for folder in _PACKAGES)
 
 
 class ScriptLine:
-    """Names lines `file:line`; remembers which files are libraries.
+    """Names of lines as `file:line`; remembers which files are libraries.
 
     Args:
-        libraries: folders whose files are no scripts, besides ronde, the standard library and what is
-            installed in site-packages.
-        passes_over: whether the file at this absolute path is no script either; asked once for each file.
+        libraries: folders of library files, besides ronde, the standard library and packages in
+            site-packages.
+        passes_over: whether the file at this absolute path is another library file; asked once for each file.
     """
 
     def __init__(self, *libraries: str, passes_over: Callable[[str], bool] | None = None) -> None:
@@ -38,7 +41,10 @@ class ScriptLine:
         self._last = "the start of the script"
 
     def nearest(self, frame: FrameType | None) -> str:
-        """The innermost line of a script at or above `frame`; on a thread without one, the last found."""
+        """Return the innermost script line at or above `frame`.
+
+        On a thread without one, the last line found.
+        """
         while frame is not None:
             file = frame.f_code.co_filename
             try:
@@ -52,7 +58,7 @@ class ScriptLine:
         return self._last
 
     def name(self, file: str) -> str | None:
-        """What the user calls this file; None for a library's."""
+        """Return the user's name of this file; None for a library's."""
         if file.startswith("<"):
             return None
         path = os.path.abspath(file)

@@ -1,4 +1,4 @@
-"""A file of the run directory as memory that the ranks of a host, and their launcher, share."""
+"""A file of the run directory as shared memory of ranks and launcher."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ __all__ = ["shared_file"]
 
 
 def shared_file(path: Path, size: int, *, make: bool) -> mmap.mmap:
-    """The file as memory; its blocks are reserved, as a write into a hole of a full disk is a bus error."""
+    """Map a file into memory, with its blocks reserved.
+
+    A write into a hole of a file on a full disk is a bus error.
+    """
     # os.open is never mediated.
     handle = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0), 0o666)
     try:

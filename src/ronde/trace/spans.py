@@ -1,4 +1,4 @@
-"""When a rank did what, for a timeline of some steps: appended to a file, of bounded size."""
+"""Timeline of some steps of a rank, appended to a file of bounded size."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SPAN = struct.Struct("<qqqq16s")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Span:
-    """From begin to end, in nanoseconds by the rank's monotonic clock.
+    """An interval of a rank's time, in nanoseconds of its monotonic clock.
 
     Attributes:
         name: a phase ("forward"), "step", "wait" for others, or a collective ("all_reduce").
-        number: of the optimizer step that it is part of, from 1.
-        nbytes: that this rank hands over; -1: it is no collective.
+        number: number of the optimizer step that it is part of, from 1.
+        nbytes: bytes that this rank hands over; -1 without a collective.
     """
 
     name: str
@@ -41,10 +41,12 @@ def spans_path(directory: Path, rank: int) -> Path:
 
 
 class SpanFile:
-    """A rank's own file; spans are written at each step, so a rank that is killed loses those of one.
+    """A rank's span file, flushed at each step.
+
+    A rank that is killed loses the spans of one step.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the file cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,13 +56,13 @@ class SpanFile:
         self._count = 0
 
     def add(self, name: str, begin: int, end: int, number: int, nbytes: int = -1) -> None:
-        """What is over; beyond `MOST_SPANS` nothing is kept."""
+        """Add a span that has ended; beyond `MOST_SPANS` nothing is kept."""
         if self._count < MOST_SPANS:
             self._count += 1
             self._pending += _SPAN.pack(begin, end, number, nbytes, name.encode()[:16])
 
     def flush(self) -> None:
-        """Write what was added; a full disk costs the rest of the timeline."""
+        """Write pending spans; a full disk costs the rest of the timeline."""
         pending, self._pending = self._pending, bytearray()
         try:
             while pending:
@@ -74,7 +76,7 @@ class SpanFile:
 
 
 def read_spans(path: Path) -> Iterator[Span]:
-    """What stands in the file; nothing where there is none."""
+    """Read the spans of a file; nothing if it does not exist."""
     try:
         data = path.read_bytes()
     except OSError:

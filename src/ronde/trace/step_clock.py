@@ -1,4 +1,7 @@
-"""What the time of a step goes into: looked at in one step out of several, because each look costs time."""
+"""Division of the time of a step among parts, in some steps only.
+
+Each look costs time, so one step out of several is measured.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,9 @@ _ELEMENT_NS = 100
 
 
 class Part:
-    """What runs; plain numbers, which are quicker than an enumeration's members.
+    """Parts of a step; plain numbers, quicker than members of an enumeration.
 
-    SCRIPT: all else, among it what every rank does whole.
+    SCRIPT: all else, including work that every rank does in full.
     OWN: ronde's own code.
     MODEL: models on this rank's rows, forward and backward.
     ROWS: reading this rank's samples.
@@ -47,10 +50,11 @@ class StepTimes:
     """Seconds that a step took on one rank.
 
     Attributes:
-        whole: from one optimizer step to the next.
-        waited: in collectives, until other ranks had come and bytes were there.
-        own, model, rows: see `Part`; none of them is waiting.
-        halted: the rank neither waited for others nor ran: other programs had its core, or it slept.
+        whole: seconds from one optimizer step to the next.
+        waited: seconds in collectives, until other ranks had arrived and bytes were there.
+        own, model, rows: seconds in each `Part`, without waiting.
+        halted: seconds in which the rank neither waited for others nor ran: other programs had its core, or
+            it slept.
     """
 
     whole: float
@@ -62,13 +66,13 @@ class StepTimes:
 
 
 class StepClock:
-    """Divides the time of some steps among what runs in them; one per rank.
+    """Clock that divides the time of some steps among parts; one per rank.
 
-    Where `armed`, whoever goes from one part into another says so. If an exception keeps one from saying that
-    it has left, the rest of that step counts wrongly, and the next one does not.
+    While `armed`, code that changes from one part into another reports it. If an exception prevents the
+    report of an end, the rest of that step counts wrongly, and the next one does not.
 
     Attributes:
-        armed: this step is looked at.
+        armed: whether this step is measured.
     """
 
     __slots__ = (
@@ -102,7 +106,7 @@ class StepClock:
         self._waited, self._thread = waited, get_ident()
 
     def stepped(self, steps: int) -> None:
-        """An optimizer has stepped; so many steps are done."""
+        """Record that an optimizer has stepped; `steps` are done."""
         if self._waited is None:
             return
         if self.armed:
@@ -112,7 +116,7 @@ class StepClock:
             self._begin(self._waited())
 
     def enter(self, part: int) -> int:
-        """What runs from here on; gives what ran before."""
+        """Enter a part; return the one before."""
         before = self._part
         if self._waited is None or get_ident() != self._thread:
             return before
@@ -122,17 +126,20 @@ class StepClock:
         return before
 
     def claim(self, part: int) -> None:
-        """What has run since the last change was this part, as is known now, and goes on."""
+        """Assign the time since the last change to `part`, and stay in it."""
         self._part = part if get_ident() == self._thread else self._part
         self.enter(part)
 
     def operation(self) -> tuple[int, int]:
-        """An operation on a model's output begins; to be given back to `operated`."""
+        """Begin an operation on a model's output; the result is for `operated`."""
         before = self.enter(Part.OWN)
         return before, self._spent[Part.OWN]
 
     def operated(self, begun: tuple[int, int], elements: int) -> None:
-        """It is done, on so many elements of this rank's rows: what these can have taken is the model's."""
+        """End an operation on `elements` elements of this rank's rows.
+
+        The time that these can have taken is assigned to the model.
+        """
         before, own = begun
         self.enter(before)
         share = min(self._spent[Part.OWN] - own, elements * _ELEMENT_NS)
@@ -140,7 +147,7 @@ class StepClock:
         self._spent[Part.MODEL] += share
 
     def times(self) -> StepTimes | None:
-        """Those of an undisturbed step; None where none was looked at."""
+        """Return the times of an undisturbed step; None if no step was measured."""
         return undisturbed(self._kept)
 
     def _begin(self, waited: int) -> None:
@@ -164,7 +171,7 @@ class StepClock:
 
 
 def is_looked_at(steps: int) -> bool:
-    """Whether the step behind so many is.
+    """Return whether the step after `steps` steps is measured.
 
     >>> [steps for steps in range(200) if is_looked_at(steps)]
     [14, 21, 28, 35, 42, 49, 56, 63, 70, 77, 84, 91, 98, 105, 112, 119, 126, 133, 140, 147, 155, 186]
@@ -173,9 +180,10 @@ def is_looked_at(steps: int) -> bool:
 
 
 def undisturbed(steps: Sequence[StepTimes]) -> StepTimes | None:
-    """The mean of those steps that waited least, for other ranks or for a core; None where there are none.
+    """Average the steps with the least waiting for other ranks or for a core.
 
-    How much work is in a step must not decide about that: batches may be of different sizes.
+    None without any steps. The amount of work in a step must not decide about that: batches may be of
+    different sizes.
     """
     if not steps:
         return None

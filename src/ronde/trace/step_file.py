@@ -1,6 +1,8 @@
-"""What each optimizer step of a rank was, in a mapped file of fixed size, which outlives the rank.
+"""Optimizer steps of a rank, in a mapped file of fixed size.
 
-    header   who, where, when; and what the rank does at this moment
+The file outlives the rank.
+
+    header   rank, host, clocks; and the present phase of the rank
     recent   the last RECENT steps, one record each, in a ring
     course   the whole run in at most COURSE records: when these are full, each two become one, and from then
              on a record stands for twice as many steps
@@ -37,7 +39,7 @@ _HEADER_SIZE = 4096
 # magic, rank, world size, process, wall and monotonic clock at the beginning, offset, records in the course
 _HEADER = struct.Struct("<8q64s")
 _COURSE_AT = 7 * 8
-# What the rank does now: phase, since when, steps, samples, ended.
+# Live numbers of the rank: phase, since when, steps, samples, ended.
 _LIVE = 256
 _LIVE_NUMBERS = 5
 _RECORD = struct.Struct("<19qdq")
@@ -50,11 +52,11 @@ _LOSS, _LOSSES = 19, 20
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One optimizer step, or several in a row; the fields in their order in the file.
+    """One optimizer step, or several consecutive ones; fields in file order.
 
     Attributes:
-        step: number of the last one, from 1. What comes behind a rank's last step has `steps` 0.
-        steps: how many.
+        step: number of the last one, from 1. The time after a rank's last step has `steps` 0.
+        steps: number of steps.
         begun, ended: nanoseconds by the monotonic clock.
         data, forward, backward, optimizer: nanoseconds in each phase, without waiting.
         waited: nanoseconds of waiting for other ranks or for servers.
@@ -62,11 +64,11 @@ class StepRecord:
         resident: bytes of the process in memory, at most.
         device: bytes that torch holds on the CUDA device, at most; 0 on a CPU.
         sent: bytes handed over to collectives and servers, by `ROUTES`.
-        collectives: how many.
-        last: to so many of these this rank came last of its host, while the others waited.
+        collectives: number of collectives.
+        last: number of these at which this rank came last of its host, while the others waited.
         late: nanoseconds for which the last but one had waited by then, all together.
         loss: mean of what the script read as its loss; not a number where it read none.
-        losses: how often it did.
+        losses: number of losses that the script read.
     """
 
     step: int
@@ -99,7 +101,7 @@ class StepRecord:
         return max(0, self.ended - self.begun - known)
 
     def values(self) -> list[float]:
-        """As they stand in the file."""
+        """Return the numbers in the order of the file."""
         flat: list[float] = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -108,14 +110,14 @@ class StepRecord:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> StepRecord:
-        """From what stands in the file."""
+        """Make a record of the numbers in the file."""
         whole: list[Any] = [int(value) for value in values[:_LOSS]]
         fields: list[Any] = [*whole[:12], tuple(whole[12:16]), *whole[16:]]
         return cls(*fields, loss=float(values[_LOSS]), losses=int(values[_LOSSES]))
 
 
 def merged(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """The record of both, of which the second follows the first; values as in the file."""
+    """Merge two consecutive records; values as in the file."""
     total = [one + other for one, other in zip(first, second, strict=True)]
     total[_STEP], total[_BEGUN], total[_ENDED] = second[_STEP], first[_BEGUN], second[_ENDED]
     for place in (_RESIDENT, _DEVICE):
@@ -139,13 +141,13 @@ class StepFile:
         host: its name.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the file cannot be made.
     """
 
     def __init__(
         self, path: Path, *, rank: int, world_size: int, process: int, clocks: tuple[int, int], host: str
     ) -> None:
-        # Nothing is left of an earlier run's; os.open is never mediated.
+        # Records of an earlier run are removed; os.open is never mediated.
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
         self._memory: mmap.mmap = shared_file(path, _SIZE, make=True)
         self._live = memoryview(self._memory)[_LIVE : _LIVE + 8 * _LIVE_NUMBERS].cast("q")
@@ -160,16 +162,16 @@ class StepFile:
         self.show(0)
 
     def show(self, phase: int) -> None:
-        """The rank is in this phase now."""
+        """Record that the rank is in this phase now."""
         self._live[0] = phase
 
     def show_since(self, now: int, steps: int, samples: int) -> None:
-        """The rank has taken so many steps, on so many samples."""
+        """Record that the rank has taken `steps` steps, on `samples` samples."""
         live = self._live
         live[1], live[2], live[3] = now, steps, samples
 
     def write(self, values: list[float]) -> None:
-        """The next record, of one step; values as in `StepRecord.values`."""
+        """Write the next record, of one step; values as in `StepRecord.values`."""
         step = int(values[_STEP])
         place = _HEADER_SIZE + step % RECENT * _RECORD.size
         if values[_STEPS]:
@@ -179,7 +181,7 @@ class StepFile:
         self._write_open()
 
     def read_loss(self, value: float) -> None:
-        """What the script has read belongs to the last record."""
+        """Add a loss that the script has read to the last record."""
         last = self._last
         if last is None or not last[_STEPS]:
             return
@@ -196,14 +198,14 @@ class StepFile:
             self._write_open(closing=False)
 
     def close(self) -> None:
-        """The rank is at its end."""
+        """Record that the rank has ended."""
         self._live[4] = 1
         self._live.release()
         self._course.release()
         self._memory.close()
 
     def _write_open(self, *, closing: bool = True) -> None:
-        """The record that is being put together stands behind the last whole one."""
+        """Write the unfinished record after the last finished one."""
         count = self._course[0]
         opened = self._open
         assert opened is not None
@@ -218,7 +220,7 @@ class StepFile:
         return _HEADER_SIZE + (RECENT + number) * _RECORD.size
 
     def _fold(self) -> None:
-        """Each two records become one, from the front, so that what is read meanwhile has no gap."""
+        """Merge pairs of records from the front, so a concurrent reader sees no gap."""
         for number in range(COURSE // 2):
             pair = [
                 _RECORD.unpack_from(self._memory, self._course_place(2 * number + each)) for each in (0, 1)
@@ -236,17 +238,17 @@ def _add_loss(values: list[float], value: float) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepsOfRank:
-    """What a rank has written.
+    """Contents of a rank's step file.
 
     Attributes:
-        rank, world_size, host: who and where.
+        rank, world_size, host: identity of the rank.
         process: its number on that host.
         wall, monotonic: nanoseconds by both clocks at one moment, the beginning.
         offset: nanoseconds to be added to its monotonic times.
-        phase: what it does now, by `PHASES`.
-        steps, samples: so far.
-        since: when it took the last step; 0 before the first one.
-        ended: it has come to its end by itself.
+        phase: present phase, by `PHASES`.
+        steps, samples: totals so far.
+        since: time of the last step; 0 before the first one.
+        ended: whether it has ended by itself.
         course: the whole run, in steps that do not overlap.
         recent: its last steps, one by one.
     """
@@ -268,7 +270,7 @@ class StepsOfRank:
 
 
 def read_steps(path: Path) -> StepsOfRank | None:
-    """What stands in the file, while its rank goes on; None where there is none, or it is not complete."""
+    """Read the file, even while its rank writes; None if missing or incomplete."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -281,7 +283,7 @@ def read_steps(path: Path) -> StepsOfRank | None:
     phase, since, steps, samples, ended = struct.unpack_from(f"<{_LIVE_NUMBERS}q", data, _LIVE)
     ring = sorted(_records(data, _HEADER_SIZE, RECENT), key=lambda each: each.step)
     recent = _following([each for each in ring if each.step > steps - RECENT])
-    # One more than are whole: the one that is being put together, if it goes on from there.
+    # One more than are finished: the one that is being written, if it continues them.
     start = _HEADER_SIZE + RECENT * _RECORD.size
     course = _following(_records(data, start, min(COURSE, max(0, count) + 1)))
     reached = course[-1].ended if course else 0
@@ -310,7 +312,7 @@ def _records(data: bytes, start: int, count: int) -> list[StepRecord]:
 
 
 def _following(records: Sequence[StepRecord]) -> list[StepRecord]:
-    """Those that go on from the one before."""
+    """Select records that continue the one before."""
     kept: list[StepRecord] = []
     for each in records:
         if each.begun < each.ended and (not kept or each.begun >= kept[-1].ended):

@@ -1,4 +1,7 @@
-"""What a rank was busy with, written down when its script has ended, and told to the user in a few lines."""
+"""Summary of a rank's time, written at the end of its script.
+
+The user sees it in a few lines.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +24,26 @@ MUCH = 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RankSummary:
-    """One rank's account (`rank-N.summary.json`).
+    """Account of one rank (`rank-N.summary.json`).
 
     Attributes:
-        seconds: from the start of the script to its end; imports of ronde and torch come before.
+        seconds: duration from the start of the script to its end; imports of ronde and torch come before.
         steps: optimizer steps.
-        samples: rows of training batches, each batch once (see `Tally`); 0 where there is no telling.
-        steps_per_second, samples_per_second: of the steady part, from the end of the first step to that of
-            the last; None where there are fewer than two.
+        samples: rows of training batches, each batch once (see `Tally`); 0 if unknown.
+        steps_per_second, samples_per_second: rates of the steady part, from the end of the first step to that
+            of the last; None where there are fewer than two.
         data: share of the steady part in which the script waited for a loader's batches; of the whole time
-            where there is none.
-        communication: share in which it was blocked until other ranks or servers had come and bytes were
-            there. On CUDA the host does not block, so most of it hides in what is left.
-        algorithm: how gradients were summed over ranks, and why so; "" on one rank.
+            without a steady part.
+        communication: share in which it was blocked until other ranks or servers had arrived and bytes were
+            there. On CUDA the host does not block, so most of it hides in the rest.
+        algorithm: algorithm that summed gradients over ranks, with the reason; "" on one rank.
         sharded: calls of modules on this rank's rows, by the modules' class.
-        notes: sentences about what ran otherwise than asked, and why.
+        notes: sentences about deviations of the run from the request, with reasons.
         memory: its peaks.
-        compute_plan: what of the plan concerns a rank by itself, as items (its compute values, offload); ""
-            where that is nothing.
-        step_times: what a usual step goes into; None where that was not looked at.
-        plan: of the run; "" where an earlier version has written.
+        compute_plan: items of the plan that concern a rank by itself (its compute values, offload); ""
+            without any.
+        step_times: times of a usual step; None if not measured.
+        plan: plan of the run; "" in a file of an earlier version.
     """
 
     rank: int
@@ -62,7 +65,7 @@ class RankSummary:
 
     @property
     def compute(self) -> float:
-        """Share of the time that is left: the models and all else that the script does."""
+        """Return the rest of the time: models, and all else that the script does."""
         return max(0.0, 1.0 - self.data - self.communication)
 
     def to_json(self) -> str:
@@ -70,7 +73,7 @@ class RankSummary:
 
 
 def read_summary(path: Path) -> RankSummary | None:
-    """The summary at `path`, or None when there is none or it is not complete."""
+    """Read the summary at `path`; None if missing or incomplete."""
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         fields.setdefault("plan", "")
@@ -83,7 +86,7 @@ def read_summary(path: Path) -> RankSummary | None:
 
 
 def summary_lines(summaries: Sequence[RankSummary]) -> list[str]:
-    """What the user is told; rank 0's account, and the slowest rank's where it differs much."""
+    """Format rank 0's account, and the slowest rank's if it differs much."""
     main = next((each for each in summaries if each.rank == 0), None)
     if main is None:
         return []

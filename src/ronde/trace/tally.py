@@ -1,4 +1,4 @@
-"""What one rank counts while its script runs: steps, samples, time spent on data, calls that were cut."""
+"""Counts of one rank during its script: steps, samples, data time, sharded calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Tally"]
 
 
 class Tally:
-    """Plain numbers, added to where things happen; each addition takes a microsecond at most.
+    """Plain counters, updated where things happen; an update takes a microsecond at most.
 
     **Samples** are rows of training batches, each batch once. A batch is counted at the first call of a
     module in training mode, with gradients on, after a loader delivered it; further modules, backwards and
@@ -30,14 +30,14 @@ class Tally:
 
     Attributes:
         steps: steps of all optimizers since this start.
-        before: those that the checkpoint held from which the run goes on; who watches the run hears of both.
+        before: steps in the checkpoint from which the run goes on; observers of the run see the sum of both.
         samples: see above.
         data_ns: nanoseconds in which the script waited for a loader's next batch.
-        sharded: how often modules of each class were called on shards.
-        pulse: what the launcher sees of it; only rank 0 has one.
-        vitals: what others see of this rank.
-        clock: knows what the time of a step goes into.
-        recorder: writes steps down, where it is set.
+        sharded: number of sharded calls of modules of each class.
+        pulse: progress for the launcher; only rank 0 has one.
+        vitals: signs of life of this rank for other processes.
+        clock: clock that divides the time of a step.
+        recorder: recorder of steps, where it is set.
         waited: nanoseconds that this rank has waited for others so far.
     """
 
@@ -94,21 +94,24 @@ class Tally:
         self._last = self._begun
 
     def begin(self) -> None:
-        """The script starts now."""
+        """Start the counts, as the script starts."""
         self.begun_ns = perf_counter_ns()
         self._begun = self._mark()
         if self.recorder is not None:
             self.recorder.begin()
 
     def deliver(self, spent_ns: int, rows: int | None = None) -> None:
-        """A loader has handed out a batch, of so many rows if that is known, for which the script waited."""
+        """Count a batch from a loader, and the nanoseconds waited for it.
+
+        `rows`: the size of the batch, if known.
+        """
         self.data_ns += spent_ns
         self._fresh = self._delivered = True
         if rows is not None:
             self._rows[rows] = None
 
     def train_on(self, rows: int) -> None:
-        """A module is called in training on a batch of so many rows."""
+        """Count a training call of a module on a batch of `rows` rows."""
         if self._fresh:
             self._counted = rows, rows if rows in self._rows else next(iter(self._rows), rows)
             self._count(self._counted[1])
@@ -117,7 +120,7 @@ class Tally:
             self._count(counted if rows == known else rows)
 
     def evaluate(self) -> None:
-        """A module is called in evaluation: what a loader delivered last was for that."""
+        """Discard the delivered batch: a module was called in evaluation."""
         self._delivered = False
         self._rows.clear()
 
@@ -132,11 +135,11 @@ class Tally:
         return bool(self._stepped) and all(id(each) in self._stepped for each in self._optimizers)
 
     def cut(self, name: str) -> None:
-        """A module of this class has run on shards."""
+        """Count a sharded call of a module of this class."""
         self.sharded[name] = self.sharded.get(name, 0) + 1
 
     def backward(self) -> None:
-        """A backward is done."""
+        """Record the end of a backward."""
         if self._from_loader or self._delivered:
             return
         if self._in_step:
@@ -145,15 +148,15 @@ class Tally:
             self._fresh = True
 
     def know(self, optimizer: object) -> None:
-        """There is such an optimizer."""
+        """Register an optimizer."""
         self._optimizers.add(optimizer)
 
     def begin_step(self) -> None:
-        """An optimizer begins its step, in which it may compute the batch once and again."""
+        """Begin a step of an optimizer, which may compute the batch several times."""
         self._in_step = True
 
     def step(self, optimizer: object = None) -> None:
-        """An optimizer has stepped."""
+        """Count a step of an optimizer."""
         self.steps += 1
         self._in_step = False
         if self._delivered and self._fresh and self._rows:
@@ -173,17 +176,17 @@ class Tally:
             self.recorder.stepped(self.before + self.steps, self.samples)
 
     def go_on_from(self, steps: int) -> None:
-        """The run has been brought back to behind so many steps."""
+        """Restore the counts of a checkpoint after `steps` steps."""
         self.before = steps - self.steps
         if self.vitals is not None:
             self.vitals.step(steps)
 
     def step_beside(self) -> None:
-        """An optimizer has stepped in a thread of the script's own, on samples that nobody counts."""
+        """Count a step in another thread of the script, on samples that nobody counts."""
         self.steps += 1
 
     def pace(self) -> Pace:
-        """The steady part of the run; all of it so far where there are fewer than two steps."""
+        """Return the steady part of the run; all of it before a second step."""
         if self._first is None or self._last[0] <= self._first[0]:
             return _between(self._begun, self._mark())
         return _between(self._first, self._last)

@@ -1,6 +1,6 @@
-"""Folders of a run among the temporary files: `ronde-RUN_ID-...`, locked as long as who made it lives.
+"""Folders of a run among the temporary files: `ronde-RUN_ID-...`, locked as long as their maker lives.
 
-The lock ends with the process, however that ends. So a later run can tell what nobody needs.
+The lock ends with the process, however that ends. So a later run can recognise abandoned folders.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _NAME = re.compile(rf"ronde-({RUN_ID.pattern})-\w+")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TemporaryFolder:
-    """One that this process has made and locked."""
+    """A temporary folder that this process has made and locked."""
 
     path: str
     lock: int
 
     @classmethod
     def hold(cls, run_id: str) -> TemporaryFolder:
-        """Make one.
+        """Make a folder.
 
         Raises:
-            OSError: there is no room for temporary files.
+            OSError: the disk of temporary files is full.
         """
         while True:
             path = tempfile.mkdtemp(prefix=f"ronde-{run_id}-")
@@ -50,18 +50,18 @@ class TemporaryFolder:
             os.close(lock)  # another run was faster to lock it, and has removed it
 
     def remove(self) -> None:
-        """Remove it with all that it holds."""
+        """Remove the folder with its contents."""
         remove_tree(self.path)
         os.close(self.lock)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TemporaryFolders:
-    """Where a rank's folders are made.
+    """Factory of a rank's temporary folders.
 
     Attributes:
-        given: the launcher's folder, which it removes when all ranks are gone; "": there is none.
-        run_id: of the run, "" if it has none.
+        given: folder of the launcher, which it removes when all ranks are gone; "" without one.
+        run_id: id of the run, "" without one.
     """
 
     given: str = ""
@@ -69,18 +69,18 @@ class TemporaryFolders:
 
     @property
     def above(self) -> str | None:
-        """The folder for what is temporary; None: where `tempfile` puts it."""
+        """Parent folder of temporary files; None for `tempfile`'s default."""
         return self.given if self.given and os.path.isdir(self.given) else None
 
     def new(self) -> str:
-        """A new folder; one of its own is locked until this process ends."""
+        """Make a folder; one outside `given` is locked until this process ends."""
         if self.above is None and self.run_id:
             return TemporaryFolder.hold(self.run_id).path
         return tempfile.mkdtemp(prefix="ronde-", dir=self.above)
 
 
 def remove_dead(lives: Callable[[str], bool]) -> None:
-    """Remove this user's folders whose makers are dead.
+    """Remove this user's folders of dead makers.
 
     Args:
         lives: whether a run of this id has processes.
@@ -106,13 +106,13 @@ def _remove_if_dead(entry: os.DirEntry[str], lives: Callable[[], bool]) -> None:
 
 
 def remove_tree(folder: str) -> None:
-    """Remove a folder with all that it holds, as far as that can be done."""
+    """Remove a folder with its contents, as far as possible."""
     open_up(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def open_up(folder: str) -> None:
-    """Let what it holds be removed, whatever rights the script has given to folders inside."""
+    """Make the contents removable, despite permissions that the script has set."""
     with contextlib.suppress(OSError):
         os.chmod(folder, 0o700)
     for above, names, _ in os.walk(folder):

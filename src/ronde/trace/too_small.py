@@ -1,9 +1,9 @@
-"""Whether a run was slower than one process would be, as far as its own times tell.
+"""Estimate whether one process would have been faster than the run.
 
-What one process would take is not known, but between what it lies. It does without ronde's own code and
-without waiting, and computes the rows of all ranks. At best that takes as long as each rank takes for its own
-rows: where calling operations is what takes the time, and where it has the cores of all ranks. At worst one
-rank's rows come after another's. Samples are read one after the other in any case.
+The time of one process is unknown, but has bounds. It does without ronde's own code and without waiting, and
+computes the rows of all ranks. At best that takes as long as each rank takes for its own rows: if calling
+operations takes the time, and if it has the cores of all ranks. At worst one rank's rows come after
+another's. Samples are read one after the other in any case.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ronde.trace.step_clock import StepTimes
 
 __all__ = ["Division", "division", "too_small_line"]
 
-# So many steps say something of a run, and by so much a run must be slower to be called so.
+# So many steps make a judgement possible, and a run must be slower by this factor to be called so.
 _FEWEST_STEPS = 50
 _CLEARLY = 1.25
 
@@ -25,10 +25,10 @@ class Division:
     """Seconds that an undisturbed step takes.
 
     Attributes:
-        ranks: how many.
-        divided: on these ranks.
-        cost: of that, what one process does without: ronde's own code and collectives.
-        about, most: in one process.
+        ranks: number of ranks.
+        divided: seconds on these ranks.
+        cost: part of `divided` that one process does without: ronde's own code and collectives.
+        about, most: seconds in one process: the estimate, and its upper bound.
     """
 
     ranks: int
@@ -39,15 +39,15 @@ class Division:
 
     @property
     def is_slower(self) -> bool:
-        """Whether one process is clearly faster, and no slower if it takes the most that it can."""
+        """Return whether one process is clearly faster, and at worst not slower."""
         return self.divided >= max(_CLEARLY * self.about, self.most)
 
 
 def division(ranks: Sequence[StepTimes], world_size: int) -> Division | None:
-    """What dividing a step cost; None where no rank is known.
+    """Compute the cost of dividing a step; None if no rank is known.
 
-    Of the ranks that counts which waited least: the others waited for it too, which has other reasons. Where
-    not all ranks are known, that may be any, and waiting is left out.
+    The rank that waited least counts: the others waited for it too, which has other reasons. Where not all
+    ranks are known, that may be any, and waiting is left out.
     """
     if not ranks:
         return None
@@ -65,7 +65,10 @@ def division(ranks: Sequence[StepTimes], world_size: int) -> Division | None:
 
 
 def too_small_line(found: Division | None, steps: int) -> str:
-    """What the user is told of a run of so many steps; "" where dividing the work was worth it."""
+    """Format a warning about small steps; "" if dividing the work was worth it.
+
+    Runs of a few steps are not judged.
+    """
     if found is None or steps < _FEWEST_STEPS or not found.is_slower:
         return ""
     return (

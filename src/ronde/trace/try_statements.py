@@ -1,4 +1,4 @@
-"""Finds out whether the script would catch what a call raises.
+"""Static check whether the script would catch an exception of a call.
 
 It walks up the stack, and reads the sources. A handler counts unless it takes only exceptions that no
 computation raises (`KeyboardInterrupt`), or ends with a `raise` and has no other way out. A `with` counts
@@ -50,7 +50,7 @@ class TryStatements:
         self._managers: dict[tuple[str, Scope], bool] = {}
 
     def catch(self, frame: FrameType | None, outermost: CodeType | None = None) -> bool:
-        """Say whether a frame at or above this one would catch an exception where it stands.
+        """Say whether a frame at or above this one would catch an exception.
 
         Args:
             outermost: frames at and above one of this code are not asked.
@@ -142,7 +142,7 @@ def _scope(code: CodeType) -> Scope:
 
 
 def _names(frame: FrameType) -> dict[str, Any]:
-    """The names whose values are known without a look at local variables."""
+    """Return the names with known values, without reading local variables."""
     code = frame.f_code
     local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
     if local.isdisjoint(frame.f_globals):

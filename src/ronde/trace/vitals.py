@@ -1,4 +1,4 @@
-"""A rank's signs of life: a few numbers in a file of the run directory, which its launcher maps as well.
+"""Signs of life of a rank, in a file that its launcher maps too.
 
 Writing costs no system call. The file outlives the rank, and is read without the rank's help: when it is
 stopped, when some code of it holds the interpreter, when it is dead.
@@ -17,8 +17,8 @@ from time import monotonic_ns  # bound here: the module's own is replaced for sc
 
 __all__ = ["STACK_SIGNAL", "Seen", "Vitals", "first_not_finite", "look_at", "vitals_path"]
 
-# Real-time signals are hardly used by scripts. A rank writes its stack when it gets this one. Other
-# systems than Linux have none, and are to come as far as the sentence that refuses them.
+# Real-time signals are hardly used by scripts. A rank writes its stack when it gets this one. Systems other
+# than Linux have none, and must still reach the message that refuses them.
 STACK_SIGNAL = getattr(signal, "SIGRTMIN", 34) + 7
 
 _PID, _THREAD, _BEAT, _STEP, _ANSWERS, _NOT_FINITE, _THREADS = range(7)
@@ -28,16 +28,17 @@ _NUMBERS = struct.Struct(f"<{_COUNT}q")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """What a rank has shown last.
+    """Last signs of life of a rank.
 
     Attributes:
         pid: its process.
         thread: Python's number of its main thread.
         beat: seconds by the monotonic clock at which its thread ran last; 0: it has none yet.
         step: optimizer steps.
-        answers: the signal that asks for stacks is still ours: the script has no use of its own for it.
-        not_finite: the step since which this rank's own gradients are not finite; 0: they are.
-        threads: that it computes with.
+        answers: whether the signal that asks for stacks is still ours: the script does not use it itself.
+        not_finite: first step of the time in which this rank's own gradients have not been finite; 0 if they
+            are finite.
+        threads: number of threads that it computes with.
     """
 
     pid: int
@@ -54,7 +55,7 @@ def vitals_path(directory: Path, rank: int) -> Path:
 
 
 class Vitals:
-    """The rank's own side."""
+    """Writer of a rank's own signs of life."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
@@ -62,7 +63,7 @@ class Vitals:
 
     @classmethod
     def create(cls, path: Path, *, thread: int, threads: int) -> Vitals | None:
-        """Make the file; None where that is not possible, for a rank does without."""
+        """Make the file; None where that is impossible: a rank works without it."""
         try:
             # os.open is never mediated. Written, not only made long: see `pulse.py`.
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -75,22 +76,22 @@ class Vitals:
             return None
 
     def beat(self, *, answers: bool) -> None:
-        """A thread of this rank has had the interpreter just now."""
+        """Record that a thread of this rank has run Python code just now."""
         self._numbers[_BEAT] = monotonic_ns()
         self._numbers[_ANSWERS] = answers
 
     def step(self, steps: int) -> None:
-        """So many optimizer steps are done."""
+        """Record that `steps` optimizer steps are done."""
         self._numbers[_STEP] = steps
 
     def finite(self, answer: bool) -> None:
-        """Whether gradients of this rank's own rows are finite, in the step that goes on."""
+        """Record whether this rank's local gradients are finite in the current step."""
         if answer == bool(self._numbers[_NOT_FINITE]):
             self._numbers[_NOT_FINITE] = 0 if answer else self._numbers[_STEP] + 1
 
 
 def look_at(path: Path) -> Seen | None:
-    """What the rank has shown there; None where it has not begun."""
+    """Read the signs of life of a rank; None before its start."""
     try:
         numbers = _NUMBERS.unpack(path.read_bytes())
     except (OSError, struct.error):
@@ -107,10 +108,10 @@ def look_at(path: Path) -> Seen | None:
 
 
 def first_not_finite(since: Mapping[int, int]) -> tuple[int, int, bool] | None:
-    """Where gradients that are not finite come from; None where all are.
+    """Find the rank with the first non-finite gradients; None if all are finite.
 
     Args:
-        since: of each rank the step, 0 where its gradients are finite.
+        since: step of each rank's first non-finite gradient, 0 for finite ones.
 
     Returns:
         the rank that was first, its step, and whether that was the step of all of several ranks.
