@@ -1,4 +1,7 @@
-"""A cache of keys in a model's output, where each stage of a pipeline has the keys of its own layers."""
+"""Placeholder for a key-value cache that is split over the stages of a pipeline.
+
+Each stage has the keys of its own layers.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ __all__ = ["AbsentCache"]
 
 @final
 class AbsentCache:
-    """Stands for a cache in a model's output.
+    """Placeholder for a cache in a model's output.
 
     Raises:
-        UsageError: when the script looks into it.
+        UsageError: the script reads from it.
     """
 
     def __getattr__(self, name: str) -> NoReturn:

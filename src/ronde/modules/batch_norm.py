@@ -57,7 +57,7 @@ def install(patches: Patches, context: Context) -> None:
 
 
 def _is_watched(context: Context) -> bool:
-    """Whether a batch norm called here may be given rows of which other ranks have more."""
+    """Return whether a batch norm called here may see only part of a batch."""
     return context.region in (Region.SHARDED, Region.OBSERVED) and not context.standing.batchless
 
 
@@ -77,7 +77,7 @@ def _global_batch_norm(
 class _Normalize(Function):
     """(x - mean) / sqrt(var + eps) * weight + bias with global statistics."""
 
-    # An observed call is told: rows of the batch meet here on purpose.
+    # Tells observed calls that rows of the batch are combined here on purpose.
     normalizes_whole_batch = True
 
     @staticmethod
@@ -176,7 +176,7 @@ def _differentiable_gradients(
     context: Context, value: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor | None,
     count: torch.Tensor, eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The same as functions of input, weight and gradient, for a gradient of the gradient."""
+    """Compute the same gradients differentiably, for a gradient of the gradient."""
     dims = _all_but_channels(value)
     mean = SyncSum.apply(value.sum(dims), context) / count
     variance = SyncSum.apply((value - _channels(mean, value)).square().sum(dims), context) / count

@@ -1,4 +1,4 @@
-"""What is known of the script's calls of modules, beside the calls themselves."""
+"""State of the script's module calls, beside the calls themselves."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ __all__ = ["Calls", "SmallBatches"]
 
 
 class Calls:
-    """One per session.
+    """State of module calls; one per session.
 
     Args:
-        batch_dim: which dimension of a model's arguments is the batch, None where that is to be found.
-        pieces: into how many pieces each rank's rows are cut, at most.
+        batch_dim: dimension of a model's arguments that is the batch, None to search for it.
+        pieces: largest number of pieces into which each rank's rows are cut.
 
     Attributes:
-        caches: caches of keys and values that models return are whole, or rows, on every rank.
-        called: carries out each call of the script's that no other call is around, where it is set.
-        heard: is given each module that the script, or a module in parts, has called, and its output.
-        on_call: hears of each call of a module on a batch, while it is set.
-        on_evaluation: hears of each call in shards without gradients.
-        draws_nothing: the module that runs draws no random numbers, as far as is known.
-        uncut: it has been said why modules were not cut.
-        explained: it has been said of some module why it is not cut.
-        beside: modules were called in another thread than the main one, where nothing is cut.
-        tries: where the script's own modules catch exceptions.
+        caches: whether caches of keys and values that models return are whole, or rows, on every rank.
+        called: runs each outermost call of the script, where it is set.
+        heard: callback for each module that the script, or a module in parts, has called, with its output.
+        on_call: callback for each call of a module on a batch, while it is set.
+        on_evaluation: callback for each call in shards without gradients.
+        draws_nothing: whether the running module draws no random numbers, as far as is known.
+        uncut: whether a note has said why modules were not cut.
+        explained: whether a note has explained of some module why it is not cut.
+        beside: whether modules were called in another thread than the main one, where nothing is cut.
+        tries: `try` statements of the script's own modules.
         sizes: sizes of the batch that modules keep as attributes.
         in_functions: each `torch.autograd.Function` in whose forward modules were called, uncut.
     """
@@ -60,14 +60,17 @@ class Calls:
         self.in_functions: dict[str, None] = {}
 
     def fewest(self, rows: int) -> int:
-        """Of a batch of so many rows, the fewest on which a model is called: a piece of the smallest part."""
+        """Return the fewest rows on which a model is called, of `rows` rows.
+
+        These are a piece of the smallest part.
+        """
         return max(rows // self.context.world_size // self.pieces, 1)
 
 
 class SmallBatches:
-    """Counts calls in training on fewer rows than there are ranks, which every rank computes whole.
+    """Counts training calls on fewer rows than ranks, computed whole on every rank.
 
-    Of the calls that no other module's call is around; one per session.
+    Only outermost calls count; one per session.
     """
 
     def __init__(self) -> None:
@@ -78,7 +81,7 @@ class SmallBatches:
         self._small += small
 
     def sentence(self, ranks: int) -> str:
-        """What the user is told at the end where most of them were so; else empty."""
+        """Return a note for the end if most calls were small, else ""."""
         if ranks == 1 or 2 * self._small <= self._calls:
             return ""
         return (

@@ -1,8 +1,8 @@
-"""Where the batch may lie among the arguments of a call: these are tried in order.
+"""Candidates for the batch among the arguments of a call, by likelihood.
 
-The first axis comes first. What is on the second (a recurrent network's `[T, B, F]`, its hidden state
-`[layers, B, H]`) is tried where the first turns out to be none, unless the plan names the axis. A batch may
-also be a list with an entry for each sample, as detection models take images of several sizes.
+The first axis comes first. The second (a recurrent network's `[T, B, F]`, its hidden state `[layers, B, H]`)
+is tried where the first turns out not to be a batch, unless the plan names the axis. A batch may also be a
+list with an entry for each sample, as detection models take images of several sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ronde.tensor.tree import leaves
 __all__ = ["LISTED", "Batch", "are_samples", "batches", "listed_samples"]
 
 LISTED = "its batch is a list with an entry for each sample; what it calls on them stacked is cut"
-# Those of images, or of what a model makes of them, with a batch axis.
+# Dimensions of images, or of a model's features of them, with a batch axis.
 _DIMS_OF_IMAGES = 4
 
 # Axes on which a batch is looked for when the plan does not name one.
@@ -28,15 +28,17 @@ _SEARCHED = (0, 1)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Batch:
-    """What of a call's arguments is, or may be, the batch.
+    """A possible batch among a call's arguments.
 
     Attributes:
         rows: global rows, the unit in which ranks are given their part.
         inner: entries of the batch axis for each row (1, or T where `[B, T]` was flattened).
         axes: the batch axis of every leaf, None for leaves that enter whole.
-        searched: on another axis than the first, though nobody named that: to be proven at its whole size.
-        likely: inside a module in parts, what is not as long as the batch around it may be none at all; nor
-            need it be one where there are too few rows along the first axis, and another was cut.
+        searched: whether it lies on another axis than the first, without anybody naming that: to be proven at
+            its whole size.
+        likely: whether it is likely a batch: inside a module in parts, a value of another length than the
+            batch around it may not be one at all; nor need it be one where there are too few rows along the
+            first axis, and another was cut.
     """
 
     rows: int
@@ -46,18 +48,23 @@ class Batch:
     likely: bool = True
 
     def only_vectors(self, values: list[Any]) -> bool:
-        """Whether all that would be cut are vectors, which may be one sample, or samples laid end to end."""
+        """Return whether only vectors would be cut.
+
+        A vector may be one sample, or samples laid end to end.
+        """
         taken = (value for value, axis in zip(values, self.axes, strict=True) if axis is not None)
         return all(value.dim() == 1 for value in taken)
 
     def all_cut(self, values: list[Any]) -> bool:
-        """Whether there is no tensor that would enter whole."""
+        """Return whether every tensor would be cut."""
         pairs = zip(values, self.axes, strict=True)
         return all(axis is not None for value, axis in pairs if isinstance(value, torch.Tensor))
 
 
 def batches(values: list[Any], named: int | None, rows: int | None) -> list[Batch]:
-    """The candidates among the leaves of a call's arguments, the likeliest first; none without a batch.
+    """Return the candidates among the leaves of a call's arguments, the likeliest first.
+
+    Empty without a batch.
 
     Args:
         named: the batch axis that the plan names, None where it is to be found.
@@ -98,7 +105,10 @@ def _on_axis(values: list[Any], dim: int, rows: int | None, *, searched: bool) -
 
 
 def _with_other_axes(values: list[Any], batch: Batch) -> Iterator[Batch]:
-    """The batch where some tensors have it on another axis, or where one only happens to be as long."""
+    """Yield variants where some tensors have the batch elsewhere, or not at all.
+
+    The latter only happen to have the batch's length.
+    """
 
     length = batch.rows * batch.inner
     first = next(place for place, axis in enumerate(batch.axes) if axis is not None)
@@ -109,7 +119,7 @@ def _with_other_axes(values: list[Any], batch: Batch) -> Iterator[Batch]:
         return next((dim for dim, size in enumerate(value.shape) if size == length), None)
 
     def no_square(place: int, value: Any, axis: int | None) -> int | None:
-        """A mask of attention is T by T."""
+        """Leave out square matrices: a mask of attention is T by T."""
         if place == first or cuts_rows(value) or not isinstance(value, torch.Tensor):
             return axis
         return None if value.shape == (length, length) else axis
@@ -121,7 +131,7 @@ def _with_other_axes(values: list[Any], batch: Batch) -> Iterator[Batch]:
 
 
 def _may_be_batch(value: Any) -> bool:
-    """A parametrization is a module called on a parameter."""
+    """Exclude parameters: a parametrization is a module called on a parameter."""
     return (
         isinstance(value, torch.Tensor) and not value.is_nested and not isinstance(value, torch.nn.Parameter)
     )
@@ -138,10 +148,10 @@ def _axis(value: Any, length: int, dim: int) -> int | None:
 
 
 def listed_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """The number of entries where the first argument with tensors may be a list of samples, else None.
+    """Return the number of samples if the first argument may list them.
 
-    An entry is a tensor or a mapping with tensors. A list of several inputs, with the batch on their
-    first axis, looks the same: its observed call tells.
+    None otherwise. An entry is a tensor or a mapping with tensors. A list of several inputs, with the batch
+    on their first axis, looks the same: its observed call decides.
     """
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
@@ -154,7 +164,7 @@ def listed_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
 
 
 def are_samples(values: list[Any]) -> bool:
-    """Whether entries that begin with an axis too short to be cut are samples: else they are a few rows."""
+    """Return whether entries with a short first axis are samples, rather than few rows."""
     return any(isinstance(value, torch.Tensor) and value.dim() < _DIMS_OF_IMAGES for value in values)
 
 

@@ -1,10 +1,10 @@
-"""`torch.compile` of a function: what the script itself does on global values is carried out eagerly.
+"""`torch.compile` of functions: the script's own code runs eagerly on global values.
 
 A compiled module runs on this rank's rows, as plain tensors, and stays compiled. A compiled function of the
-script (a loss, a whole training step) is given global tensors, or calls models and backward; a graph that was
+script (a loss, a whole training step) gets global tensors, or calls models and backward; a graph that was
 traced through them would hold this rank's rows and collectives as constants. `torch.cond` takes its branch as
 Python would: by itself it compiles a wrapper around the branches, by which it finds the parameters that they
-close over, and what is not compiled would get no gradient.
+close over, and a branch that is not compiled would get no gradient.
 """
 
 from __future__ import annotations
@@ -54,15 +54,18 @@ def _install_cond(patches: Patches) -> None:
 
 
 def _is_traced() -> bool:
-    """By `torch.export` and the like, or inside `torch.func`: there is no value to go by."""
+    """Return whether `torch.export` and the like, or `torch.func`, is tracing.
+
+    Tensors have no values then.
+    """
     return get_proxy_mode() is not None or peek_interpreter_stack() is not None
 
 
 def pass_over(call: Any) -> None:
-    """Have the compiler see a model's own code, as in plain python, not ronde's around it.
+    """Let the compiler see a model's own code, not ronde's wrapper.
 
-    That is one piece of code for all models, and the compiler gives up a piece that it has compiled a few
-    times.
+    The wrapper is one piece of code for all models, and the compiler gives up a piece that it has compiled a
+    few times.
     """
     while getattr(call, "__module__", "").startswith("ronde."):
         skip_code(call.__code__)
@@ -93,13 +96,13 @@ def _eager_in_scripts(
 
 
 def _is_inside_torch(function: Any) -> bool:
-    """What torch itself compiles for an operation that takes functions."""
+    """Return whether torch itself compiles this function, for an operator that takes functions."""
     inner = "<locals>" in getattr(function, "__qualname__", "")
     return inner and (getattr(function, "__module__", None) or "").startswith("torch.")
 
 
 def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
-    """What the user gave to the compiler, of what came back; any other module is itself."""
+    """Return the module that the user gave to the compiler, or `module` itself."""
     if "_orig_mod" not in module._modules:
         return module
     inner: Any = module._modules["_orig_mod"]

@@ -1,4 +1,4 @@
-"""What crosses the edge of a model: a batch among the arguments becomes rows, outputs become global again."""
+"""Conversion at a model's edge: batches become rows, outputs become global."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Crossing"]
 
 
 class Crossing:
-    """In both directions; one per session.
+    """Conversion in both directions; one per session.
 
     Args:
         rules: the operations that keep outputs sharded.
@@ -35,12 +35,18 @@ class Crossing:
         self._rules = rules
 
     def inward(self, call: Any, axes: Sequence[int | None], batch: Batch) -> Any:
-        """The arguments for the model: of a batch this rank's rows, on the axis that is named."""
+        """Convert the arguments for the model: this rank's rows of the batch.
+
+        `axes` has the batch axis of each leaf.
+        """
         remaining = iter(axes)
         return map_leaves(lambda value: self._local(value, next(remaining), batch), call)
 
     def outward(self, module: torch.nn.Module, call: Any, output: Any, batch: Batch, verdict: Verdict) -> Any:
-        """The output for the script: rows become global tensors, an argument that is returned is itself."""
+        """Convert the output for the script: rows become global tensors.
+
+        An argument that is returned stays itself.
+        """
         given = list(leaves(call)) if any(place is not None for place in verdict.same_as) else []
         expected = iter(zip(verdict.outputs, verdict.same_as, strict=True))
 
@@ -59,7 +65,7 @@ class Crossing:
 
     @contextmanager
     def entered(self, module: torch.nn.Module) -> Iterator[None]:
-        """Inside, parameters in the midst of a graph (`functional_call`) have passed the Enter edge."""
+        """Pass non-leaf parameters (`functional_call`) through the Enter edge, inside the block."""
         swapped: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         if torch.is_grad_enabled():
             for part in module.modules():
@@ -106,7 +112,7 @@ class Crossing:
         return alike(materialize(made), value)
 
     def adopt(self, module: torch.nn.Module) -> None:
-        """Gradients of these parameters will differ between ranks, whoever updates them."""
+        """Adopt a module's parameters: their gradients will differ between ranks."""
         for part in module.modules():
             for parameter in part._parameters.values():
                 if parameter is not None and parameter.requires_grad:

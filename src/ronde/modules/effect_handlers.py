@@ -1,7 +1,8 @@
-"""Effect handlers of a probabilistic program (Pyro) record what a model samples, and see no observed call.
+"""Effect handlers of a probabilistic program (Pyro): hidden from observed calls.
 
-A model that does so while it is observed is refused, and the handlers see its one call, on the whole batch.
-Pyro's protocol: a stack of messengers, each of which is given every message.
+They record the samples of a model. A model that samples while it is observed is refused, and the handlers see
+its one call, on the whole batch. Pyro's protocol: a stack of messengers, each of which is given every
+message.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ class _Refusing:
 
 @contextmanager
 def effects_refused() -> Iterator[None]:
-    """Nothing that is computed inside reaches the handlers around it.
+    """Hide the inside of the block from the handlers around it.
 
     Raises:
-        MixesRows: where something would have.
+        MixesRows: a message would have reached them.
     """
     stack = getattr(sys.modules.get("pyro.poutine.runtime"), "_PYRO_STACK", None)
     if not stack:

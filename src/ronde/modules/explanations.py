@@ -1,4 +1,4 @@
-"""What users are told of models that do not run as one piece: of each cause one sentence, and how often."""
+"""Notes about models that run in parts: one per cause, with counts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["Explanations", "is_computed_whole"]
 
 
 _DIGITS = re.compile(r"\b\d+\b")
-# Where in a tree of modules something is.
+# Path of a module inside of a tree of modules.
 _PATH = re.compile(r"\b(\w+\.)+(?=\w)")
 
 
 class _Told:
-    """Why modules of a class run in parts, as the user is told.
+    """Reason why modules of a class run in parts, as the user is told.
 
     Attributes:
-        because_of: modules inside in which the reason was found.
+        because_of: classes of inner modules in which the reason was found.
         seen: names of modules that are in the sentence, or were.
-        often: in how many calls it was so.
+        often: phrase with the number of calls that it concerns.
     """
 
     def __init__(self, name: str, reason: str) -> None:
@@ -45,7 +45,7 @@ class _Told:
 
 
 class Explanations:
-    """Finds the sentences; one per session."""
+    """Notes about modules in parts; one per session."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -56,7 +56,7 @@ class Explanations:
         self._around: list[tuple[str, Verdict]] = []
 
     def say(self, call: Call, verdict: Verdict) -> None:
-        """Of what has been found of a form of call."""
+        """Explain the verdict on a form of call."""
         if verdict.sharded:
             self._say_where(call, verdict)
         elif verdict.reason == LISTED:
@@ -79,12 +79,14 @@ class Explanations:
             )
 
     def _is_no_batch(self, call: Call, verdict: Verdict) -> bool:
-        """Whether what could be a batch need not be one: the batch around it is of another size, or it is but
-        a vector, of which no part can be taken: mostly one sample.
+        """Return whether the candidate need not be a batch at all.
 
-        In a module that runs in parts some rows of the batch may be chosen, for an expert say, and be as wide
-        as the batch is long: another axis than the first is blamed once its rows have come out apart. Of
-        torch's layers so is a vector, which may be the order of a packed sequence.
+        Either the batch around it has another size, or it is only a vector that cannot be cut: mostly one
+        sample.
+
+        In a module that runs in parts some rows of the batch may be selected, for an expert for example, and
+        be as wide as the batch is long: another axis than the first is blamed only if its outputs were rows
+        of the batch. So is a vector given to one of torch's layers: it may be the order of a packed sequence.
         """
         batch = call.batches[verdict.candidate]
         vectors = batch.only_vectors(call.values)
@@ -96,12 +98,12 @@ class Explanations:
         return found and not verdict.apart
 
     def are_around(self) -> bool:
-        """Whether what is called is called by a module that runs in parts."""
+        """Return whether a module that runs in parts is around the present call."""
         return bool(self._around)
 
     @contextmanager
     def inside(self, module: torch.nn.Module, verdict: Verdict) -> Iterator[None]:
-        """Around the body of a module that runs in parts."""
+        """Record the body of a module that runs in parts, around its execution."""
         name = type(module).__name__
         self._times[name, _cause(verdict.reason)] += 1
         self._around.append((name, verdict))
@@ -111,7 +113,7 @@ class Explanations:
             self._around.pop()
 
     def conclude(self) -> None:
-        """At the end of a run: where some calls were as one piece, in how many it was otherwise."""
+        """Add counts at the end of a run, for modules sharded in some calls."""
         named: Counter[str] = Counter(self._calls.tally.sharded)
         for (name, _), times in self._times.items():
             named[name] += times
@@ -120,13 +122,19 @@ class Explanations:
             self._change(told, often=f" in {some} of {calls} calls" if 0 < some < calls else "")
 
     def listed(self, module: torch.nn.Module, *, said: bool) -> Verdict:
-        """The verdict on a call whose entries hold no batch: it is the list itself, of which it is `said`."""
+        """Return the verdict on a call with a list for its batch.
+
+        The entries of the list have no batch; `said`: tell the user so.
+        """
         if said:
             self._tell(module, LISTED)
         return Verdict(False, LISTED)
 
     def opaque(self, module: torch.nn.Module, kind: str) -> AbstractContextManager[None]:
-        """Around the body of a module that is given an object of this class, which hides tensors."""
+        """Record a module around its body, with an opaque argument of this class.
+
+        Such an argument hides tensors.
+        """
         reason = (
             f"one of its arguments is a {kind}, which is not taken apart; give the model the tensors in it, "
             f"or a dict, a dataclass or a plain object of them"
@@ -136,7 +144,10 @@ class Explanations:
 
     @contextmanager
     def arrays(self, module: torch.nn.Module) -> Iterator[None]:
-        """Around the body of a module that is given arrays of NumPy, and makes tensors of them, if any."""
+        """Record a module with NumPy arguments around its body.
+
+        The user is told if the module makes tensors of them, so that a module inside is sharded.
+        """
         sharded = self._calls.tally.sharded
         before = sum(sharded.values())
         with self.inside(module, Verdict(False, _ARRAYS)):
@@ -145,13 +156,13 @@ class Explanations:
             self._tell_of_arguments(module, _ARRAYS)
 
     def _tell_of_arguments(self, module: torch.nn.Module, reason: str) -> None:
-        """Of the outermost module that has parameters."""
+        """Note the reason, for an outermost module with parameters."""
         told = self._is_told(type(module).__name__)
         if not self._around and next(module.parameters(), None) is not None and not told:
             self._tell(module, reason)
 
     def _tell(self, module: torch.nn.Module, reason: str) -> None:
-        """Each reason once, whatever numbers of rows or shapes are in it."""
+        """Note each reason once, regardless of numbers of rows or shapes in it."""
         self._calls.explained = True
         name = type(module).__name__
         key = name, _cause(reason)
@@ -163,14 +174,17 @@ class Explanations:
         return any(told == name for told, _ in self._told)
 
     def _change(self, told: _Told, **known: Any) -> None:
-        """More is known of what has been said."""
+        """Amend a note that was already emitted."""
         before = told.sentence
         for name, value in known.items():
             setattr(told, name, value)
         self._calls.notes.say_instead(before, told.sentence)
 
     def _say_why(self, module: torch.nn.Module, verdict: Verdict) -> None:
-        """Where a module around this one could not be cut for the same reason, this one is its cause."""
+        """Note why a module is not cut.
+
+        Where a module around this one could not be cut for the same reason, this one is named as the cause.
+        """
         if verdict.raised and any(around.raised for _, around in self._around):
             return
         name, reason = type(module).__name__, _cause(verdict.reason)
@@ -184,17 +198,18 @@ class Explanations:
             self._change(told, reason=verdict.reason, because_of=because_of)
 
     def _say_of_single_rows(self, name: str, verdict: Verdict) -> None:
-        """Unless more is known of the module already."""
+        """Note it unless more is known of the module already."""
         if not self._is_told(name):
             self._calls.explained = True
             self._calls.notes.say(f"{name} is computed whole where a rank has a single row: {verdict.reason}")
 
 
 def is_computed_whole(calls: Calls, batch: Batch) -> bool:
-    """Whether every rank computes the whole of a batch that cannot be cut as one piece.
+    """Return whether every rank computes a batch whole, because parts are single rows.
 
-    In memory one row may lie otherwise than as one of several, and draws run through memory: of a body that
-    is carried out in parts nobody would know.
+    This concerns a batch that cannot be cut as one piece. In memory one row may have other strides than one
+    of several, and draws run through memory: in a body that is carried out in parts nothing would detect
+    that.
     """
     cuts_rows = calls.context.world_size * calls.pieces > 1
     return cuts_rows and calls.fewest(batch.rows) * batch.inner == 1
@@ -205,7 +220,7 @@ def _is_torchs(module: torch.nn.Module) -> bool:
 
 
 def _is_criterion(module: torch.nn.Module, verdict: Verdict) -> bool:
-    """Whether a module is but a function of the script's: a loss, with nothing inside to be cut."""
+    """Return whether a module is merely a function (a loss), with nothing to cut."""
     alone = not module._modules and next(module.parameters(), None) is None
     return alone or (verdict.reason == NO_AXIS and not module._modules)
 
@@ -214,5 +229,5 @@ _ARRAYS = "its arguments are NumPy arrays, which are not cut; give it tensors (t
 
 
 def _cause(reason: str) -> str:
-    """The reason without what may differ: numbers from call to call, a path from module to module."""
+    """Normalize a reason: remove numbers and module paths, which vary."""
     return _DIGITS.sub("", _PATH.sub("", reason))

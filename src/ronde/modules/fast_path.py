@@ -1,8 +1,8 @@
-"""The fast path of torch's transformers in evaluation, whose results differ: padded places are zeros there.
+"""The fast path of torch's transformers in evaluation, with zeros at padded places.
 
-Torch takes it if no argument or parameter has a class of its own, and if the padding of every row of the
-batch is at its end. Here tensors in parts have such a class, so such an encoder is given whole ones; and a
-rank has rows of its own.
+Its results differ from the slow path's. Torch takes it if no argument or parameter has a class of its own,
+and if the padding of every row of the batch is at its end. Here sharded tensors have such a class, so such an
+encoder is given whole ones; and a rank has rows of its own.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["install", "may_take_fast_path"]
 
 
 def may_take_fast_path(module: torch.nn.Module) -> bool:
-    """Whether it asks of what class its parameters and arguments are."""
+    """Return whether a module checks the classes of its parameters and arguments."""
     return isinstance(module, torch.nn.TransformerEncoder) and not module.training
 
 
 def install(patches: Patches, context: Context, pieces: int) -> None:
-    """Have ranks agree on whether the padding of all rows is at their ends.
+    """Let ranks agree on whether the padding of all rows is at their ends.
 
     Args:
-        pieces: into how many pieces each rank's rows are cut, at most.
+        pieces: largest number of pieces into which each rank's rows are cut.
     """
     plain = nested_tensor_from_mask
 

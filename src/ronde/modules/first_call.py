@@ -1,4 +1,4 @@
-"""The first call of each form: by all ranks together, observed, and what is found remembered."""
+"""First call of each form, observed by all ranks together; the result is remembered."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ __all__ = ["FirstCalls"]
 
 Observable = Callable[..., ShardedCall]
 _ONE_ROW = "of a single row it makes something else than of one of several"
-# So many rows are tried where not all are observed.
+# Number of rows that are tried where not all are observed.
 _FEW = 5
 
 
 class FirstCalls:
-    """Decides how calls run; one per session.
+    """Decisions about calls; one per session.
 
     Args:
         observable: makes a call on this rank's rows.
-        around: what is to stand around it.
-        sampled: not all of its rows are observed.
+        around: context manager around the call.
+        sampled: whether only some of its rows are observed.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class FirstCalls:
         self._second: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def has_too_few(self, module: torch.nn.Module, found: list[Batch], least: int) -> bool:
-        """Whether the batch has fewer rows, on the second axis, where this module is known to have it.
+        """Return whether the batch has too few rows, on this module's second axis.
 
-        What is longer on another axis is none then.
+        A longer axis is then not the batch.
         """
         return any(batch.searched and batch.rows < least for batch in found) and module in self._second
 
     def decide(self, plain: Callable[..., Any], call: Call) -> tuple[Verdict, Observed | None]:
-        """The verdict on a call, and what came of it if it was observed for that."""
+        """Return the verdict on a call, and its result if it was observed."""
         known, form, numbers = self._observations.find(call)
         if known is not None:
-            # What a checkpoint computes again in backward is no call of the script's.
+            # Recomputation of a checkpoint in backward is not a call of the script's.
             again = current_graph_task_id() != -1
             if (
                 again
@@ -105,9 +105,9 @@ class FirstCalls:
         return verdict, seen
 
     def _observe(self, plain: Callable[..., Any], call: Call) -> Observed:
-        """The first candidate that holds, or what is wrong with the likeliest.
+        """Observe candidates until one holds; else report the problem of the likeliest.
 
-        Likeliest of all is one whose rows came out apart: what is wrong with it is not that it is no batch.
+        Likeliest of all is one whose outputs are rows of the batch: whatever the problem, it is a batch.
         """
         reason = self._refused_at_once(call)
         if reason:
@@ -127,7 +127,7 @@ class FirstCalls:
         return first
 
     def _compared(self, plain: Callable[..., Any], call: Call, known: Known) -> Observed | None:
-        """What came of a call that is compared; None where it goes another way."""
+        """Run and compare a later call; None where it takes another path."""
         batch = call.batches[known.verdict.candidate]
         if not self._is_compared(call, batch):
             return Observed(known.verdict)
@@ -152,7 +152,7 @@ class FirstCalls:
         return ""
 
     def _on(self, plain: Callable[..., Any], call: Call, batch: Batch) -> Observed:
-        """What comes of it if this is the batch."""
+        """Observe a call with this candidate for its batch."""
         if any(axis is not None and _is_sparse(value) for value, axis in zip(call.values, batch.axes)):
             reason = "one of its arguments is a sparse matrix, which is not cut into rows"
             return Observed(Verdict(False, reason, batch.axes))
@@ -182,9 +182,10 @@ class FirstCalls:
         return self._sampled or self._calls.pieces > 1
 
     def _is_tried_out(self, call: Call) -> bool:
-        """An observed call does not take the fast path of transformers, which gives something else.
+        """Return whether the call is tried on a few rows before.
 
-        A checkpoint around it counts what is saved, also by a call that is unwound.
+        An observed call does not take the fast path of transformers, which gives other results. A checkpoint
+        around it counts saved tensors, even of a call that is unwound.
         """
         return self._is_sampled() or in_checkpoint() or any(map(may_take_fast_path, call.module.modules()))
 

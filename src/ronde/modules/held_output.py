@@ -1,6 +1,6 @@
-"""What a call prints and logs, held back until it is known whether the call stands.
+"""Buffer for prints and logs of a call, until the call is accepted.
 
-Warnings are not: they are shown once for each place.
+Warnings are not held: they are shown once for each place.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ __all__ = ["HeldOutput"]
 
 
 class HeldOutput:
-    """Of one call, and of the thread that makes it: others print and write as ever."""
+    """Output of one call, on its own thread; other threads print as ever."""
 
     def __init__(self) -> None:
         self._said: list[Callable[[], object]] = []
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Inside, nothing is printed or logged.
+        """Hold prints and log records inside the `with` block.
 
         Raises:
-            MixesRows: where a file is opened for writing, which nobody could take back.
+            MixesRows: a file is opened for writing, which could not be undone.
         """
         with redirected("stdout", _Held(self._said)), self._logging(), _no_files():
             yield
 
     def release(self) -> None:
-        """Say all of it, in order."""
+        """Emit everything held, in order."""
         said, self._said[:] = list(self._said), []
         for say in said:
             say()
@@ -60,7 +60,7 @@ class HeldOutput:
 
 
 class _Held:
-    """Stands for standard output, and keeps what is written."""
+    """Replacement for standard output that buffers its writes."""
 
     def __init__(self, said: list[Callable[[], object]]) -> None:
         self._stream = sys.stdout

@@ -1,9 +1,9 @@
-"""The model edge: where global tensors become this rank's rows and outputs become global again.
+"""The model edge: conversion of global tensors to rows, and of outputs back.
 
 `torch.nn.Module.__call__` is replaced. The outermost call with a batch among its arguments runs on this
-rank's rows; the first of its form is observed meanwhile. Where rows are not independent it is unwound, and
-the module runs *in parts*: its own body is carried out on global values, as a script is, and the modules
-inside it get their own chance. That is right for every module; it costs gathering where the body needs
+rank's rows; the first of its form is observed meanwhile. If rows turn out to depend on each other it is
+unwound, and the module runs *in parts*: its own body is carried out on global values, as a script is, and the
+modules inside it are tried in turn. That is right for every module; it costs gathering where the body needs
 the whole batch.
 """
 
@@ -52,19 +52,19 @@ WithLoss = Callable[[torch.nn.Module, Any, Any, Callable[[], Any]], Any]
 
 
 class ModelEdge:
-    """Decides how module calls run; one per session.
+    """Decisions about module calls; one per session.
 
     Args:
         rules: the operations that keep outputs sharded.
         stream: the rank's own generator for draws inside models, or None for `rng=global`.
-        way: how a call on this rank's rows is carried out.
-        calling: what is to stand around every call of a model as one piece.
-        cuts: batches are cut; else every rank computes all rows of its model.
-        one_row: of one row, too, something is cut: its sequence.
-        sampled: the plan saves memory inside models, so their rows are not observed all at once.
+        way: executor of a call on this rank's rows.
+        calling: context manager around every call of a model as one piece.
+        cuts: whether batches are cut; else every rank computes all rows of its model.
+        one_row: whether a single row is cut too: its sequence.
+        sampled: whether the plan saves memory inside models, so that their rows are not observed all at once.
 
     Attributes:
-        with_loss: carries out calls of models that would run in parts; may be set.
+        with_loss: runs calls of models that would run in parts; may be set.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class ModelEdge:
         return call
 
     def conclude(self) -> None:
-        """At the end of a run: say of its calls what is known by then only."""
+        """Add notes that are known only at the end of a run."""
         self._explanations.conclude()
         calls = self._calls
         said = self._small_batches.sentence(self._context.world_size)
-        # Where nothing was cut and no module is to blame, it is said that there were no larger batches.
+        # Without any cut, and without a module to blame, the user is told that larger batches were missing.
         if said and (calls.tally.sharded or calls.explained or calls.uncut):
             calls.notes.say(said)
 
@@ -186,7 +186,7 @@ class ModelEdge:
     def _taken_apart(
         self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, values: list[Any]
     ) -> Any:
-        """A call of which the leaves are known."""
+        """Run a call with known leaves."""
         if any(isinstance(value, DeferredScalar) for value in values):
             args, kwargs = settled((args, kwargs))
             values = list(leaves((args, kwargs)))
@@ -261,7 +261,10 @@ class ModelEdge:
         *,
         one: bool,
     ) -> Any:
-        """Carry the body of a module out as a script is; `one`: it is given one sample, if not rows."""
+        """Run the body of a module as a script runs, on global values.
+
+        `one`: its input is one sample, if not rows.
+        """
         around, self._in_one_sample = self._in_one_sample, rows is None and one
         try:
             with (
@@ -274,7 +277,7 @@ class ModelEdge:
             self._in_one_sample = around
 
     def _uncut(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, rows: int) -> Any:
-        """Where no rank has other rows than this one."""
+        """Run a module where no rank has other rows than this one."""
         self._count += 1
         if self._calls.on_call is not None:
             self._calls.on_call(module)
@@ -316,13 +319,16 @@ class ModelEdge:
         return self._outward(module, call, output, batch, verdict, start)
 
     def _attempt(self, module: torch.nn.Module, work: Callable[[], Any]) -> Any:
-        """A call that may raise on some ranks only; others may have gone further, and changed buffers."""
+        """Run a call that may raise on some ranks only.
+
+        Other ranks may have gone further, and changed buffers.
+        """
         return self._context.attempt(work, changed=module.buffers)
 
     def _observable(
         self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, verdict: Verdict, batch: Batch
     ) -> ShardedCall:
-        """The call, with this rank's rows for what is the batch."""
+        """Convert a call: its batch becomes this rank's rows."""
         context = self._context
         if context.compares:
             require_alike(context.comm, f"{type(module).__name__} on {batch.rows} rows", list(leaves(call)))
@@ -334,13 +340,13 @@ class ModelEdge:
     def _observed(
         self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, verdict: Verdict, batch: Batch
     ) -> ShardedCall:
-        """The call, with rows that are whole but for the batch: it is about to be observed or compared."""
+        """Convert a call for observation or comparison: all values except the batch are whole."""
         made = self._observable(plain, module, call, verdict, batch)
         return dataclasses.replace(made, given=map_leaves(materialize, made.given))
 
     @contextmanager
     def _around(self, region: Region, call: ShardedCall) -> Iterator[None]:
-        """Inside, a model runs on rows."""
+        """Enter the context of a model that runs on rows."""
         sizes = functools.partial(self._shown, call)
         standing = Standing(region, call.batch.rows, call.verdict.batchless, resuming=sizes)
         with (
@@ -352,20 +358,20 @@ class ModelEdge:
             yield
 
     def _shown(self, call: ShardedCall) -> AbstractContextManager[None]:
-        """Inside, sizes of the batch that the module keeps are those of this rank's rows."""
+        """Let the module's kept sizes of the batch be this rank's, inside the block."""
         mine = call.cut.count(self._context.rank)
         return self._calls.sizes.shown(call.module, call.batch.rows, mine, call.verdict.sizes)
 
     def _outward(
         self, module: torch.nn.Module, call: Any, output: Any, batch: Batch, verdict: Verdict, start: int
     ) -> Any:
-        """The output for the script, of a call whose graph was made since `start`."""
+        """Convert a call's output for the script; its graph was made since `start`."""
         context = self._context
         self._calls.tally.cut(type(uncompiled(module)).__name__)
         adopted = self._adopted.setdefault(module, [])
         if verdict.foreign or verdict not in adopted:
-            # Leaves that are no parameters of the module, but its attributes or global variables. Once, or
-            # at every call where there are such: the script may make them anew.
+            # Leaves that are not parameters of the module, but its attributes or global variables. Once, or
+            # at every call if there are such: the script may make them anew.
             if verdict not in adopted:
                 adopted.append(verdict)
                 self._tell_uncompiled(module, verdict)
@@ -377,7 +383,7 @@ class ModelEdge:
         return made_global
 
     def _tell_uncompiled(self, module: torch.nn.Module, verdict: Verdict) -> None:
-        """Say where the compiler steps aside: while draws are watched, where ranks meet inside a model."""
+        """Note compiled modules that run uncompiled: for draws, or for collectives inside."""
         names = [type(uncompiled(part)).__name__ for part in module.modules() if is_compiled(part)]
         for name in names:
             if self._watches_draws(verdict):
@@ -396,7 +402,10 @@ class ModelEdge:
 
 
 def _body(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
-    """That of a module in parts, uncompiled: a graph traced through global tensors would hold rows."""
+    """Return the uncompiled body of a module in parts.
+
+    A graph traced through global tensors would hold rows.
+    """
     if not is_compiled(module):
         return functools.partial(plain, module)
     inner = uncompiled(module)
@@ -404,9 +413,9 @@ def _body(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., A
 
 
 def _samples(values: list[Any], batch: Batch) -> int:
-    """Rows of a batch that was not cut: a vector of numbers is one sample.
+    """Return the rows of an uncut batch; a vector of numbers is one sample.
 
-    Beside words laid end to end there is a shorter vector, of where each text begins.
+    Beside words laid end to end there is a shorter vector, with the beginning of each text.
     """
     if not batch.only_vectors(values):
         return batch.rows

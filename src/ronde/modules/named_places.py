@@ -1,4 +1,4 @@
-"""What a module's code names beside the module: global variables, closures, settings of classes and modules.
+"""Variables that a module's code names: globals, closures, attributes of classes.
 
 Found by reading the code that the user wrote, from the methods of the module's classes on: the names that a
 function loads, and the functions that it calls by such names. Libraries are not followed.
@@ -23,7 +23,7 @@ _MOST = 2000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """A variable or an attribute: an entry of a namespace, or a cell of a closure."""
+    """A variable: an entry of a namespace, or a cell of a closure."""
 
     name: str
     namespace: Any
@@ -37,7 +37,10 @@ class Place:
         return self.namespace.get(self.name)
 
     def put(self, value: Any) -> None:
-        """Let the variable be this again; what a class holds, which only code can set, stays as it is."""
+        """Restore the value of the variable.
+
+        An attribute of a class, which only code can set, stays as it is.
+        """
         if isinstance(self.namespace, types.CellType):
             self.namespace.cell_contents = value
         elif isinstance(self.namespace, dict):
@@ -45,12 +48,15 @@ class Place:
 
 
 def contents(places: Iterable[Place]) -> list[tuple[str, Any]]:
-    """The names of variables, and what they hold."""
+    """Return the names of variables with their values."""
     return [(place.name, place.read()) for place in places]
 
 
 def named_places(module: torch.nn.Module) -> tuple[list[Place], set[str]]:
-    """The variables that the code of a module, and of those in it, names; and all names in it."""
+    """Return the variables that the code of a module and its submodules names.
+
+    Second: all names in that code.
+    """
     walk = _Walk()
     for part in module.modules():
         walk.visit_class(type(part))
@@ -60,11 +66,12 @@ def named_places(module: torch.nn.Module) -> tuple[list[Place], set[str]]:
 
 
 class _Walk:
-    """What was found on the way.
+    """Walk over code, with its findings.
 
     Attributes:
         places: variables, by namespace and name.
-        names: all that the code uses, of attributes too, and the texts in it, by which it may ask for one.
+        names: all names that the code uses, including attributes, and the texts in it, by which it may ask
+            for one.
     """
 
     def __init__(self) -> None:
@@ -73,7 +80,7 @@ class _Walk:
         self._seen: set[int] = set()
 
     def visit(self, value: Any) -> None:
-        """What code names: functions and classes of the user's are read in turn."""
+        """Read functions and classes of the user's recursively."""
         if type(value) is types.MethodType:
             value = value.__func__
         if type(value) is types.FunctionType:
@@ -131,7 +138,7 @@ def _functions(member: Any) -> Iterator[Any]:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """All names that a piece of code uses, and texts in it, with the functions inside it."""
+    """Yield names and texts in a piece of code, with the functions inside it."""
     yield from code.co_names
     for each in code.co_consts:
         if isinstance(each, types.CodeType):

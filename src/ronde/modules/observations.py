@@ -1,9 +1,9 @@
-"""What is known of how models are called: for each form of call, what its observed first call has found.
+"""Results of observed first calls, by form of call.
 
 A form is a module's kind, its modes, the structure of the arguments, and the plain numbers among these, among
-the module's attributes, and among the variables that its code names. A number that is another one from call
-to call is left out of the form once a few observed calls were alike: then each call in which it has
-changed is compared with the observed one.
+the module's attributes, and among the variables that its code names. A number that changes from call to call
+is left out of the form once a few observed calls were equal: then each call in which it has changed is
+compared with the observed one.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from ronde.tensor.tree import structure
 
 __all__ = ["Call", "Known", "Observations"]
 
-# So many calls of a form are observed until numbers that change nothing are left out of it.
+# Number of observed calls of a form before numbers without effect are left out of it.
 _FEW = 3
-# So many are observed at most.
+# Largest number of observed calls of a form.
 _MANY = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a module on what may be a batch; `values` are the leaves of `given`.
+    """Call of a module on a possible batch.
 
-    `optional`: the likeliest batch is too small to be cut, so it is no loss if there is none.
-    `listed`: it may be a list with an entry for each sample.
+    Attributes:
+        values: the leaves of `given`.
+        optional: whether the likeliest batch is too small to be cut, so that nothing is lost without one.
+        listed: whether the batch may be a list with an entry for each sample.
     """
 
     module: torch.nn.Module
@@ -50,14 +52,14 @@ class Call:
 
 @dataclasses.dataclass(slots=True)
 class Known:
-    """What was found of one form of call.
+    """Result of observing one form of call.
 
     Attributes:
-        verdict: what its observed call has shown.
+        verdict: verdict of its observed call.
         rows: sizes of the batch with which it was called.
-        steps: of its observed call; None where it was not cut.
-        calls: so many so far.
-        numbers: those of the last call.
+        steps: operations of its observed call; None where it was not cut.
+        calls: number of calls so far.
+        numbers: numbers of the last call.
     """
 
     verdict: Verdict
@@ -67,7 +69,7 @@ class Known:
     calls: int = 1
 
     def holds_for(self, whole: int, parts: Iterable[int]) -> bool:
-        """Whether a batch of so many rows, cut into such parts, is not another matter."""
+        """Return whether the result holds for `whole` rows, cut into `parts`."""
         if whole in self.rows:
             return True
         if self.steps is None:
@@ -75,7 +77,7 @@ class Known:
         return all(self.steps.fits(whole, part) for part in parts)
 
     def is_due(self, whole: int, numbers: tuple[Any, ...]) -> bool:
-        """Whether this call is to be compared with the observed one."""
+        """Return whether this call is to be compared with the observed one."""
         self.calls += 1
         new = whole not in self.rows or numbers != self.numbers
         self.rows.add(whole)
@@ -87,10 +89,10 @@ class Form:
     """Calls that differ in numbers only.
 
     Attributes:
-        known: what was found, by the numbers, and for other sizes of the batch after another.
-        free: numbers that make no difference, by their place.
-        observed: all that was found.
-        given_up: what is taken for known of calls that were not observed.
+        known: results by the numbers; several for different sizes of the batch.
+        free: numbers without effect, by their place.
+        observed: all results.
+        given_up: result that is assumed for calls that were not observed.
     """
 
     __slots__ = ("free", "given_up", "known", "observed")
@@ -107,7 +109,7 @@ class Form:
         return tuple([each for place, each in enumerate(numbers) if place not in self.free])
 
     def learn(self, known: Known, *, compared: bool) -> None:
-        """Remember one more, and leave out numbers that have made no difference.
+        """Add a result, and leave out numbers that have made no difference.
 
         Args:
             compared: later calls like this one can be.
@@ -127,25 +129,28 @@ class Form:
             self.known = {self.key(known.numbers): [known]}
 
     def forget(self, known: Known) -> None:
-        """A later call was not like the observed one."""
+        """Forget a result: a later call differed from the observed one."""
         self.known[self.key(known.numbers)].remove(known)
 
     def _are_alike(self) -> bool:
-        """Whether all observed calls were, but for what they have set: a grid is made when a size changes."""
+        """Return whether all observed calls had equal verdicts and operations.
+
+        State that they set may differ: a grid is made when a size changes.
+        """
         verdicts = {
             dataclasses.replace(each.verdict, raised=None, keeps="", sizes=()) for each in self.observed
         }
         return len(verdicts) == 1 and len({_operations(each.steps) for each in self.observed}) == 1
 
     def _with_all_kept(self, verdict: Verdict) -> Verdict:
-        """A verdict with what any of the observed calls has set."""
+        """Return a verdict with all state that any of the observed calls has set."""
         verdicts = [each.verdict for each in self.observed]
         keeps = next((each.keeps for each in verdicts if each.keeps), "")
         sizes = dict.fromkeys(each for found in verdicts for each in found.sizes)
         return dataclasses.replace(verdict, keeps=keeps, sizes=tuple(sizes))
 
     def changing(self) -> set[int]:
-        """The places of numbers that are not always the same, and not left out."""
+        """Return the places of numbers that vary, and are not left out."""
         columns = enumerate(zip(*(each.numbers for each in self.observed), strict=True))
         changing = {place for place, column in columns if any(each != column[0] for each in column)}
         return changing - self.free
@@ -156,7 +161,7 @@ def _operations(steps: Sequence | None) -> Any:
 
 
 class Observations:
-    """Remembers what observed calls have found; one per session."""
+    """Store of results of observed calls; one per session."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls, self._context = calls, calls.context
@@ -170,7 +175,7 @@ class Observations:
         return found
 
     def find(self, call: Call) -> tuple[Known | None, Form, tuple[Any, ...]]:
-        """What is known of calls like this one, its form and its numbers."""
+        """Return the result for calls like this one, its form and its numbers."""
         traits = self.traits(call.module)
         form = self._forms.setdefault(_form(self._calls, traits, call), Form())
         numbers = (
@@ -184,21 +189,24 @@ class Observations:
         return known, form, numbers
 
     def parts(self, rows: int) -> set[int]:
-        """Count the rows in each part of a batch of so many: those of a rank, or of a piece."""
+        """Return the numbers of rows in the parts of a batch of `rows` rows.
+
+        Parts are those of a rank, or of a piece.
+        """
         context, pieces = self._context, self._calls.pieces
         ranks = {context.layout(0, rows).count(rank) for rank in range(context.world_size)}
         return ranks | {max(each // pieces, 1) for each in ranks} | {-(-each // pieces) for each in ranks}
 
     def fit(self, steps: Sequence, rows: int) -> bool:
-        """Whether so many rows, and their parts, decide nothing that they did not decide when observed."""
+        """Return whether `rows` rows, and their parts, decide the same as when observed."""
         return all(steps.fits(rows, part) for part in self.parts(rows))
 
     def sizes(self, call: Call, batch: Batch) -> tuple[Any, ...]:
-        """What sizes that the module keeps are to a batch."""
+        """Describe the sizes that the module keeps, relative to a batch."""
         return self._calls.sizes.form(call.module, batch.rows, self.parts)
 
     def give_up(self, call: Call, form: Form) -> Verdict | None:
-        """What is found of all further calls, once too many that differ in their numbers were observed."""
+        """Return a verdict for all further calls, after too many with different numbers."""
         if len(form.observed) < _MANY:
             return None
         verdict = Verdict(False, _changes(self.traits(call.module), form), ())
@@ -220,7 +228,7 @@ def _changes(traits: Traits, form: Form) -> str:
 
 
 def _other(value: Any) -> Any:
-    """What is no tensor: its class; of a function what it does, and with what."""
+    """Describe a value other than a tensor: class, or code and captures."""
     if isinstance(value, types.MethodType):
         return value.__func__.__code__ if hasattr(value.__func__, "__code__") else None, id(value.__self__)
     if not isinstance(value, types.FunctionType):

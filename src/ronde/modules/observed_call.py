@@ -1,4 +1,7 @@
-"""A call of a model that all ranks observe together: on this rank's rows, as if they were independent."""
+"""Observed calls of a model, run by all ranks as if rows were independent.
+
+Each rank runs on its own rows.
+"""
 
 from __future__ import annotations
 
@@ -39,22 +42,22 @@ __all__ = [
     "try_out",
 ]
 
-# What is to stand around the call of the module.
+# Context manager around the call of the module.
 Around = Callable[[Region, ShardedCall], AbstractContextManager[None]]
-# Gives the variables that its code names, and what they hold.
+# Returns the variables that its code names, with their values.
 Outside = Callable[[], "list[tuple[str, Any]]"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Observed:
-    """What came of an observed call.
+    """Result of an observed call.
 
     Attributes:
-        output: of the model, on this rank's rows; None where the call was unwound.
-        stands: it was not.
-        verdict: what was found.
-        steps: what later calls are compared by.
-        start: the graph of the output is not older than this mark.
+        output: output of the model, on this rank's rows; None where the call was unwound.
+        stands: whether the call was accepted, rather than unwound.
+        verdict: verdict about its rows.
+        steps: operations with which later calls are compared.
+        start: mark of time: the graph of the output is not older.
     """
 
     verdict: Verdict
@@ -66,13 +69,13 @@ class Observed:
 
 @dataclasses.dataclass
 class _Ranks:
-    """What the observation asks of the run.
+    """Interface between the observation and the run.
 
     Attributes:
-        rows: of the whole batch.
-        mine: those of this rank.
-        tries: where models catch exceptions.
-        draws: what was drawn for rows so far, by which this rank's rows of it are taken.
+        rows: number of rows of the whole batch.
+        mine: number of this rank's rows.
+        tries: `try` statements of models.
+        draws: draws for rows so far, from which this rank's rows are taken.
     """
 
     context: Context
@@ -101,7 +104,7 @@ class _Ranks:
         return self.tries.catch(sys._getframe(1), _run.__code__)
 
     def together(self, work: Callable[[], Any]) -> Any:
-        """Do what needs all ranks, if none of them has ended its observed call."""
+        """Run work that needs all ranks, unless one has ended its observed call."""
         with disable_current_modes():
             if problem := self.agree(""):
                 raise Elsewhere(problem)
@@ -109,10 +112,10 @@ class _Ranks:
 
 
 def observe(call: ShardedCall, around: Around, outside: Outside) -> Observed:
-    """Carry a call out and watch it. It stands if rows are independent, and is unwound if they are not.
+    """Run a call and watch it; unwind it if rows depend on each other.
 
     Args:
-        call: with the axes of its arguments in the verdict, of which nothing else is known.
+        call: call with the axes of its arguments in the verdict, of which nothing else is known.
     """
     mine = call.cut.count(call.context.rank)
     ranks = _Ranks(call.context, call.cut.rows, mine, call.calls.tries)
@@ -121,7 +124,7 @@ def observe(call: ShardedCall, around: Around, outside: Outside) -> Observed:
 
 
 def try_out(call: ShardedCall, around: Around, outside: Outside, given: Any, rows: int) -> Observed:
-    """Find out on a few rows what the verdict is, and unwind that; nothing stands.
+    """Find the verdict on a few rows, and unwind the trial.
 
     Args:
         given: the arguments, of a batch as many rows as `rows` says.
@@ -139,18 +142,18 @@ def try_out(call: ShardedCall, around: Around, outside: Outside, given: Any, row
 
 
 def in_checkpoint() -> bool:
-    """Whether torch's checkpoint counts what the operations under way save."""
+    """Return whether torch's checkpoint counts the tensors saved by present operations."""
     top = saved_tensor_hooks._top_saved_tensors_default_hooks(True)
     return top is not None and getattr(top[0], "__module__", "") == "torch.utils.checkpoint"
 
 
 def _aside() -> saved_tensors_hooks:
-    """Inside, a checkpoint is not told what is saved."""
+    """Hide saved tensors from a checkpoint, inside the block."""
     return saved_tensors_hooks(lambda saved: (saved.detach(),), lambda packed: packed[0])
 
 
 class _AskedBack(RondeError):
-    """A call that is unwound has asked for what nothing kept for a backward."""
+    """Raised when an unwound call asks for saved tensors in a backward."""
 
 
 def _asked_back(_: None) -> Any:
@@ -201,7 +204,7 @@ def _run(call: ShardedCall, args: Any, kwargs: Any) -> Any:
 
 
 def _changed_again(observation: Observation, call: ShardedCall, given: Any) -> str:
-    """What a second call changes: what the first has made, and the second finds, is none of it."""
+    """Find state that a second call changes, besides state that the first creates."""
     args, kwargs = given
     _, verdict, _ = observation.run(lambda: call.run(args, kwargs))
     if verdict.sharded:
@@ -210,9 +213,9 @@ def _changed_again(observation: Observation, call: ShardedCall, given: Any) -> s
 
 
 def compare(call: ShardedCall, around: Around, outside: Outside, steps: Steps) -> Observed | None:
-    """Carry out a later call, and compare it with the observed one.
+    """Run a later call, and compare it with the observed one.
 
-    None where it goes another way on some rank: it was unwound.
+    None if it takes another path on some rank: it was unwound.
     """
     context = call.context
     ranks = _Ranks(context, call.cut.rows, call.cut.count(context.rank), call.calls.tries)
@@ -245,10 +248,10 @@ def _together(context: Context, together: Callable[[Callable[[], Any]], Any]) ->
 
 
 def few_rows(given: Any, axes: Sequence[int | None], rows: int, inner: int) -> Any:
-    """The first rows of what is cut among arguments, in memory of their own; a single row is repeated.
+    """Copy the first rows of cut arguments; a single row is repeated.
 
     Args:
-        given: with plain tensors.
+        given: arguments with plain tensors.
         inner: entries of the axis for each row.
     """
     remaining = iter(axes)

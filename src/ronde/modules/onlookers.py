@@ -1,6 +1,6 @@
-"""What a script has put around a call to see every operation of it: a mode, or hooks on saved tensors.
+"""Modes and saved-tensor hooks of a script that see every operation of a call.
 
-On shards it would see one rank's rows, and act on them.
+On shards they would see one rank's rows, and act on them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HARMLESS = ("ronde.", "torch.utils._device", "torch.utils.checkpoint")
 
 
 def onlooker() -> str | None:
-    """What it is, in words; None where there is none. Called at every call of a model."""
+    """Describe the script's mode or hooks, or return None. Called at every model call."""
     if count_function_modes():
         for mode in current_function_modes():
             if not type(mode).__module__.startswith(("torch.", *_HARMLESS)):

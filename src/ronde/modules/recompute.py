@@ -1,8 +1,8 @@
-"""What backward carries out for a model runs as its forward did: on this rank's rows, with its draws.
+"""Recomputation in backward, on this rank's rows and with the draws of forward.
 
-That is what a checkpoint computes again, and the backward of a user's `torch.autograd.Function`. It may call
-modules, run backward again or ask for gradients there: a reversible block, a checkpoint written by hand. In
-the script, where backward is called, these would be taken for calls on a batch that is to be cut.
+A checkpoint recomputes, and so does the backward of a user's `torch.autograd.Function`. It may call modules,
+run backward again or ask for gradients there: a reversible block, a checkpoint written by hand. In the
+script, where backward is called, these would be taken for calls on a batch that is to be cut.
 """
 
 from __future__ import annotations
@@ -73,10 +73,11 @@ def _has_class(arg: Any) -> bool:
 def _with_classes(
     function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Where hooks see what autograd saves, a checkpoint would be given back a plain whole tensor of these.
+    """Give a checkpoint empty tensors in place of sharded ones.
 
-    It is given empty ones, by which it learns of the device. What is computed again starts from what they
-    were in forward, though one may be whole by then.
+    Where hooks see the tensors that autograd saves, a checkpoint would get a plain whole tensor back for
+    these. From empty ones it learns the device. Recomputation starts from their values in forward, though one
+    may be whole by then.
     """
     again: tuple[Any, ...] | None = None
     shown = tuple(
@@ -93,14 +94,14 @@ def _with_classes(
 
 
 def as_it_is(arg: Any) -> Any:
-    """An argument that stays what it is now."""
+    """Return an argument that keeps its present state."""
     if not isinstance(arg, GlobalTensor) or (rows := arg._local) is None:
         return arg
     return wrap(arg._context, rows, arg._layout, arg._rules)
 
 
 def _resuming(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which from its second call on runs where execution stands now."""
+    """Wrap `function`: from its second call on it runs in the present execution state."""
     again = here(context)
     first = True
 

@@ -1,7 +1,7 @@
-"""Torch's recurrent layers come as one operation each to the modes that look on, and not step by step.
+"""Torch's recurrent layers as one operation each for observing modes.
 
 Where the processor has no kernel for a whole layer it is dozens of operations for each step of a sequence.
-That each comes by Python takes a hundred times as long as the layer.
+Passing each one through Python takes a hundred times as long as the layer.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def install(patches: Patches) -> None:
 
 
 def _as_one(plain: Callable[..., Any], func: Any) -> Callable[..., Any]:
-    """
+    """Run a layer as one operation, under modes that can take it so.
+
     Args:
-        plain: carries a layer out, or several on top of each other.
-        func: what modes are told that was.
+        plain: runs a layer, or several on top of each other.
+        func: the operation that modes see.
     """
 
     def layer(*args: Any) -> Any:
@@ -58,12 +59,15 @@ def _as_one(plain: Callable[..., Any], func: Any) -> Callable[..., Any]:
 
 
 def is_packed(args: Sequence[Any]) -> bool:
-    """Whether a layer's arguments are those for a packed sequence: its sizes, and no axis of the batch."""
+    """Return whether a layer's arguments are of the form for packed sequences.
+
+    Such arguments have the sizes of the batch, and no axis for it.
+    """
     return not isinstance(args[3], bool)
 
 
 def _may_be_one(modes: Sequence[Any], args: Sequence[Any]) -> bool:
-    """Whether none but our own modes look on, and it is a plain sequence, on the host.
+    """Return whether only our modes look on, at a plain CPU sequence.
 
     Another's mode may keep what it sees, to give it again. CUDA has kernels for whole layers, which draw by
     themselves.
@@ -75,7 +79,10 @@ def _may_be_one(modes: Sequence[Any], args: Sequence[Any]) -> bool:
 
 
 def _by_layers(carry_out: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Layers with dropout between them, as torch itself carries them out: modes see the draws."""
+    """Run layers one by one, with dropout between them, as torch does.
+
+    Modes see the draws of dropout.
+    """
     sequence, state, weights, has_biases, layers, dropout, training, bidirectional, batch_first = args
     hidden = sequence.transpose(0, 1) if batch_first else sequence
     states: tuple[torch.Tensor, ...] = (state,) if isinstance(state, torch.Tensor) else tuple(state)

@@ -30,14 +30,14 @@ __all__ = ["ShardedCall", "Way", "another_form", "at_once", "drawing"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardedCall:
-    """A call that is about to be carried out.
+    """A call that is about to be run.
 
     Attributes:
         plain: calls a module as torch does.
         module: the model.
         given: its positional arguments, and those by name; what is a batch holds this rank's rows.
-        verdict: what its observed call found.
-        batch: what of the arguments is the batch.
+        verdict: verdict of its observed call.
+        batch: the batch among the arguments.
         stream: the rank's own generator for draws inside models, or None for `rng=global`.
     """
 
@@ -55,16 +55,19 @@ class ShardedCall:
 
     @property
     def drawn_in_kernels(self) -> str:
-        """The operation that draws inside of a kernel, so that pieces of this rank's rows draw anew."""
+        """Return the operation that draws inside of a kernel, or "".
+
+        Pieces of this rank's rows then draw anew.
+        """
         return drawn_in_kernels(self.verdict.draws)
 
     @property
     def cut(self) -> Layout:
-        """How the rows of the whole batch are cut over the ranks."""
+        """Return the layout of the whole batch's rows over the ranks."""
         return self.context.layout(0, self.batch.rows)
 
     def run(self, args: Any, kwargs: Any) -> Any:
-        """The module itself, on rows that it is given so."""
+        """Run the module itself on the given rows."""
         clock = self.context.clock
         before = clock.enter(Part.MODEL) if clock.armed else None
         output = self.plain(self.module, *args, **kwargs)
@@ -75,17 +78,20 @@ class ShardedCall:
         return replace_caches(output, AbsentCache())
 
     def drawing(self, cut: Layout) -> Any:
-        """Inside, the model draws what one device draws for the rows that `cut` gives this rank."""
+        """Draw as one device does for the rows of `cut` on this rank.
+
+        A context manager around the model.
+        """
         if not self.verdict.draws:
             return _NoDraws(self.calls, self.module)
         return drawing(self.context, self.stream, self.verdict.draws, cut)
 
 
 def drawing(context: Context, stream: RankStream | None, draws: Sequence[Draw], cut: Layout) -> Any:
-    """Inside, what is drawn for rows are those of the rows that `cut` gives this rank.
+    """Draw as one device does for this rank's rows of `cut`, inside the block.
 
     Args:
-        draws: in order; they may be added as they come.
+        draws: draws in order; they may be added as they come.
     """
     if cut.count(context.rank) == cut.rows:  # the whole batch, as on one device
         return nullcontext()
@@ -101,14 +107,16 @@ Way = Callable[[ShardedCall], Any]
 
 
 def at_once(call: ShardedCall) -> Any:
-    """All of this rank's rows in one piece."""
+    """Run all of this rank's rows in one piece."""
     args, kwargs = call.given
     with call.drawing(call.cut):
         return call.run(args, kwargs)
 
 
 class _NoDraws(TorchDispatchMode):
-    """Around a call whose observed one saw no draw: one that nobody expected would differ between ranks.
+    """Guard for a call without draws in its observation.
+
+    An unexpected draw would differ between ranks.
 
     It moves the generator. Other threads of the script may move it too: while there are any, operations are
     looked at, but for code that was compiled.

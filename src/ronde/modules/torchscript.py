@@ -1,5 +1,8 @@
-"""What TorchScript needs: `torch.jit.script` compiles torch's own functions, not what stands in their places
-for global tensors; and a module that is frozen has no modes."""
+"""Support for TorchScript.
+
+`torch.jit.script` compiles torch's own functions, not their replacements for global tensors; and a frozen
+module has no modes.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,23 @@ def install(patches: Patches) -> None:
 
 
 def one_frame_more(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments for `torch.jit.script` from a function around it: it looks up names where it is called."""
+    """Adjust arguments of `torch.jit.script` for a wrapper around it.
+
+    It looks up names in the frame of its caller.
+    """
     if len(args) >= _PLACE_OF_FRAMES:
         return kwargs
     return {**kwargs, "_frames_up": kwargs.get("_frames_up", 0) + 1}
 
 
 def is_about_to_trace(module: torch.nn.Module) -> bool:
-    """Whether it wraps a model to trace it, for ONNX say: the sizes of the batch go into the graph."""
+    """Return whether a module wraps a model to trace it, for example for ONNX.
+
+    The sizes of the batch go into the graph.
+    """
     return isinstance(module, ONNXTracedModule)
 
 
 def is_training(module: torch.nn.Module) -> bool:
-    """Whether a module is in training mode, which one that `torch.jit.freeze` made is not."""
+    """Return whether a module is in training mode; False for the result of `torch.jit.freeze`."""
     return getattr(module, "training", False)

@@ -1,6 +1,7 @@
-"""What else but its arguments decides how a module runs: modes, hooks, layers, plain attributes.
+"""Traits of a module that affect its run, besides arguments.
 
-Asked at every call of a model, so the places to look at are found once, and asking costs microseconds.
+They are modes, hooks, layers, and plain attributes. They are read at every call of a model, so the places to
+look at are found once, and reading costs microseconds.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
 _HELD = "_parameters", "_buffers"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _BOOKKEEPING = vars(torch.nn.Module()).keys()
-# Of a container so many entries are compared, so deep.
+# Largest number of entries of a container that are compared, and the depth.
 _LONG, _DEEP = 16, 2
 
 
 class Traits:
-    """The places that decide how one module behaves.
+    """Places that decide how one module behaves.
 
     Attributes:
-        kind: how it is built: modules that are built alike share what is found of them.
-        places: of plain attributes and variables that may be numbers.
-        variables: what its code names beside the module.
+        kind: structure of the module: results are shared by modules of the same structure.
+        places: places of plain attributes and variables that may be numbers.
+        variables: variables that its code names beside the module.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        # Not the module itself: whoever knows its traits is to forget it when the module goes.
+        # Not the module itself: the owner of its traits is to forget it when the module goes.
         parts = list(module.modules())
         self._own = [vars(part) for part in parts]
         # TorchScript has no such entry: its modules are asked.
@@ -61,7 +62,10 @@ class Traits:
         self.kind = _kind(module), tuple([place.name for place in self.places])
 
     def outdated(self) -> bool:
-        """Whether layers or attributes have come, gone or been replaced: places are to be found anew."""
+        """Return whether layers or attributes were added, removed or replaced.
+
+        Places must then be found anew.
+        """
         if [len(own) for own in self._own] != self._sizes:
             return True
         for members, children in self._children:
@@ -70,7 +74,10 @@ class Traits:
         return any(members.get(name) is not value for members, name, value in self._functions)
 
     def hooked(self) -> bool:
-        """Whether the user has hooks on the module, a part or a parameter of it, or on all modules."""
+        """Return whether the user has hooks on the module, its parts or all modules.
+
+        Hooks on parameters count too.
+        """
         for hooks in self._hooks:
             if hooks and not all(map(_is_torchs, hooks.values())):
                 return True
@@ -81,40 +88,40 @@ class Traits:
         return any(not _is_torchs(hook) for hook in _global_hooks())
 
     def modes(self) -> tuple[Any, ...]:
-        """What is compared as it is: training or not, and hooks."""
+        """Return the traits that are compared exactly: training modes and hooks."""
         training = [own.get("training") for own in self._own]
         scripted = [is_training(part) for part in self._scripted]
         return (*training, *scripted, self.hooked())
 
     def numbers(self) -> tuple[Any, ...]:
-        """What is at each place now, as something to compare."""
+        """Return the present values at all places, in comparable form."""
         return tuple([comparable(place.read()) for place in self.places])
 
     def outside(self) -> list[tuple[str, Any]]:
-        """The variables that its code names, and what they hold."""
+        """Return the variables that its code names, with their values."""
         return contents(self.variables)
 
     def is_lazy(self) -> bool:
-        """Whether its first call makes layers."""
+        """Return whether its first call makes layers."""
         held = (value for own in self._own for kind in _HELD for value in own.get(kind, {}).values())
         return any(map(is_lazy, held))
 
 
 def used_up_by(module: torch.nn.Module, outside: Iterable[tuple[str, Any]]) -> str:
-    """What its code names that is used up as it is read (an iterator), in words; "" where nothing is.
+    """Describe a variable that reading would use up (an iterator), or "".
 
-    No call that reads it could be unwound, or be made again.
+    The module's code names it. A call that reads it could not be unwound, nor repeated.
 
     Args:
-        outside: variables, and what they hold.
+        outside: variables with their values.
     """
     return next(iter((*Held.by(module).used_up, *Held(outside).used_up)), "")
 
 
 def _plain_attributes(part: torch.nn.Module, names: set[str]) -> Iterator[Place]:
-    """Of what may be or hold numbers, texts and flags.
+    """Yield places that may hold numbers, texts and flags.
 
-    Of the user's classes those that code names; what libraries' classes hold is read by code that is not
+    Of the user's classes, places that code names; values in libraries' classes are read by code that is not
     followed; of torch's own layers only numbers are set anew.
     """
     torchs = type(part).__module__.startswith("torch.")
@@ -133,7 +140,10 @@ def _plain(own: dict[str, Any]) -> Iterator[Place]:
 
 
 def comparable(value: Any, depth: int = _DEEP) -> Any:
-    """A plain value, a short container of such, or the settings in an object, as a key; None for all else."""
+    """Return a key for a plain value, a short container or an object's settings.
+
+    None for all else.
+    """
     kind = type(value)
     if kind in PLAIN:
         return value if value == value else repr(value)  # not a number
@@ -164,7 +174,7 @@ def _in_slots(value: Any, kind: type) -> Any:
 
 
 def _comparable_items(values: Any, depth: int) -> Any:
-    """How many there are; and what, where they are few and can be compared."""
+    """Return the length, and the items if they are few and comparable."""
     if len(values) > _LONG:
         return (len(values),)
     found = [comparable(each, depth - 1) for each in values]
@@ -173,11 +183,14 @@ def _comparable_items(values: Any, depth: int) -> Any:
 
 
 class _Closed(Exception):
-    """Something that cannot be looked through."""
+    """Raised for an object that cannot be inspected."""
 
 
 def _kind(module: torch.nn.Module) -> Any:
-    """How a module is built: classes, names and settings; a key of its own where not all can be compared."""
+    """Describe the structure of a module: classes, names and settings.
+
+    A unique key where not all can be compared.
+    """
     try:
         return tuple((path, *_built(part)) for path, part in module.named_modules())
     except _Closed:
@@ -193,10 +206,12 @@ def _built(part: torch.nn.Module) -> tuple[Any, ...]:
 
 
 def _described(value: Any, depth: int = _DEEP) -> Any:
-    """What an attribute is; of plain values only that, as they are compared at every call.
+    """Describe an attribute; a plain value only by "plain".
+
+    Plain values are compared at every call.
 
     Raises:
-        _Closed: for an object that may hold anything, and for a function that closes over something.
+        _Closed: the object may hold anything, or the function closes over something.
     """
     kind = type(value)
     if kind in PLAIN:
