@@ -21,7 +21,7 @@ __all__ = ["give_account", "open_tally", "summarize"]
 
 
 def open_tally(config: RankConfig) -> Tally:
-    """This rank's tally; rank 0's is shown to a launcher that watches."""
+    """Open this rank's tally; rank 0 shares its progress with a watching launcher."""
     return Tally(
         Pulse.open(_directory(config).pulse) if config.place.watched and config.place.rank == 0 else None
     )
@@ -58,7 +58,7 @@ def summarize(
 
 
 def give_account(config: RankConfig, summary: RankSummary) -> None:
-    """Write the summary down; where no launcher watches, rank 0 tells the user by itself."""
+    """Write the summary; without a watching launcher, rank 0 also prints it."""
     path = _directory(config).summary(config.place.rank)
     try:
         # os.open is not mediated: every rank writes its own.

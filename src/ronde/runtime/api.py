@@ -1,4 +1,4 @@
-"""The explicit form of what `ronde run` does: `ronde.init`, `ronde.prepare`, and who this rank is."""
+"""Explicit API: `ronde.init`, `ronde.prepare`, and identity of this rank."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = ["activate", "active", "deferred", "init", "is_main", "prepare", "rank
 
 
 class _Process:
-    """The one session of this process; these functions have no other way to know it."""
+    """The session of this process, for functions without another way to it."""
 
     session: Session | LocalView | None = None
 
 
 def activate(session: Session | LocalView | None) -> None:
-    """Make `session` the one that the functions of this module speak of; None: there is none any longer."""
+    """Make `session` the one of this module's functions; None ends it."""
     _Process.session = session
 
 
@@ -57,8 +57,8 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
         seed: seed of torch, numpy and random, equal on all ranks; used under torchrun.
 
     Raises:
-        UsageError: for a plan other than the one that the command line gave.
-        PlanError: for a plan that is wrong or not available.
+        UsageError: the plan differs from the command line's.
+        PlanError: the plan is wrong or not available.
         LaunchError: under a torchrun that does not share its store with the ranks.
     """
     session = _Process.session
@@ -131,9 +131,9 @@ def deferred() -> AbstractContextManager[None]:
 
 
 def prepare(*objects: Any) -> Any:
-    """Adopt models, optimizers and loaders; returns them as they came, one alone or a tuple.
+    """Adopt models, optimizers and loaders; return them, one alone or a tuple.
 
-    Everything is adopted without a word when it is made after `init`; this is for what was made before.
+    Objects that are made after `init` are adopted without a call; this is for earlier ones.
     """
     session = _Process.session
     if session is not None:
@@ -143,7 +143,7 @@ def prepare(*objects: Any) -> Any:
 
 
 def rank() -> int:
-    """This rank, 0 to `world_size() - 1`."""
+    """Return this rank's number, 0 to `world_size() - 1`."""
     return 0 if _Process.session is None else _Process.session.config.place.rank
 
 
@@ -153,5 +153,5 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Whether this is rank 0, which prints and writes files."""
+    """Return whether this is rank 0, which prints and writes files."""
     return rank() == 0

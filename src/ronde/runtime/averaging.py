@@ -1,4 +1,4 @@
-"""How the plan's update axis is put into effect among ranks that train by themselves."""
+"""Installation of model averaging among ranks that train by themselves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def join(replica: Replica, plan: Plan, own_file: Callable[[str], bool]) -> Avera
 
 
 def of_plan(plan: Plan, comm: Any) -> Averaging:
-    """The protocol of a plan whose ranks train by themselves, without servers."""
+    """Make the protocol of a plan with model averaging, without servers."""
     update = plan.update
     match update.rule:
         case "local":
@@ -54,7 +54,7 @@ def of_plan(plan: Plan, comm: Any) -> Averaging:
 
 
 def install(patches: Patches, averaging: Averaging, plan: Plan) -> None:
-    """Let it hear of steps and losses; refuse what has no meaning where ranks are not alike."""
+    """Install hooks for steps and losses; refuse uses that need equal ranks."""
 
     def before(optimizer: Any, *_: Any) -> None:
         averaging.before_step(optimizer)

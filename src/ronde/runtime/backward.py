@@ -1,4 +1,4 @@
-"""What stands around a backward of the script's: values compared, its loss divided, gradients averaged."""
+"""The layer around the script's backward: comparison, loss scaling, gradient reduction."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = ["Backward"]
 
 
 class Backward:
-    """Takes the place of `torch.autograd.backward`; one per session.
+    """Replacement for `torch.autograd.backward`; one per session.
 
     Args:
-        scaling: of a loss to the edge of what float16 holds; None where nothing computes in it.
-        on_backward: hears of each backward that the script is about to begin.
+        scaling: scaling of a loss into the range of float16; None where nothing computes in it.
+        on_backward: callback before each backward of the script.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How the plan's communication axis is put into effect: what gradients travel as."""
+"""Installation of the plan's communication axis: encoding of gradients."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["account", "install", "of_plan"]
 
 
 def of_plan(plan: Plan, comm: Comm, parameters: Callable[[], Mapping[int, int]]) -> Compression | None:
-    """What encodes gradients; None where they travel as they are.
+    """Make the encoder of gradients; None if they travel uncompressed.
 
     Args:
-        parameters: as of `Compression`.
+        parameters: see `Compression`.
     """
     if plan.communication.as_it_is or comm.world_size == 1:
         return None
@@ -28,7 +28,7 @@ def of_plan(plan: Plan, comm: Comm, parameters: Callable[[], Mapping[int, int]])
 
 
 def install(patches: Patches, compression: Compression) -> None:
-    """Let it hear of steps, and of Adam's second moment."""
+    """Install hooks for steps, and for Adam's second moment."""
 
     def before(optimizer: Any, *_: Any) -> None:
         compression.before_step(optimizer)
@@ -43,7 +43,7 @@ def install(patches: Patches, compression: Compression) -> None:
 
 
 def account(plan: Plan, compression: Compression | None) -> str:
-    """What a summary says of gradients that are encoded."""
+    """Describe the encoding of gradients for a summary."""
     if compression is None:
         return ""
     names = ("compressor", "compressed", "error-feedback", "reduction", "predivide")

@@ -1,4 +1,4 @@
-"""How the plan's compute axis is put into effect: the one place that decides it."""
+"""Installation of the plan's compute axis: the one place that decides it."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ Note = Callable[[str], object]
 
 
 def cuts_batches(plan: Plan, ranks: int) -> bool:
-    """Whether a batch is computed in pieces, side by side or one after the other."""
+    """Return whether batches are computed in pieces, side by side or in turn."""
     return ranks > 1 or plan.compute.micro_batches > 1
 
 
 def needs_boundary(plan: Plan) -> bool:
-    """Whether even a single rank has to know when models are called, and on which batch."""
+    """Return whether even a single rank needs to observe model calls and batches."""
     return cuts_batches(plan, 1) or plan.state.on(1).offloads_optimizer
 
 
 def recompute(plan: Plan, inside: Inside) -> Recompute | None:
-    """What computes blocks of models again in backward; None where the plan keeps all activations."""
+    """Make the recomputation of model blocks in backward; None if nothing is recomputed."""
     return None if plan.compute.recompute == "none" else Recompute(plan.compute.recompute, inside)
 
 
 def install_around(plan: Plan, patches: Patches, *, in_script: Callable[[], bool] | None, note: Note) -> None:
-    """What is done around models; over the model edge, which is installed before it.
+    """Install precision and compilation around models, above the model edge.
 
     Args:
-        in_script: whether execution is in the script; None: what is called by no other module is a model.
+        in_script: whether execution is in the script; None: any module without a caller is a model.
     """
     if plan.compute.compile:
         require_compiler(os.environ)
@@ -60,7 +60,10 @@ def install_around(plan: Plan, patches: Patches, *, in_script: Callable[[], bool
 
 
 def _compiler(plan: Plan) -> Callable[..., Any]:
-    """Compiled code draws by itself what torch's kernels would draw otherwise, unless it is told not to."""
+    """Return the compiler; compiled code draws as torch's kernels do.
+
+    By default compiled code would make its own draws.
+    """
     if plan.data.rng == "per-rank":
         return torch.compile
     return functools.partial(torch.compile, options={"fallback_random": True})
@@ -75,13 +78,13 @@ def loss_scaling(
     """The scale of losses; None for a plan without one.
 
     Args:
-        agreed, parts, scaled_as_parts: as of `LossScaling`.
+        agreed, parts, scaled_as_parts: see `LossScaling`.
     """
     return LossScaling(agreed, parts, scaled_as_parts) if plan.compute.precision == "fp16" else None
 
 
 def install_alone(plan: Plan, patches: Patches, note: Note) -> None:
-    """Put all of it into effect in a process that computes alone, without a boundary."""
+    """Install the compute axis in a single process without a boundary."""
     again = recompute(plan, Inside(lambda: True, lambda: False, note))
     if again is not None:
         again.install(patches)

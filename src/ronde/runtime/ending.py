@@ -1,14 +1,13 @@
-"""The end of a rank whose script had process groups of its own.
+"""End of a rank with process groups of the script's own.
 
-A thread of such a group holds a collective a moment longer than the script that waited for it. What it
-lets go of then may belong to Python (a tensor, or a hook or mode under which the collective began), and
-for that it asks for the interpreter. An interpreter that is being finalized ends each thread that asks,
-and a destructor in C++ cannot be ended: the process aborts ("terminate called without an active
-exception") after all of its work. Nothing joins these threads before: the reducer of a
-`DistributedDataParallel` keeps their group past `destroy_process_group`, which many scripts do not call at
-all.
+A thread of such a group holds a collective a moment longer than the script that waited for it. The objects
+that it then releases may belong to Python (a tensor, or a hook or mode under which the collective began), and
+for that it asks for the interpreter. An interpreter that is being finalized ends each thread that asks, and a
+destructor in C++ cannot be ended: the process aborts ("terminate called without an active exception") after
+all of its work. Nothing joins these threads before: the reducer of a `DistributedDataParallel` keeps their
+group past `destroy_process_group`, which many scripts do not call at all.
 
-So such a rank does by itself what a script sees of the interpreter's end, and leaves without finalizing it.
+So such a rank itself does the visible part of the interpreter's end, and leaves without finalizing it.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ __all__ = ["exit_code", "groups_have_threads", "leave"]
 _GLOO, _NCCL = "pt_gloo", "pt_nccl"
 # What the interpreter exits with when it could not write the last of the output.
 _OUTPUT_LOST = 120
-# What a method `__del__` of the script may still call.
+# Objects that a method `__del__` of the script may still call.
 _NEEDED_TO_DESTROY = (ModuleType, FunctionType, BuiltinFunctionType, type)
 
 
 def groups_have_threads() -> bool:
-    """Whether a thread of some process group, Gloo's or NCCL's, runs in this process."""
+    """Return whether a thread of a process group, Gloo's or NCCL's, runs here."""
     return _runs(_GLOO, _NCCL)
 
 
 def exit_code(end: SystemExit | KeyboardInterrupt) -> int:
-    """The exit code that the interpreter makes of an exception, or minus the signal of which it dies.
+    """Return the exit code of an exception, or minus the signal's number.
 
     A message in place of a code is printed, as the interpreter does.
     """
@@ -64,7 +63,7 @@ def leave(code: int) -> NoReturn:
     destroyed. What is registered by C's `atexit` does not run.
 
     Args:
-        code: as `exit_code` gives it. That exception must be gone: its frames hold what is to be closed.
+        code: result of `exit_code`. Its exception must be gone: its frames hold objects to be closed.
     """
     with contextlib.suppress(KeyboardInterrupt):  # the interpreter goes on with its end, too
         threads: Any = threading
@@ -83,7 +82,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _runs(*prefixes: str) -> bool:
-    """Whether this process has a thread whose name begins so."""
+    """Return whether this process has a thread with such a name."""
     for name in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(OSError):  # a thread that has ended meanwhile
             if name.read_text().startswith(prefixes):
@@ -92,9 +91,10 @@ def _runs(*prefixes: str) -> bool:
 
 
 def _let_go_of_script() -> None:
-    """Destroy what the script's names alone hold, as the interpreter would: files are closed, and so written.
+    """Destroy objects that only the script's names hold, as the interpreter would.
 
-    One by one, the last first: the collector might close a file before the text that is to go through it.
+    This closes files, and so writes them. One by one, the last first: the collector might close a file before
+    the text that is to go through it.
     """
     names: dict[str, Any] = getattr(sys.modules.get("__main__"), "__dict__", {})
     if _used_by_threads(names):
@@ -106,7 +106,10 @@ def _let_go_of_script() -> None:
 
 
 def _used_by_threads(names: dict[str, Any]) -> bool:
-    """Whether a daemon thread is in a function of the script: the interpreter would have halted it."""
+    """Return whether a daemon thread is in a function of the script.
+
+    The interpreter would have halted it.
+    """
     for frame in sys._current_frames().values():
         outer: FrameType | None = frame
         while outer is not None:
@@ -117,10 +120,10 @@ def _used_by_threads(names: dict[str, Any]) -> bool:
 
 
 def _end_collectives() -> None:
-    """Wait for collectives that the script began and did not wait for: its peers may be about to.
+    """Wait for collectives that the script began and did not wait for.
 
-    Groups of Gloo's do so as they are destroyed, which the finalization of the interpreter comes to. What a
-    group of NCCL's has begun, torch aborts there.
+    Its peers may be about to wait. Groups of Gloo's do so as they are destroyed, which the finalization of
+    the interpreter would do. Collectives of an NCCL group are aborted by torch there.
     """
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized() and not _runs(_NCCL):
@@ -129,7 +132,7 @@ def _end_collectives() -> None:
 
 
 def _flush_files() -> None:
-    """Write what is still in memory of open files, those of other modules than the script, say.
+    """Write buffered text of open files, such as files of other modules.
 
     Pipes and sockets are left out: whoever should read them may never do so.
     """
@@ -141,7 +144,7 @@ def _flush_files() -> None:
 
 
 def _flush_output() -> bool:
-    """Write the last of the output; whether that went well."""
+    """Write the last of the output; return whether that succeeded."""
     well = True
     for stream in (sys.stdout, sys.stderr):
         try:

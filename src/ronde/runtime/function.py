@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 
 def main(place: str) -> None:
-    """Call what the launching process has left in the run directory, and leave there what it returns."""
+    """Call the pickled function in the run directory; write its result there."""
     fn, args = read_call(Path(place, CALL).read_bytes())
     sys.argv[1:] = []
     result = _whole(fn(*args))  # on every rank: putting a tensor together takes all

@@ -23,7 +23,7 @@ __all__ = ["join_group", "join_some", "listens_on", "note_hosts", "shares_memory
 
 # The launcher ends a run that stands still after `RankConfig.timeout`, and can say more than the backend.
 _BACKEND_LATER = 60.0
-# How long nothing at all may come from another host; networks that heal themselves take up to half of it.
+# Longest time without any data from another host; networks that recover by themselves take up to half of it.
 _SILENCE_S = 60.0
 
 
@@ -71,7 +71,7 @@ def join_some(
 
 
 def listens_on(config: RankConfig) -> str | None:
-    """The address by which the other ranks reach this one; None leaves it to the backend."""
+    """Return this rank's address for the others; None leaves it to the backend."""
     if config.place.store.startswith("file://"):
         return "127.0.0.1"
     if config.place.address and not os.environ.get(CHOSEN_INTERFACE):
@@ -86,12 +86,15 @@ def listens_on(config: RankConfig) -> str | None:
 
 
 def shares_memory(config: RankConfig) -> bool:
-    """Whether there are other ranks, and all of them are on this host."""
+    """Return whether this host has all ranks, and more than one."""
     return 1 < config.place.world_size == config.place.local_world_size
 
 
 def note_hosts(config: RankConfig, everybody: Comm) -> None:
-    """Write the hosts of all ranks down for this host's observer, who knows no other."""
+    """Write the hosts of all ranks for this host's observer.
+
+    The observer knows only its own host.
+    """
     topology, place = everybody.topology, config.place
     if topology is not None and place.local_rank == 0 and not place.watched:
         described = zip(topology.names, topology.hosts, topology.addresses, strict=True)
@@ -100,13 +103,16 @@ def note_hosts(config: RankConfig, everybody: Comm) -> None:
 
 
 def signal_board(config: RankConfig) -> SignalBoard:
-    """On which this host's ranks count signals."""
+    """Open the board of signal counts of this host's ranks."""
     path = board_path(Path(config.place.run_dir), "signals")
     return SignalBoard(path, config.place.local_rank, config.place.local_world_size, len(COUNTED))
 
 
 def _check(config: RankConfig, name: str, own_file: Callable[[str], bool]) -> LockstepCheck | None:
-    """The check of this host's ranks; None for a rank alone of which no agent and no observer reads it."""
+    """Make the lockstep check of this host's ranks.
+
+    None for a single rank without an agent or an observer that reads the board.
+    """
     at = config.place
     if at.local_world_size == 1 and (at.world_size == 1 or not (at.watched or at.observed)):
         return None

@@ -1,4 +1,4 @@
-"""What a user can do about an error that running on many ranks has to do with; said behind its traceback."""
+"""Hints about errors that come from running on many ranks, after tracebacks."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _APART = (
 _TYPES_APART = re.compile(r"type \((torch\.\S+)\) and \w+ type \((torch\.\S+)\) should be the same")
 _NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
 _NO_TENSOR = re.compile(r"must be Tensor, not (list|tuple|numpy\.ndarray)\b")
-# Values in parts, by the names of their classes.
+# Class names of sharded values.
 _IN_PARTS = re.compile(r"\b(GlobalTensor|DeferredScalar|ShardedParameter)\b")
 _NO_KERNEL = ("could not create a primitive descriptor",)
 # What plain python says of a plain tensor too.
 _OF_ANY_TENSOR = ("has no attribute", "unsupported operand")
-# Of torch, of the system, and of gRPC, which says no more.
+# Messages of torch, of the system, and of gRPC, which says no more.
 _IN_USE = ("eaddrinuse", "address already in use", "failed to bind to address")
 _NO_SHARED_MEMORY = ("unable to allocate shared memory", "out of shared memory")
 
 
 def hint(error: BaseException, config: RankConfig) -> str:
-    """One sentence, "" where the error says it all."""
+    """Return a hint in one sentence, or "" if the error says it all."""
     text = str(error)
     if isinstance(error, KeyError) and error.args and error.args[0] in torchrun_environment(config):
         return (
@@ -63,7 +63,7 @@ def hint(error: BaseException, config: RankConfig) -> str:
 
 
 def _about_classes(text: str) -> str:
-    """Where somebody asks for the exact class of what is in parts, and does not know what to do with it."""
+    """Explain an error of code that expects the exact class of a sharded tensor."""
     kind = _IN_PARTS.search(text)
     if kind is None or _has(text, _OF_ANY_TENSOR):
         return ""
@@ -76,7 +76,7 @@ def _about_classes(text: str) -> str:
 
 
 def _about_batches(text: str) -> str:
-    """Where a batch holds something else than tensors."""
+    """Explain a batch of something else than tensors."""
     if "default_collate: batch must contain" in text:
         return (
             "the samples of this data set are of a class that torch cannot make a batch of: return tensors, "
@@ -92,7 +92,7 @@ def _about_batches(text: str) -> str:
 
 
 def _about_devices(text: str, device: str) -> str:
-    """Where tensors are not where they should be; `device` is that of the ranks."""
+    """Explain tensors on the wrong device; `device` is that of the ranks."""
     if "invalid device ordinal" in text and device == "cuda":
         return 'each rank sees one CUDA device, its own: write "cuda" or "cuda:0" instead of another number'
     if _has(text, _NO_CUDA) and device == "cpu":
@@ -115,7 +115,10 @@ def _about_devices(text: str, device: str) -> str:
 
 
 def _are_apart(text: str) -> bool:
-    """Whether tensors of two devices met; a convolution tells their types, of whose names CUDA is a part."""
+    """Return whether tensors of two devices were combined.
+
+    A convolution names their types instead; those of CUDA tensors contain "cuda".
+    """
     types = _TYPES_APART.search(text)
     return _has(text, _APART) or (
         types is not None and types[1].startswith("torch.cuda.") != types[2].startswith("torch.cuda.")
@@ -127,12 +130,18 @@ def _has(text: str, words: Sequence[str]) -> bool:
 
 
 def _of_an_address(error: BaseException, text: str) -> bool:
-    """ZMQ's error is no OSError, but has its number."""
+    """Return whether an error says that an address is in use.
+
+    ZMQ's error is not an OSError, but has its number.
+    """
     return getattr(error, "errno", None) == errno.EADDRINUSE or _has(text.lower(), _IN_USE)
 
 
 def _of_a_semaphore(error: BaseException) -> bool:
-    """Semaphores of multiprocessing lie in /dev/shm, and their error names no file."""
+    """Return whether a semaphore could not be made: they lie in /dev/shm.
+
+    Their error names no file.
+    """
     if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
         return False
     frames = traceback.extract_tb(error.__traceback__)

@@ -53,13 +53,13 @@ _SEED_STEP = 1_000_003  # between the streams of random numbers of ranks
 
 
 class LocalView:
-    """What stands between the script and this rank.
+    """The layer between the script and a rank that trains by itself.
 
     Attributes:
-        config, plan: what this rank was told.
-        retired: the script distributes its work itself, and ronde keeps out.
+        config, plan: configuration and plan of this rank.
+        retired: whether the script distributes its work itself, so that ronde keeps out.
         files: mediates files.
-        patches: whatever was replaced.
+        patches: all replacements of functions.
         tally: counts steps, samples and time.
         checkpoints: saves ranks and brings them back; None where nothing is saved.
         averaging: averages parameters with the other ranks; None where servers have them.
@@ -107,7 +107,10 @@ class LocalView:
             self.tally.deliver(0, rows)
 
     def _joined_by_all(self) -> Comm:
-        """All ranks, which may meet from different lines of the script: so none are compared."""
+        """Join a group of all ranks without comparison of lines.
+
+        They may meet from different lines of the script.
+        """
         config = self.config
         return join_some(config, "saving", listens_on(config), "auto", range(config.place.world_size))
 
@@ -147,7 +150,7 @@ class LocalView:
         self._stepped = self.checkpoints is not None and self.checkpoints.goes_on_alone
 
     def _published(self) -> Publishing:
-        """Publishes this rank's model, and what servers have of tables."""
+        """Make the publisher of this rank's model, and of tables on servers."""
         from ronde.runtime.publishing import Publishing
 
         return Publishing(self.config, self.plan, around=self.files.unmediated, say=self.notes.say)
@@ -178,7 +181,7 @@ class LocalView:
         self.files.install()
 
     def _known(self, name: str, value: Any) -> Any:
-        """A reading of the clock, or the one of the run that is brought back."""
+        """Return a reading of the clock, or the one of the resumed run."""
         return value if self.checkpoints is None else self.checkpoints.agreed(name, lambda: value)
 
     def _average_blocks(self, protocol: Averaging) -> None:
@@ -234,14 +237,14 @@ class LocalView:
         return nullcontext()
 
     def traffic(self) -> GroupTraffic:
-        """What this rank exchanges with others."""
+        """Return the source of this rank's traffic with others."""
         groups = [] if self.averaging is None else [self.averaging.comm]
         groups += [] if self.replica is None else self.replica.groups
         background = self.plan.update.rule == "async-average"  # whose thread keeps nobody waiting
         return GroupTraffic(groups, self._client, in_background=background)
 
     def finish(self) -> None:
-        """The script is at its end: what servers have refused is raised here; publish what it ends with."""
+        """Finish the script: raise late refusals of servers, and publish the last version."""
         if self._client is not None:
             self._client.finish()
             self._leave(self._client)  # nobody waits for a step of this rank
@@ -269,7 +272,7 @@ class LocalView:
         )
 
     def close(self) -> None:
-        """Leave the others: nobody waits for this rank any more."""
+        """Leave the groups: no rank waits for this one any more."""
         self.files.uninstall()
         if self.replica is not None:
             self.replica.close()
@@ -293,7 +296,7 @@ def _joined(ranks: Replica, plan: Plan, tally: Tally) -> Session:
 
 
 class _Apart(Comm):
-    """The other ranks, of whom nothing is asked."""
+    """Placeholder for a group of the other ranks, without communication."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         super().__init__(Alone(on_cuda=False), rank=rank, world_size=world_size, store=dist.HashStore())

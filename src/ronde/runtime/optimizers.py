@@ -1,4 +1,4 @@
-"""What stands around optimizers: gradients of all their parameters averaged, steps counted, parts kept."""
+"""Hooks around optimizers: gradients are reduced, steps counted, shards updated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Optimizers"]
 
 
 class Optimizers:
-    """Hears of every optimizer of the script's; one per session."""
+    """Hooks into every optimizer of the script; one per session."""
 
     def __init__(
         self,
@@ -94,7 +94,10 @@ class Optimizers:
         plain: Any = torch.Tensor.register_post_accumulate_grad_hook
 
         def register(tensor: Any, hook: Any) -> Any:
-            """An optimizer in backward is to see the gradient of the whole batch, not of one rank's rows."""
+            """Register a hook after the reduction, which sees the gradient of the whole batch.
+
+            An optimizer in backward must not see that of one rank's rows.
+            """
             if not tensor.requires_grad or not tensor.is_leaf:
                 return plain(tensor, hook)  # torch's own error
             if not self._context.on_main_thread():
@@ -106,7 +109,10 @@ class Optimizers:
 
 
 def _rates(optimizer: Any) -> str:
-    """By what rates an optimizer steps: a thread or the clock of one rank may have changed them."""
+    """Describe the learning rates of an optimizer, for comparison between ranks.
+
+    A thread or the clock of one rank may have changed them.
+    """
     rates = [group.get("lr") for group in optimizer.param_groups]
     texts = [repr(float(rate)) for rate in rates if isinstance(rate, float)]
     if not texts:
@@ -116,7 +122,7 @@ def _rates(optimizer: Any) -> str:
 
 
 def _sum_of_parameters(optimizer: Any) -> float:
-    """The sum of all its parameters that have values: ranks that have drawn others are told apart by it."""
+    """Sum all parameters that have values, to detect ranks with different ones."""
     return sum(
         float(value.detach().sum())  # one after the other: parameters in parts are gathered for it
         for group in optimizer.param_groups

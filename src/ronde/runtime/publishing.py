@@ -36,21 +36,21 @@ __all__ = ["Publishing"]
 
 Around = Callable[[], AbstractContextManager[None]]
 
-#: So many versions hold changes only; the next holds all rows.
+# Largest number of consecutive versions with changes only; the next holds all rows.
 _CHANGES_AT_MOST = 30
 
 
 class Publishing:
-    """One rank's part in publishing; all ranks make the same calls.
+    """Publishing on one rank; all ranks make the same calls.
 
     Args:
-        config, plan: of this rank.
-        comm: to the other ranks; None where there are none.
+        config, plan: configuration and plan of this rank.
+        comm: group of the other ranks; None without others.
         in_script: whether a call of a module is the script's.
-        inside: what is to stand around calls of modules by ronde itself.
-        gathered: around what needs a model's parameters whole; a collective.
-        around: what is to stand around work with files.
-        say: hears what the user should know at the end.
+        inside: context manager around ronde's own calls of modules.
+        gathered: context manager in which a model's parameters are whole; a collective.
+        around: context manager around work with files.
+        say: callback for notes to the user at the end.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Publishing:
         return call
 
     def finish(self) -> None:
-        """Publish what the script ends with; called by all ranks. Returns when it is durable."""
+        """Publish the final version; called by all ranks. Returns when it is durable."""
         self._publication.wait()
         if self._steps > self._told and (self._subject is not None or self._called):
             self._publish(self._decided(0)[1:])
@@ -148,7 +148,7 @@ class Publishing:
             self._publish(decision)
 
     def _steps_to_wait(self) -> int:
-        """How many steps there are at least until a version is due; 0 when it is."""
+        """Return the least number of steps until a version is due; 0 if due."""
         now = monotonic()
         due = self._begun + self._interval - now
         a_step = (now - self._asked_at) / max(1, self._steps - self._asked)
@@ -158,7 +158,7 @@ class Publishing:
         return 1 if self._publication.busy else 0
 
     def _decided(self, wait: int) -> list[int]:
-        """Rank 0's answer: steps to wait, the next version, what it follows, whether it has all rows."""
+        """Share rank 0's decision: steps to wait, next version, its base, and completeness."""
         done = self._publication
         number = self._version + 1 if self._version else done.begins_at
         # What could not be published is not relied upon.
@@ -209,7 +209,7 @@ class Publishing:
                 self._publication.begin(version)
 
     def _program(self, subject: _Subject) -> bytes:
-        """The computation of the model; b"" where there is none, and says why."""
+        """Export the model's computation; b"" (with a note) if impossible."""
         if not self._leads:
             return b""
         from ronde.server.serving.program import NoProgram, export
@@ -227,10 +227,10 @@ class Publishing:
 
 
 class _Subject:
-    """What is published: of all that the script called, the model with most parameters, and all tables.
+    """Objects to publish: the called model with most parameters, and all tables.
 
     Args:
-        called: with the arguments of the last call.
+        called: modules that the script called, with the arguments of their last calls.
     """
 
     def __init__(self, called: weakref.WeakKeyDictionary[nn.Module, Example]) -> None:
@@ -254,7 +254,10 @@ class _Subject:
                 self.tables[f"{name}-{others + 1}" if others else name] = table
 
     def dense(self, inside: Around, *, write: bool) -> bytes:
-        """Parameters and buffers of the model as a safetensors file; collective, b"" if not to be written."""
+        """Encode the model's parameters and buffers as a safetensors file. A collective.
+
+        b"" if not to be written.
+        """
         from safetensors.torch import save
 
         from ronde.server.serving.program import without_tables

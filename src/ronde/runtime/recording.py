@@ -1,4 +1,4 @@
-"""Has a rank's steps written down: opens the files of its recorder, and tells it what the script does."""
+"""Recording of a rank's steps: its files, and hooks into the script."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["open_recorder", "record", "start_recording"]
 
 
 class _Joined(Protocol):
-    """What joins a rank to the others: a session, or a view of servers."""
+    """A rank's connection to others: a session, or a view of servers."""
 
     patches: Patches
 
@@ -49,13 +49,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def start_recording(config: RankConfig, tally: Tally, joined: _Joined | None) -> Readers:
-    """Write this rank's steps down from now on; `tally.recorder` is to be closed at the end.
+    """Record this rank's steps from now on; the caller closes `tally.recorder`.
 
     Args:
         joined: None for a rank that is alone and has no boundary.
 
     Returns:
-        what `record` returns.
+        result of `record`.
     """
     traffic = NO_TRAFFIC if joined is None else joined.traffic()
     tally.waited = traffic.waited_ns
@@ -83,7 +83,10 @@ def start_recording(config: RankConfig, tally: Tally, joined: _Joined | None) ->
 
 
 def open_recorder(config: RankConfig, traffic: Traffic) -> Recorder | None:
-    """What writes down this rank's steps; None where the run directory takes no file: a run does without."""
+    """Open the recorder of this rank's steps; None if the run directory is full.
+
+    A run works without it.
+    """
     directory = Path(config.place.run_dir)
     try:
         file = StepFile(
@@ -106,7 +109,7 @@ def open_recorder(config: RankConfig, traffic: Traffic) -> Recorder | None:
 
 
 def _memory(*, on_cuda: bool) -> Callable[[], tuple[int, int]]:
-    """Gives the resident bytes of this process, and what torch holds on its device."""
+    """Return a reader of this process's resident bytes, and torch's on its device."""
     statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
     def read() -> tuple[int, int]:
@@ -121,15 +124,16 @@ def _memory(*, on_cuda: bool) -> Callable[[], tuple[int, int]]:
 
 
 def record(recorder: Recorder, patches: Patches, calls: Calls | None) -> Readers:
-    """Tell `recorder` what the script does from now on.
+    """Install hooks that inform `recorder` of the script's actions.
 
-    Installed over all that stands around the script, whose own time is thereby in the phase that it serves.
+    Installed above all other layers around the script: the time of these is thereby in the phase that they
+    serve.
 
     Args:
-        calls: who sees calls of modules already; None: nobody does.
+        calls: layer that sees calls of modules already; None without one.
 
     Returns:
-        what stands for readings from now on.
+        functions for readings from now on.
     """
     phases = recorder.phases
     if calls is not None:
@@ -156,7 +160,7 @@ def _forward(recorder: Recorder, call: Callable[..., Any], *args: Any) -> Any:
 
 
 def _count_samples(tally: Tally, patches: Patches) -> None:
-    """On one rank, where nothing else counts them: what a loader delivered before a step."""
+    """Count samples before each step on one rank, where no boundary counts them."""
     here = tally.recorder.phases.here if tally.recorder is not None else lambda: False
 
     def around(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,7 +178,7 @@ def _count_samples(tally: Tally, patches: Patches) -> None:
 
 
 def _see_calls(recorder: Recorder, patches: Patches) -> None:
-    """On one rank, where nothing else stands around calls."""
+    """Install hooks into module calls on one rank, where no boundary has any."""
     phases = recorder.phases
 
     def around(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,7 +218,7 @@ def _see_calls(recorder: Recorder, patches: Patches) -> None:
 
 
 def _counted(phases: Phases, phase: int, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a function count as this phase."""
+    """Measure a function as this phase."""
 
     @functools.wraps(plain)
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -251,7 +255,7 @@ def _see_optimizers(phases: Phases, patches: Patches) -> None:
 
 
 def _see_reads(recorder: Recorder, patches: Patches) -> Readers:
-    """Hear of each loss that the script reads: a scalar with a graph behind it."""
+    """Observe each loss that the script reads: a scalar with a graph."""
     phases = recorder.phases
     item: Any = torch.Tensor.item
     to_float: Any = torch.Tensor.__float__

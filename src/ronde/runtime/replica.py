@@ -1,4 +1,4 @@
-"""A replica: the ranks that have blocks of one copy of a model, and train it by themselves."""
+"""A replica: ranks that share one copy of a model, and train it together."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Replica:
     """One of several copies of a model.
 
     Attributes:
-        config: of this rank among all.
-        ranks: of the replica, among all ranks.
+        config: configuration of this rank among all.
+        ranks: ranks of the replica, among all ranks.
         same: the ranks that have the same blocks, one of each replica.
     """
 
@@ -36,7 +36,7 @@ class Replica:
 
     @property
     def place(self) -> int:
-        """Which of the replicas this is."""
+        """Index of this replica."""
         return self.same.index(self.config.place.rank)
 
     @property

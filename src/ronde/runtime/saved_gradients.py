@@ -1,4 +1,4 @@
-"""A gradient is saved as a tensor of its own, not with the bucket in which it lies.
+"""Saving of gradients as separate tensors, without the bucket around them.
 
 Saving a tensor saves its whole storage. On one device that of a gradient is the gradient; here it holds those
 of other parameters as well.
@@ -20,7 +20,7 @@ __all__ = ["install"]
 
 
 def install(patches: Patches, lies_in_bucket: Callable[[torch.Tensor], bool]) -> None:
-    """Let `torch.save` write gradients without what lies beside them."""
+    """Make `torch.save` write a gradient without its neighbours in memory."""
     plain_save: Any = torch.save
     plain_reduce: Any = torch.Tensor.__reduce_ex__
     # By thread: `copy.copy` in another asks the same of a tensor, and must share its memory.

@@ -20,16 +20,17 @@ __all__ = ["as_a_guest", "execute"]
 
 
 def execute(script: str, arguments: Sequence[str], *, module: bool) -> None:
-    """Run `script` as `__main__`; its exceptions, `SystemExit` included, pass through.
+    """Run `script` as `__main__`; all its exceptions pass through.
 
-    The module stays in `sys.modules`, so that pickling, `atexit` and worker processes find it.
+    `SystemExit` passes too. The module stays in `sys.modules`, so that pickling, `atexit` and worker
+    processes find it.
 
     Args:
         script: a path, or a dotted module name when `module` is true.
         arguments: `sys.argv[1:]`.
 
     Raises:
-        UsageError: when there is no such script or module.
+        UsageError: the script or module does not exist.
     """
     if not module and (os.path.isdir(script) or zipfile.is_zipfile(script)):
         # A folder or an archive with a __main__: a rare case that runpy knows well.
@@ -59,9 +60,9 @@ def execute(script: str, arguments: Sequence[str], *, module: bool) -> None:
 
 @contextmanager
 def as_a_guest() -> Iterator[None]:
-    """What is executed inside is `__main__` for so long only: this process goes on as what it was.
+    """Restore `__main__`, `sys.argv` and `sys.path` after a script that ran inside.
 
-    Else the next process that it starts by `multiprocessing` would run the script again.
+    Else the next process that this one starts by `multiprocessing` would run the script again.
     """
     main, arguments, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
     try:

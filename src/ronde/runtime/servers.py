@@ -1,4 +1,4 @@
-"""This rank's connections to the parameter servers of the run."""
+"""Connections of this rank to the parameter servers of the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def connect(config: RankConfig, plan: Plan) -> Client | None:
     """Meet all servers; None where the plan has none.
 
     Raises:
-        UsageError: nobody has said where they are, or not so; a package that they need is not installed.
+        UsageError: the addresses are missing or of another number; or a needed package is not installed.
         PeerLost: one did not come.
         ServerRefused: one is of another run, or was started for another plan.
     """
@@ -55,7 +55,10 @@ def connect(config: RankConfig, plan: Plan) -> Client | None:
 
 
 def name_of_run(config: RankConfig) -> str:
-    """The name by which servers know the run: rank 0's, as each host has one of its own."""
+    """Return the name by which servers know the run.
+
+    It is rank 0's, as each host has one of its own.
+    """
     own = run_id_of(config, os.environ)
     if config.place.local_world_size == config.place.world_size:
         return own

@@ -76,28 +76,30 @@ __all__ = ["Session"]
 
 
 class Session:
-    """Everything that stands between the script and this rank.
+    """All layers between the script and this rank.
 
     Args:
-        entropy: what made sources of randomness equal on all ranks, to be undone for a native script.
+        entropy: replacements that made sources of randomness equal on all ranks, to be undone for a native
+            script.
         replica: the ranks that are joined, where these are not all; `config` numbers them from 0.
 
     Attributes:
-        config, plan: what this rank was told.
-        patches: whatever was replaced.
+        config, plan: configuration and plan of this rank.
+        patches: all replacements of functions.
         notes: sentences for the user, to be said at the end.
         tally: counts steps, samples and time.
         context: the ranks of global tensors, and where execution stands.
-        calls: what is known of calls of modules.
-        compression: encodes gradients; None where they travel as they are.
+        calls: state of module calls.
+        compression: encoder of gradients; None where they travel uncompressed.
         reducer: averages gradients.
-        agreement: what ranks go by where the clock or a seed would take them apart.
+        agreement: values that ranks agree on, such as readings of the clock, or seeds, that would make them
+            diverge.
         files: mediates files; `session.files.unmediated()` for ronde's own.
-        memory: measures this rank's memory; what holds state elsewhere than in tensors is told to it.
+        memory: meter of this rank's memory; holders of state outside of tensors register there.
         everybody: all ranks, in the order of the script; `context.comm` are those among whom batches are cut.
         strategies: carry the plan out for models.
         state: parameters, gradients and optimizer state in shards.
-        retired: the script distributes its work itself, and ronde keeps out.
+        retired: whether the script distributes its work itself, so that ronde keeps out.
     """
 
     def __init__(
@@ -209,7 +211,7 @@ class Session:
         self.state.settle()
 
     def _in_step(self) -> bool:
-        """Whether the code that runs now is the script's, and run by all ranks together."""
+        """Return whether the running code is the script's, on all ranks together."""
         alone = self.everybody.alone  # a debugger's commands are rank 0's own
         reads = self.context.region in (Region.SCRIPT, Region.SAMPLES)
         return not alone and reads and self.files.in_step()
@@ -263,7 +265,10 @@ class Session:
         return join_group(self.config, name, host, algorithm, self._paths.is_private)
 
     def _cuts_batches(self) -> bool:
-        """Whether calls of models are looked at for rows: not where all ranks have one device's."""
+        """Return whether to look for batches in calls of models.
+
+        No where all ranks have the whole batch.
+        """
         degree = self._mesh.degree("data")
         by_itself = self.config.place.world_size == 1 or self.strategies.cuts_calls
         return by_itself or compute.cuts_batches(self.plan, degree)
@@ -293,7 +298,7 @@ class Session:
         return self._meet("reducer", host, "data")
 
     def leave_subgroups(self) -> None:
-        """Leave those groups that are not of all ranks."""
+        """Leave the groups of some ranks only."""
         for group in self._subgroups:
             group.close()
 
@@ -333,8 +338,10 @@ class Session:
     def scheduled(
         self, model: torch.nn.Module, loss_fn: Callable[[Any, Any], torch.Tensor]
     ) -> Callable[[Any, Any, Any], torch.Tensor] | None:
-        """Given arguments and a target, the loss, with forward and backward as the plan's schedule has them;
-        None where the script's own calls have them so."""
+        """Return a function with forward and backward in the plan's schedule, or None.
+
+        It computes the loss of arguments and a target. None where the script's own calls follow the schedule.
+        """
         return self.strategies.schedule(model, loss_fn, self._attempt)
 
     def _attempt(self) -> Callable[[], object]:
@@ -368,7 +375,7 @@ class Session:
         self._started.install(self.patches)
 
     def install_boundary(self) -> None:
-        """All of it but what a script finds around it, and files.
+        """Install the boundary without files and the script's surroundings.
 
         A function that is replaced twice runs the later replacement first, and that calls the earlier. So
         what works on tensors lies below what works on modules, and that below what works on a whole step.
@@ -448,12 +455,12 @@ class Session:
         on_change(self.memory.armed)
 
     def uninstall_boundary(self) -> None:
-        """Take the patches back; what lies in parts stays so."""
+        """Remove the patches; sharded state stays sharded."""
         self.state.uninstall()
         self.patches.restore()
 
     def deferred(self) -> AbstractContextManager[None]:
-        """Inside, a model is cut as it is built, where the plan cuts parameters."""
+        """Cut models as they are built inside the block, if the plan cuts parameters."""
         return nullcontext() if self.retired else self.state.deferred()
 
     def adopt(self, thing: Any) -> None:
@@ -462,7 +469,7 @@ class Session:
         Parameters and buffers of a model become those of rank 0.
 
         Raises:
-            UsageError: for anything else.
+            UsageError: the object is something else.
         """
         if isinstance(thing, Optimizer):
             self.reducer.adopt_all(thing)
@@ -489,14 +496,14 @@ class Session:
         self._entropy.restore()
 
     def finish(self) -> None:
-        """The script is at its end, on all ranks: publish what it ends with."""
+        """Finish the script on all ranks: publish the final version."""
         if self.checkpoints is not None:
             self.checkpoints.finish()
         if self._publishing is not None:
             self._publishing.finish()
 
     def summary(self) -> RankSummary:
-        """What this rank was busy with, and what the user should know about it."""
+        """Summarize this rank's time, with notes for the user."""
         self._edge.conclude()
         if self.client is not None:
             self.client.finish()
@@ -521,7 +528,7 @@ class Session:
         )
 
     def _way_of_gradients(self) -> str:
-        """How gradients are summed over ranks, in words."""
+        """Describe the summation of gradients over ranks."""
         reducing = self._groups[1]
         if reducing.world_size > 1 or self.config.place.world_size == 1:
             return reducing.algorithm
@@ -540,7 +547,7 @@ class Session:
         return self._groups
 
     def traffic(self) -> GroupTraffic:
-        """What this rank exchanges with others."""
+        """Return the source of this rank's traffic with others."""
         return GroupTraffic(self._groups, self.client)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Exceptions of one rank that the script would catch, raised on all ranks at the same call.
+"""Exceptions of one rank that the script would catch, raised on all ranks.
 
-What ranks compute each on rows of their own (a model's call, a loss, a backward) may raise on one of them
-alone: a label out of range, memory that is not enough. Where the script would catch that, ranks vote when
-such a computation ends. Elsewhere nothing is sent: the exception ends the script, and with it all ranks.
+Computations on each rank's own rows (a model's call, a loss, a backward) may raise on one rank alone: a label
+out of range, too little memory. Where the script would catch that, ranks vote when such a computation ends.
+Elsewhere nothing is sent: the exception ends the script, and with it all ranks.
 
 A rank that has raised takes part in nothing more of the computation. So before each collective inside of it
 the others vote too, and learn there that they are not to go on.
@@ -35,13 +35,13 @@ class _Elsewhere(BaseException):
 
 
 class SharedExceptions:
-    """Carries out what may raise on some ranks only; one per session.
+    """Runner of work that may raise on some ranks only; one per session.
 
     Args:
-        comm: of all ranks.
-        groups: whose collectives are inside of such computations, in one order on all ranks.
-        context: where the script stands.
-        settle: has what ranks keep in parts as it was before; called on all when all raise.
+        comm: group of all ranks.
+        groups: groups with collectives inside of such computations, in one order on all ranks.
+        context: execution state of the script.
+        settle: restores sharded state as it was before; called on all when all raise.
     """
 
     def __init__(
@@ -61,17 +61,19 @@ class SharedExceptions:
         changed: Callable[[], Iterable[torch.Tensor]] = tuple,
         sends: bool = False,
     ) -> T:
-        """Do this; what the script would catch of one rank raises on all.
+        """Run `work`; an exception that the script would catch is raised on all ranks.
 
-        That is the exception of the lowest rank that has one, and all random generators then stand as there.
+        That is the exception of the lowest rank that has one, and all random generators then have its state
+        there.
 
         Args:
-            settle: brings to an end what some ranks have sent, and others may not; called on all.
-            changed: gives what the work may have changed, alike on all ranks; it becomes as on that rank.
-            sends: inside, one rank waits for another alone, and would wait for ever.
+            settle: completes messages that only some ranks may have sent; called on all.
+            changed: returns tensors that the work may have changed, the same on all ranks; they get that
+                rank's values.
+            sends: whether one rank waits for another alone inside, and would wait for ever.
 
         Raises:
-            RaisedAlone: in place of the exception, where `sends`.
+            RaisedAlone: raised in place of the exception, where `sends`.
         """
         if self._context.attempting or not self._is_together() or not self._tries.catch(sys._getframe(1)):
             return work()
@@ -111,7 +113,7 @@ class SharedExceptions:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Have ranks vote before each collective inside."""
+        """Let ranks vote before each collective inside the block."""
         self._context.attempting, self._elsewhere = True, False
         self._have_before(self._meet)
         try:
@@ -135,7 +137,7 @@ class SharedExceptions:
             group.before = before
 
     def _first(self, raised: Exception | None, changed: Iterable[torch.Tensor]) -> BaseException:
-        """The exception of the lowest rank that has one, or elsewhere one like it."""
+        """Return the exception of the lowest rank with one, or elsewhere one like it."""
         mine = None if raised is None else (pack_exception(raised), torch.get_rng_state(), host_states())
         everywhere = self._comm.all_gather_object(mine)
         rank, first = next((rank, each) for rank, each in enumerate(everywhere) if each is not None)

@@ -1,4 +1,4 @@
-"""Weights looked up with `sparse=True`: known before their first gradient, and with spread rows perhaps."""
+"""Weights of sparse look-ups, adopted before their first gradient, perhaps with spread rows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["install"]
 
 
 def install(patches: Patches, adopt: Callable[[torch.Tensor], None], spread: RowLookup | None) -> None:
-    """Have `adopt` hear of the weight of each sparse `embedding` and `embedding_bag`.
+    """Call `adopt` with the weight of each sparse `embedding` and `embedding_bag`.
 
     Args:
-        spread: looks up in weights whose rows are spread; None where the plan has none.
+        spread: look-up in weights with spread rows; None where the plan has none.
     """
     plain_embedding: Callable[..., Any] = F.embedding
     plain_bag: Callable[..., Any] = F.embedding_bag

@@ -1,4 +1,4 @@
-"""`ronde.Step`: a training step in one call, of which a pipeline's schedule owns forward and backward."""
+"""`ronde.Step`: a training step in one call, scheduled by the pipeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Step"]
 
 
 class Step:
-    """One training step: gradients to zero, forward, loss, backward, the optimizer's step.
+    """One training step: zeroed gradients, forward, loss, backward, optimizer step.
 
     >>> model = nn.Linear(2, 1)
     >>> step = Step(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.mse_loss)
@@ -26,16 +26,16 @@ class Step:
     `pipeline=N,micro-batches=M,schedule=1f1b` each micro-batch goes back as soon as it has come through, so a
     stage keeps the activations of no more than N of them, where a script's own `loss.backward()` has all M.
     `schedule=zero-bubble` leaves gradients of weights for when a stage would wait.
-    What clips or looks at gradients stands in a hook of the optimizer
+    Code that clips or reads gradients belongs in a hook of the optimizer
     (`optimizer.register_step_pre_hook`).
 
     Args:
-        model: called with the step's arguments, rows of a batch along the first dimension.
-        optimizer: of the model's parameters.
-        loss_fn: called as `loss_fn(output, target)`; without a target as `loss_fn(output)`. Returns a scalar.
-            Under these schedules it is called for each micro-batch too, so it should keep nothing and draw by
-            torch's default generator alone; where it is no weighted sum over rows, steps run GPipe's,
-            and the run says so.
+        model: module that is called with the step's arguments, rows of a batch along the first dimension.
+        optimizer: optimizer of the model's parameters.
+        loss_fn: function called as `loss_fn(output, target)`; without a target as `loss_fn(output)`. Returns
+            a scalar. Under these schedules it is called for each micro-batch too, so it should keep nothing
+            and draw by torch's default generator alone; if it is not a weighted sum over rows, steps run
+            GPipe's, and the run says so.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Step:
         """Train on one batch.
 
         Args:
-            args, kwargs: of the model.
-            target: what the loss compares the output with, so no argument of the model of this name.
+            args, kwargs: arguments of the model.
+            target: second argument of the loss; so the model itself has no argument of this name.
 
         Returns:
             The batch's loss before the step, a scalar without a graph.

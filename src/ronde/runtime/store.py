@@ -1,4 +1,4 @@
-"""The store where the ranks of several hosts meet, in a process of its own beside them.
+"""Rendezvous store of ranks on several hosts, in a process of its own.
 
 `python -m ronde.runtime.store DESCRIPTOR LINGER`: the descriptor is a socket that listens already, so
 ranks may come before torch has been imported here. It ends LINGER seconds after its parent.

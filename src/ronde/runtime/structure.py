@@ -1,4 +1,4 @@
-"""What a mesh would cut of a script's models: found by running it up to the first call of a model."""
+"""Cuts of a script's models by a mesh, found at their first call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
 
 class _Found(BaseException):
-    """The script has called a model, and is not needed any more."""
+    """Raised when the script calls a model; the rest is not needed."""
 
     def __init__(self, model: torch.nn.Module, counts: Counts | None) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ def model_of_script(script: str, arguments: Sequence[str]) -> tuple[torch.nn.Mod
     Without counts where that call raises. The script runs in this process, silently, until then.
 
     Raises:
-        UsageError: when it ends before.
+        UsageError: the script ends before.
     """
 
     def around(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +76,7 @@ def model_of_script(script: str, arguments: Sequence[str]) -> tuple[torch.nn.Mod
 
 
 def lines_of_cuts(model: torch.nn.Module, plan: Plan, counts: Counts | None = None) -> list[str]:
-    """What a plan that cuts models cuts of this one.
+    """List the cuts of a model by a plan, as lines.
 
     Args:
         counts: operations by module.
@@ -98,7 +98,7 @@ def lines_of_cuts(model: torch.nn.Module, plan: Plan, counts: Counts | None = No
 
 
 def _mixtures(found: Sequence[Mixture], ranks: int) -> list[str]:
-    """A line for each mixture, those of repeated blocks together."""
+    """Format a line for each mixture; repeated blocks share one."""
     lines: dict[tuple[str, str], int] = {}
     for each in found:
         elements = sum(tensor.numel() for tensor, _ in each.parameters)
@@ -112,7 +112,7 @@ def _mixtures(found: Sequence[Mixture], ranks: int) -> list[str]:
 
 
 def _stages(found: Stages, count: int) -> list[str]:
-    """A line for each run of modules of a stage, and one for what all ranks have."""
+    """Format a line for each stage, and one for parameters of all ranks."""
     total = sum(unit.cost for unit in found.units) or 1.0
     shared = found.shared
     alone = [[unit for unit in found.units if unit.stage == stage] for stage in range(count)]
@@ -130,7 +130,7 @@ def _stages(found: Stages, count: int) -> list[str]:
 
 
 def _table(found: Sequence[Placement]) -> list[str]:
-    """A line for each parameter, those of repeated blocks together (`h.*.mlp.0.weight`)."""
+    """Format a line for each parameter; repeated blocks share one (`h.*.mlp.0.weight`)."""
     lines: dict[tuple[str, str, str], int] = {}
     for each in found:
         name = _NUMBER.sub("*", each.name, count=1)

@@ -1,4 +1,7 @@
-"""Embedding tables of a script are those of all ranks: each holds all rows, or its part, as the plan says."""
+"""Embedding tables of a script, joined over ranks: whole or in parts.
+
+Each rank holds all rows, or its part, as the plan says.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ def install(
     client: Client | None,
     say: Callable[[str], None],
 ) -> None:
-    """Once the script imports tables: they need numba, which takes half a second.
+    """Join tables when the script imports them: they need numba, half a second.
 
     Args:
-        unmediated: inside, files that are written are each rank's own: what numba compiles.
-        client: the connections to parameter servers, which have the rows where there are some.
+        unmediated: context manager in which written files are each rank's own: numba's compiled code.
+        client: connections to parameter servers, which have the rows where there are servers.
         say: tells the user at the end.
     """
 
@@ -60,7 +63,7 @@ def install(
 
 
 def why_none_is_spread(plan: Plan, world_size: int, *, spread: bool) -> str:
-    """A sentence for a plan that spreads rows of a script which has none to spread, else "".
+    """Explain why a plan spreads no rows of this script, else "".
 
     Args:
         spread: rows of torch's own embeddings are or were.
@@ -76,7 +79,7 @@ def why_none_is_spread(plan: Plan, world_size: int, *, spread: bool) -> str:
 
 
 class _Unmediated:
-    """An `Exchange`, each call of which is made so."""
+    """An `Exchange` with each call inside of `around`."""
 
     def __init__(self, exchange: Any, around: Around) -> None:
         self._exchange, self._around = exchange, around

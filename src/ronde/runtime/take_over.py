@@ -24,11 +24,11 @@ _HOLDS_INIT = {
 
 
 def install(patches: Patches, config: RankConfig, retire: Callable[[], None]) -> None:
-    """Have everything of ronde's taken back, by `retire`, once the script makes a group of ranks."""
+    """Call `retire` once the script makes a process group."""
     plain: Any = torch.distributed.init_process_group
 
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        """The script distributes its work itself: give it what torchrun would, and keep out."""
+        """Withdraw ronde from a script that distributes its work; set torchrun's environment."""
         if config.place.rank == 0 and not config.run.quiet:
             print(
                 "ronde: the script calls init_process_group: it runs as under torchrun, unchanged "

@@ -8,8 +8,9 @@ __all__ = ["torchrun_environment"]
 
 
 def torchrun_environment(config: RankConfig) -> dict[str, str]:
-    """What torchrun sets for a script that distributes its work itself, and where its `ronde.KVStore` finds
-    servers.
+    """Return the environment that torchrun sets, with the addresses of servers.
+
+    The latter are for the script's `ronde.KVStore`.
     """
     # Under torchrun the agent's store is there already, and rank 0 must not open another on its port.
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"} if config.place.store.startswith("tcp://") else {}

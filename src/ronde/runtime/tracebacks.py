@@ -19,7 +19,7 @@ _OUR_FRAME = re.compile(rf'^  File "{re.escape(RONDE)}.*\n(?:    .*\n)*', re.MUL
 
 
 def formatted(error: BaseException) -> str:
-    """The traceback of an error and of those behind it."""
+    """Format the traceback of an error with its causes."""
     described = traceback.TracebackException.from_exception(error)
     pending = [described]
     while pending:
@@ -31,7 +31,7 @@ def formatted(error: BaseException) -> str:
 
 
 def show(error: BaseException) -> None:
-    """Print what ended the script, by its own hook where it set one."""
+    """Print the script's final error, by the script's own hook if it has one."""
     if sys.excepthook is not sys.__excepthook__:
         kind, trace = type(error), error.__traceback__
         sys.excepthook(kind, error, _without_ours(trace))
@@ -41,10 +41,10 @@ def show(error: BaseException) -> None:
 
 
 def show_those_of_threads(end: Callable[[DivergedError | RondeError], object]) -> None:
-    """From here on print what ends a thread of the script, unless it sets a hook of its own.
+    """Print errors that end threads of the script, unless it has a hook.
 
     Args:
-        end: is given a refusal of ronde's, after which the main thread may wait for this one for ever.
+        end: callback for a refusal of ronde's, after which the main thread may wait for this one for ever.
     """
 
     def hook(ended: threading.ExceptHookArgs) -> None:

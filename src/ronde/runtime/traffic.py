@@ -1,4 +1,4 @@
-"""What a rank exchanges with others, summed over its groups and its servers."""
+"""Traffic of a rank with others, summed over its groups and servers."""
 
 from __future__ import annotations
 

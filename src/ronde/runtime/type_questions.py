@@ -1,9 +1,9 @@
-"""Lines of the user's code that ask for the exact class of a tensor or parameter, which one in parts has not.
+"""Search of the user's code for comparisons of exact tensor classes.
 
-`type(p) is nn.Parameter` cannot be answered by anybody but Python, nor noticed when it is asked; nor can
-`type(x) is torch.Tensor` of a batch, an output or a loss. What a script does with the answer it does without
-a word: it clips nothing, leaves parameters out of an optimizer, scales no batch. So its source is looked
-through once, at the end.
+A sharded tensor has another class. `type(p) is nn.Parameter` cannot be answered by anybody but Python, nor
+noticed when it is asked; nor can `type(x) is torch.Tensor` of a batch, an output or a loss. The script's
+reaction to the answer is silent: it clips nothing, leaves parameters out of an optimizer, scales no batch. So
+its source is searched once, at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _COMPARING = (ast.Is, ast.IsNot, ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 
 
 def questions_of_script(called: str) -> list[str]:
-    """`file:line` of each about a class called so, in all files of the user's that have been imported."""
+    """List `file:line` of comparisons with a class of this name, in all user files.
+
+    Files are those imported so far.
+    """
     lines = ScriptLine()
     found: dict[str, list[int]] = {}
     for module in list(sys.modules.values()):
@@ -68,7 +71,7 @@ def questions(source: str, called: str) -> Iterator[int]:
 
 @functools.lru_cache(maxsize=256)
 def _questions(source: str, called: str) -> tuple[int, ...]:
-    """As `questions`, once for each text: to parse it takes longer than a short session does."""
+    """Cache `questions` by source: parsing takes longer than a short session does."""
     return tuple(questions(source, called))
 
 
@@ -110,8 +113,8 @@ def notes_on_types(*, parameters: bool, tensors: bool) -> list[str]:
     """Notes on the lines of the script that compare exact classes.
 
     Args:
-        parameters: parameters are in shards.
-        tensors: batches, outputs and losses are in shards.
+        parameters: whether parameters are sharded.
+        tensors: whether batches, outputs and losses are sharded.
     """
     asking = questions_of_script("Parameter") if parameters else []
     notes = [

@@ -1,4 +1,4 @@
-"""Why no batch was cut in a run on several ranks: what the user is told at its end."""
+"""Explanation why no batch was cut in a run on several ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["why_uncut"]
 
 
 def why_uncut(calls: Calls, started: Iterable[str]) -> str:
-    """The likeliest reason.
+    """Return the likeliest reason.
 
     Args:
         started: names of functions for which the script has started processes.

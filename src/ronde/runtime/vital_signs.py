@@ -1,7 +1,7 @@
-"""By which others tell how this rank fares: a beat, its steps, and stacks without the interpreter's help.
+"""Signs of life of this rank: a beat, its steps, and stacks.
 
 The beat is a thread's: it stops when some code keeps the interpreter to itself. Stacks are written by a
-signal handler in C, so they come also then. A script that wants the signal for itself has it: the beat
+signal handler in C, so they appear also then. A script that wants the signal for itself has it: the beat
 notices, and nobody asks any more.
 """
 
@@ -23,7 +23,7 @@ _EVERY_S = 0.5
 
 
 def show_signs_of_life(config: RankConfig) -> Vitals | None:
-    """From here on until the process ends; None where the run directory takes no files."""
+    """Start signs of life until the process ends; None if files cannot be made."""
     folder = Path(config.place.run_dir)
     try:
         _write_stacks(folder, config.place.rank)
@@ -41,7 +41,10 @@ def show_signs_of_life(config: RankConfig) -> Vitals | None:
 
 
 def _write_stacks(folder: Path, rank: int) -> None:
-    """When the launcher asks, and at a crash, if nobody else wants to have that."""
+    """Write stacks on the launcher's request, and at a crash.
+
+    A script's own fault handler takes precedence.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     asked = os.open(folder / f"rank-{rank}.stack", flags, 0o644)  # os.open is not mediated
     faulthandler.register(STACK_SIGNAL, file=asked, all_threads=True)

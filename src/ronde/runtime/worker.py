@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-# Until the script begins Ctrl-C ends a rank without a word: a traceback of these imports is no user's.
+# Until the script begins Ctrl-C ends a rank without a word: a traceback of these imports helps no user.
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -105,7 +105,7 @@ def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> No
 
 
 def _end_by(config: RankConfig, error: BaseException, advice: str = "") -> NoReturn:
-    """An exception of the script's own ends it."""
+    """Report an exception of the script's own, and end this rank by it."""
     from ronde.runtime.hints import hint
 
     advice = advice or hint(error, config)
@@ -130,7 +130,10 @@ def _refuse(config: RankConfig, error: RondeError) -> None:
 
 
 def _end_from_a_thread(config: RankConfig, error: DivergedError | RondeError) -> NoReturn:
-    """The main thread may wait for the one that has ended, and is not to be asked."""
+    """End the rank from another thread than the main one.
+
+    The main thread may wait for the thread that has ended, and cannot be asked.
+    """
     if isinstance(error, DivergedError):
         _end_diverged(config, error)
     _refuse(config, error)
@@ -144,7 +147,7 @@ def _end_without_handlers(code: int) -> NoReturn:
 
 
 def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
-    """Run the script; a session that joins it to other ranks is added to `joined`."""
+    """Run the script; append a session that joins it to other ranks to `joined`."""
     vitals = show_signs_of_life(config)
     if config.run.native:
         os.environ.update(torchrun_environment(config))
@@ -202,7 +205,7 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
 
 
 def _hear_interrupts() -> None:
-    """From here on Ctrl-C is the script's, as in plain python."""
+    """Give Ctrl-C to the script, as in plain python."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -210,7 +213,9 @@ def _hear_interrupts() -> None:
 def _session(
     config: RankConfig, tally: Tally, entropy: Patches, notes: dict[str, None]
 ) -> Session | LocalView | None:
-    """What joins this rank to the others; None for one that is alone and needs no boundary.
+    """Join this rank to the others; None for one without a boundary.
+
+    A rank that is alone may need none.
 
     Args:
         notes: sentences about what one rank without a session has done.
@@ -245,7 +250,7 @@ def _session(
 
 
 def _publish_alone(config: RankConfig, notes: dict[str, None]) -> Publishing | None:
-    """What publishes the model of one rank without a session."""
+    """Make the publisher of one rank without a session."""
     if not config.run.publish:
         return None
     from ronde.patching.patches import Patches
@@ -285,7 +290,7 @@ def _conclude(
     meter: MemoryMeter | None,
     notes: Iterable[str],
 ) -> None:
-    """Write down what the run was, and what the user should know about it."""
+    """Write the summary of the run, with notes for the user."""
     if session is None:
         memory = None if meter is None else meter.memory()
         give_account(config, summarize(config, tally, notes=list(notes), memory=memory))
@@ -295,7 +300,10 @@ def _conclude(
 
 
 def _report_exit(config: RankConfig, end: SystemExit) -> None:
-    """Leave word of an exit code at once: the end of the interpreter takes time, and peers notice it."""
+    """Report an exit code at once, before peers notice the end.
+
+    The end of the interpreter takes time.
+    """
     code = end.code if isinstance(end.code, int) else int(end.code is not None)
     if code:
         _report(config, "exit", end, str(code & 0xFF))

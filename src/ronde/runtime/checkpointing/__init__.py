@@ -1,1 +1,1 @@
-"""`ronde run --checkpoint`: a script is recorded and saved as it runs, and brought back when it runs anew."""
+"""`ronde run --checkpoint`: scripts are recorded, saved, and replayed on resumption."""

@@ -1,4 +1,4 @@
-"""Has ranks that average their models agree on the average after which they are saved."""
+"""Agreement of averaging ranks on the average after which they are saved."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ __all__ = ["AgreedCuts"]
 
 
 class AgreedCuts:
-    """Agrees where ranks average, so that each is saved after the same average: nothing is on the way then.
+    """Agreement on checkpoints at averages, when no message is on its way.
 
-    Each rank comes to the place at its own time, and the others wait for it there. One that comes to the end
-    of its script instead has nothing to go on from: then nobody is saved.
+    Each rank is saved after the same average. It arrives there at its own time, and the others wait for it.
+    One that arrives at the end of its script instead has no state to resume from: then no rank is saved.
 
     Args:
-        comm: to all ranks.
+        comm: group of all ranks.
         schedule: says when a checkpoint is due.
-        standing: this rank's steps, those at the newest checkpoint, and whether it has been asked to end.
-        end: ends the run, of which a rank has come to its end, when all hear of it.
+        standing: returns this rank's steps, those at the newest checkpoint, and whether it has been asked to
+            end.
+        end: callback that ends the run, if a rank has finished its script, once all know it.
 
     Attributes:
-        agreed: this rank is to be saved where its next step begins.
+        agreed: whether this rank is to be saved where its next step begins.
     """
 
     def __init__(
@@ -42,12 +43,15 @@ class AgreedCuts:
         self.agreed = self.agreed or self._schedule.is_due(steps, saved, ending=ending)
 
     def wishes(self) -> tuple[bool, bool]:
-        """Whether this rank wants a checkpoint, and whether it is to end."""
+        """Return whether this rank wants a checkpoint, and whether it is to end."""
         steps, saved, ending = self._standing()
         return self._comm.rank == 0 and self._schedule.is_time(steps, saved), ending
 
     def hear(self, wanting: int, ending: int, ended: int) -> None:
-        """Hear how many ranks want a checkpoint, are to end, and have come to the end of their script."""
+        """Receive the counts of ranks that want a checkpoint, are ending, or have ended.
+
+        The last are at the end of their script.
+        """
         self._schedule.is_ending = ending > 0
         if not ended:
             self.agreed = wanting > 0 or ending > 0
@@ -55,16 +59,20 @@ class AgreedCuts:
             self._end()
 
     def is_due(self) -> bool:
-        """Whether this rank, whose next step begins, stops here."""
+        """Return whether this rank stops here, where its next step begins."""
         return self.agreed
 
     def come(self) -> bool:
-        """This rank is where it is to be saved; whether all others come there. A collective."""
+        """Meet the others where this rank is to be saved. A collective.
+
+        Returns:
+            whether all ranks are saved.
+        """
         self.agreed = False
         return self._comm.votes([False]) == [0]
 
     def end(self) -> None:
-        """This rank has come to the end of its script: what is agreed upon is not done, by anybody."""
+        """Cancel an agreed checkpoint on all ranks, at the end of this rank's script."""
         if self.agreed:
             self.agreed = False
             self._comm.votes([True])

@@ -1,4 +1,7 @@
-"""Announces checkpoints to ranks that do not wait for one another; each comes at its own time."""
+"""Announcement of checkpoints to ranks that do not wait for one another.
+
+Each is saved at its own time.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,21 @@ _ENDING, _OVER = "cuts/ending", "cuts/over"
 
 
 class AnnouncedCuts:
-    """Announces by the store of the ranks' group that all are saved where their next steps begin.
+    """Announcement by the store that all ranks are saved where their next steps begin.
 
-    One that comes to the end of its script instead has nothing to go on from: then nobody is saved, from
-    there on. It stays until rank 0 has come to its end, to answer what that announces.
+    A rank that arrives at the end of its script instead has no state to resume from: then no rank is saved
+    any more. It stays until rank 0 has ended, to answer the announcements.
 
     Args:
-        comm: to all ranks.
+        comm: group of all ranks.
         schedule: says when a checkpoint is due, by rank 0's clock and steps.
-        standing: this rank's steps, those at the newest checkpoint, and whether it has been asked to end.
-        end: ends the run, of which a rank has come to its end; it is told whether all ranks meet there.
+        standing: returns this rank's steps, those at the newest checkpoint, and whether it has been asked to
+            end.
+        end: callback that ends a run of which a rank has finished; its argument is whether all ranks meet
+            there.
         settle: returns when servers have answered this rank.
         ahead: steps between the announcement and the first place where ranks stop. A rank that waits for the
-            slowest one is no more ahead of it, so nobody waits for a rank that stands already.
+            slowest one is at most that far ahead of it, so no rank waits for one that stands already.
     """
 
     def __init__(
@@ -45,19 +50,23 @@ class AnnouncedCuts:
         self._count, self._target, self._is_over = 0, -1, False
 
     def is_due(self) -> bool:
-        """Whether this rank, whose next step begins, stops here."""
+        """Return whether this rank stops here, where its next step begins."""
         steps, saved, ending = self._standing()
         if self._target < 0:
             self._announce(steps, saved, ending) if self._comm.rank == 0 else self._hear(ending)
         return 0 <= self._target <= steps
 
     def come(self) -> bool:
-        """This rank is where it is to be saved; whether all others come there. A collective."""
+        """Meet the others where this rank is to be saved. A collective.
+
+        Returns:
+            whether all ranks are saved.
+        """
         self._settle()
         return self._meet(ended=False)
 
     def end(self) -> None:
-        """This rank has come to the end of its script."""
+        """Answer announcements at the end of this rank's script."""
         store = self._comm.store
         if self._comm.rank == 0:
             self._answer_at_end()

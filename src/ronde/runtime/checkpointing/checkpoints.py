@@ -1,9 +1,10 @@
-"""`ronde run --checkpoint`: a run is saved at a step, and brought back to it, without a word in the script.
+"""`ronde run --checkpoint`: a run is saved at a step, and resumed by replay.
 
-A checkpoint is cut where a training step begins, when all of the step before is over. To resume, the script
-runs again from its beginning. Whatever computes (calls of models, backward, steps of optimizers) is skipped;
-what the script reads comes from the journal; what it prints and writes goes nowhere. Where the journal ends,
-tensors, optimizers and generators get the values of the checkpoint, and the script goes on.
+The script contains no word of it. A checkpoint is cut where a training step begins, when all of the step
+before is over. To resume, the script runs again from its beginning. All computation (calls of models,
+backward, steps of optimizers) is skipped; values that the script reads come from the journal; its output and
+its files are discarded. Where the journal ends, tensors, optimizers and generators get the values of the
+checkpoint, and the script goes on.
 """
 
 from __future__ import annotations
@@ -55,23 +56,24 @@ __all__ = ["Checkpoints"]
 
 
 class Checkpoints:
-    """One rank's part in saving and resuming; all ranks make the same calls.
+    """Saving and resuming on one rank; all ranks make the same calls.
 
     Args:
         in_script: whether the code that runs is the script's, on its main thread.
         has_gradient: whether a leaf has a gradient, perhaps in parts, without gathering it.
-        own: what has state of its own on each rank, or averages ranks that train by themselves; None where
-            nothing differs between ranks.
-        say: hears what the user should know at the end.
-        on_resumed: hears at which step the script has been brought back.
+        own: state that differs between ranks, or averages ranks that train by themselves; None where nothing
+            differs between ranks.
+        say: callback for notes to the user at the end.
+        on_resumed: callback with the step at which the script has been resumed.
 
     Attributes:
-        by_another: the script is on its way back with the journal of another rank or plan: batches must be
+        by_another: whether the script is replayed with the journal of another rank or plan: batches must be
             cut as they were there, which is done here.
-        goes_on_alone: this rank goes on with its own state of a run whose ranks trained by themselves.
+        goes_on_alone: whether this rank goes on with its own state of a run whose ranks trained by
+            themselves.
 
     Raises:
-        UsageError: there is no checkpoint to resume from, or the folder cannot be written.
+        UsageError: the folder has no checkpoint to resume from, or cannot be written.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class Checkpoints:
             self._saver.resume(self._replayer.state["files"])
 
     def _is_of_each(self, manifest: Manifest, state: State) -> bool:
-        """Whether each rank goes on with its own state."""
+        """Return whether each rank goes on with its own state."""
         config = self._config
         return "ranks" in state and (manifest.plan, manifest.ranks) == (
             config.run.plan,
@@ -147,11 +149,11 @@ class Checkpoints:
         )
 
     def _owner(self, manifest: Manifest, state: State) -> int:
-        """The rank with whose journal this one comes back."""
+        """Return the rank of the journal that this rank replays."""
         return self._config.place.rank if self._is_of_each(manifest, state) else 0
 
     def _begun_replay(self, manifest: Manifest, state: State) -> Replayer:
-        """The way back to what this rank was, or to the one model that a checkpoint has."""
+        """Start a replay towards this rank's own state, or a checkpoint's one model."""
         ranks = state.pop("ranks", None)
         if self.goes_on_alone:
             state = {**state, **ranks[self._config.place.rank]}
@@ -290,7 +292,7 @@ class Checkpoints:
         patches.set(kind, "step", step)
 
     def hear_through(self, wrapper: Callable[..., Any], name: str) -> None:
-        """As `HostReads.hear_through`."""
+        """Forward to `HostReads.hear_through`."""
         self._reads.hear_through(wrapper, name)
 
     def attempt(self) -> Callable[[], None]:
@@ -312,7 +314,7 @@ class Checkpoints:
         """The script has ended, on all ranks; return when the last checkpoint is durable.
 
         Raises:
-            RondeError: it has ended before it came to where it was resumed.
+            RondeError: the script has ended before the place of the checkpoint.
         """
         self._runs_script = False
         if self._replayer is not None:
@@ -322,7 +324,7 @@ class Checkpoints:
             self._say(said)
 
     def abandon(self) -> None:
-        """The script has raised: what it says is for the user to read."""
+        """Restore output after an exception of the script: the user is to read it."""
         self._output.speak_again()
 
     def _on_termination(self, *_: Any) -> None:
@@ -340,7 +342,7 @@ class Checkpoints:
     # What the script does.
 
     def _is_part(self) -> bool:
-        """Whether the operation is ronde's own, or a part of a journal entry."""
+        """Return whether the operation is ronde's own, or a part of a journal entry."""
         return self._scope.inside or not self._in_script()
 
     def _call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
@@ -368,7 +370,7 @@ class Checkpoints:
         return self._way.agreed(name, act) if self._runs_script and not self._scope.inside else act()
 
     def _as_it_was(self, iterator: Any, batch: Any, replayer: Replayer) -> Any:
-        """A batch of the way back as it was there, where rank 0 had its slice."""
+        """Cut a replayed batch as when recorded, if rank 0 had a slice."""
         cuts = getattr(iterator, "_ronde_cuts", torch.is_grad_enabled())
         if not self.by_another or not cuts or not _apart(replayer.manifest.plan):
             return batch
@@ -433,5 +435,5 @@ class Checkpoints:
 
 
 def _apart(plan: str) -> bool:
-    """Whether ranks of a plan train by themselves, each on its slice of every batch."""
+    """Return whether ranks of a plan train by themselves, each on its slice."""
     return Plan.parse(plan).in_local_view

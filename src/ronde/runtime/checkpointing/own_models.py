@@ -1,4 +1,4 @@
-"""Saves and restores ranks that train by themselves, each with a model of its own."""
+"""Saving and restoring of ranks that train by themselves, each with its model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OwnModels(ABC):
     """State of one rank that trains by itself, beside the variables of its script.
 
     Attributes:
-        reads_servers: this rank reads for the checkpoint what all ranks have on servers.
+        reads_servers: whether this rank reads for the checkpoint the state that all ranks have on servers.
     """
 
     reads_servers: bool
@@ -39,31 +39,31 @@ class OwnModels(ABC):
 
     @abstractmethod
     def poll(self) -> None:
-        """Take in between two steps what has come from other ranks."""
+        """Apply messages of other ranks between two steps."""
 
     @abstractmethod
     def stand(self) -> None:
-        """All ranks are where they are saved: bring parameters up to date."""
+        """Bring parameters up to date, where all ranks are being saved."""
 
     @abstractmethod
     def kept(self, held: Held) -> Held:
-        """The part of what the script holds that this rank saves."""
+        """Select the objects of the script that this rank saves."""
 
     @abstractmethod
     def states(self) -> Sequence[tuple[Any, Any]]:
-        """Optimizers that have stepped, and what this rank needs to go on with each."""
+        """Return optimizers that have stepped, with this rank's state for each."""
 
     @abstractmethod
     def go_on(self, optimizer: Any, state: Any) -> None:
-        """Take over what `states` gave for an optimizer."""
+        """Restore an optimizer from its part of `states`."""
 
     @abstractmethod
     def begin(self, optimizers: Sequence[Any]) -> None:
-        """All optimizers of the script have their state again."""
+        """Begin training after all optimizers of the script have been restored."""
 
     @abstractmethod
     def one_model(self, states: Sequence[State], held: Held) -> State:
-        """The state of one model, of those of all ranks."""
+        """Combine the states of all ranks into that of one model."""
 
 
 @final
@@ -83,7 +83,7 @@ class AveragedModels(OwnModels):
         self._averaging.poll()
 
     def stand(self) -> None:
-        """An average has just been made."""
+        """Return at once: an average has just been made."""
 
     def kept(self, held: Held) -> Held:
         return held
@@ -95,7 +95,7 @@ class AveragedModels(OwnModels):
         self._averaging.go_on(optimizer, state)
 
     def begin(self, optimizers: Sequence[Any]) -> None:
-        """Each rank has all that it had."""
+        """Return at once: each rank has its own state."""
 
     def one_model(self, states: Sequence[State], held: Held) -> State:
         return mean_over_ranks(states, held)
@@ -108,7 +108,7 @@ class ServedModels(OwnModels):
     What servers have is saved and sent to them again by rank 0.
 
     Args:
-        comm: to all ranks.
+        comm: group of all ranks.
         staleness: steps by which a rank may be ahead of the slowest; None where none waits.
     """
 
@@ -123,7 +123,7 @@ class ServedModels(OwnModels):
         return AnnouncedCuts(comm, schedule, standing, end, settle=self._client.settle, ahead=self._ahead)
 
     def poll(self) -> None:
-        """Servers answer each step."""
+        """Return at once: servers answer each step."""
 
     def stand(self) -> None:
         self._update.stand()

@@ -19,7 +19,7 @@ class RankState(Protocol):
     """Something that has state of its own on each rank."""
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state: dicts and lists of tensors and plain values."""
+        """Return this rank's state: dicts and lists of tensors and plain values."""
         ...
 
     def load_states(self, states: Sequence[Mapping[str, Any]], rank: int, ranks: int) -> None:
@@ -28,9 +28,10 @@ class RankState(Protocol):
 
 
 def has_place(before: str, ranks_before: int, now: str, ranks: int) -> bool:
-    """Whether the state of each rank fits the ranks of another plan.
+    """Return whether states of all ranks fit the ranks of another plan.
 
-    Each of as many ranks has its place, and where every rank has the whole model any may have anybody's.
+    With equal degrees and number of ranks each rank has its place; if every rank has the whole model, any
+    rank may have any state.
     """
     one, other = (
         Plan.parse(plan).for_ranks(count).mesh for plan, count in ((before, ranks_before), (now, ranks))
@@ -42,10 +43,10 @@ def has_place(before: str, ranks_before: int, now: str, ranks: int) -> bool:
 
 
 def gathered(comm: Comm, state: Mapping[str, Any], copies: HostCopies | None) -> list[Any]:
-    """The state of each rank, on rank 0; [] on the others. All ranks come here.
+    """Gather the state of each rank on rank 0; [] on the others. A collective.
 
     Args:
-        copies: where rank 0 keeps tensors; None on the others.
+        copies: storage of tensors on rank 0; None on the others.
     """
     own: list[torch.Tensor] = []
     device = comm.control_device

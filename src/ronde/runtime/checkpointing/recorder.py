@@ -104,13 +104,13 @@ class Recorder:
         return entry.payload
 
     def fresh(self) -> tuple[int, bytes]:
-        """Return the number of entries, and the new ones as a block of a file."""
+        """Return the number of entries, and the new ones encoded as one block."""
         self._draws.settle()
         return len(self._journal), self._journal.fresh()
 
     @contextmanager
     def _recorded(self, kind: str, name: str) -> Iterator[Entry]:
-        """Inside, something happens that is one entry, and is skipped on the way back."""
+        """Record one entry; its contents are skipped in a replay."""
         entry = self._journal.record(kind, name)
         with self._scope.entry():
             before = self._draws.before()
@@ -124,21 +124,27 @@ class Recorder:
             return REAL
 
     def _is_to_be_watched(self, module: torch.nn.Module) -> bool:
-        """At calls 1, 2, 4, 8, ... of each module it is looked at whether it keeps something."""
+        """Return whether to check a module for changes at this call.
+
+        That is so at its calls 1, 2, 4, 8, and so on.
+        """
         count = self._watched.get(module, 0) + 1
         self._watched[module] = count
         return count & (count - 1) == 0
 
 
 class _Kept:
-    """What a module has beside parameters and buffers, before and after a call."""
+    """Attributes of a module besides parameters and buffers, before and after a call."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
         self._before = self._look()
 
     def changed(self) -> bool:
-        """Whether a call changes more than it returns: it must be made again on the way back."""
+        """Return whether a call changes more than it returns.
+
+        Replay must then repeat it.
+        """
         return any(each._forward_hooks for each in self._module.modules()) or self._look() != self._before
 
     def _look(self) -> list[dict[str, Any]]:
@@ -152,7 +158,7 @@ _OF_TORCH = frozenset(vars(torch.nn.Module()))
 
 
 def _mark(value: Any) -> Any:
-    """What is another one when the value is another, or has grown."""
+    """Return a cheap fingerprint that changes when a value is replaced or grows."""
     if isinstance(value, (bool, int, float, str)):
         return value
     return (id(value), len(value)) if isinstance(value, (list, dict, set)) else id(value)

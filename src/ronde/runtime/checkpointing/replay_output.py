@@ -1,4 +1,4 @@
-"""Output of a run that is saved or replayed, with each line of the script once."""
+"""Output of a saved or replayed run, with each line of the script once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ReplayOutput:
     """The output of one rank.
 
     Args:
-        leads: this is rank 0.
+        leads: whether this is rank 0.
     """
 
     def __init__(self, config: RankConfig, *, leads: bool) -> None:
@@ -30,7 +30,7 @@ class ReplayOutput:
             os.write(self._kept[1] if self._kept else 2, f"ronde: {words}\n".encode())
 
     def silence(self) -> None:
-        """Show nothing from now on: what the script prints on its way back was printed before."""
+        """Discard output from now on: in a replay it was printed before."""
         one_file = os.path.samestat(os.fstat(1), os.fstat(2))
         self._kept = [os.dup(1), os.dup(2)]
         for number in (1, 2):
@@ -54,7 +54,7 @@ class ReplayOutput:
             write_position(Path(self._config.place.run_dir), {"stdout": 0, "stderr": 0})
 
     def say_position(self) -> None:
-        """Tell the launcher how many lines were printed by here in the run that is resumed."""
+        """Report the lines printed so far in the resumed run to the launcher."""
         if not self._kept or not self._leads:
             return
         flush_output()
@@ -62,7 +62,7 @@ class ReplayOutput:
         write_position(Path(self._config.place.run_dir), lines)
 
     def _nowhere(self) -> int:
-        """A file that nobody sees; on rank 0 its lines are counted."""
+        """Open a file that discards output; rank 0 counts its lines."""
         if not self._leads:
             return os.open(os.devnull, os.O_WRONLY)
         path = os.path.join(self._config.place.run_dir, "rank-0.replayed")

@@ -1,4 +1,7 @@
-"""The way of a script back to a checkpoint: nothing is computed, and the journal answers what it asks."""
+"""Replay of a script up to a checkpoint: results come from the journal.
+
+Nothing is computed.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Replayer:
         self.manifest, self.state = manifest, state
 
     def call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """A call of a module; it is made where it does more than to return something."""
+        """Recall a call of a module; repeat it if it had side effects."""
         with self._recalled("call", type(module).__name__) as entry:
             return plain(module, *args, **kwargs) if entry.payload == REAL else build(entry.payload)
 
@@ -70,13 +73,13 @@ class Replayer:
         return self._journal.take("agreed", name).payload
 
     def has_come(self, boundary: str, steps: int) -> bool:
-        """Whether the script is where the checkpoint was cut."""
+        """Return whether the script is where the checkpoint was cut."""
         manifest = self.manifest
         return self._journal.at_end and (boundary, steps) == (manifest.boundary, manifest.step)
 
     @contextmanager
     def _recalled(self, kind: str, name: str) -> Iterator[Entry]:
-        """Inside, what is skipped gets what it had."""
+        """Recall one entry around a skipped operation."""
         entry = self._journal.take(kind, name)
         with self._scope.entry():
             yield entry

@@ -1,4 +1,4 @@
-"""Checkpoints of a script that runs: when they are cut, what is in them, and how a run that saves ends."""
+"""Saving of checkpoints from a running script, and the end of a saved run."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Saver:
     """One rank's part in saving; all ranks make the same calls.
 
     Args:
-        store: where rank 0 writes; None on the others.
-        own: as of `Checkpoints`.
-        described: gives a manifest but for step and boundary, and what is new in the journal as a block of
+        store: store to which rank 0 writes; None on the others.
+        own: see `Checkpoints`.
+        described: returns a manifest without step and boundary, and the new part of the journal as a block of
             its file.
 
     Attributes:
-        steps: of optimizers, so far.
+        steps: number of optimizer steps so far.
         saved: the step of the newest checkpoint, or of the one that was resumed.
     """
 
@@ -127,10 +127,10 @@ class Saver:
                 self._end() if comes else self._end_unsaved()
 
     def go_on(self, states: Iterable[tuple[int, Any]]) -> None:
-        """Give ranks that train by themselves what they had for each optimizer.
+        """Restore each rank's own state for each optimizer.
 
         Raises:
-            Mismatch: the script has made other ones.
+            Mismatch: the script has made other optimizers.
         """
         made = {number: optimizer for optimizer, number in self._numbers.items()}
         for number, state in states:
@@ -142,7 +142,7 @@ class Saver:
             self._models.begin([made[number] for number in sorted(made)])
 
     def finish(self) -> str:
-        """Return when the last checkpoint is durable; what the user should know of it."""
+        """Return when the last checkpoint is durable, with a note for the user."""
         if self._cuts is not None:
             self._cuts.end()
         if self._writing is not None:
@@ -168,7 +168,7 @@ class Saver:
         self._end(told, meets=meets)
 
     def _end(self, told: str = "", *, meets: bool = True) -> None:
-        """Die of the signal, as the script would have done, when the checkpoint is durable."""
+        """Die of the signal, as the script would, after the checkpoint is durable."""
         if self._writing is not None:
             self._writing.join()
         told = told or (self._trouble and f"nothing was saved: {self._trouble}")
@@ -227,7 +227,7 @@ class Saver:
     def _of_all_ranks(
         self, models: OwnModels, held: Held, state: State, content: bytes, boundary: str
     ) -> tuple[State, bytes]:
-        """What rank 0 writes, of the states and journals of all ranks: one model, and that of each rank."""
+        """Gather states and journals for rank 0: one model, and each rank's own."""
         numbered = [(self._numbers[each], own) for each, own in models.states()]
         state |= {"training": numbered, "step": self.steps, "boundary": boundary}
         states = gathered(self._comm, state, self._of_ranks)
@@ -237,7 +237,7 @@ class Saver:
         return {**models.one_model(states, held), "ranks": states}, b"".join(blocks)
 
     def _check_finds_optimizers(self, held: Held) -> None:
-        """A checkpoint without what was trained would be resumed in silence."""
+        """Refuse a checkpoint without the trained objects."""
         # By their groups: what wraps another optimizer, as accelerate's does, shares them with it.
         found = {id(optimizer.param_groups) for optimizer in held.optimizers.values()}
         stepped, self._stepped = list(self._stepped), weakref.WeakSet()

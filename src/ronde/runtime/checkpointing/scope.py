@@ -14,12 +14,12 @@ class Scope:
     """The extent of an entry of the journal: nothing inside is an entry itself.
 
     Args:
-        reads: hears of what the script reads from tensors.
+        reads: recorder of values that the script reads from tensors.
 
     Attributes:
-        inside: something that is one entry is under way.
-        in_steps: how many steps of optimizers call the script's closures now.
-        begun: a model has been called.
+        inside: whether an operation that is one entry is under way.
+        in_steps: number of optimizer steps that are calling the script's closures.
+        begun: whether a model has been called.
     """
 
     def __init__(self, reads: HostReads) -> None:
@@ -28,13 +28,16 @@ class Scope:
         self.in_steps = 0
 
     def begin(self) -> None:
-        """From the first call on values may be a model's, which a run on its way back does not have."""
+        """Begin recording at the first call of a model.
+
+        From then on values may be a model's, which a replay does not have.
+        """
         self.begun = True
         self._reads.begin()
 
     @contextmanager
     def entry(self) -> Iterator[None]:
-        """Inside, nothing is recorded by itself."""
+        """Suspend recording inside an entry."""
         self.inside = True
         try:
             with self._reads.lifted():
@@ -44,7 +47,7 @@ class Scope:
 
     @contextmanager
     def of_script(self) -> Iterator[None]:
-        """Inside an entry, the script's own code runs: a closure."""
+        """Resume recording inside an entry, for the script's own closure."""
         self.inside = False
         self.in_steps += 1
         if self.begun:

@@ -1,1 +1,4 @@
-"""What one step of a script computes and keeps, found by running it on tensors without data."""
+"""Costs of one step of a script, measured on tensors without data.
+
+They are the operations of the step and the tensors that it keeps.
+"""

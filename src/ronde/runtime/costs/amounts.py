@@ -1,4 +1,7 @@
-"""What was counted of a part of a model, and its JSON: the planner makes a cost graph of it."""
+"""Counted amounts of a part of a model, and their JSON form.
+
+The planner makes a cost graph of them.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +27,17 @@ class Part:
     """Amounts of forward of one step, over all rows of the batch.
 
     Attributes:
-        products: with weights, and convolutions as such.
+        products: products with weights, and convolutions expressed as such.
         attention_flops, head_size: of fused attention, and of products between activations.
         moved: numbers that other operations read and write.
-        kernels: how many of these there were.
-        saved, masks: kept for backward: floating-point numbers, and bytes of all else.
-        saved_bytes: of both.
-        results: of `saved`, results of products.
-        cut: of `saved`, what is between products or heads: tensor parallelism divides it.
+        kernels: number of these other operations.
+        saved, masks: amounts kept for backward: floating-point numbers, and bytes of all else.
+        saved_bytes: bytes of both.
+        results: part of `saved` that are results of products.
+        cut: part of `saved` between products or heads, which tensor parallelism divides.
         parameters: numbers of its own.
         output: numbers that the last call gave.
-        calls: how often it ran.
+        calls: number of runs.
     """
 
     products: list[Product] = dataclasses.field(default_factory=list)

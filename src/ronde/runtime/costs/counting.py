@@ -1,4 +1,4 @@
-"""Counts what passes torch's dispatcher in forward, by the part of the model in which it happens."""
+"""Counter of dispatched operations in forward, by part of the model."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ FIRST, LAST = "first", "last"
 
 
 class Counter(TorchDispatchMode):
-    """The mode, and the hooks that tell it in which part of the model it is.
+    """Dispatch mode with hooks that track the present part of the model.
 
     Attributes:
-        first, last, blocks: what comes before repeated blocks, behind them, and these.
+        first, last, blocks: parts before repeated blocks, after them, and these.
         heads, tokens, rows: of attention, of a sample, of a batch; 0 where nobody showed them.
     """
 
@@ -116,7 +116,10 @@ class Counter(TorchDispatchMode):
                 self._made[_key(each)] = each.detach()
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """What autograd keeps: each storage once, held so that its place is not given out again."""
+        """Count a tensor that autograd keeps, each storage once.
+
+        The storage is held, so that its address is not reused.
+        """
         if self.counting and tensor.layout is torch.strided and not isinstance(tensor, nn.Parameter):
             key = _key(tensor)
             if key not in self._seen:
@@ -125,7 +128,7 @@ class Counter(TorchDispatchMode):
         return tensor.detach()
 
     def know(self, tensors: Iterator[Tensor]) -> None:
-        """These are there anyhow: parameters, buffers, the batch."""
+        """Register tensors that exist in any case: parameters, buffers, the batch."""
         for tensor in tensors:
             if tensor.layout is torch.strided:
                 self._seen.setdefault(_key(tensor), tensor.detach())

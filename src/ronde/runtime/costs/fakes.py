@@ -1,7 +1,7 @@
-"""Lets a script train a model whose parameters have no data, on data that is real.
+"""Training of a model without data in its parameters, on real data.
 
-What a module's constructor makes has no data, nor what is computed of it. All else is real: data sets,
-loaders, samplers, indices. So a script may index, mask and count its data as it likes.
+Tensors made in a module's constructor have no data, nor have results computed of them. All else is real: data
+sets, loaders, samplers, indices. So a script may index, mask and count its data as it likes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAKING = ("__init__", "reset_parameters", "_reset_parameters")
 
 
 def answer(tensor: Tensor) -> bool | float | int | complex:
-    """What a script reads of a tensor without data: 1, by which it can divide, or False."""
+    """Return the value of a tensor without data: 1 (a safe divisor), or False."""
     if tensor.dtype is torch.bool:
         return False
     if tensor.dtype.is_complex:
@@ -33,7 +33,7 @@ def answer(tensor: Tensor) -> bool | float | int | complex:
 
 
 def is_real(args: Any, kwargs: Any) -> bool:
-    """Whether an operation is of the script's data: its operands have data, and no module is being made."""
+    """Return whether an operation is on the script's data, outside of module constructors."""
     operands = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     if any(isinstance(each, FakeTensor) for each in operands):
         return False
@@ -47,7 +47,7 @@ def really(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _makes_a_module() -> bool:
-    """Whether a module's constructor asks for a tensor."""
+    """Return whether a module's constructor asks for a tensor."""
     frame: Any = sys._getframe(2)
     for _ in range(_DEEPEST):
         if frame is None:
@@ -88,12 +88,12 @@ def faked() -> Iterator[FakeTensorMode]:
 
 
 def _formatted(tensor: Tensor, spec: str) -> str:
-    """As of a tensor with data: of one value it is this value's."""
+    """Format a tensor like one with data: a single value as a number."""
     return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
 
 
 def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
-    """Another tensor without data: torch copies a storage, and there is none."""
+    """Copy a tensor without data: torch would copy a storage that does not exist."""
     if id(tensor) not in memo:
         new = tensor.detach().clone()
         is_parameter = isinstance(tensor, nn.Parameter)
@@ -103,5 +103,8 @@ def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
 
 
 def _uncompiled(model: Any = None, **_: Any) -> Any:
-    """Compiled code has no operations to count; a decorator with options gives its function back."""
+    """Return a function uncompiled: compiled code has no operations to count.
+
+    A decorator with options returns its function unchanged.
+    """
     return model if model is not None else (lambda function: function)

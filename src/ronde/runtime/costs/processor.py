@@ -1,6 +1,7 @@
-"""Takes a script that is traced for one on the processor: what has no data need not lie on a device.
+"""Redirection of a traced script from accelerators to the CPU.
 
-Torch cannot exchange a parameter without data for one on another device, and counts are the same everywhere.
+Tensors without data need not lie on a device. Torch cannot exchange a parameter without data for one on
+another device, and counts are the same everywhere.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ _MOVES = (Tensor.cuda, Tensor.pin_memory)
 
 @contextmanager
 def on_processor() -> Iterator[None]:
-    """Inside, there is no accelerator for who asks, and who names one gets the processor."""
+    """Hide accelerators inside the block, and redirect named ones to the CPU."""
     patches = Patches()
     for owner in (torch.cuda, torch.xpu, torch.backends.mps, torch.accelerator):
         _answer(patches, owner, "is_available", False)
     for owner in (torch.cuda, torch.xpu, torch.accelerator):
         _answer(patches, owner, "device_count", 0)
     _answer(patches, torch.accelerator, "current_accelerator", None)
-    # What a script calls of a device that it has named.
+    # Functions that a script calls with a device that it has named.
     for name in ("set_device", "synchronize", "reset_peak_memory_stats"):
         _answer(patches, torch.cuda, name, None)
     try:
@@ -43,7 +44,7 @@ def on_processor() -> Iterator[None]:
 
 
 def _answer(patches: Patches, owner: Any, name: str, value: object) -> None:
-    """Have a function of torch's give one value."""
+    """Replace a function of torch's by a constant."""
 
     # As around torch's own: its compiler, which a trace may import, asks for `__wrapped__`.
     @functools.wraps(getattr(owner, name))
@@ -54,7 +55,7 @@ def _answer(patches: Patches, owner: Any, name: str, value: object) -> None:
 
 
 class _Redirected(TorchFunctionMode):
-    """Devices among arguments are the processor."""
+    """Function mode that replaces devices among arguments by the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

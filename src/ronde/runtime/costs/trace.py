@@ -1,4 +1,4 @@
-"""Runs a script until its second optimizer step and says what one step computes and keeps."""
+"""Trace of a script up to its second optimizer step, for its costs."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 
 class _Done(BaseException):
-    """The second step was about to be made."""
+    """Raised before the second step."""
 
 
 def trace_script(script: str, arguments: Sequence[str], *, real: bool = False) -> dict[str, Any]:
-    """What the script's first step computes and keeps, as plain numbers.
+    """Measure the operations and kept tensors of the script's first step, as numbers.
 
     Args:
-        real: use real tensors, and so their memory and time; a script that reads what has no data needs that.
+        real: whether to use real tensors, and so their memory and time; needed by a script that reads values.
 
     Returns:
         amounts of `first`, `last` and of all `blocks`, `rows`, `tokens`, `heads`, `slots`, `itemsize`; or
-        `problem`, a sentence, with `line`, where it arose in the script, "" where there is none.
+        `problem`, a sentence, with `line`, where it arose in the script, "" without a problem.
     """
     counter = Counter(real=real)
     steps = _Steps(counter)
@@ -70,7 +70,7 @@ def trace_script(script: str, arguments: Sequence[str], *, real: bool = False) -
 
 
 class _Steps:
-    """Counting ends with the first step; the second ends the script."""
+    """Step hooks: counting ends with the first step, the script with the second."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
@@ -118,7 +118,7 @@ def _run(blocks: list[Part]) -> list[Part]:
 
 
 def _told(error: Exception) -> str:
-    """What kept the script from running without data, in a few words."""
+    """Describe the obstacle to running without data, in a few words."""
     text = " ".join(str(error).split())[:160]
     name = type(error).__name__
     if name == "DataDependentOutputException":
@@ -131,7 +131,7 @@ def _told(error: Exception) -> str:
 
 
 def _line(error: Exception, script: str) -> str:
-    """The innermost line that is the script's, else the innermost that is neither ours nor torch's."""
+    """Find the innermost line of the script, else of neither ronde nor torch."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [each for each in frames if os.path.abspath(each.filename) == os.path.abspath(script)]
     torch_folder = os.path.dirname(torch.__file__)
@@ -144,7 +144,7 @@ def _line(error: Exception, script: str) -> str:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """What the script prints would stand in the answer."""
+    """Discard the script's output, which would mix with the answer."""
     with (
         open(os.devnull, "w") as nothing,
         contextlib.redirect_stdout(nothing),

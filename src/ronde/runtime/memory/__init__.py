@@ -1,1 +1,1 @@
-"""How much memory a rank needs, by kind."""
+"""Memory of a rank, measured by kind."""

@@ -12,16 +12,17 @@ __all__ = ["StorageCensus"]
 
 
 class StorageCensus:
-    """One count of what lies in memory now; a `ronde.trace.resident.Census`.
+    """Count of present memory by kind; a `ronde.trace.resident.Census`.
 
     Args:
-        on_cuda: this rank's tensors lie on a CUDA device, unless they are in host memory.
+        on_cuda: whether this rank's tensors lie on a CUDA device, unless they are in host memory.
 
     Attributes:
-        bytes: by kind.
-        on_host: those of them that lie in host memory beside a device; on a CPU nothing is told apart.
-        coming: bytes of the allocator's that come and go between steps where activations lie: parameters, and
-            gradients that lie in no bucket, on their way into one too.
+        bytes: bytes by kind.
+        on_host: part of these bytes that lies in host memory beside a device; on a CPU nothing is
+            distinguished.
+        coming: bytes of the allocator that vary between steps where activations lie: parameters, and
+            gradients outside of buckets, also on their way into one.
     """
 
     def __init__(self, *, on_cuda: bool = False) -> None:
@@ -68,7 +69,7 @@ class StorageCensus:
         self.bytes[kind] += nbytes
 
     def count_module(self, module: torch.nn.Module) -> None:
-        """Parameters and buffers, those of all modules inside included."""
+        """Count parameters and buffers of a module and its submodules."""
         for part in module.modules():
             for values in (part._parameters.values(), part._buffers.values()):
                 for value in values:
@@ -76,7 +77,7 @@ class StorageCensus:
                         self.count("parameters", value)
 
     def count_state(self, value: Any) -> None:
-        """What an optimizer keeps: tensors, in dictionaries and lists of any depth."""
+        """Count an optimizer's state: tensors in dictionaries and lists of any depth."""
         if isinstance(value, torch.Tensor):
             self.count("optimizer", value)
         elif isinstance(value, dict):

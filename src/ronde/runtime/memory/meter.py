@@ -1,4 +1,4 @@
-"""Measures a rank's memory by kind at moments of a few steps.
+"""Meter of a rank's memory by kind, at moments of a few steps.
 
 Counting all tensors takes about a microsecond for each, so it is done in two steps out of more and more. All
 others pay a comparison.
@@ -24,9 +24,10 @@ __all__ = ["MemoryMeter", "measured_steps"]
 # Measured steps: two in a row, because a step of one optimizer may be followed by another's.
 _IN_A_ROW = 2
 _FIRST, _FACTOR, _FARTHEST = 2, 8, 2048
-# In so many steps models are observed, caches filled: what counts is behind them, if there is more.
+# Number of steps in which models are observed and caches are filled: the measurement counts after them, if
+# there are more.
 _SETTLED = 2
-# What torch itself holds: reading `.grad` may mean more where gradients are in parts.
+# Attribute of torch itself: reading `.grad` may do more where gradients are sharded.
 _gradient: Any = vars(TensorBase)["grad"].__get__
 
 
@@ -44,18 +45,19 @@ def measured_steps() -> Iterator[int]:
 
 
 class MemoryMeter:
-    """This rank's peaks by kind.
+    """Peak memory of this rank by kind.
 
-    A script calls models, runs backward and steps optimizers; while `armed` the meter is to be told of each.
+    A script calls models, runs backward and steps optimizers; while `armed` the meter must be informed of
+    each.
 
     Args:
         on_cuda: tensors lie on this rank's CUDA device.
-        hears_calls: whether it is told of models and backward; on one rank of steps only.
+        hears_calls: whether it is informed of models and backward; on one rank of steps only.
 
     Attributes:
-        armed: this step is measured.
-        residents: what holds state elsewhere than in the script's tensors.
-        on_change: told when `armed` changes.
+        armed: whether this step is measured.
+        residents: holders of state outside of the script's tensors.
+        on_change: callback for changes of `armed`.
     """
 
     def __init__(self, *, on_cuda: bool, hears_calls: bool) -> None:
@@ -86,11 +88,11 @@ class MemoryMeter:
             self._before = self._besides(self.count())
 
     def begin_backward(self) -> None:
-        """A backward begins: what forward has kept for it is there."""
+        """Measure at the beginning of a backward, when all saved tensors exist."""
         self._reach_activations()
 
     def computed_again(self) -> None:
-        """In the midst of a backward a part of a model has been computed again, beside what forward kept."""
+        """Measure in a backward after a recomputation, which adds to saved tensors."""
         if self.armed:
             self._reach_activations()
 
@@ -125,7 +127,7 @@ class MemoryMeter:
         return Memory(peaks=peaks, total=total, where=where, on_host=self._on_host)
 
     def count(self) -> StorageCensus:
-        """Look what is held now."""
+        """Count present memory."""
         census = StorageCensus(on_cuda=self._on_cuda)
         with DisableTorchFunction():  # a parameter in parts would be gathered, if it were used
             self._fill(census)

@@ -1,4 +1,4 @@
-"""How much memory this process has, as its allocators and the kernel tell."""
+"""Memory of this process, from its allocators and the kernel."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class _MallocInfo(ctypes.Structure):
 
 
 def allocated(*, on_cuda: bool) -> Callable[[], int] | None:
-    """What reads the bytes that tensors and all else have allocated, in a microsecond.
+    """Return a function that reads the allocated bytes, in a microsecond.
 
-    On a CPU glibc tells. None where it cannot: before 2.33, or with another allocator in its place.
+    On a CPU glibc reports them. None where it cannot: before 2.33, or with another allocator in its place.
     """
     if on_cuda:
         return torch.cuda.memory_allocated
@@ -48,7 +48,10 @@ def allocated(*, on_cuda: bool) -> Callable[[], int] | None:
 
 
 def peak_of_process() -> int:
-    """The largest resident set so far, in bytes; not `ru_maxrss`, which counts the parent's until `exec`."""
+    """Return the largest resident set so far, in bytes.
+
+    Not `ru_maxrss`, which counts the parent's until `exec`.
+    """
     for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
