@@ -1,4 +1,4 @@
-"""The command line's root: the table of commands, and how words are parsed by it.
+"""Command line: the table of commands, and the parser.
 
 A command's module is imported only when that command is asked for, so that `ronde --help` answers
 at once on a login node and imports no torch.
@@ -31,13 +31,13 @@ class Command:
     """One row of the table of commands.
 
     Attributes:
-        name: what the user types.
-        module: where it is; imported when the command is asked for, not before.
-        attribute: a function with typer annotations, or a `typer.Typer` of subcommands; its own
-            docstring is what `ronde NAME --help` shows.
+        name: word that the user types.
+        module: its module, imported only when the command is used.
+        attribute: a function with typer annotations, or a `typer.Typer` of subcommands; its
+            docstring is the text of `ronde NAME --help`.
         help: the line in `ronde --help`, which must not import the module.
         runs_script: the first positional argument ends ronde's own options; the rest is the script's.
-        replaces_launchers: it is typed in place of another launcher, whose options it takes or answers.
+        replaces_launchers: whether it accepts or answers options of other launchers.
     """
 
     name: str
@@ -69,21 +69,21 @@ COMMANDS = (
         name="horovodrun",
         module="ronde.cli.horovodrun",
         attribute="horovodrun",
-        help="Run a script that is written for Horovod.",
+        help="Run a script written for Horovod.",
         runs_script=True,
     ),
     Command(
         name="bpslaunch",
         module="ronde.cli.bpslaunch",
         attribute="bpslaunch",
-        help="Run a script that is written for BytePS.",
+        help="Run a script written for BytePS.",
         runs_script=True,
     ),
     Command(
         name="verify",
         module="ronde.cli.verify",
         attribute="verify",
-        help="Prove that N ranks give one device's answer.",
+        help="Check that N ranks give one device's answer.",
         runs_script=True,
         replaces_launchers=True,
     ),
@@ -97,25 +97,25 @@ COMMANDS = (
         name="report",
         module="ronde.cli.report",
         attribute="report",
-        help="Write a page about a run.",
+        help="Write an HTML report of a run.",
     ),
     Command(
         name="plan",
         module="ronde.cli.plan",
         attribute="plan",
-        help="Show what a plan means, or find one.",
+        help="Show the meaning of a plan, or search for one.",
     ),
     Command(
         name="launch",
         module="ronde.cli.launch",
         attribute="launch",
-        help="Write what schedulers need.",
+        help="Write manifests for schedulers.",
     ),
     Command(
         name="doctor",
         module="ronde.cli.doctor",
         attribute="doctor",
-        help="Say what is wrong with this host, or with a run.",
+        help="Diagnose hosts before a run, or a run.",
     ),
     Command(
         name="server",
@@ -133,13 +133,13 @@ COMMANDS = (
         name="export",
         module="ronde.cli.export",
         attribute="export",
-        help="Write a published model for others.",
+        help="Export a published model or a checkpoint.",
     ),
     Command(
         name="import",
         module="ronde.cli.import_weights",
         attribute="import_weights",
-        help="Put weights of others into a checkpoint.",
+        help="Import weights into a checkpoint.",
     ),
     Command(
         name="serve",
@@ -185,7 +185,7 @@ def _complete() -> int:
 
 
 def _in_own_words(command: Any, words: list[str]) -> list[str]:
-    """The words behind a command, if they are another launcher's in ronde's; says how they are read."""
+    """Translate another launcher's options, and tell the user how they were read."""
     from ronde.cli.launcher_words import read_words
     from ronde.launch.announce import say
 
@@ -197,15 +197,15 @@ def _in_own_words(command: Any, words: list[str]) -> list[str]:
 
 
 def _options_of(command: Any) -> dict[str, bool]:
-    """The options of a command by their names, and whether each takes a value."""
+    """Return a command's options by name, and whether each takes a value."""
     options = [each for each in command.params if each.param_type_name == "option"]
     return {"--help": False, **{name: not each.is_flag for each in options for name in each.opts}}
 
 
 def _told(error: Any, command: str) -> str:
-    """What is wrong with the words, in our form, and where it is said which words there are."""
+    """Format a parser's error, with the command that lists the options."""
     problem = error.format_message()
-    if error.ctx is not None and problem == error.ctx.get_help():  # no words at all: that is no error
+    if error.ctx is not None and problem == error.ctx.get_help():  # without any words: not an error
         return problem
     problem = problem[:1].lower() + problem[1:].rstrip(".")
     if hasattr(error, "possibilities") and command in _RUNNING_SCRIPTS:
@@ -214,7 +214,7 @@ def _told(error: Any, command: str) -> str:
 
 
 def _descend(root: Any, words: Sequence[str]) -> tuple[str, Any, list[str]]:
-    """The command that `words` begin with, by its whole name, and the words behind it.
+    """Return the name of the command in `words`, the command, and the rest.
 
     Parsing them by the root would make typer coerce the root's own options, for which it imports pydantic:
     twice the time of `ronde run --help`.
@@ -227,7 +227,7 @@ def _descend(root: Any, words: Sequence[str]) -> tuple[str, Any, list[str]]:
 
 
 def _application(*, asked_for: str | None) -> typer.Typer:
-    """All commands by name and help, only the one asked for with its code."""
+    """Create the application; only the requested command has its code."""
     application = typer.Typer(
         help="An unmodified PyTorch script on many devices, with the single-device answer.",
         no_args_is_help=True,
@@ -248,7 +248,7 @@ def _application(*, asked_for: str | None) -> typer.Typer:
 
 
 def _not_asked_for() -> None:
-    """Stands in the list of commands for one whose module is not imported."""
+    """Placeholder for a command without its module."""
     raise AssertionError("the command that was asked for has its own function")
 
 
@@ -264,4 +264,4 @@ def _root(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Holds the options that stand before a command; `--version` ends the process by itself."""
+    """Options before the command; `--version` ends the process by itself."""

@@ -1,4 +1,4 @@
-"""`ronde bpslaunch`: start a script that is written for BytePS, by ronde's own launcher."""
+"""`ronde bpslaunch`: start a script written for BytePS."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ __all__ = ["bpslaunch"]
 
 def bpslaunch(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND...", help="The script's command: python train.py.")
+        list[str] | None, typer.Argument(metavar="COMMAND...", help="Command of the script: python train.py.")
     ] = None,
 ) -> None:
-    """Start a script that is written for BytePS on a rank for each entry of NVIDIA_VISIBLE_DEVICES.
+    """Start a script written for BytePS, a rank for each visible device.
 
-    It finds `byteps.torch` in ronde. Nothing of ronde's is active in it. Servers and a scheduler are not
-    needed: with DMLC_ROLE of these the command ends at once.
+    Devices are the entries of NVIDIA_VISIBLE_DEVICES. The script imports ronde's `byteps.torch`, and is not
+    distributed by ronde otherwise. Servers and a scheduler are not needed: with such a DMLC_ROLE the command
+    ends at once.
     """
     check_linux()
     check_torch()

@@ -1,4 +1,4 @@
-"""`ronde doctor`: what is wrong with this host, or with a run."""
+"""`ronde doctor`: diagnosis of hosts before a run, and of runs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ __all__ = ["doctor"]
 
 def doctor(  # noqa: PLR0913 - one parameter per option
     run_dir: Annotated[
-        Path | None, typer.Argument(metavar="RUN_DIR", help="Of a run that goes on, or has ended.")
+        Path | None, typer.Argument(metavar="RUN_DIR", help="Directory of a run, under way or over.")
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="How many ranks are to run here.", show_default="one per device")
+        int | None,
+        typer.Option(min=1, help="Number of ranks to run on this host.", show_default="one per device"),
     ] = None,
     hosts: Annotated[
         str | None,
@@ -34,36 +35,41 @@ def doctor(  # noqa: PLR0913 - one parameter per option
             "--hosts",
             "-H",
             metavar="HOST:N,...|N",
-            help="Hosts and their ranks: all are asked, and the links between them measured. A number: how "
+            help="Hosts and their ranks, all of which are examined, links included. A number: how "
             "many are to take part; this one alone is looked at.",
         ),
     ] = None,
     hostfile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same hosts in a file, as ronde run takes it.")
+        Path | None, typer.Option(metavar="FILE", help="Hosts in a file, as for ronde run.")
     ] = None,
     script: Annotated[
-        str, typer.Option(metavar="FILE", help="The script, which must be the same on all hosts.")
+        str, typer.Option(metavar="FILE", help="Script that must be the same on all hosts.")
     ] = "",
     logs: Annotated[
         Path | None,
-        typer.Option("--run-dir", metavar="DIR", help="Where the logs of the hosts' ranks are to go."),
+        typer.Option("--run-dir", metavar="DIR", help="Directory of logs that the run will use."),
     ] = None,
     ssh_port: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=65535, help="Of the hosts' ssh servers.")
+        int | None, typer.Option(metavar="N", min=1, max=65535, help="Port of the hosts' ssh servers.")
     ] = None,
     ssh_command: Annotated[
         str | None,
-        typer.Option(metavar="COMMAND", help="In place of ssh: it is called with a host and a shell line."),
+        typer.Option(
+            metavar="COMMAND", help="Program to call in place of ssh, with a host and a shell line."
+        ),
     ] = None,
     local_addr: Annotated[
-        str | None, typer.Option(metavar="IP", help="By which the hosts reach this one; else they are asked.")
+        str | None,
+        typer.Option(
+            metavar="IP", help="Address by which other hosts reach this one; found by asking them if absent."
+        ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="That each rank is to compute with.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print everything that was found as JSON.")] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each rank.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")] = False,
 ) -> None:
-    """Say what is wrong: with this host before a run, or with a run, during it and after.
+    """Diagnose this host or other hosts before a run, or a run.
 
-    The exit code is 1 where something is.
+    The run may be under way or over. The exit code is 1 if something is wrong.
     """
     check_linux()
     if run_dir is not None:
@@ -118,7 +124,7 @@ def _everywhere(
     command: str | None,
     address: str | None,
 ) -> Sequence[Finding]:
-    """What agents of the hosts have found."""
+    """Return the findings of the agents on the hosts."""
     from ronde.cli.hosts_options import hosts_of
     from ronde.cluster.host_list import ranks_of_hosts
     from ronde.doctor.hosts import examine_hosts

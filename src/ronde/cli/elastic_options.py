@@ -1,4 +1,4 @@
-"""The options of `ronde run` by which hosts may come and go."""
+"""Options of `ronde run` for elastic runs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _MOST_MORE = 1024
 def named_by_script(
     script: Path | None, hosts: str | None, hostfile: Path | None, slots: int = 1
 ) -> str | None:
-    """What a discovery script prints at first, as -H has it; None without a script.
+    """Return a discovery script's first hosts as a value of -H; None without it.
 
     Args:
-        slots: of a host for which the script gives no number.
+        slots: slots of a host listed without a number.
 
     Raises:
-        UsageError: hosts are named twice, the script cannot say, or there are none.
+        UsageError: hosts are named twice, or the script fails or lists no host.
     """
     if script is None:
         return None
@@ -56,17 +56,17 @@ def elastic_of(
     saves: bool,
     fits: Callable[[int], bool],
 ) -> ElasticHosts | None:
-    """Hosts that come and go, and between which numbers of ranks the run may be; None: they stay the same.
+    """Return the elasticity of a run, or None for fixed hosts.
 
     Args:
         bounds: --min-ranks, --max-ranks and --host-discovery-script.
         ranks: the option --ranks.
-        count: how many ranks that makes with the hosts there are at first.
-        saves: the run makes checkpoints.
+        count: number of ranks on the first hosts.
+        saves: whether the run makes checkpoints.
         fits: whether the plan can have so many ranks.
 
     Raises:
-        UsageError: they contradict each other, or need what is not there.
+        UsageError: the options contradict each other, or another option is missing.
     """
     least, most, script = bounds
     names = ("--min-ranks", "--max-ranks", "--host-discovery-script")
@@ -98,10 +98,10 @@ def elastic_of(
 def source_of(
     script: Path | None, hostfile: Path | None, where: Placement, slots: int = 1
 ) -> Callable[[], tuple[HostSlots, ...]]:
-    """What names the hosts, each time anew where that may change.
+    """Return a function that lists the current hosts.
 
     Args:
-        slots: of a host for which the script gives no number.
+        slots: slots of a host listed without a number.
     """
     if where.by_ray:
         from ronde.cluster.ray_nodes import nodes_of_ray

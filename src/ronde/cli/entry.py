@@ -1,4 +1,4 @@
-"""Entry point of the command line: the quickest way to a run, and the parser for everything else."""
+"""Entry point of the command line: a fast path for runs, else the parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What launchers are given to say why a run has failed, or stands still."""
+"""Explanation of failed and stalled runs, for launchers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ronde export`: one version of a model, in forms that others read."""
+"""`ronde export`: one version of a model in standard formats."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ def export(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN_DIR|CHECKPOINT", help="The directory of a run with --publish, or of checkpoints."
+            metavar="RUN_DIR|CHECKPOINT", help="Directory of a run with --publish, or of checkpoints."
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A new folder.", show_default="export-VERSION beside it"),
+        typer.Option(metavar="DIR", help="New directory.", show_default="export-VERSION next to it"),
     ] = None,
-    rows: Annotated[
-        str, typer.Option(metavar="|".join(ROWS), help="Rows of tables as they are, or in a quarter of it.")
-    ] = "full",
-    version: Annotated[int | None, typer.Option(min=1, help="Which one.", show_default="the newest")] = None,
+    rows: Annotated[str, typer.Option(metavar="|".join(ROWS), help="Precision of rows of tables.")] = "full",
+    version: Annotated[
+        int | None, typer.Option(min=1, help="Version to export.", show_default="the newest")
+    ] = None,
     to: Annotated[
         str,
         typer.Option(
             metavar="|".join(LAYOUTS),
-            help="Of a checkpoint: .pt and .safetensors, Hugging Face's layout, or torch's distributed one.",
+            help="Format for a checkpoint: .pt and .safetensors, Hugging Face, or torch's distributed.",
         ),
     ] = "torch",
 ) -> None:
-    """Write a model that needs nothing else: program, parameters, tables as parquet.
+    """Write a self-contained model: program, parameters, tables as parquet.
 
-    ronde serve takes it; torch, safetensors and whatever reads parquet do, too. Of a checkpoint it writes the
-    models' parameters alone.
+    `ronde serve` serves it; torch, safetensors and readers of parquet read it. For a checkpoint only the
+    parameters of its models are written.
     """
     check_linux()
     if rows not in ROWS:
         raise UsageError(f"--rows {rows} is neither full nor int8")
     if to not in LAYOUTS:
-        raise UsageError(f"--to {to} is none of {', '.join(LAYOUTS)}")
+        raise UsageError(f"--to {to} is not one of {', '.join(LAYOUTS)}")
     if _is_of_checkpoints(path):
         _export_checkpoint(path, out, rows, version, to)
         return

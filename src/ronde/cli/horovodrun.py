@@ -1,4 +1,4 @@
-"""`ronde horovodrun`: start a script that is written for Horovod, by ronde's own launchers."""
+"""`ronde horovodrun`: start a script written for Horovod."""
 
 from __future__ import annotations
 
@@ -33,20 +33,21 @@ _Value = Annotated[str | None, typer.Option(hidden=True)]
 
 def horovodrun(  # noqa: PLR0913 - Horovod's options
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND...", help="The script's command: python train.py.")
+        list[str] | None, typer.Argument(metavar="COMMAND...", help="Command of the script: python train.py.")
     ] = None,
-    np: Annotated[int | None, typer.Option("-np", "--num-proc", metavar="N", help="Ranks.")] = None,
+    np: Annotated[int | None, typer.Option("-np", "--num-proc", metavar="N", help="Number of ranks.")] = None,
     hosts: Annotated[
         str | None, typer.Option("--hosts", "-H", metavar="HOST:N,...", help="Hosts and their slots.")
     ] = None,
     hostfile: Annotated[
-        Path | None, typer.Option("--hostfile", "-hostfile", metavar="FILE", help="The same in a file.")
+        Path | None,
+        typer.Option("--hostfile", "-hostfile", metavar="FILE", help="Hosts and their slots in a file."),
     ] = None,
     ssh_port: Annotated[
-        int | None, typer.Option("--ssh-port", "-p", help="Of the hosts' ssh servers.")
+        int | None, typer.Option("--ssh-port", "-p", help="Port of the hosts' ssh servers.")
     ] = None,
     start_timeout: Annotated[
-        int | None, typer.Option(min=1, metavar="SECONDS", help="In which all ranks must have called init().")
+        int | None, typer.Option(min=1, metavar="SECONDS", help="Time limit for the init() of all ranks.")
     ] = None,
     network_interface: Annotated[
         str | None,
@@ -54,31 +55,33 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
             "--network-interface",
             "--network-interfaces",
             metavar="NAME",
-            help="By which hosts reach one another.",
+            help="Network interface between hosts.",
         ),
     ] = None,
     timeline_filename: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a timeline of collectives.")
     ] = None,
     fusion_threshold_mb: Annotated[
-        int | None, typer.Option(min=0, metavar="MB", help="Of small tensors that are reduced as one.")
+        int | None, typer.Option(min=0, metavar="MB", help="Size of fused messages of small tensors.")
     ] = None,
     output_filename: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep what ranks print there, beside showing it.")
+        Path | None, typer.Option(metavar="DIR", help="Directory for copies of the ranks' output.")
     ] = None,
     stall_check_warning_time_seconds: Annotated[
-        int | None, typer.Option(metavar="SECONDS", help="After which a missing rank is told of.")
+        int | None, typer.Option(metavar="SECONDS", help="Time after which a missing rank is reported.")
     ] = None,
     stall_check_shutdown_time_seconds: Annotated[
-        int | None, typer.Option(metavar="SECONDS", help="After which that ends the run.")
+        int | None, typer.Option(metavar="SECONDS", help="Time after which a missing rank ends the run.")
     ] = None,
-    no_stall_check: Annotated[bool, typer.Option("--no-stall-check", help="Do not tell.")] = False,
+    no_stall_check: Annotated[
+        bool, typer.Option("--no-stall-check", help="Do not report missing ranks.")
+    ] = False,
     config_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Options in YAML, as horovodrun reads them.")
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say where ranks go.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print the hosts of the ranks.")] = False,
     check_build: Annotated[
-        bool, typer.Option("--check-build", "-cb", help="Say what is built in, and end.")
+        bool, typer.Option("--check-build", "-cb", help="Print the available features, and exit.")
     ] = False,
     gloo: Annotated[bool, typer.Option("--gloo", hidden=True)] = False,
     cycle_time_ms: _Value = None,
@@ -102,36 +105,43 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
             "--min-num-proc",
             min=1,
             metavar="N",
-            help="Go on with no fewer ranks, as hosts come and go.",
+            help="Fewest ranks of an elastic job.",
         ),
     ] = None,
     max_np: Annotated[
-        int | None, typer.Option("--max-np", "--max-num-proc", min=1, metavar="N", help="Use no more ranks.")
+        int | None,
+        typer.Option("--max-np", "--max-num-proc", min=1, metavar="N", help="Most ranks of an elastic job."),
     ] = None,
     host_discovery_script: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Prints the hosts that there are, host:slots a line.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Program that prints the available hosts, a line host:slots each."),
     ] = None,
     slots_per_host: Annotated[
         int | None,
         typer.Option(
-            "--slots-per-host", "--slots", min=1, metavar="N", help="Where the script gives no number: 1."
+            "--slots-per-host",
+            "--slots",
+            min=1,
+            metavar="N",
+            help="Slots of hosts listed without a number; 1 if absent.",
         ),
     ] = None,
     elastic_timeout: Annotated[
-        int | None, typer.Option(min=1, metavar="SECONDS", help="For which hosts are waited for: 600.")
+        int | None,
+        typer.Option(min=1, metavar="SECONDS", help="Time limit to wait for hosts; 600 if absent."),
     ] = None,
     reset_limit: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="How often ranks may meet anew.")
+        int | None, typer.Option(min=0, metavar="N", help="Most restarts of the job.")
     ] = None,
     blacklist_cooldown_range: Annotated[
         tuple[int, int] | None,
-        typer.Option(metavar="MIN MAX", help="Seconds after which a host that has failed is used again."),
+        typer.Option(metavar="MIN MAX", help="Seconds after which a failed host is used again."),
     ] = None,
 ) -> None:
-    """Start a script that is written for Horovod on N ranks, as horovodrun does.
+    """Start a script written for Horovod on N ranks, as horovodrun does.
 
-    It finds `horovod.torch` in ronde. Nothing of ronde's is active in it: such a script shards its data and
-    scales its learning rate itself. Every line is shown behind `[rank]<stdout>:`.
+    The script imports ronde's `horovod.torch`, and is not distributed by ronde otherwise: it shards its data
+    and scales its learning rate itself. Each line of output begins with `[rank]<stdout>:`.
     """
     check_linux()
     check_torch()
@@ -247,7 +257,7 @@ def _refuse(options: Mapping[str, Any], why: str) -> None:
 def _check_elastic(
     is_elastic: bool, options: Mapping[str, Any], slots: int | None, script: Path | None
 ) -> None:
-    """Options for hosts that come and go are of no use where none do."""
+    """Refuse options of elastic runs for other runs."""
     if not is_elastic:
         _refuse(options, "it is about hosts that come and go; give --min-np too")
     if slots is not None and script is None:
@@ -255,15 +265,15 @@ def _check_elastic(
 
 
 def _forwarded(environment: Mapping[str, str]) -> Sequence[str]:
-    """Horovod's variables go to other hosts too, and by what interface they meet."""
+    """Return variables to send to other hosts: Horovod's, and Gloo's interface."""
     return [name for name in environment if name.startswith("HOROVOD_") or name == "GLOO_SOCKET_IFNAME"]
 
 
 def _read_config(path: Path | None) -> dict[str, str]:
-    """What horovodrun's file says, of what has a meaning here, as variables; and `np`.
+    """Return the supported settings of a horovodrun config file as variables, and `np`.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read.
     """
     if path is None:
         return {}

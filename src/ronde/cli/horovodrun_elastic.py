@@ -1,4 +1,4 @@
-"""The options of `ronde horovodrun` by which hosts may come and go."""
+"""Options of `ronde horovodrun` for elastic jobs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def bounds_of(
     resets: int | None,
     cooldown: tuple[int, int] | None,
 ) -> Bounds:
-    """Between which numbers of ranks the job may be.
+    """Return the bounds of an elastic job's number of ranks.
 
     Args:
         ranks: -np, --min-np and --max-np.
         timeout, start, resets, cooldown: as in `Bounds`.
 
     Raises:
-        UsageError: they contradict each other.
+        UsageError: the options contradict each other.
     """
     first, least, most = ranks
     if least is None:
@@ -67,14 +67,14 @@ def drive_job(
     say: Callable[[str], object],
     explain: Explain,
 ) -> int:
-    """Run the job; its exit code.
+    """Run the job and return its exit code.
 
     Args:
-        named: who may take part, each time anew.
-        explain: says what evidence of a stall or a failure means.
+        named: function that lists the current hosts.
+        explain: function that explains the evidence of a stall or failure.
 
     Raises:
-        LaunchError: as in `drive`.
+        LaunchError: see `drive`.
     """
     from ronde.compat.elastic.driver import drive
     from ronde.launch.membership import Membership

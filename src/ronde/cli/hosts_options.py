@@ -1,4 +1,4 @@
-"""The options of `ronde run` that are about other hosts."""
+"""Options of `ronde run` for other hosts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["hosts_of", "is_here_alone", "on_ray"]
 
 
 def on_ray(address: str, hosts: str | None, hostfile: Path | None) -> Placement:
-    """The nodes of a Ray cluster.
+    """Return the nodes of a Ray cluster.
 
     Raises:
-        UsageError: hosts are named beside it, or there is no such cluster.
+        UsageError: hosts are named as well, or the cluster cannot be reached.
     """
     if hosts is not None or hostfile is not None:
         raise UsageError(
@@ -33,7 +33,7 @@ def on_ray(address: str, hosts: str | None, hostfile: Path | None) -> Placement:
 
 
 def is_here_alone(shares: tuple[tuple[str, int], ...], where: Placement, *options: object) -> bool:
-    """Whether the only host that is named is this one, and no option for others is given."""
+    """Return whether all ranks are on this host without options for other hosts."""
     reached = where.by_srun or where.by_ray or any(options)
     if len(shares) != 1 or reached:
         return False
@@ -58,10 +58,10 @@ def hosts_of(
     variables: Sequence[str],
     address: str | None,
 ) -> Hosts | None:
-    """Where ranks go and how; None where no host is named.
+    """Return hosts and the way to start ranks there; None without hosts.
 
     Raises:
-        UsageError: an option for hosts without hosts, or a value that is none.
+        UsageError: an option for hosts is given without hosts, or a value is malformed.
     """
     given = {
         "--ssh-port": port,
@@ -105,11 +105,11 @@ def hosts_of(
 
 
 def _variables(given: Sequence[str]) -> tuple[str, ...]:
-    """`NAME` and `NAME=VALUE`, between commas; a value has none of these, give --env once more for it."""
+    """Split `NAME` and `NAME=VALUE` at commas that end a value."""
     items: list[str] = []
     for text in given:
         for item in text.split(","):
-            # A comma inside of a value: what follows is no name.
+            # A comma inside of a value: the next word is not a name.
             if items and "=" in items[-1] and not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", item, re.DOTALL):
                 items[-1] += f",{item}"
             elif not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", item, re.DOTALL):

@@ -19,18 +19,18 @@ def import_weights(
         Path,
         typer.Argument(
             metavar="WEIGHTS",
-            help="A folder of Hugging Face's or torch's distributed layout, or a file .safetensors or .pt.",
+            help="Directory of Hugging Face or torch distributed checkpoint, or a .safetensors or .pt file.",
         ),
     ],
     checkpoint: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT", help="The directory of checkpoints, or one of them.")
+        Path, typer.Argument(metavar="CHECKPOINT", help="Directory of checkpoints, or one checkpoint.")
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the new checkpoint goes: a new folder.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New directory for the checkpoint.")],
     model: Annotated[
-        str, typer.Option(metavar="NAME", help="The script's variable, where it has several models.")
+        str, typer.Option(metavar="NAME", help="Variable of the script, if it has several models.")
     ] = "",
 ) -> None:
-    """Write a checkpoint like another one, whose model has other weights.
+    """Write a copy of a checkpoint with other weights for its model.
 
     `ronde run --checkpoint DIR --resume` goes on from it: with the optimizer's state, the generators and the
     step of the other one.

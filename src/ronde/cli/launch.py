@@ -1,4 +1,4 @@
-"""`ronde launch`: what others need to start ranks."""
+"""`ronde launch`: manifests for schedulers."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from ronde.errors import UsageError
 __all__ = ["launch"]
 
 launch = typer.Typer(
-    help="Write what schedulers need to start ranks.", no_args_is_help=True, rich_markup_mode=None
+    help="Write manifests by which schedulers start ranks.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
 @launch.callback()
 def _group() -> None:
-    """Write what schedulers need to start ranks."""
+    """Write manifests by which schedulers start ranks."""
 
 
 @launch.command("k8s", context_settings={"allow_interspersed_args": False})
 def k8s(  # noqa: PLR0913 - one parameter per option
     words: Annotated[
         list[str],
-        typer.Argument(metavar="SCRIPT ARGS...", help="What stands behind ronde run; its options behind --."),
+        typer.Argument(metavar="SCRIPT ARGS...", help="Arguments of ronde run; its options after --."),
     ],
     image: Annotated[
-        str, typer.Option("--image", metavar="IMAGE", help="With torch, ronde and the script in it.")
+        str, typer.Option("--image", metavar="IMAGE", help="Image with torch, ronde and the script.")
     ],
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of the job.")] = "ronde",
-    pods: Annotated[int, typer.Option(min=1, metavar="N", help="How many pods.")] = 1,
-    ranks_per_pod: Annotated[int, typer.Option(min=1, metavar="N", help="How many ranks in each.")] = 1,
-    gpus: Annotated[bool, typer.Option("--gpus", help="Each rank has a CUDA device.")] = False,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the job.")] = "ronde",
+    pods: Annotated[int, typer.Option(min=1, metavar="N", help="Number of pods.")] = 1,
+    ranks_per_pod: Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks in each pod.")] = 1,
+    gpus: Annotated[bool, typer.Option("--gpus", help="Request a CUDA device for each rank.")] = False,
     kind: Annotated[
-        str, typer.Option("--kind", metavar="KIND", help="jobset, or trainjob of Kubeflow's trainer.")
+        str, typer.Option("--kind", metavar="KIND", help="jobset, or Kubeflow Trainer's trainjob.")
     ] = "jobset",
-    shm: Annotated[str, typer.Option(metavar="SIZE", help="Of /dev/shm in a pod of a JobSet.")] = "8Gi",
+    shm: Annotated[str, typer.Option(metavar="SIZE", help="Size of /dev/shm in a pod of a JobSet.")] = "8Gi",
     show: Annotated[
         bool, typer.Option("--print", help="Print the manifest, for kubectl apply -f -.")
     ] = False,

@@ -24,7 +24,7 @@ class LauncherLine:
         plan: the text of --plan; "" without one.
         items: items that options stand for, by what they are about.
         left_out: options that ronde has no need of.
-        rendezvous: how hosts meet, in torchrun's words.
+        rendezvous: rendezvous options in torchrun's words.
         module: the script is a module.
     """
 

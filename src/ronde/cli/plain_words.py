@@ -1,4 +1,6 @@
-"""Parse a plain command line of `ronde run` without typer, whose import takes a tenth of a second.
+"""Parse a plain command line of `ronde run` without the import of typer.
+
+The import takes a tenth of a second.
 
 The options are those that the command's function declares for typer. Whatever is out of the ordinary (help, a
 mistake, another launcher's words, an abbreviation) is left to typer.
@@ -43,7 +45,7 @@ def parse_plain(function: Callable[..., Any], words: Sequence[str]) -> dict[str,
 
     Args:
         function: a command whose first parameters are `script` and `arguments`, and whose others are options.
-        words: what follows the command's name.
+        words: words after the command's name.
     """
     options, given, place = _options(function), {}, 0
     while place < len(words) and words[place].startswith("-"):

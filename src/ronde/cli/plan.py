@@ -1,4 +1,4 @@
-"""`ronde plan`: what a plan means, and which to take."""
+"""`ronde plan`: meaning of a plan, and search for one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from ronde.plan.grammar import aliases_in
 
 __all__ = ["plan"]
 
-plan = typer.Typer(help="Show what a plan means, or find one.", no_args_is_help=True, rich_markup_mode=None)
+plan = typer.Typer(
+    help="Show the meaning of a plan, or search for one.", no_args_is_help=True, rich_markup_mode=None
+)
 # The script's own options go behind it.
 plan.command(context_settings={"allow_interspersed_args": False})(search)
 
 
 @plan.callback()
 def _subcommands() -> None:
-    """Show what a plan means, or find one."""
+    """Show the meaning of a plan, or search for one."""
 
 
 @plan.command()
@@ -36,19 +38,21 @@ def show(
     script: Annotated[
         str | None,
         typer.Option(
-            "--script", metavar="SCRIPT", help="List what a plan cuts of this script's first model."
+            "--script",
+            metavar="SCRIPT",
+            help="List the parts of this script's first model that the plan cuts.",
         ),
     ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="List the strategies that carry it out, in order.")
     ] = False,
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="Of the script, behind --.")
+        list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="Arguments of the script, after --.")
     ] = None,
 ) -> None:
-    """Print the expanded plan, its update rule, whether it is exact, and the systems it equals.
+    """Print the expanded plan: update rule, exactness, equal systems.
 
-    A plan that this version cannot run is refused with exit code 2, and nothing is printed. A script of
+    A plan that this version cannot run is refused with exit code 2. A script of
     which the cuts are to be listed runs up to its model's first call, in this process.
     """
     sources = [source for source in (file, items) if source is not None]

@@ -1,4 +1,4 @@
-"""`ronde plan search`: what fits, how fast, and which wall."""
+"""`ronde plan search`: plans that fit, ranked by predicted speed."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ _SHOWN = 8
 
 def search(  # noqa: PLR0913 - each is an option
     script: Annotated[
-        str | None, typer.Argument(metavar="SCRIPT", help="A script, which is traced; nothing is trained.")
+        str | None, typer.Argument(metavar="SCRIPT", help="Script to trace; nothing is trained.")
     ] = None,
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments.")
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")
     ] = None,
     cluster: Annotated[
-        str, typer.Option(metavar="FILE|PRESET", help="A .toml file, a preset, or this-host.")
+        str, typer.Option(metavar="FILE|PRESET", help="Cluster: a .toml file, a preset, or this-host.")
     ] = "this-host",
     devices: Annotated[
-        int | None, typer.Option(min=1, help="How many devices.", show_default="the cluster's")
+        int | None, typer.Option(min=1, help="Number of devices.", show_default="the cluster's")
     ] = None,
     plan: Annotated[
-        str | None, typer.Option("--plan", metavar="PLAN", help="Values that every plan must have.")
+        str | None, typer.Option("--plan", metavar="PLAN", help="Items that every plan must have.")
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many plans to show.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="Number of plans to show.")] = 10,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE.toml", help="Sizes of a transformer instead of a script.")
+        str | None,
+        typer.Option(metavar="NAME|FILE.toml", help="Sizes of a transformer, in place of a script."),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples of a global batch, instead of the model's own.")
+        int | None, typer.Option(min=1, help="Samples of a global batch, in place of the model's own.")
     ] = None,
     calibrate: Annotated[
-        Path | None, typer.Option(metavar="RUN_DIR", help="A run of the script whose steps set the scale.")
+        Path | None,
+        typer.Option(metavar="RUN_DIR", help="Run of the script whose measured steps scale predictions."),
     ] = None,
     real_step: Annotated[
-        bool, typer.Option("--real-step", help="Run one step of the script on real tensors instead.")
+        bool, typer.Option("--real-step", help="Run one step of the script on real tensors.")
     ] = False,
-    allow_inexact: Annotated[
-        bool, typer.Option("--allow-inexact", help="Rank plans that change the update too.")
-    ] = False,
+    allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help="Rank inexact plans, too.")] = False,
     json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the answer to FILE.")
     ] = None,
@@ -64,7 +64,7 @@ def search(  # noqa: PLR0913 - each is an option
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: a .png, .svg or .pdf.")
     ] = None,
 ) -> None:
-    """Rank plans for a script or a model on a cluster: seconds, memory and the wall of each.
+    """Rank plans for a script or model: time, memory, bottleneck of each.
 
     The script is run on tensors without data until its second optimizer step. Exit code 1 where no plan fits.
     """

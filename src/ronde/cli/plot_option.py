@@ -1,4 +1,4 @@
-"""The option --plot: what is refused before minutes of measuring or searching."""
+"""Checks of --plot, before minutes of work."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FORMATS = (".png", ".svg", ".pdf")
 
 
 def check_drawable(path: Path) -> None:
-    """Raise when no picture could be drawn to this file.
+    """Raise if a picture cannot be drawn to this file.
 
     Raises:
-        UsageError: without matplotlib, or for a format that it would not know.
+        UsageError: matplotlib is missing, or it does not know the format.
     """
     if path.suffix not in _FORMATS:
         raise UsageError(f"--plot {path} does not end in {', '.join(_FORMATS)}; name it so")

@@ -1,4 +1,4 @@
-"""`ronde report`: a page about a run."""
+"""`ronde report`: a run as an HTML page."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["report"]
 def report(
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="RUN_DIR", help="The directory of a run.", show_default="the newest run"),
+        typer.Argument(metavar="RUN_DIR", help="Directory of the run.", show_default="the newest run"),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where the page goes.", show_default="RUN_DIR/report.html"),
+        typer.Option(metavar="FILE", help="Path of the page.", show_default="RUN_DIR/report.html"),
     ] = None,
 ) -> None:
     """Write one HTML page: loss, throughput, time by phase, stragglers, bytes, memory, events.

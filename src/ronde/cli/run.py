@@ -401,7 +401,7 @@ def run(  # noqa: PLR0913 - one parameter per option
 
 
 def _fits(plan: str, ranks: int) -> bool:
-    """Whether a plan can have so many ranks."""
+    """Return whether a plan can have this number of ranks."""
     try:
         read_plan(plan, ranks=ranks)
     except UsageError:
@@ -410,7 +410,7 @@ def _fits(plan: str, ranks: int) -> bool:
 
 
 def _shares(ranks: str, where: Placement) -> tuple[tuple[str, int], ...]:
-    """The hosts with their numbers of ranks; () where ranks are not started on several hosts."""
+    """Return hosts with their numbers of ranks; () without other hosts."""
     if not where.hosts:
         return ()
     return ranks_of_hosts(where.hosts, None if ranks == "auto" else _number_of_ranks(ranks))
@@ -423,7 +423,7 @@ def _number_of_ranks(ranks: str) -> int:
 
 
 def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | None) -> int:
-    """How many ranks the run has; under torchrun or a scheduler that has been decided already."""
+    """Return the number of ranks; torchrun and schedulers decide it themselves."""
     if ranks != "auto":
         _number_of_ranks(ranks)
     if place is not None:
@@ -459,7 +459,7 @@ def _start_line(
     where: Placement,
     shares: tuple[tuple[str, int], ...],
 ) -> str:
-    """What was decided, in one line: enough to repeat the run."""
+    """Format the first line of a run, enough to repeat it."""
     cores = available_cores()
     many = f"{job.ranks} rank{'s' if job.ranks > 1 else ''} on {'cuda' if job.devices else 'cpu'}"
     threads = threads_per_rank(job.environment, asked=job.run.threads, cores=cores, ranks=job.ranks)

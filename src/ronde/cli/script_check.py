@@ -1,4 +1,4 @@
-"""Refuses what python could not run, before any rank is started."""
+"""Checks of the script before ranks start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ronde serve`: a read-only server of a model that is trained, or was."""
+"""`ronde serve`: read-only server of a model."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ _LAST_PORT = 65535
 
 
 def serve(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A run's directory, or what ronde export has written.")
-    ],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Directory of a run, or of ronde export.")],
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 for other machines, too.")
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for other machines, too.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 is any that is free.")] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8765,
     version: Annotated[
         int | None,
-        typer.Option(min=1, help="Serve this one.", show_default="the newest"),
+        typer.Option(min=1, help="Version to serve.", show_default="the newest"),
     ] = None,
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How often to look for a newer version.")
+        float, typer.Option(metavar="SECONDS", help="Interval of looking for a newer version.")
     ] = 0.1,
     binary: Annotated[
         str | None,
@@ -42,10 +40,10 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve a model over HTTP: look up rows, predict, follow the run that trains it.
+    """Serve a model over HTTP: look-ups, predictions, new versions of a run.
 
-    HTTP asks nobody who they are, so it is reached from this machine alone unless --host says otherwise.
-    The binary protocol, which ronde.ReplicaClient speaks, reads its token from RONDE_SERVER_TOKEN.
+    HTTP has no authentication, so the server listens on this machine only unless --host names an address.
+    The binary protocol of ronde.ReplicaClient reads its token from RONDE_SERVER_TOKEN.
     """
     check_linux()
     endpoint = None if binary is None else _endpoint(binary)
@@ -70,7 +68,7 @@ def serve(
 
 
 def _endpoint(text: str) -> str:
-    """Where ZeroMQ listens."""
+    """Return the endpoint of ZeroMQ."""
     if not text.isdecimal():
         return text
     if int(text) > _LAST_PORT:

@@ -20,17 +20,22 @@ _UPDATES = ("sync", "async", "bounded", "geo")
 def server(
     listen: Annotated[
         str,
-        typer.Option(metavar="ENDPOINT", help="Where: tcp://ADDRESS:PORT of one interface, or ipc://NAME."),
+        typer.Option(
+            metavar="ENDPOINT", help="Endpoint: tcp://ADDRESS:PORT of one interface, or ipc://NAME."
+        ),
     ],
-    workers: Annotated[int, typer.Option(min=1, help="How many ranks the run has.")],
-    index: Annotated[int, typer.Option(min=0, help="Which of the servers this is, from 0.")] = 0,
-    servers: Annotated[int, typer.Option(min=1, help="How many servers the run has.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of ranks of the run.")],
+    index: Annotated[int, typer.Option(min=0, help="Index of this server, from 0.")] = 0,
+    servers: Annotated[int, typer.Option(min=1, help="Number of servers of the run.")] = 1,
     update: Annotated[
-        str, typer.Option(metavar="RULE", help="sync, async, bounded or geo, as the plan says.")
+        str, typer.Option(metavar="RULE", help="Update rule of the plan: sync, async, bounded or geo.")
     ] = "sync",
-    staleness: Annotated[int, typer.Option(min=0, help="Steps a worker may be ahead, of bounded.")] = 0,
+    staleness: Annotated[
+        int, typer.Option(min=0, help="Steps by which a worker may be ahead under bounded.")
+    ] = 0,
     state: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where its state is kept; left out, a restart forgets.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory of its state; without it a restart forgets all state."),
     ] = None,
 ) -> None:
     """Start one parameter server; Ctrl-C or SIGTERM ends it.

@@ -1,4 +1,4 @@
-"""`ronde top`: a run, live, in the terminal."""
+"""`ronde top`: live view of a run in the terminal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["top"]
 def top(
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="RUN_DIR", help="The directory of a run.", show_default="the newest run"),
+        typer.Argument(metavar="RUN_DIR", help="Directory of the run.", show_default="the newest run"),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one picture, and end.")] = False,
-    every: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture, and exit.")] = False,
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="Interval of updates.")] = 1.0,
 ) -> None:
-    """Show each rank of a run: step, phase, speed, memory, and who comes last.
+    """Show each rank of a run: step, phase, speed, memory, stragglers.
 
-    The run may be over. Where stdout is no terminal, one picture is printed. Ctrl-C ends it, and not the run.
+    The run may be over. If stdout is not a terminal, one picture is printed. Ctrl-C ends the view only.
     """
     if not 0 < every < math.inf:
         raise UsageError(f"--every {every:g} is not a number of seconds above 0; try --every 1")

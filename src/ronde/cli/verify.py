@@ -1,4 +1,4 @@
-"""`ronde verify`: prove that ranks give the answer of one device."""
+"""`ronde verify`: comparison of ranks with one device."""
 
 from __future__ import annotations
 
@@ -30,23 +30,27 @@ def _end(number: int, _: object) -> NoReturn:
 
 
 def verify(  # noqa: PLR0913 - one parameter per option
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The script, or with -m a module.")],
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Python script, or with -m a module.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS...", help="The script's own, --help included.")
+        list[str] | None, typer.Argument(metavar="ARGS...", help="Arguments of the script, --help included.")
     ] = None,
-    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks on this host.")] = 2,
-    steps: Annotated[int, typer.Option(min=1, metavar="K", help="Optimizer steps to compare.")] = 20,
-    plan: Annotated[str, typer.Option("--plan", metavar="PLAN", help="As for ronde run.")] = "ddp",
+    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks on this host.")] = 2,
+    steps: Annotated[
+        int, typer.Option(min=1, metavar="K", help="Number of optimizer steps to compare.")
+    ] = 20,
+    plan: Annotated[
+        str, typer.Option("--plan", metavar="PLAN", help="Parallel plan, as for ronde run.")
+    ] = "ddp",
     precision: Annotated[
         str,
         typer.Option(
             metavar="|".join(_PRECISIONS),
-            help="double: the script computes in float64, whatever it asks for; as-is: in its own types.",
+            help="double: compute in float64, whatever the script asks for; as-is: in the script's dtypes.",
         ),
     ] = "double",
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of torch, numpy and random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of torch, numpy and random.")] = 0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the outcome there, too.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the outcome to FILE, too.")
     ] = None,
     plot: Annotated[
         Path | None,
@@ -55,17 +59,17 @@ def verify(  # noqa: PLR0913 - one parameter per option
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads per process, plain or rank; else cores/ranks.")
+        int | None, typer.Option(min=1, help="Threads of each process; cores divided by ranks if absent.")
     ] = None,
     module: Annotated[
-        bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
+        bool, typer.Option("--module", "-m", help="SCRIPT is a module, as for python -m.")
     ] = False,
 ) -> None:
-    """Run SCRIPT in plain python and on N ranks, and compare what the law speaks of.
+    """Run SCRIPT in plain python and on N ranks, and compare both.
 
     Batches, parameters after each step, values read, branches, files and random states are compared on every
     rank. The script runs in a copy of this directory made of links, and ends after K optimizer steps.
-    Exit code 0: the law holds; 1: it does not; 2: there is nothing to compare.
+    Exit code 0: both are equal; 1: they differ; 2: there is nothing to compare.
     """
     check_linux()
     from ronde.verify.plot import check, draw
