@@ -106,10 +106,10 @@ alarms: $(READY) ## 200 proofs of right runs by ronde verify, and how many of th
 tools: $(READY) ## the table of tools by plans (tests/tools), and its page
 	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m tools $(ARGS)
 
-meshes: $(READY) ## the table of meshes by the other axes, in docs/plan.md (ARGS="tensor=2 precision=bf16": tries one cell)
+meshes: $(READY) ## the table of meshes by the other axes, in docs/reference/plan.md (ARGS="tensor=2 precision=bf16": tries one cell)
 	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m meshes $(ARGS)
 
-shares: $(READY) ## the table of what each mesh divides of known models, in docs/meshes.md (15 minutes)
+shares: $(READY) ## the table of what each mesh divides of known models, in docs/concepts/meshes.md (15 minutes)
 	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m cut_shares $(ARGS)
 
 rules: $(READY) ## what a rule adds to an operation on a cut value, in microseconds (on a quiet machine)

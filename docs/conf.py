@@ -69,7 +69,9 @@ def drop_links_out(app: Any, name: str, source: list[str]) -> None:
     def text_alone(match: re.Match[str]) -> str:
         target = (folder / match[2].partition("#")[0]).resolve()
         page = target.suffix == ".md" and DOCS not in target.parents
-        return match[1] if target.is_dir() or page else match[0]
+        # Pages of messages, which a generated one replaces, still have links to the places of before.
+        gone = name.startswith("messages") and not target.exists()
+        return match[1] if target.is_dir() or page or gone else match[0]
 
     source[0] = re.sub(r"(?<!!)\[([^][]+)\]\((?!\w+:|#)([^)\s]+)\)", text_alone, source[0])
 

@@ -22,7 +22,7 @@ ELSEWHERE = (
     "cli/examples.py",  # command lines
     "testing/",  # for those who write tests
     "bench/workloads/",  # scripts
-    "doctor/causes/",  # explanations, which say what to do: docs/doctor.md
+    "doctor/causes/",  # explanations, which say what to do: docs/reference/doctor.md
     "doctor/checks/",
     "doctor/host_links.py",
     "doctor/explain.py",
@@ -33,18 +33,18 @@ ELSEWHERE = (
     "bench/memory/formula.py",
     "bench/memory/activations.py",
     "bench/parallel/report.py",
-    "report/chart.py",  # what a page or a terminal shows: docs/seeing.md
+    "report/chart.py",  # what a page or a terminal shows: docs/guides/seeing-a-run.md
     "report/live.py",
     "report/page.py",
     "report/style.py",
-    "plan/alias.py",  # names of other systems: docs/plan.md
+    "plan/alias.py",  # names of other systems: docs/reference/plan.md
     "plan/describe.py",  # what `ronde plan show` prints
     "plan/strategies.py",
     "plan/preset.py",
-    "planner/report.py",  # what `ronde plan search` prints: docs/planner.md
+    "planner/report.py",  # what `ronde plan search` prints: docs/guides/finding-a-plan.md
     "planner/modelled.py",
     "planner/picture.py",
-    "verify/clauses/",  # findings: docs/law.md
+    "verify/clauses/",  # findings: docs/concepts/law.md
     "verify/report.py",
 )
 _HOLE = "\0"

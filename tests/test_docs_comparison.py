@@ -1,4 +1,4 @@
-"""The script that docs/comparison.md puts beside its conversions keeps the law under ronde."""
+"""The script that docs/concepts/comparison.md puts beside its conversions keeps the law under ronde."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ronde.testing.parity import assert_parity
 
-COMPARISON = Path(__file__).parents[1] / "docs" / "comparison"
+COMPARISON = Path(__file__).parents[1] / "docs" / "examples" / "comparison"
 
 
 @pytest.mark.soak
@@ -34,7 +34,7 @@ def code(name: str) -> list[str]:
     ],
 )
 def test_the_page_counts_the_lines_that_differ(system: str, name: str) -> None:
-    page = (COMPARISON.parent / "comparison.md").read_text()
+    page = (COMPARISON.parents[1] / "concepts" / "comparison.md").read_text()
     said = re.search(rf"^\| {system} \| (\d+)", page, re.MULTILINE)
     assert said is not None
     delta = difflib.unified_diff(code("plain.py"), code(name), n=0)

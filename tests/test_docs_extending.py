@@ -1,4 +1,4 @@
-"""The worked example of docs/extending.md gives plain torch's values and gradients, and stays sharded."""
+"""The worked example of docs/development/extending.md gives plain torch's values and gradients, and stays sharded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "extending.md"
+PAGE = ROOT / "docs" / "development" / "extending.md"
 PATH = ROOT / "docs" / "examples" / "cosine_similarity.py"
 
 
-def test_what_the_page_names_is_there() -> None:
-    paths = re.findall(r"`((?:src|tests)/[^` ]*)`", PAGE.read_text())
-    assert [path for path in paths if not (ROOT / path).exists()] == []
-    assert len(paths) > 5
+def test_what_the_pages_name_is_there() -> None:
+    for page in (PAGE, PAGE.with_name("rooms.md")):
+        paths = re.findall(r"`((?:src|tests)/[^` ]*)`", page.read_text())
+        assert [path for path in paths if not (ROOT / path).exists()] == []
+        assert len(paths) > 5
 
 
 def test_the_page_names_every_file_of_rules() -> None:

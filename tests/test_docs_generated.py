@@ -31,7 +31,7 @@ def placeholders(page: str) -> set[str]:
 
 
 def test_the_plan_s_page_has_every_axis_and_key(generated: ModuleType) -> None:
-    assert placeholders("plan.md") == {f"keys_{axis}" for axis in AXES} | {"presets"}
+    assert placeholders("reference/plan.md") == {f"keys_{axis}" for axis in AXES} | {"presets"}
     tables = "\n".join(generated.plan_keys(axis) for axis in AXES)
     assert [key for key in KEYS if f"| `{key}` |" not in tables] == []
 

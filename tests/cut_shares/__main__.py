@@ -1,4 +1,4 @@
-"""`make shares` writes the table of docs/meshes.md: which mesh divides which share of which model.
+"""`make shares` writes the table of docs/concepts/meshes.md: which mesh divides which share of which model.
 
 make shares ARGS="Llama context=2"      # one cell
 """

@@ -1,4 +1,4 @@
-"""The table of shares as Markdown, between two marks of docs/meshes.md."""
+"""The table of shares as Markdown, between two marks of docs/concepts/meshes.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cut_shares.models import MODELS
 
 __all__ = ["PAGE", "shown", "write"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "meshes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "meshes.md"
 _BEGIN, _END = "<!-- by `make shares` -->\n", "<!-- end of what `make shares` writes -->"
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/meshes.md has every model, and what it says of decoders holds."""
+"""The table of docs/concepts/meshes.md has every model, and what it says of decoders holds."""
 
 from __future__ import annotations
 

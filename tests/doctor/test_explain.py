@@ -26,7 +26,7 @@ from ronde.trace.run_hosts import RunHost
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 SOURCE = Path(__file__).parents[2] / "src" / "ronde" / "doctor"
-DOCS = Path(__file__).parents[2] / "docs" / "doctor.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "doctor.md"
 
 
 def process(pid: int = 100, **fields: Any) -> Process:

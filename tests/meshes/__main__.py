@@ -1,4 +1,4 @@
-"""`make meshes` writes the table of docs/plan.md; `make meshes ARGS="MESH VALUE"` tries one cell.
+"""`make meshes` writes the table of docs/reference/plan.md; `make meshes ARGS="MESH VALUE"` tries one cell.
 
     make meshes ARGS="data=2,tensor=2 precision=bf16"                 # on both models
     make meshes ARGS="pipeline=2 recompute=full --model gpt"

@@ -1,6 +1,6 @@
 """The rows and columns of the table: meshes, and values of the other axes.
 
-A mesh, or a value, is one line here; the table of docs/plan.md, the pure tests and the soak follow.
+A mesh, or a value, is one line here; the table of docs/reference/plan.md, the pure tests and the soak follow.
 """
 
 from __future__ import annotations

@@ -1,38 +1,53 @@
-"""The table of meshes by values as Markdown, between two marks of docs/plan.md."""
+"""The table of meshes by values as Markdown, between two marks of docs/reference/plan.md."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from meshes.axes import MESHES, VALUES, Cell, Standing, cells
 
 __all__ = ["PAGE", "shown", "table", "write"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "plan.md"
 # Degrees, and values of a key, by which sentences of a kind differ.
-_ITEM = re.compile(r"\b[\w-]+=[\w*]+(,[\w-]+=[\w*]+)*")
+_ITEM = re.compile(r"\b[\w-]+=[\w*-]+(,[\w-]+=[\w*-]+)*")
 _BEGIN, _END = "<!-- by `make meshes` -->\n", "<!-- end of what `make meshes` writes -->"
 
 
 def table() -> str:
-    """A line for each value, a column for each mesh, and what is said of the cells that are not legal."""
+    """Rows of values and columns of meshes that go together alike, and what the plan says of contradictions."""
     every = cells()
     counts = ", ".join(
         f"{sum(cell.standing is standing for cell in every)} {standing.value}" for standing in Standing
     )
-    text = f"Of {len(every)} cells: {counts}.\n\n"
-    text += "| with | " + " | ".join(f"`{mesh}`" for mesh in MESHES) + " |\n"
-    text += "|---" * (len(MESHES) + 1) + "|\n"
-    for value in VALUES:
-        signs = (Cell(mesh, value).standing.value for mesh in MESHES)
-        text += f"| `{value}` | {' | '.join(signs)} |\n"
-    text += "\nWhat is said where it has no meaning, one of each kind:\n\n"
+    columns = _alike(MESHES, lambda mesh: [Cell(mesh, value).standing.value for value in VALUES])
+    rows = _alike(VALUES, lambda value: [Cell(mesh, value).standing.value for mesh in MESHES])
+    text = f"Of {len(every)} cells: {counts}. Meshes and values with equal cells share a column and a row.\n\n"
+    text += f"| with | {' | '.join(map(_names, columns))} |\n"
+    text += "|---" * (len(columns) + 1) + "|\n"
+    for values in rows:
+        signs = (Cell(meshes[0], values[0]).standing.value for meshes in columns)
+        text += f"| {_names(values)} | {' | '.join(signs)} |\n"
+    text += "\nWhat a plan without meaning is told, one of each kind:\n\n"
     kinds: dict[str, Cell] = {}
     for cell in every:
-        if cell.standing is Standing.CONTRADICTION:
-            kinds.setdefault(_ITEM.sub("KEY=VALUE", "; ".join(cell.sentences)), cell)
-    return text + "".join(f"- `{cell.plan}`: {'; '.join(cell.sentences)}\n" for cell in kinds.values())
+        if cell.standing is Standing.CONTRADICTION and len(cell.sentences) == 1:
+            kinds.setdefault(_ITEM.sub("KEY=VALUE", cell.sentences[0]), cell)
+    return text + "".join(f"- `{cell.plan}`: {cell.sentences[0]}\n" for cell in kinds.values())
+
+
+def _alike(names: Iterable[str], signs: Callable[[str], list[str]]) -> list[list[str]]:
+    """Names in groups of equal signs, in the order of the first of each group."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        groups.setdefault(tuple(signs(name)), []).append(name)
+    return list(groups.values())
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def shown() -> str:

@@ -1,6 +1,6 @@
 """Every mesh with every value of the other axes: the plan's answer, and the numbers where it is legal.
 
-`make meshes` writes the table of docs/plan.md; `make meshes ARGS="MESH VALUE"` tries one cell.
+`make meshes` writes the table of docs/reference/plan.md; `make meshes ARGS="MESH VALUE"` tries one cell.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ CASES = [
         ("long",),
     ),
 ]
-# What docs/memory.md says of memory that is tight under these plans: blocks that are freed go back at once.
+# What docs/reference/memory.md says of memory that is tight under these plans: blocks that are freed go back at once.
 RETURNING = ("MALLOC_MMAP_THRESHOLD_", str(256 << 10))
 
 

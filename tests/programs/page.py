@@ -1,4 +1,4 @@
-"""The table of docs/programs.md: one row a program of the list, with what the runner found and when."""
+"""The table of RESULTS.md: one row a program of the list, with what the runner found and when."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from programs.listing import Program
 
 __all__ = ["NOT_RUN", "PAGE", "Row", "read", "write"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "programs.md"
+PAGE = Path(__file__).with_name("RESULTS.md")
 NOT_RUN = "not run"
 _BEGIN, _END = "<!-- written by tests/programs/run.py -->", "<!-- end -->"
 _HEADER = ("program", "entry", "how it ran", "ranks", "steps", "parameters and values", "printed", "date")

@@ -9,7 +9,7 @@ nothing is written into the checkouts. What is compared is what `ronde verify` c
 after each step, values read on the host, files), in double precision where the program lets it, and besides
 every number that it prints. One line a program: whether the law holds, the largest relative difference of
 parameters and values, that of printed numbers, and how the program ended (see tests/ends). `--write-docs`
-puts it into docs/programs.md, where what has not been run since its line was changed is "not run".
+puts it into RESULTS.md, where what has not been run since its line was changed is "not run".
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=_numbers, default=(2,), help="one number of ranks, or several: 2,3")
     parser.add_argument("--plan", default="ddp")
     parser.add_argument("--seconds", type=float, default=120, help="after which one run is killed")
-    parser.add_argument("--write-docs", action="store_true", help="write the results into docs/programs.md")
+    parser.add_argument("--write-docs", action="store_true", help="write the results into RESULTS.md")
     parser.add_argument("--not-run", action="store_true", help="only programs that the page calls not run")
     parser.add_argument("--verbose", action="store_true", help="the whole report of a program that is broken")
     arguments = parser.parse_args()

@@ -74,7 +74,7 @@ def test_the_page_has_a_row_for_each_program_of_the_list() -> None:
 
 
 def test_a_row_goes_when_its_line_changes(tmp_path: Path) -> None:
-    file = tmp_path / "programs.md"
+    file = tmp_path / "results.md"
     file.write_text("# Before\n\n<!-- written by tests/programs/run.py -->\n<!-- end -->\nbehind\n")
     kept, changed = _program("0" * 64, path="kept.py"), _program("0" * 64, path="changed.py")
     outcomes = {2: Outcome(law="holds", worst=1e-16, steps=5), 3: Outcome(law="holds", worst=2e-16, steps=5)}

@@ -93,4 +93,4 @@ def test_bounded_staleness_costs_little_auc(
     monkeypatch.setitem(compare.WAYS, "bounded", ["-m", "ronde", "run", "--ranks", "2", "--plan", plan])
     words = ["--double", "--cache", str(ROOT / "demo-out"), "--output", str(tmp_path)]
     exact, stale = (compare.run(way, model, data, words)[0] for way in ("one device", "bounded"))
-    assert stale > exact - 1e-3  # docs/recommenders.md has how much it was, and with a larger staleness
+    assert stale > exact - 1e-3  # docs/guides/recommender.md has how much it was, and with a larger staleness

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import fcntl
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,18 +16,20 @@ from tools.scripts import SCRIPTS
 __all__ = ["PAGE", "PATH", "page", "put", "read", "write_page"]
 
 PATH = Path(__file__).with_name("table.tsv")
-PAGE = Path(__file__).parents[2] / "docs" / "tools-by-plans.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "tools-by-plans.md"
 Place = tuple[str, str, str]
+# Items of a plan, by which sentences of a kind differ.
+_ITEM = re.compile(r"\b[\w-]+=[\w-]+(, [\w-]+=[\w-]+)*")
 _SIGNS = {WORKS: "yes", REFUSED: "refused", DIED: "**fails**"}
 _HEAD = """# Tools by plans
 
-Each tool was tried under each plan on two ranks of one host, on the simplest script with a `DataLoader` and
-on one that cuts its batches by hand. Written by `make tools` on {date}: of {cells} cells {counts}.
+Each tool was tried under each plan on two ranks of one host, with a script that has a `DataLoader` and
+with one that cuts its batches by hand. Written by `make tools` on {date}: of {cells} cells {counts}.
 
-*yes*: the run ends with the losses of one device (of exact plans), and the tool has done its work: what was
-saved is resumed, the published model loads, the timeline has every rank, the proof holds. *refused*: the
-command ends with exit code 2, and says what does not go together in this version, and what does. Twelve steps
-are over before a checkpoint is there where ranks do not wait for one another: that script loads on at step 9.
+*yes*: the run ends with the losses of one device (of exact plans), and the tool has done its work: a
+checkpoint is resumed, the published model loads, the timeline has every rank, the proof holds. *refused*: the
+command ends with exit code 2 and names what to use instead. *loader*: yes with a `DataLoader`, else refused.
+Plans with equal cells share a row.
 
 """
 
@@ -62,15 +65,18 @@ def page(cells: Mapping[Place, Cell], date: str) -> str:
     text = _HEAD.format(date=date, cells=len(ends), counts=counts)
     text += f"| plan | {' | '.join(_title(tool) for tool in TOOLS)} |\n"
     text += "|---" * (len(TOOLS) + 1) + "|\n"
+    rows: dict[tuple[str, ...], list[str]] = {}
     for plan in PLANS:
-        text += f"| `{plan}` | {' | '.join(_sign(cells, plan, tool) for tool in TOOLS)} |\n"
-    text += "\n## What is said\n\n"
-    said: dict[str, list[str]] = {}
+        rows.setdefault(tuple(_sign(cells, plan, tool) for tool in TOOLS), []).append(f"`{plan}`")
+    for signs, plans in rows.items():
+        text += f"| {', '.join(plans)} | {' | '.join(signs)} |\n"
+    text += "\n## What a refused tool says\n\nOne sentence of each kind:\n\n"
+    kinds: dict[str, Cell] = {}
     for cell in cells.values():
         if cell.sentence:
-            said.setdefault(cell.sentence, []).append(f"`{cell.plan}` and {_title(cell.tool)}")
-    for sentence, places in said.items():
-        text += f"- {'; '.join(dict.fromkeys(places))}: {sentence}\n"
+            kinds.setdefault(_ITEM.sub("KEY=VALUE", cell.sentence), cell)
+    for cell in kinds.values():
+        text += f"- `{cell.plan}` and {_title(cell.tool)}: {cell.sentence}\n"
     return text
 
 
@@ -79,8 +85,10 @@ def _title(tool: str) -> str:
 
 
 def _sign(cells: Mapping[Place, Cell], plan: str, tool: str) -> str:
-    """One word where both scripts end alike, else one for each."""
+    """One word where both scripts end alike or hand-cut batches are refused, else one for each."""
     ends = {script: cells[plan, tool, script].end for script in SCRIPTS}
     if len(set(ends.values())) == 1:
         return _SIGNS[next(iter(ends.values()))]
+    if ends == {"loader": WORKS, "bare": REFUSED}:
+        return "loader"
     return ", ".join(f"{_SIGNS[end]} ({script})" for script, end in ends.items())

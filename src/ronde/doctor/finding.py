@@ -15,7 +15,7 @@ class Finding:
     """A sentence about a host.
 
     Attributes:
-        check: the name of the check, as `docs/doctor.md` lists it.
+        check: the name of the check, as `docs/reference/doctor.md` lists it.
         level: good; a note, which may be slow or is not known; or wrong, with which runs fail.
         fix: what to do, "" where that is nothing.
         host: name of the host among several; "" for this one.

@@ -12,7 +12,7 @@ class Trouble:
     """One thing that is the matter with a host.
 
     Attributes:
-        check: name of what was looked at, as `docs/doctor.md` lists it.
+        check: name of what was looked at, as `docs/reference/doctor.md` lists it.
         what, fix: what is the matter, and what to do.
     """
 

@@ -148,7 +148,7 @@ def parse_cluster(text: str, source: str) -> Cluster:
 
 
 def _no_toml(source: str, error: ValueError) -> UsageError:
-    return UsageError(f"{source} is not TOML: {error}; see docs/planner.md for the form")
+    return UsageError(f"{source} is not TOML: {error}; see docs/guides/finding-a-plan.md for the form")
 
 
 def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:

@@ -18,7 +18,7 @@ class Explanation:
     """A cause of failure or stall.
 
     Attributes:
-        cause: its name, as `docs/doctor.md` lists it; "unknown" where the evidence is thin.
+        cause: its name, as `docs/reference/doctor.md` lists it; "unknown" where the evidence is thin.
         rank: rank that caused it; None for several, or if unknown.
         summary: a sentence without a full stop.
         evidence: lines of evidence that it rests on.

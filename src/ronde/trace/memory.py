@@ -15,7 +15,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Peaks in bytes; docs/memory.md says how each is measured.
+    """Peaks in bytes; docs/reference/memory.md says how each is measured.
 
     Attributes:
         peaks: peak of each kind by itself; they need not coincide. Kinds that could not be measured are
