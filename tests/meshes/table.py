@@ -24,7 +24,9 @@ def table() -> str:
     )
     columns = _alike(MESHES, lambda mesh: [Cell(mesh, value).standing.value for value in VALUES])
     rows = _alike(VALUES, lambda value: [Cell(mesh, value).standing.value for mesh in MESHES])
-    text = f"Of {len(every)} cells: {counts}. Meshes and values with equal cells share a column and a row.\n\n"
+    text = (
+        f"Of {len(every)} cells: {counts}. Meshes and values with equal cells share a column and a row.\n\n"
+    )
     text += f"| with | {' | '.join(map(_names, columns))} |\n"
     text += "|---" * (len(columns) + 1) + "|\n"
     for values in rows:
