@@ -1,7 +1,7 @@
 """No false alarms: what public examples do gives the single-device answer, and nothing untrue is said of it.
 
-The scripts in tests/public do what well-known public examples do, in words of our own; docs/reference/tried.md
-tells of such examples as they were found.
+The scripts in tests/public do what well-known public examples do, in words of our own;
+docs/reference/tried.md tells of such examples as they were found.
 """
 
 from __future__ import annotations

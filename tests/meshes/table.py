@@ -17,7 +17,7 @@ _BEGIN, _END = "<!-- by `make meshes` -->\n", "<!-- end of what `make meshes` wr
 
 
 def table() -> str:
-    """Rows of values and columns of meshes that go together alike, and what the plan says of contradictions."""
+    """The table of values by meshes, equal rows and columns joined, and what a contradiction is told."""
     every = cells()
     counts = ", ".join(
         f"{sum(cell.standing is standing for cell in every)} {standing.value}" for standing in Standing

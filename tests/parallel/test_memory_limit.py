@@ -46,7 +46,7 @@ CASES = [
         ("long",),
     ),
 ]
-# What docs/reference/memory.md says of memory that is tight under these plans: blocks that are freed go back at once.
+# As docs/reference/memory.md says of tight memory: blocks that are freed go back at once.
 RETURNING = ("MALLOC_MMAP_THRESHOLD_", str(256 << 10))
 
 
