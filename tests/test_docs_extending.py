@@ -1,4 +1,4 @@
-"""The example of docs/development/extending.md gives plain torch's values and gradients, and stays sharded."""
+"""The example of docs/development/extending.md gives plain torch's values and gradients, sharded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Peak bytes of the worst rank, by kind, exact for each pipeline stage.
 
 Sources: micro-batches in flight and activations are Megatron-LM's (Narayanan et al. 2021, Korthikanti et al.
-2022), states ZeRO's (Rajbhandari et al. 2020); the gathered parameters of ronde are in docs/reference/memory.md.
+2022), states ZeRO's (Rajbhandari et al. 2020); gathered parameters of ronde are in docs/reference/memory.md.
 """
 
 from __future__ import annotations
