@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.chaos.case import Case, script_of
 from benchmarks.chaos.place import MakePlace, Place, PlaceUnavailable, ThisHost
-from ronde.launch.sweep import leftovers
+from ronde.launch.process_cleanup import leftovers
 from ronde.trace.explanation import Explanation, read_explanation
 from ronde.trace.launch_record import read_launch_record
 

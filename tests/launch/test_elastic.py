@@ -13,14 +13,14 @@ import pytest
 from ronde.cluster.host_list import HostSlots, parse_hosts
 from ronde.errors import LaunchError, UsageError
 from ronde.launch import elastic as module
-from ronde.launch.attempts import launch_with_policy
 from ronde.launch.elastic import Elastic, ElasticHosts
 from ronde.launch.failure import RankFailure
 from ronde.launch.failure_policy import FailurePolicy
+from ronde.launch.host_discovery import HostDiscovery, discovered
 from ronde.launch.hosts import Hosts
 from ronde.launch.job import Job, Outcome
-from ronde.launch.membership import Membership, discovered
 from ronde.launch.remote_command import RemoteExec
+from ronde.launch.restart_loop import launch_with_policy
 from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
 
@@ -60,7 +60,7 @@ def test_hosts_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
     """The command in the place of ssh is given a host and a shell line."""
     stub = program(tmp_path / "stub", f'test ! -e {tmp_path}/$1.down && exec sh -c "$2"')
     hosts = parse_hosts("one:2,two,three:4")
-    members = Membership(lambda: hosts, RemoteExec(command=(str(stub),)), always=True)
+    members = HostDiscovery(lambda: hosts, RemoteExec(command=(str(stub),)), always=True)
     assert members.answering() == hosts
     (tmp_path / "two.down").touch()
     (tmp_path / "three.down").touch()
@@ -70,7 +70,7 @@ def test_hosts_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
 
 def test_a_script_that_cannot_say_leaves_the_hosts_as_they_were(tmp_path: Path) -> None:
     script = program(tmp_path / "discover", "echo one:2; echo two", "echo")
-    members = Membership(lambda: discovered(script), RemoteExec(), always=False)
+    members = HostDiscovery(lambda: discovered(script), RemoteExec(), always=False)
     found = (HostSlots("one", 2), HostSlots("two", 1))
     assert members.named() == found
     program(script, "echo no network >&2; exit 3")
@@ -123,7 +123,7 @@ class Run:
 
     def end(self, least: int = 1, restarts: int = 1, patience: float = 5.0) -> Outcome:
         elastic = Elastic(least=least, patience=patience, look_s=0.01)
-        members = Membership(lambda: self.there, RemoteExec(command=("true",)), always=True)
+        members = HostDiscovery(lambda: self.there, RemoteExec(command=("true",)), always=True)
         return launch_with_policy(
             self._job,
             Hosts(shares=()),

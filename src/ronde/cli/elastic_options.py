@@ -37,7 +37,7 @@ def named_by_script(
     if hosts is not None or hostfile is not None:
         other = "-H" if hosts is not None else "--hostfile"
         raise UsageError(f"{other} and --host-discovery-script both name the hosts; leave one of them out")
-    from ronde.launch.membership import discovered
+    from ronde.launch.host_discovery import discovered
 
     found = discovered(script, slots)
     if not found:
@@ -87,9 +87,9 @@ def elastic_of(
             f"--min-ranks {least} is more than the {most} ranks that are to be at most; lower it"
         )
     from ronde.launch.elastic import Elastic, ElasticHosts
-    from ronde.launch.membership import Membership
+    from ronde.launch.host_discovery import HostDiscovery
 
-    membership = Membership(source_of(script, hostfile, where), remote.way, always=remote.always)
+    membership = HostDiscovery(source_of(script, hostfile, where), remote.way, always=remote.always)
     asked = count if least is None else least
     least = next(filter(fits, range(asked, (most or asked + _MOST_MORE) + 1)), asked)
     return ElasticHosts(Elastic(least=least, most=most, fits=fits), membership, say)
@@ -108,7 +108,7 @@ def source_of(
 
         return lambda: nodes_of_ray(where.by_ray)
     if script is not None:
-        from ronde.launch.membership import discovered
+        from ronde.launch.host_discovery import discovered
 
         return lambda: discovered(script, slots)
     if hostfile is not None:

@@ -77,7 +77,7 @@ def drive_job(
         LaunchError: see `drive`.
     """
     from ronde.compat.elastic.driver import drive
-    from ronde.launch.membership import Membership
+    from ronde.launch.host_discovery import HostDiscovery
 
-    membership = Membership(named, hosts.way, always=hosts.always)
+    membership = HostDiscovery(named, hosts.way, always=hosts.always)
     return drive(job, hosts, bounds, membership, say, explain)

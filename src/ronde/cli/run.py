@@ -38,13 +38,13 @@ from ronde.cluster.linux import check_linux
 from ronde.cluster.torch_install import check_torch, newer_than_tried
 from ronde.errors import UsageError
 from ronde.launch.announce import say
-from ronde.launch.attempts import launch_with_policy
 from ronde.launch.failure_policy import FailurePolicy
 from ronde.launch.job import Job
 from ronde.launch.launcher import launch
 from ronde.launch.launching_process import launching_process
 from ronde.launch.placement import Placement, resolve_placement
 from ronde.launch.rank_environment import threads_per_rank
+from ronde.launch.restart_loop import launch_with_policy
 from ronde.launch.run_spec import RunSpec
 from ronde.plan import read_plan
 from ronde.plan.grammar import aliases_in

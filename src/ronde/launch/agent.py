@@ -29,7 +29,7 @@ from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.cluster.reach import Greeter, dial, free_ports, listen_everywhere
 from ronde.cluster.torch_install import torch_version
 from ronde.errors import RondeError
-from ronde.launch.carried_checkpoints import sees_mark, take_brought
+from ronde.launch.checkpoint_transfer import sees_mark, take_brought
 from ronde.launch.clock import read_clocks
 from ronde.launch.frames import MAGIC, FrameError, Kind, Sender, frames, unpack
 from ronde.launch.mirror import Piece

@@ -18,10 +18,10 @@ from typing import final
 
 from ronde.launch.failure import AbortKind, Ends, ErrorFile, RankDeath, shell_code
 from ronde.launch.job import Job, Outcome
-from ronde.launch.look_at_nodes import LookAtNodes
+from ronde.launch.launch_record_writer import LaunchRecordWriter
 from ronde.launch.node import Node
 from ronde.launch.node_events import NodeEnd, NodeEvents
-from ronde.launch.nodes_on_record import NodesOnRecord
+from ronde.launch.node_query import NodeQuery
 from ronde.launch.progress_line import shown_progress
 from ronde.launch.run_end import Explain, RunEnd
 from ronde.launch.signal_inbox import SignalInbox
@@ -61,10 +61,10 @@ class Controller:
         self._job, self._nodes, self._inbox, self._terminal = job, nodes, inbox, terminal
         self._store, self._is_to_end = store, is_to_end
         self._router = SignalRouter(self.ends, nodes, terminal)
-        self._record = NodesOnRecord(job, nodes, by_agents=store is not None)
+        self._record = LaunchRecordWriter(job, nodes, by_agents=store is not None)
         self._has_failed = False
         self._ended: set[int] = set()
-        self._look: LookAtNodes | None = None
+        self._look: NodeQuery | None = None
         self._stalled_at = -math.inf
         for number, node in enumerate(nodes):
             node.begin(self.ends, _EventsOfNode(self, number))
@@ -128,7 +128,7 @@ class Controller:
     ) -> None:
         """Have all nodes look at their ranks, unless they do so already; `told` is given what they find."""
         if self._look is None:
-            self._look = LookAtNodes(told, known)
+            self._look = NodeQuery(told, known)
             for number, node in enumerate(self._nodes):
                 if not node.is_over and number not in known:
                     node.look(reason)

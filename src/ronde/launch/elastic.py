@@ -17,9 +17,9 @@ from typing import final
 
 from ronde.cluster.host_list import HostSlots, ranks_of_hosts
 from ronde.errors import LaunchError
+from ronde.launch.host_discovery import HostDiscovery
 from ronde.launch.hosts import Hosts
 from ronde.launch.job import Job
-from ronde.launch.membership import Membership
 from ronde.trace.events import write_event
 
 __all__ = ["Elastic", "ElasticHosts"]
@@ -69,7 +69,7 @@ class ElasticHosts:
         say: tells the user what is waited for.
     """
 
-    def __init__(self, bounds: Elastic, membership: Membership, say: Callable[[str], object]) -> None:
+    def __init__(self, bounds: Elastic, membership: HostDiscovery, say: Callable[[str], object]) -> None:
         self._bounds, self._membership, self._say = bounds, membership, say
 
     def placed(self, job: Job, hosts: Hosts) -> tuple[Job, Hosts]:

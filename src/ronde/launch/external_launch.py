@@ -22,10 +22,10 @@ from ronde.cluster.reach import candidates, is_this_host, listen_everywhere
 from ronde.cluster.slurm import has_own_devices
 from ronde.errors import LaunchError, UsageError
 from ronde.launch.job import Job
+from ronde.launch.process_cleanup import remove_temporary_of_the_dead
 from ronde.launch.rank_config import RankConfig, RankPlace
 from ronde.launch.rank_environment import rank_environment, threads_per_rank
 from ronde.launch.store_process import start_store
-from ronde.launch.sweep import remove_temporary_of_the_dead
 from ronde.plan import Plan
 from ronde.trace.launch_record import write_launch_record
 

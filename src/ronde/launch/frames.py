@@ -22,7 +22,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ronde.launch.bytes_out import write_all
+from ronde.launch.write_all import write_all
 
 __all__ = ["MAGIC", "FrameError", "Kind", "Sender", "frames", "skip_to_magic", "unpack"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ronde.launch.bytes_out import write_all
+from ronde.launch.write_all import write_all
 
 __all__ = ["LabelledLines"]
 

@@ -11,10 +11,10 @@ from ronde.launch.job import Job
 from ronde.launch.linux_process import load_prctl, subreaping
 from ronde.launch.node_spec import NodeSpec
 from ronde.launch.signal_inbox import SignalInbox
-from ronde.launch.started import start_node
-from ronde.launch.temporary import temporary_folder
 from ronde.launch.users_terminal import UsersTerminal
+from ronde.launch.worker_group import start_worker_group
 from ronde.plan import Plan
+from ronde.trace.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
     from ronde.launch.node import Node
@@ -38,7 +38,9 @@ def start_here(job: Job, terminal: UsersTerminal, inbox: SignalInbox, opened: co
     opened.enter_context(subreaping(load_prctl()))
     temporary = opened.enter_context(temporary_folder(job.run_directory.run_id))
     spec = _spec(job)
-    started = start_node(spec, job.run_directory, job.environment, job.devices, terminal, inbox, temporary)
+    workers = start_worker_group(
+        spec, job.run_directory, job.environment, job.devices, terminal, inbox, temporary
+    )
     # Imported while the ranks import torch: a run begins sooner by what it takes.
     from ronde.launch.node_runner import NodeRunner
 
@@ -47,7 +49,7 @@ def start_here(job: Job, terminal: UsersTerminal, inbox: SignalInbox, opened: co
         message = inbox.wait(0)
         return message is not None and message.si_signo in ENDING
 
-    node = NodeRunner(spec, job.run_directory, started, terminal, interrupted_again)
+    node = NodeRunner(spec, job.run_directory, workers, terminal, interrupted_again)
     opened.callback(node.close)
     return node
 

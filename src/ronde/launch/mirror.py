@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ronde.launch.bytes_out import write_all
+from ronde.launch.write_all import write_all
 from ronde.trace.spans import SPANS_FILE
 
 __all__ = ["Mirror", "Piece", "is_mirrored"]

@@ -13,12 +13,17 @@ from ronde.launch.node import Node, NodeOfRun
 from ronde.launch.node_events import NodeEnd, NodeEvents
 from ronde.launch.node_spec import NodeSpec
 from ronde.launch.outlet import Outlet
+from ronde.launch.process_cleanup import (
+    end_leftovers,
+    has_children,
+    remove_shared_memory,
+    remove_temporary_of_the_dead,
+)
 from ronde.launch.rank_process import RankProcess
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.stall_detector import StallDetector
-from ronde.launch.started import Started
 from ronde.launch.supervisor import Supervisor
-from ronde.launch.sweep import end_leftovers, has_children, remove_shared_memory, remove_temporary_of_the_dead
+from ronde.launch.worker_group import WorkerGroup
 from ronde.trace.evidence import Evidence
 from ronde.trace.evidence_collector import EvidenceCollector, read_standings
 from ronde.trace.launch_record import LaunchedNode
@@ -39,15 +44,15 @@ class NodeRunner(Node):
         self,
         spec: NodeSpec,
         directory: RunDirectory,
-        started: Started,
+        workers: WorkerGroup,
         outlet: Outlet,
         given_up: Callable[[], bool],
     ) -> None:
         self.share = NodeOfRun(name="", first_rank=spec.first_rank, ranks=spec.ranks)
         self.waiting: Mapping[int, str] = {}
-        self._spec, self._directory, self._started = spec, directory, started
+        self._spec, self._directory, self._workers = spec, directory, workers
         self._outlet, self._given_up = outlet, given_up
-        self._gathering = EvidenceCollector(directory, lambda: started.pids)
+        self._gathering = EvidenceCollector(directory, lambda: workers.pids)
         self._stall = StallDetector(spec.ranks, directory, spec.run.timeout)
         self._stopped: list[RankProcess] = []
         self._has_ended = self._is_released = self._is_over = False
@@ -58,7 +63,7 @@ class NodeRunner(Node):
         self._supervisor = Supervisor(
             self._spec,
             self._directory,
-            self._started,
+            self._workers,
             self._outlet,
             ends=ends,
             events=events,
@@ -68,7 +73,7 @@ class NodeRunner(Node):
 
     @property
     def record(self) -> LaunchedNode:
-        return LaunchedNode(name=os.uname().nodename, run_id=self._directory.run_id, pids=self._started.pids)
+        return LaunchedNode(name=os.uname().nodename, run_id=self._directory.run_id, pids=self._workers.pids)
 
     @property
     def is_over(self) -> bool:
@@ -93,7 +98,7 @@ class NodeRunner(Node):
             self._has_ended = True
             if self._ends.exit_code() == 0:
                 self._events.ended()
-        if self._started.servers is None or self._is_released or self._ends.exit_code() != 0:
+        if self._workers.servers is None or self._is_released or self._ends.exit_code() != 0:
             self._is_over = True
             self._events.concluded(self._conclude())
 
@@ -116,20 +121,20 @@ class NodeRunner(Node):
 
     def signal(self, number: int, *, by_key: bool) -> None:
         is_size = number == signal.SIGWINCH
-        for output in self._started.outputs if is_size else ():
+        for output in self._workers.outputs if is_size else ():
             output.resize()
-        for rank in self._started.ranks:
+        for rank in self._workers.ranks:
             if is_size or not by_key:
                 rank.send(number)
             elif rank.own_group:  # the others are in the group to which the key has spoken
                 rank.send_to_group(number)
 
     def kill(self) -> None:
-        for rank in self._started.ranks:
+        for rank in self._workers.ranks:
             rank.send_to_group(signal.SIGKILL)
 
     def stop(self, *, by_key: bool) -> None:
-        self._stopped = [rank for rank in self._started.ranks if rank.own_group or not by_key]
+        self._stopped = [rank for rank in self._workers.ranks if rank.own_group or not by_key]
         for rank in self._stopped:
             rank.send_to_group(signal.SIGSTOP)
 
@@ -147,14 +152,14 @@ class NodeRunner(Node):
 
     def close(self) -> None:
         """End the servers, where the ranks have not been seen through to their end."""
-        if self._started.servers is not None:
-            self._started.servers.end()
+        if self._workers.servers is not None:
+            self._workers.servers.end()
 
     def _conclude(self) -> NodeEnd:
         """End what is left of ranks that are gone."""
         self.close()
         left = end_leftovers(self._directory.run_id) if has_children() else []
-        for output in self._started.outputs:
+        for output in self._workers.outputs:
             output.drain(until=self._given_up)
         remove_shared_memory(self._supervisor.pids | {process.pid for process in left})
         if self._ends.exit_code() == 0 and self._directory.is_default:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ronde.launch.carried_checkpoints import carried_folder
+from ronde.launch.checkpoint_transfer import carried_folder
 from ronde.launch.rank_config import RankConfig, RankPlace
 from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ronde.launch.bytes_out import write_all
 from ronde.launch.labelled_lines import LabelledLines
 from ronde.launch.screen import Screen
 from ronde.launch.terminal import copy_size, open_pty
+from ronde.launch.write_all import write_all
 
 if TYPE_CHECKING:
     from ronde.launch.repeated_lines import RepeatedLines

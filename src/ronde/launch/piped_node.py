@@ -17,8 +17,7 @@ from typing import Any, final
 
 from ronde.cluster.devices import cuda_devices
 from ronde.errors import LaunchError
-from ronde.launch.carried_checkpoints import CheckpointsFrom, carried_folder
-from ronde.launch.carried_versions import VersionsFrom
+from ronde.launch.checkpoint_transfer import CheckpointSender, carried_folder
 from ronde.launch.frames import Kind, Sender
 from ronde.launch.linux_process import load_prctl, subreaping
 from ronde.launch.mirror import Mirror
@@ -29,11 +28,12 @@ from ronde.launch.output_pump import RankOutput, fill_standard_descriptors
 from ronde.launch.pipe_events import PipeEvents
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.signal_router import SignalRouter
-from ronde.launch.started import start_node
-from ronde.launch.temporary import temporary_folder
+from ronde.launch.version_transfer import VersionSender
+from ronde.launch.worker_group import start_worker_group
 from ronde.trace.evidence_collector import read_standings
 from ronde.trace.pulse import Pulse
 from ronde.trace.run_directory import RunDirectory
+from ronde.trace.temporary_folder import temporary_folder
 from ronde.trace.waiting import waiting_now
 
 __all__ = ["PipedNode"]
@@ -88,9 +88,9 @@ class PipedNode:
         self._events = PipeEvents(sender, node.first_rank)
         self._mirror = Mirror(self._directory.path)
         self._sending, self._carrying = threading.Lock(), threading.Lock()
-        self._checkpoints = CheckpointsFrom(carried_folder(self._directory.path))
+        self._checkpoints = CheckpointSender(carried_folder(self._directory.path))
         self._checkpoints.pass_over()
-        self._versions = VersionsFrom(self._directory.path)
+        self._versions = VersionSender(self._directory.path)
         self._open = contextlib.ExitStack()
 
     @property
@@ -109,12 +109,12 @@ class PipedNode:
             self._inbox = opened.enter_context(SignalInbox())
             opened.enter_context(subreaping(load_prctl()))
             temporary = opened.enter_context(temporary_folder(self._node.run_id))
-            started = start_node(
+            workers = start_worker_group(
                 self._node, self._directory, os.environ, self._devices, self._outlet, self._inbox, temporary
             )
             self._open = opened.pop_all()
         self._runner = NodeRunner(
-            self._node, self._directory, started, self._outlet, given_up=lambda: self.is_lost
+            self._node, self._directory, workers, self._outlet, given_up=lambda: self.is_lost
         )
         self._open.callback(self._runner.close)
         self._runner.begin(self._events.ends, self._events)

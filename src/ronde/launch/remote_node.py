@@ -13,9 +13,9 @@ from typing import Any, final
 
 from ronde.launch.agent import BEAT_S
 from ronde.launch.agent_link import AgentLink
-from ronde.launch.arriving_files import ArrivingFiles
 from ronde.launch.clock import launched_node
 from ronde.launch.failure import Ends, ErrorFile, RankDeath, shell_code
+from ronde.launch.file_receiver import FileReceiver
 from ronde.launch.frames import Kind, unpack
 from ronde.launch.mirror import Piece, is_mirrored
 from ronde.launch.node import Node, NodeOfRun
@@ -54,7 +54,7 @@ class RemoteNode(Node):
         link: AgentLink,
         spec: NodeSpec,
         directory: RunDirectory,
-        arriving: ArrivingFiles,
+        arriving: FileReceiver,
         pulse: Pulse | None,
         notices: Sequence[str],
     ) -> None:

@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ronde.launch.agents import agent_links
-from ronde.launch.arriving_files import ArrivingFiles
-from ronde.launch.carried_versions import newest_version
 from ronde.launch.failure import ENDING
+from ronde.launch.file_receiver import FileReceiver
 from ronde.launch.hosts import Hosts
 from ronde.launch.job import Job
-from ronde.launch.meeting import Meeting, Met
 from ronde.launch.node import Node
 from ronde.launch.node_spec import NodeSpec
 from ronde.launch.remote_node import RemoteNode
+from ronde.launch.rendezvous import Rendezvous, RendezvousResult
 from ronde.launch.run_spec import RunSpec
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.store_process import start_store
 from ronde.launch.users_terminal import UsersTerminal
+from ronde.launch.version_transfer import newest_version
 from ronde.plan import Plan
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ def start_on_hosts(
         LaunchError: a host cannot take part, a line for each with what to do; no rank was started.
         Interrupted: the user has ended the run.
     """
-    arriving = ArrivingFiles(job)
+    arriving = FileReceiver(job)
     links = opened.enter_context(agent_links(hosts, terminal.show, arriving.take))
-    met = Meeting(job, hosts, links, lambda seconds: _wait(inbox, seconds)).meet(inbox)
+    met = Rendezvous(job, hosts, links, lambda seconds: _wait(inbox, seconds)).meet(inbox)
     with met.listener:
         store = start_store(met.listener, job.run_directory.store_log, linger=0, command=hosts.store)
         opened.callback(_end, store)
@@ -72,7 +72,7 @@ def start_on_hosts(
         return nodes, store, [arriving.notice([links[host].name for host in met.far])] if met.far else []
 
 
-def _specs(job: Job, hosts: Hosts, met: Met) -> Sequence[NodeSpec]:
+def _specs(job: Job, hosts: Hosts, met: RendezvousResult) -> Sequence[NodeSpec]:
     """Each host's part of the run."""
     run, servers = _place_servers(job, met)
     first = job.first_rank
@@ -102,7 +102,7 @@ def _specs(job: Job, hosts: Hosts, met: Met) -> Sequence[NodeSpec]:
     return specs
 
 
-def _place_servers(job: Job, met: Met) -> tuple[RunSpec, Sequence[Sequence[ServerConfig]]]:
+def _place_servers(job: Job, met: RendezvousResult) -> tuple[RunSpec, Sequence[Sequence[ServerConfig]]]:
     """Return the run with its servers, and the servers of each host."""
     run, hosts = job.run, len(met.own)
     if run.publish:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from ronde.launch.bytes_out import write_all
+from ronde.launch.write_all import write_all
 
 __all__ = ["Screen"]
 

@@ -25,10 +25,10 @@ from ronde.launch.failure_policy import Decision, FailurePolicy
 from ronde.launch.node_events import NodeEvents
 from ronde.launch.node_spec import NodeSpec
 from ronde.launch.outlet import Outlet
+from ronde.launch.process_cleanup import leftovers
 from ronde.launch.rank_process import RankProcess
 from ronde.launch.stall_detector import Look, StallDetector
-from ronde.launch.started import Started
-from ronde.launch.sweep import leftovers
+from ronde.launch.worker_group import WorkerGroup
 from ronde.trace.evidence import Evidence
 from ronde.trace.evidence_collector import EvidenceCollector
 from ronde.trace.run_directory import RunDirectory
@@ -62,7 +62,7 @@ class Supervisor:
         self,
         spec: NodeSpec,
         directory: RunDirectory,
-        started: Started,
+        workers: WorkerGroup,
         outlet: Outlet,
         *,
         ends: Ends,
@@ -71,15 +71,15 @@ class Supervisor:
         stall: StallDetector,
     ) -> None:
         self.frozen: Evidence | None = None
-        self.pids = set(started.pids.values())
+        self.pids = set(workers.pids.values())
         self._directory, self._outlet = directory, outlet
         self._policy = FailurePolicy.of(spec.run)
         self._ends, self._events = ends, events
         self._gathering, self._stall = gathering, stall
-        self._ranks, self._servers = started.ranks, started.servers
+        self._ranks, self._servers = workers.ranks, workers.servers
         self._has_lost_server = False
         self._has_peers = spec.world_size > 1
-        self._alive = list(started.ranks)
+        self._alive = list(workers.ranks)
         self._failed_at: float | None = None
         self._is_to_end = False
         self._asked: dict[int, float] = {}

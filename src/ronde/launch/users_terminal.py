@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, final
 
-from ronde.launch.bytes_out import write_all
 from ronde.launch.job import Job
 from ronde.launch.outlet import Outlet
 from ronde.launch.output_pump import RankOutput
 from ronde.launch.screen import Screen
 from ronde.launch.terminal import in_foreground
+from ronde.launch.write_all import write_all
 from ronde.trace.pulse import Pulse
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ronde.trace.run_directory import RUN_ID
 
-__all__ = ["TemporaryFolder", "TemporaryFolders", "open_up", "remove_dead", "remove_tree"]
+__all__ = ["TemporaryFolder", "TemporaryFolders", "open_up", "remove_dead", "remove_tree", "temporary_folder"]
 
 _NAME = re.compile(rf"ronde-({RUN_ID.pattern})-\w+")
 
@@ -53,6 +53,20 @@ class TemporaryFolder:
         """Remove the folder with its contents."""
         remove_tree(self.path)
         os.close(self.lock)
+
+
+@contextlib.contextmanager
+def temporary_folder(run_id: str) -> Iterator[str]:
+    """Hold a folder, as a context that gives its path; "" on a full disk."""
+    try:
+        folder = TemporaryFolder.hold(run_id)
+    except OSError:
+        yield ""
+        return
+    try:
+        yield folder.path
+    finally:
+        folder.remove()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

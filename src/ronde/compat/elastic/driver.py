@@ -26,9 +26,9 @@ from ronde.compat.place import UNIT_KEY
 from ronde.errors import LaunchError
 from ronde.launch.agent import about_this_host
 from ronde.launch.failure import ENDING, shell_code
+from ronde.launch.host_discovery import HostDiscovery
 from ronde.launch.hosts import Hosts
 from ronde.launch.job import Job
-from ronde.launch.membership import Membership
 from ronde.launch.run_end import Explain
 
 __all__ = ["Bounds", "drive"]
@@ -67,7 +67,7 @@ def drive(
     job: Job,
     hosts: Hosts,
     bounds: Bounds,
-    membership: Membership,
+    membership: HostDiscovery,
     say: Callable[[str], object],
     explain: Explain | None = None,
 ) -> int:
@@ -123,7 +123,7 @@ class _Hosts:
         trouble: error of the last discovery; "" if it succeeded.
     """
 
-    def __init__(self, membership: Membership, cooldown: tuple[float, float] | None) -> None:
+    def __init__(self, membership: HostDiscovery, cooldown: tuple[float, float] | None) -> None:
         self.used: Sequence[str] = ()
         self.trouble = ""
         self._membership, self._cooldown = membership, cooldown
@@ -172,7 +172,7 @@ class _Driver:
     """The state of one elastic job."""
 
     def __init__(
-        self, job: Job, hosts: Hosts, bounds: Bounds, membership: Membership,
+        self, job: Job, hosts: Hosts, bounds: Bounds, membership: HostDiscovery,
         say: Callable[[str], object], store: Any, explain: Explain | None = None,
     ) -> None:  # fmt: skip
         self._explain = explain

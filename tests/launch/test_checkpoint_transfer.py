@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ronde.errors import UsageError
-from ronde.launch.carried_checkpoints import (
-    CheckpointsFrom,
-    CheckpointsTo,
+from ronde.launch.checkpoint_transfer import (
+    CheckpointReceiver,
+    CheckpointSender,
     mark_folder,
     sees_mark,
     take_brought,
@@ -44,7 +44,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_each_comes_once_and_as_many_are_kept_as_on_one_host(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
-    source, target = CheckpointsFrom(here), CheckpointsTo(there, keep=2)
+    source, target = CheckpointSender(here), CheckpointReceiver(there, keep=2)
     state = bytes(range(256)) * 10_000  # of several pieces
     for step in (1, 2, 3):
         write(here, step, b"j" * step, state[step:])
@@ -60,12 +60,12 @@ def test_each_comes_once_and_as_many_are_kept_as_on_one_host(tmp_path: Path) -> 
 def test_one_that_has_not_come_to_its_end_is_none(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     write(here, 5, b"journal", b"state")
-    *most, last = CheckpointsFrom(here).pieces()
-    target = CheckpointsTo(there, keep=2)
+    *most, last = CheckpointSender(here).pieces()
+    target = CheckpointReceiver(there, keep=2)
     for piece in most:
         target.take(piece)
     assert not list(there.glob("step-*"))
-    for piece in CheckpointsFrom(here).pieces():  # sent again from its beginning
+    for piece in CheckpointSender(here).pieces():  # sent again from its beginning
         target.take(piece)
     assert last.name in files(there)
     assert files(there) == files(here)
@@ -75,9 +75,9 @@ def test_what_came_from_the_launcher_does_not_go_back(tmp_path: Path) -> None:
     here, run_directory = tmp_path / "here", tmp_path / "run"
     write(run_directory / "checkpoints", 9, b"stale", b"of an earlier run")
     write(here, 5, b"journal", b"state")
-    assert take_brought(run_directory, CheckpointsFrom(here).pieces()) == ""
+    assert take_brought(run_directory, CheckpointSender(here).pieces()) == ""
     assert files(run_directory / "checkpoints") == files(here)
-    back = CheckpointsFrom(run_directory / "checkpoints")
+    back = CheckpointSender(run_directory / "checkpoints")
     back.pass_over()
     assert not list(back.pieces())
 
@@ -85,7 +85,7 @@ def test_what_came_from_the_launcher_does_not_go_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../journal", "step-00000001/x", "/etc/passwd", "step-00000001"])
 def test_only_files_of_checkpoints_are_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="is not a file of a checkpoint"):
-        CheckpointsTo(tmp_path, keep=2).take(Piece(name, 0, b"x"))
+        CheckpointReceiver(tmp_path, keep=2).take(Piece(name, 0, b"x"))
 
 
 def test_a_host_knows_the_launchers_folder_by_a_mark(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ from ronde.launch.node import Node
 from ronde.trace.launch_record import write_launch_record
 from ronde.trace.waiting import write_waiting
 
-__all__ = ["NodesOnRecord"]
+__all__ = ["LaunchRecordWriter"]
 
 # Between two looks at the collectives for which ranks of other hosts wait.
 _EVERY_S = 1.0
 
 
 @final
-class NodesOnRecord:
+class LaunchRecordWriter:
     """`launch.json` of the run directory, and `waiting.json` of a run by agents."""
 
     def __init__(self, job: Job, nodes: Sequence[Node], *, by_agents: bool) -> None:

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import final
 
 from ronde.launch.agent_link import AgentLink
-from ronde.launch.carried_checkpoints import CheckpointsTo
-from ronde.launch.carried_versions import PUBLISHED, take_version
+from ronde.launch.checkpoint_transfer import CheckpointReceiver
 from ronde.launch.frames import Kind
 from ronde.launch.job import Job
 from ronde.launch.mirror import Piece
+from ronde.launch.version_transfer import PUBLISHED, take_version
 
-__all__ = ["ArrivingFiles"]
+__all__ = ["FileReceiver"]
 
 
 @final
-class ArrivingFiles:
+class FileReceiver:
     """Receiver of one run's large files.
 
     Attributes:
@@ -29,7 +29,7 @@ class ArrivingFiles:
     def __init__(self, job: Job) -> None:
         self.latest = -math.inf
         self._job = job
-        self._checkpoints = CheckpointsTo(Path(job.run.checkpoint), job.run.checkpoint_keep)
+        self._checkpoints = CheckpointReceiver(Path(job.run.checkpoint), job.run.checkpoint_keep)
 
     def take(self, link: AgentLink, content: bytes) -> None:
         """Write a piece; in the thread of the link, so that none pile up."""

@@ -18,7 +18,7 @@ from ronde.cluster.reach import Greeter, addresses_of, candidates, ephemeral_por
 from ronde.errors import LaunchError, UsageError
 from ronde.launch.agent_link import AgentLink
 from ronde.launch.agents import Agents, about_run
-from ronde.launch.carried_checkpoints import CheckpointsFrom, mark_folder
+from ronde.launch.checkpoint_transfer import CheckpointSender, mark_folder
 from ronde.launch.frames import Kind
 from ronde.launch.host_checks import (
     address_of_all,
@@ -36,7 +36,7 @@ from ronde.launch.trouble import Trouble
 from ronde.plan import Plan, read_plan
 from ronde.trace.server_states import server_states
 
-__all__ = ["Meeting", "Met"]
+__all__ = ["Rendezvous", "RendezvousResult"]
 
 # How long an agent may take to come up (ssh, and Python from a slow file system), and to try addresses.
 _READY_S = 60.0
@@ -46,7 +46,7 @@ _SLOWEST = 100_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Met:
+class RendezvousResult:
     """What the hosts have found out.
 
     Attributes:
@@ -70,7 +70,7 @@ class Met:
         return self.listener.getsockname()[1]
 
 
-class Meeting:
+class Rendezvous:
     """Agents that are started, and asked.
 
     Args:
@@ -88,7 +88,7 @@ class Meeting:
         self._job, self._hosts, self._links = job, hosts, links
         self._agents = Agents(hosts, links, wait)
 
-    def meet(self, inbox: SignalInbox) -> Met:
+    def meet(self, inbox: SignalInbox) -> RendezvousResult:
         """Reach every host, and see that they can run this together.
 
         Raises:
@@ -142,7 +142,7 @@ class Meeting:
             LaunchError: a host cannot keep them.
         """
         run = self._job.run
-        nbytes = CheckpointsFrom(Path(run.checkpoint)).nbytes() if far and run.resume else 0
+        nbytes = CheckpointSender(Path(run.checkpoint)).nbytes() if far and run.resume else 0
         for link in far:
             threading.Thread(target=self._send_checkpoints, args=(link,), daemon=True).start()
         answers = self._results(
@@ -168,7 +168,7 @@ class Meeting:
     def _send_checkpoints(self, link: AgentLink) -> None:
         run = self._job.run
         place = {"run_dir": self._job.chosen_directory, "run_id": self._job.node_run_id(link.index)}
-        pieces = CheckpointsFrom(Path(run.checkpoint)).pieces() if run.resume else ()
+        pieces = CheckpointSender(Path(run.checkpoint)).pieces() if run.resume else ()
         first = json.dumps({**place, "host": link.index}).encode()
         saved = ((Kind.SAVED, piece.to_bytes()) for piece in pieces)
         link.send_many(itertools.chain([(Kind.BRING, first)], saved, [(Kind.BROUGHT, b"")]))
@@ -183,7 +183,7 @@ class Meeting:
         """Number of servers to be started."""
         return 0 if self._job.run.servers else Plan.parse(self._job.run.plan).state.server_count
 
-    def _find_addresses(self, *, cuda: bool) -> Met:
+    def _find_addresses(self, *, cuda: bool) -> RendezvousResult:
         """Ask the hosts by which address they reach the store, and which is their own on the way there."""
         chosen = self._hosts.local_address
         tried = (chosen,) if chosen else candidates(self._agents.elsewhere)
@@ -223,7 +223,7 @@ class Meeting:
         except BaseException:
             listener.close()
             raise
-        return Met(
+        return RendezvousResult(
             listener=listener,
             address=address,
             own=own,

@@ -15,7 +15,7 @@ from typing import final
 
 from ronde.launch.mirror import Piece
 
-__all__ = ["PUBLISHED", "VersionsFrom", "newest_version", "take_version"]
+__all__ = ["PUBLISHED", "VersionSender", "newest_version", "take_version"]
 
 #: Of a run's directory, here and on the host.
 PUBLISHED = "published"
@@ -36,7 +36,7 @@ def _versions(folder: Path) -> list[int]:
 
 
 @final
-class VersionsFrom:
+class VersionSender:
     """Versions of a host's run directory; later ones are sent, each once."""
 
     def __init__(self, run_directory: Path) -> None:

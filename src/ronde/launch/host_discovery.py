@@ -13,13 +13,13 @@ from ronde.cluster.reach import is_this_host
 from ronde.errors import RondeError, UsageError
 from ronde.launch.remote_command import RemoteExec
 
-__all__ = ["Membership", "discovered"]
+__all__ = ["HostDiscovery", "discovered"]
 
 _SCRIPT_S = 60.0
 _ANSWER_S = 10.0
 
 
-class Membership:
+class HostDiscovery:
     """The hosts that are named, and those of them that answer.
 
     Args:

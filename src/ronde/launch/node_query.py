@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Mapping
 
 from ronde.trace.evidence import Evidence
 
-__all__ = ["LookAtNodes"]
+__all__ = ["NodeQuery"]
 
 # A node looks at its ranks for less than a second; one that answers later is left out.
 _PATIENCE_S = 3.0
 
 
-class LookAtNodes:
+class NodeQuery:
     """One look.
 
     Args:

@@ -20,10 +20,10 @@ from ronde.trace.run_directory import RunDirectory
 if TYPE_CHECKING:
     from ronde.launch.servers import Servers
 
-__all__ = ["Started", "start_node"]
+__all__ = ["WorkerGroup", "start_worker_group"]
 
 
-class Started(NamedTuple):
+class WorkerGroup(NamedTuple):
     """Processes of a node, and the channels to them.
 
     Attributes:
@@ -42,7 +42,7 @@ class Started(NamedTuple):
         return {rank.rank: rank.pid for rank in self.ranks}
 
 
-def start_node(
+def start_worker_group(
     node: NodeSpec,
     directory: RunDirectory,
     environment: Mapping[str, str],
@@ -50,7 +50,7 @@ def start_node(
     outlet: Outlet,
     inbox: SignalInbox,
     temporary: str,
-) -> Started:
+) -> WorkerGroup:
     """Start a node's servers and ranks; before any thread, and from here on there may be some.
 
     Args:
@@ -98,7 +98,7 @@ def start_node(
         raise
     for output in outputs:
         output.start()
-    return Started(ranks, outputs, servers)
+    return WorkerGroup(ranks, outputs, servers)
 
 
 def _servers(node: NodeSpec, directory: RunDirectory, environment: Mapping[str, str]) -> Servers | None:

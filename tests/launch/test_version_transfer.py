@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ronde.launch.carried_versions import PUBLISHED, VersionsFrom, newest_version, take_version
 from ronde.launch.mirror import Piece
+from ronde.launch.version_transfer import PUBLISHED, VersionSender, newest_version, take_version
 
 
 def publish(run: Path, version: int, *names: str) -> None:
@@ -21,7 +21,7 @@ def publish(run: Path, version: int, *names: str) -> None:
     (folder / f"version-{version}.json").write_text(json.dumps(manifest))
 
 
-def bring(source: VersionsFrom, target: Path) -> list[str]:
+def bring(source: VersionSender, target: Path) -> list[str]:
     pieces = list(source.pieces())
     for piece in pieces:
         take_version(target, Piece.from_bytes(piece.to_bytes()))
@@ -35,7 +35,7 @@ def files(run: Path) -> dict[str, bytes]:
 def test_versions_come_whole_and_go_as_they_do_there(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     there.mkdir()
-    source = VersionsFrom(here)
+    source = VersionSender(here)
     assert bring(source, there) == []
     publish(here, 1, "dense-1.safetensors", "program-1.pt2")
     publish(here, 2, "dense-2.safetensors", "program-1.pt2")
@@ -54,7 +54,7 @@ def test_versions_come_whole_and_go_as_they_do_there(tmp_path: Path) -> None:
 def test_versions_of_an_earlier_run_go_when_those_of_this_one_do(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     publish(there, 1, "dense-1.safetensors", "program-1.pt2")
-    source = VersionsFrom(here)
+    source = VersionSender(here)
     publish(here, 2, "dense-2.safetensors", "program-2.pt2")
     publish(here, 3, "dense-3.safetensors", "program-2.pt2")
     bring(source, there)

@@ -19,7 +19,14 @@ from ronde.errors import UsageError
 from ronde.launch.mirror import Piece
 from ronde.trace.checkpoint_manifest import MANIFEST, Manifest, checkpoints_in
 
-__all__ = ["CheckpointsFrom", "CheckpointsTo", "carried_folder", "mark_folder", "sees_mark", "take_brought"]
+__all__ = [
+    "CheckpointReceiver",
+    "CheckpointSender",
+    "carried_folder",
+    "mark_folder",
+    "sees_mark",
+    "take_brought",
+]
 
 _PIECE = 1 << 20
 _JOURNAL, _STATE = "journal", "state.pt"
@@ -65,7 +72,7 @@ def sees_mark(mark: str) -> bool:
 
 
 @final
-class CheckpointsFrom:
+class CheckpointSender:
     """The checkpoints of a folder, each to be sent once.
 
     Args:
@@ -119,7 +126,7 @@ def _contents(name: str, file: BinaryIO, begin: int, end: int) -> Iterator[Piece
 
 
 @final
-class CheckpointsTo:
+class CheckpointReceiver:
     """A folder into which checkpoints come.
 
     Args:
@@ -162,7 +169,7 @@ def take_brought(run_directory: Path, pieces: Iterable[Piece]) -> str:
     """Write checkpoints into a host's run directory; returns the reason of a failure, or ""."""
     folder = carried_folder(run_directory)
     shutil.rmtree(folder, ignore_errors=True)
-    target, problem = CheckpointsTo(folder, keep=_SENT_TO_GO_ON), ""
+    target, problem = CheckpointReceiver(folder, keep=_SENT_TO_GO_ON), ""
     for piece in pieces:
         if not problem:
             try:
