@@ -1,4 +1,4 @@
-"""How many processor cores this process may use."""
+"""Counts the processor cores that this process may use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["available_cores"]
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """Cores that affinity and the control group's quota leave to this process, at least 1.
+    """Count the cores within affinity and the control group's quota, at least 1.
 
     A quota of 2.5 cores counts as 2: a third thread would spend half its time throttled, and
     threads that meet at barriers wait for the slowest. `root` is where `/proc` and `/sys` are found.
@@ -22,7 +22,7 @@ def available_cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Every quota on the way from this process's control group up to the root, in cores."""
+    """Yield the quotas of this process's control group and of its parents, in cores."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, name = rest.partition(":")

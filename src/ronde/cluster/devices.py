@@ -1,4 +1,4 @@
-"""Which CUDA devices this host offers, found without importing torch."""
+"""Finds the CUDA devices of this host without importing torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["cuda_devices", "cuda_names", "device_of_ranks", "torch_has_cuda"]
 
 
 def cuda_devices(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
-    """The devices that may be used, each as `CUDA_VISIBLE_DEVICES` would name it; empty on a CPU host.
+    """List the usable devices as `CUDA_VISIBLE_DEVICES` names them; empty on CPUs.
 
     As CUDA does it, a list in `CUDA_VISIBLE_DEVICES` ends at its first negative entry. Without the
     variable the driver's device files are counted: a container has only those lent to it, and
@@ -39,7 +39,7 @@ def cuda_devices(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
 
 
 def cuda_names(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
-    """What the driver calls the devices that may be used; empty on a CPU host, or where it does not tell."""
+    """List the driver's names of the usable devices; empty on CPUs."""
     devices = cuda_devices(environment, root)
     if not devices:
         return ()
@@ -52,10 +52,10 @@ def cuda_names(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[
 
 
 def device_of_ranks(environment: Mapping[str, str]) -> str:
-    """Where ranks compute that are started here: "cuda" or "cpu"."""
+    """Return the device type of ranks that are started here: "cuda" or "cpu"."""
     return "cuda" if torch_has_cuda() and cuda_devices(environment) else "cpu"
 
 
 def torch_has_cuda() -> bool:
-    """Whether the installed torch was built with CUDA, read from its version file."""
+    """Tell whether the installed torch was built with CUDA, by its version file."""
     return re.search(r"^cuda\b[^=\n]*=\s*['\"]", torch_version_file(), re.MULTILINE) is not None

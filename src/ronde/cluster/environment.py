@@ -1,4 +1,4 @@
-"""What a launcher tells a process about its place, torchrun's first, and what a script must not see."""
+"""The place of a process by its launcher's variables, torchrun's first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ClusterEnvironment:
     Attributes:
         master_address, master_port: where the ranks meet; "" and 0 where that is to be found out.
         agent_store: a store is there already; else rank 0 makes one.
-        launcher: who has started it.
+        launcher: name of its launcher.
         node, nodes: which of how many hosts this one is, where that is known.
     """
 
@@ -115,19 +115,19 @@ class ClusterEnvironment:
 
 
 def hidden_from_script(names: Mapping[str, str]) -> frozenset[str]:
-    """The names among `names` by which libraries would take the script for a distributed one."""
+    """Return the names by which libraries would take the script for a distributed one."""
     return frozenset(
         name for name in names if name in NEEDED or name in OTHERS or name.startswith("TORCHELASTIC_")
     )
 
 
 def marks_of_schedulers(names: Mapping[str, str]) -> frozenset[str]:
-    """The names by which libraries take a process for one of several that MPI or Slurm has started."""
+    """Return the names that mark a process as one of MPI's or Slurm's."""
     return frozenset(name for name in names if name in SCHEDULERS or name.startswith("OMPI_COMM_WORLD_"))
 
 
 def forced_threads(environment: Mapping[str, str], agent: int) -> bool:
-    """Whether torchrun, not the user, has set OMP_NUM_THREADS=1.
+    """Tell whether torchrun, not the user, has set OMP_NUM_THREADS=1.
 
     It does so unless the variable is set; `/proc/AGENT/environ` still shows the environment with
     which the agent was started.
@@ -145,7 +145,7 @@ def number_in(environment: Mapping[str, str], name: str, launcher: str) -> int:
     """The number that a variable holds.
 
     Raises:
-        UsageError: it is not set, or is no number.
+        UsageError: the variable is not set, or not a number.
     """
     try:
         return int(environment[name])

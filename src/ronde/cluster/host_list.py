@@ -19,7 +19,7 @@ _KEYS = ("slots", "max_slots", "max-slots")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostSlots:
-    """One host, by the name under which it is reached, and how many ranks it takes."""
+    """A host by its name, with its number of ranks."""
 
     name: str
     slots: int = 1
@@ -29,11 +29,11 @@ def parse_hosts(text: str, *, origin: str = "", slots: int = 1) -> tuple[HostSlo
     """Read `host1:2,host2:2`.
 
     Args:
-        origin: who says so, for an error; "": the option -H.
-        slots: of a host without a number.
+        origin: source of the list, for an error; "": the option -H.
+        slots: number of slots of a host without one.
 
     Raises:
-        UsageError: it is no such list.
+        UsageError: the text is not such a list.
     """
     return _once([_item(each.strip(), origin or f"-H {text}", slots) for each in text.split(",")])
 
@@ -44,7 +44,7 @@ def read_hostfile(path: Path) -> tuple[HostSlots, ...]:
     `#` begins a comment. `max_slots` is kept without being asked for: no host gets more ranks than slots.
 
     Raises:
-        UsageError: it cannot be read, or a line is none of these.
+        UsageError: the file cannot be read, or a line has another form.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -71,10 +71,10 @@ def read_hostfile(path: Path) -> tuple[HostSlots, ...]:
 
 
 def ranks_of_hosts(hosts: Sequence[HostSlots], ranks: int | None) -> tuple[tuple[str, int], ...]:
-    """How many ranks each host gets, filled one after another; hosts that get none are left out.
+    """Share ranks out to hosts, filled one after another; hosts without ranks are omitted.
 
     Args:
-        ranks: how many in all; None: as many as there are slots.
+        ranks: number of all; None: the number of slots.
 
     Raises:
         UsageError: more ranks than slots.
@@ -104,7 +104,7 @@ def _item(text: str, where: str, slots: int = 1) -> HostSlots:
 
 
 def _once(hosts: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
-    """Each host once: one that is named twice has the slots of both, as under MPI."""
+    """Merge hosts that are named twice; their slots are added, as under MPI."""
     slots: dict[str, int] = {}
     for host in hosts:
         slots[host.name] = slots.get(host.name, 0) + host.slots

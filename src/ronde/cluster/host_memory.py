@@ -1,4 +1,4 @@
-"""What the kernel counts and says about a host that runs out of something."""
+"""The kernel's counts and log of a host without memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STAMP = re.compile(r"\d+,\d+,(\d+),[^;]*;(.*)", re.S)
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Processes of this control group, and of those above it, that were killed because memory ran out."""
+    """Count the processes of this control group that were killed for memory."""
     most = 0
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -40,7 +40,7 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def kernel_lines(within: float, path: Path = Path("/dev/kmsg"), most: int = 8) -> tuple[str, ...]:
-    """The last lines of the kernel's log of so many seconds that explain an end; none if not shown."""
+    """Return the kernel's last log lines that explain an end; () if not shown."""
     since = (time.clock_gettime(time.CLOCK_MONOTONIC) - within) * 1e6
     found: list[str] = []
     try:

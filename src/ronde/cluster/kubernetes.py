@@ -1,4 +1,4 @@
-"""What an indexed job of Kubernetes, JobSet's for one, tells a pod about its place."""
+"""The place of a pod in an indexed job of Kubernetes, such as JobSet's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PODS_KEY = "RONDE_PODS"
 
 
 def pod_of_job(environment: Mapping[str, str]) -> ClusterEnvironment | None:
-    """The place of a pod of several that has one rank; None where this is none, or the number is not told.
+    """Read the place of a pod with one rank; None outside of a job.
 
     The first pod of a JobSet has the host name JOBSET-JOB-0-0 in the set's own subdomain.
 
     Raises:
-        UsageError: nothing tells where the first pod is.
+        UsageError: the address of the first pod is unknown.
     """
     if environment.get(PODS_KEY, "1") in ("", "1") or "JOB_COMPLETION_INDEX" not in environment:
         return None

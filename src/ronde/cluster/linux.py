@@ -1,4 +1,4 @@
-"""Whether this host is one that ronde runs on."""
+"""Refusal of hosts that ronde does not run on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests by which Kubernetes starts ranks: a JobSet, or a TrainJob of Kubeflow's; as data and as YAML."""
+"""Manifests of Kubernetes, a JobSet or a TrainJob, as data and as YAML."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _ANNOTATIONS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What is to run.
+    """A job for Kubernetes.
 
     Attributes:
-        name: of the job, as Kubernetes takes it.
-        image: with Python, torch, ronde and the script in it.
+        name: name of the job, in Kubernetes' form.
+        image: image with Python, torch, ronde and the script.
         pods, ranks: how many pods, and how many ranks in each.
         gpus: each rank has a CUDA device.
-        words: what stands behind `ronde run`.
+        words: arguments of `ronde run`.
         shm: size of /dev/shm, as Kubernetes writes it: 64 MB, the usual, is too small for loaders.
     """
 
@@ -108,7 +108,7 @@ def _jobset(wanted: Wanted) -> dict[str, Any]:
 
 
 def _command(wanted: Wanted) -> list[str]:
-    """What a pod of a JobSet runs: the rank itself, or torchrun for several."""
+    """Return the command of a pod: the rank, or torchrun for several."""
     if wanted.ranks == 1:
         return ["python", "-m", "ronde", "run", *wanted.words]
     line = (
@@ -120,7 +120,7 @@ def _command(wanted: Wanted) -> list[str]:
 
 
 def _trainjob(wanted: Wanted) -> dict[str, Any]:
-    """Its runtime `torch-distributed` gives each pod the PET_* that torchrun goes by."""
+    """Its runtime `torch-distributed` gives each pod the PET_* that torchrun obeys."""
     trainer: dict[str, Any] = {
         "image": wanted.image,
         "numNodes": wanted.pods,
@@ -138,7 +138,7 @@ def _trainjob(wanted: Wanted) -> dict[str, Any]:
 
 
 def to_yaml(value: dict[str, Any]) -> str:
-    """Block style YAML; a string that could be anything else is quoted as JSON does, which YAML takes."""
+    """Write block style YAML, with ambiguous strings quoted as in JSON."""
     return "\n".join(_mapping(value, 0)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Where ranks meet that a scheduler has started: nobody has made a store for them, so rank 0's side does."""
+"""The meeting place of ranks that a scheduler has started, on rank 0's side."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _FIRST, _COUNT = 12000, 18000
 
 
 def derived_port(mark: str) -> int:
-    """A port that all ranks of one job find by themselves, and jobs beside it mostly do not."""
+    """Derive a port that ranks of one job share, and other jobs mostly avoid."""
     import hashlib  # here, because it costs every other run 4 ms of its start
 
     return _FIRST + int.from_bytes(hashlib.sha256(mark.encode()).digest()[:4], "big") % _COUNT
 
 
 def master(environment: Mapping[str, str], address: str, mark: str) -> tuple[str, int]:
-    """Address and port: the user's MASTER_ADDR and MASTER_PORT, else `address` and one made of `mark`.
+    """Return address and port, by the user's variables or the scheduler.
 
     Raises:
-        UsageError: MASTER_PORT is no port.
+        UsageError: MASTER_PORT is not a port.
     """
     port = environment.get("MASTER_PORT", "")
     if port and (not port.isdecimal() or not 0 < int(port) < 65536):

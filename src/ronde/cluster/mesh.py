@@ -21,13 +21,13 @@ AXES: tuple[Axis, ...] = ("pipeline", "data", "context", "tensor")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MeshOfRanks:
-    """Degrees by axis, in the order of `AXES`; their product is the number of ranks."""
+    """Degrees by axis; the number of ranks is their product."""
 
     degrees: tuple[int, ...]
 
     @classmethod
     def of(cls, mesh: Mesh) -> MeshOfRanks:
-        """Of a plan's degrees, with `data` known."""
+        """Make the mesh of a plan's degrees, with `data` known."""
         return cls((mesh.pipeline, mesh.data or 1, mesh.context, mesh.tensor))
 
     @property

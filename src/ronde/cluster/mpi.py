@@ -1,4 +1,4 @@
-"""What `mpirun` of Open MPI, MPICH and Intel MPI tells a process about its place."""
+"""The place of a process under `mpirun` of Open MPI, MPICH and Intel MPI."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["process_of_mpi"]
 
 
 def process_of_mpi(environment: Mapping[str, str], parent: int) -> ClusterEnvironment | None:
-    """The place of a process that `mpirun -np N` has started; None where it is not one of several.
+    """Read the place of a process of `mpirun`; None outside of a job.
 
     Where rank 0 is on another host and nothing tells which, `master_address` is "": the ranks then look
     for it in the run directory (see `launch.external_launch`).
@@ -65,7 +65,7 @@ def process_of_mpi(environment: Mapping[str, str], parent: int) -> ClusterEnviro
 
 
 def _job(environment: Mapping[str, str]) -> str:
-    """What tells this job from others, alike on all of its hosts; "" where MPI has no word for it."""
+    """Return a mark of this job, alike on all of its hosts; "" without one."""
     for key in (
         "PMIX_NAMESPACE",
         "OMPI_MCA_ess_base_jobid",
@@ -81,7 +81,7 @@ def _job(environment: Mapping[str, str]) -> str:
 
 
 def _first_host(environment: Mapping[str, str]) -> str:
-    """The first host of the scheduler around, on which rank 0 is; "" where nothing tells."""
+    """Return the first host of the scheduler around; "" without one."""
     if environment.get("SLURM_JOB_NODELIST"):
         return expand_nodes(environment["SLURM_JOB_NODELIST"])[0]
     for key in ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE"):

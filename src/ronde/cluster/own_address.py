@@ -1,4 +1,4 @@
-"""By which address the ranks of other hosts reach this one."""
+"""The address by which ranks of other hosts reach this one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 __all__ = ["CHOSEN_INTERFACE", "own_address", "source_towards"]
 
-# Set by a user who knows better; the backend goes by it when it is told no address.
+# Set by a user who knows better; the backend takes it when it is told no address.
 CHOSEN_INTERFACE = "GLOO_SOCKET_IFNAME"
 # Never assigned to anybody (RFC 5737): the route to it is the one to the world.
 _ANYWHERE = "192.0.2.1"
@@ -18,7 +18,7 @@ _ANYWHERE = "192.0.2.1"
 def own_address(
     main_host: str, port: int, *, several_hosts: bool, environment: Mapping[str, str]
 ) -> str | None:
-    """The address of the interface that leads to the host of rank 0, which all hosts reach; None: not known.
+    """Return the address of the interface towards rank 0's host; None: unknown.
 
     The backend would look up this host's own name, which many systems resolve to 127.0.1.1: then ranks of
     other hosts are told to find this one on themselves.
@@ -36,7 +36,7 @@ def own_address(
 
 
 def source_towards(host: str, port: int) -> str | None:
-    """The source address of packets to `host`; none is sent, a datagram socket only looks up the route."""
+    """Return the source address of packets to an address; nothing is sent."""
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:

@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster: which there are, and the command that leads to one.
+"""Nodes of a Ray cluster, and the command that leads to one.
 
 Ray is named here and nowhere else. It runs in processes of its own, started as ssh is: a launcher that joined
 a cluster itself would get Ray's threads and signal handlers.
@@ -34,18 +34,18 @@ _NO_RAY, _NO_CLUSTER, _NO_PLACE = 81, 82, 83
 
 
 def ray_words(address: str) -> tuple[str, ...]:
-    """The command for a cluster, to be followed by a node, its number of ranks, and a shell line."""
+    """Return the command that leads to the nodes of a cluster."""
     return (sys.executable, "-m", "ronde.cluster.ray_nodes", address)
 
 
 def nodes_of_ray(address: str) -> tuple[HostSlots, ...]:
-    """The nodes that are alive, each with as many slots as it has GPUs, or CPUs where no node has a GPU.
+    """List the live nodes, with slots by their GPUs, or else CPUs.
 
     Args:
-        address: of the cluster as Ray takes it; `auto`: the one of this host.
+        address: address of the cluster in Ray's form; `auto`: the one of this host.
 
     Raises:
-        UsageError: there is no such cluster, or Ray is not installed.
+        UsageError: the cluster does not answer, or Ray is not installed.
     """
     try:
         done = subprocess.run(
@@ -64,7 +64,7 @@ def nodes_of_ray(address: str) -> tuple[HostSlots, ...]:
 
 
 class _Shell:
-    """What the actor is: a process on a node, and its streams."""
+    """The actor: a process on a node, and its streams."""
 
     def __init__(self, line: str) -> None:
         # Ray sets it by the CPUs of an actor; threads are shared out among the ranks by ronde.

@@ -1,4 +1,4 @@
-"""By which address other hosts reach this one: candidates, and asking the others to try them."""
+"""Addresses by which other hosts reach this one, tried by all of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ANY_PORT = 9
 
 
 def is_this_host(name: str) -> bool:
-    """Whether `name` (a user before it aside) is a name or address of this machine."""
+    """Tell whether `name`, less a user before it, means this machine."""
     host = name.rpartition("@")[2]
     if host in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
         return True
@@ -41,7 +41,7 @@ def is_this_host(name: str) -> bool:
 
 
 def addresses_of(name: str) -> tuple[str, ...]:
-    """Addresses that a host's name (a user before it aside) has here; () where it has none."""
+    """Look up the addresses of a host's name, less a user before it."""
     try:
         found = socket.getaddrinfo(name.rpartition("@")[2], None, type=socket.SOCK_STREAM)
     except OSError:
@@ -50,7 +50,7 @@ def addresses_of(name: str) -> tuple[str, ...]:
 
 
 def candidates(others: Iterable[str]) -> tuple[str, ...]:
-    """Addresses of this host that others may reach, likeliest first: those towards them, then all cards'.
+    """Return addresses of this host, the likeliest for the other hosts first.
 
     The last one is the loopback address, which every host calls its own: it is for hosts that are this one,
     who hear the word that only this one says.
@@ -64,7 +64,7 @@ def candidates(others: Iterable[str]) -> tuple[str, ...]:
 
 
 def listen_everywhere(port: int = 0) -> socket.socket:
-    """A socket that listens on all addresses of this host, for IPv4 and IPv6 where there is that.
+    """Listen on all addresses of this host, by IPv4 and IPv6.
 
     Raises:
         OSError: the port is held by another process.
@@ -75,7 +75,7 @@ def listen_everywhere(port: int = 0) -> socket.socket:
 
 
 class Greeter:
-    """Says one word to whoever connects to a listening socket, so that they know whom they have reached."""
+    """Says a word to each caller of a socket, which tells hosts apart."""
 
     def __init__(self, listener: socket.socket, word: str) -> None:
         self._listener = listener
@@ -100,7 +100,7 @@ class Greeter:
 
 
 def dial(addresses: Sequence[str], port: int, word: str) -> dict[str, str]:
-    """Which of these addresses lead to the one that says `word`, and our own address on the way to each."""
+    """Return addresses that lead to the host with this word, and our own."""
     found: dict[str, str] = {}
     for address in addresses:
         with contextlib.suppress(OSError), socket.create_connection((address, port), _DIAL_S) as connection:

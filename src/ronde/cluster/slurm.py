@@ -1,4 +1,4 @@
-"""What Slurm tells a process: its place among the tasks of `srun`, or the nodes of an allocation."""
+"""The place of a process in Slurm's `srun`, and the nodes of an allocation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RANGE = re.compile(r"\[([^\[\]]*)\]")
 
 
 def task_of_step(environment: Mapping[str, str]) -> ClusterEnvironment | None:
-    """The place of a task that `srun -n N` has started; None where it is not one of several.
+    """Read the place of a task that `srun` has started; None outside of one.
 
     In a batch script SLURM_PROCID is set as well: only a step has a number of its own.
 
@@ -53,7 +53,7 @@ def task_of_step(environment: Mapping[str, str]) -> ClusterEnvironment | None:
 
 
 def allocation(environment: Mapping[str, str], devices: int) -> tuple[HostSlots, ...]:
-    """The nodes of an allocation that this process runs in by itself, and their tasks; () where it has one.
+    """Read the nodes of the allocation around, with their tasks; () inside of `srun`.
 
     Args:
         devices: CUDA devices of this node, for an allocation that does not say how many tasks a node takes.
@@ -70,7 +70,7 @@ def allocation(environment: Mapping[str, str], devices: int) -> tuple[HostSlots,
 
 
 def has_own_devices(environment: Mapping[str, str]) -> bool:
-    """Whether each task of the step sees the CUDA devices of its own only (`--gpus-per-task`)."""
+    """Tell whether each task of the step sees its own CUDA devices only."""
     return "SLURM_GPUS_PER_TASK" in environment or "gpu" in environment.get("SLURM_TRES_PER_TASK", "")
 
 
@@ -78,7 +78,7 @@ def expand_nodes(text: str) -> list[str]:
     """The nodes of a list as Slurm writes it: `a[1-3,7],b` is a1, a2, a3, a7, b; `r[0-1]n[08-10]` six nodes.
 
     Raises:
-        UsageError: it is no such list.
+        UsageError: the text is not such a list.
     """
     names = [name for word in _words(text) for name in _expand(word, text)]
     if not names:
@@ -87,10 +87,10 @@ def expand_nodes(text: str) -> list[str]:
 
 
 def expand_tasks(text: str) -> list[int]:
-    """How many tasks each node has: `2(x3),1` is 2, 2, 2, 1.
+    """Expand the number of tasks of each node: `2(x3),1` is 2, 2, 2, 1. `2(x3),1` is 2, 2, 2, 1.
 
     Raises:
-        UsageError: it is no such list.
+        UsageError: the text is not such a list.
     """
     found: list[int] = []
     for word in text.split(","):

@@ -1,4 +1,4 @@
-"""Whether there is a torch that ronde can use, found without importing it."""
+"""Finds the installed torch without importing it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_torch() -> None:
 
 
 def newer_than_tried() -> str | None:
-    """A sentence for the user where nobody has tried ronde with the torch that is installed."""
+    """Warn of a torch that nobody has tried with ronde."""
     name, version = _version()
     if not name or version <= NEWEST_TRIED:
         return None
@@ -62,7 +62,7 @@ def newer_than_tried() -> str | None:
 
 
 def _version() -> tuple[str, tuple[int, int]]:
-    """The name of the version, "" if there is none to be found, and its first two numbers."""
+    """Return the version's name, "" without torch, and its first two numbers."""
     found = re.search(
         r"^__version__\b[^=\n]*=\s*['\"]((\d+)\.(\d+)[^'\"]*)", torch_version_file(), re.MULTILINE
     )

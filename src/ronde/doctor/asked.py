@@ -1,4 +1,4 @@
-"""For what run the host is examined."""
+"""The run for which a host is examined."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Asked:
     """The run that is to come.
 
     Attributes:
-        ranks: on this host; hosts: how many take part.
-        threads: that each rank was told to compute with; None: an equal share of the cores.
+        ranks: number on this host; hosts: number of all.
+        threads: number that each rank was told to use; None: an equal share of the cores.
     """
 
     ranks: int

@@ -1,4 +1,4 @@
-"""From evidence to a cause: rules in order, each a function of the evidence alone.
+"""The rules from evidence to a cause, in order.
 
 The first that knows an answer gives it. What has ended a run comes before what made it wait, and that before
 what makes it slow. A rule that cannot tell says nothing: "unknown" is an answer too.
@@ -85,7 +85,7 @@ def explain(evidence: Evidence) -> Explanation:
 
 
 def _placed(found: Explanation, evidence: Evidence) -> Explanation:
-    """The same with the host of the rank that it names, unless it names a host itself."""
+    """Add the host of the explanation's rank, unless a host is named."""
     rank = None if found.rank is None else evidence.rank(found.rank)
     if rank is None or found.host:
         return found

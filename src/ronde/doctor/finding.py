@@ -1,4 +1,4 @@
-"""What one check before a run has found."""
+"""The result of a check before a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Finding:
     Attributes:
         check: the name of the check, as `docs/reference/doctor.md` lists it.
         level: good; a note, which may be slow or is not known; or wrong, with which runs fail.
-        fix: what to do, "" where that is nothing.
+        fix: advice, "" without one.
         host: name of the host among several; "" for this one.
     """
 

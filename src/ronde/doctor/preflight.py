@@ -1,4 +1,4 @@
-"""All checks of this host before a run, in the order in which they are told."""
+"""All checks of this host before a run, in order."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ _MARKS = {"good": "ok   ", "note": "note ", "wrong": "WRONG"}
 def examine(
     environment: Mapping[str, str], *, ranks: int | None, threads: int | None, hosts: int = 1
 ) -> Sequence[Finding]:
-    """What every check finds.
+    """Run every check.
 
     Args:
-        ranks: of the run that is to come; None: one for each device, or one.
-        threads: that each is told to compute with; None: nothing was said.
-        hosts: that take part in it.
+        ranks: number of the coming run; None: one for each device, or one.
+        threads: number that each is told to use; None: not given.
+        hosts: number of hosts in it.
     """
     count = ranks or (len(cuda_devices(environment)) if torch_has_cuda() else 0) or 1
     asked = Asked(ranks=count, hosts=hosts, threads=threads, environment=environment)
@@ -64,7 +64,7 @@ def examine(
 
 
 def lines(findings: Sequence[Finding]) -> Sequence[str]:
-    """As a user reads them: what is wrong has its fix below; of several hosts what is good is counted."""
+    """Render findings for the user, fixes below faults, good ones counted."""
     told: list[str] = []
     good = Counter(each.host for each in findings if each.host and each.level == "good")
     told += (f"{_MARKS['good']} {host}: {count} checks" for host, count in good.items())

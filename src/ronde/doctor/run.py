@@ -1,4 +1,4 @@
-"""What is known: of a run that goes on by looking at it, of an ended one by its files."""
+"""Evidence of a run: from its processes while it goes on, or its files."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _VITALS = re.compile(r"rank-(\d+)\.vitals")
 
 
 def examine(path: Path) -> tuple[Evidence, Explanation]:
-    """The evidence about a run, and what it means.
+    """Return the evidence about a run, with an explanation.
 
     Raises:
-        UsageError: this is not a run directory, or of an older ronde.
+        UsageError: the path is not a run directory, or of an older ronde.
         LaunchError: only the launcher could look at the ranks, and it does not answer.
     """
     directory = RunDirectory(path=path.absolute(), run_id="")
@@ -77,7 +77,7 @@ def _shown(directory: RunDirectory) -> dict[int, int]:
 
 
 def _asked(directory: RunDirectory) -> Evidence:
-    """What the launcher finds on all hosts, when it is asked by a file."""
+    """Ask the launcher, by a file, for evidence of all hosts."""
     answer = evidence_path(directory.path, "asked")
     with contextlib.suppress(OSError):
         answer.unlink()
@@ -103,19 +103,19 @@ def _asked(directory: RunDirectory) -> Evidence:
 
 
 def _has_ended(directory: RunDirectory) -> bool:
-    """Whether the launcher has said so."""
+    """Tell whether the launcher has noted the end."""
     return any(event.kind == "end" for event in read_events(directory.path))
 
 
 def _launcher_is_gone(directory: RunDirectory, record: LaunchRecord, evidence: Evidence) -> bool:
-    """Whether all ranks have ended before their end, and the launcher has not lived to say so."""
+    """Tell whether the ranks have ended early and the launcher left no note."""
     if all(rank.summary is not None or rank.standing == "ended" for rank in evidence.ranks):
         return False
     return not _has_ended(directory) and not Path(f"/proc/{record.launcher}").exists()
 
 
 def _is_of(pid: int, record: LaunchRecord) -> bool:
-    """Whether that process is a rank of this run still: numbers are given again."""
+    """Tell whether a process is a rank of this run still."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""Reads what `faulthandler` writes: the frames of threads, without the interpreter that they ran in."""
+"""Parser of the stacks that `faulthandler` writes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Frame(NamedTuple):
 
 
 def main_frames(stack: str) -> Sequence[Frame]:
-    """Of the first thread in it, the innermost first."""
+    """Parse the frames of the first thread, the innermost first."""
     found: list[Frame] = []
     for line in stack.splitlines():
         match = _FRAME.fullmatch(line)
@@ -38,14 +38,14 @@ def main_frames(stack: str) -> Sequence[Frame]:
 
 
 class ScriptPlace(NamedTuple):
-    """A line of the script, as it is told, and whether nothing is being called from there."""
+    """A line of the script, and whether it is the innermost frame."""
 
     where: str
     is_innermost: bool
 
 
 def script_place(frames: Sequence[Frame]) -> ScriptPlace | None:
-    """The innermost line of the script, "train.py:12, in load"; None where there is none."""
+    """Find the innermost line of the script, "train.py:12, in load"; None without one."""
     lines = ScriptLine()
     for depth, frame in enumerate(frames):
         name = "" if _LIBRARY.search(frame.file) else lines.name(frame.file)
@@ -55,7 +55,7 @@ def script_place(frames: Sequence[Frame]) -> ScriptPlace | None:
 
 
 def inside(frames: Sequence[Frame], file: str, *functions: str) -> bool:
-    """Whether a function of a file with such an end of its path is being called; any if none is named."""
+    """Tell whether a function of a file with this suffix is being called."""
     return any(
         frame.file.endswith(file) and (not functions or frame.function in functions) for frame in frames
     )

@@ -22,7 +22,7 @@ class _Room(ModuleType):
 
     @property
     def __wrapped__(self) -> Any:
-        """What `help` and `inspect.signature` show."""
+        """The function for `help` and `inspect.signature`."""
         from ronde.launch.function import launch
 
         return launch

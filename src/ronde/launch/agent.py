@@ -58,7 +58,7 @@ def main(more: Answers = MappingProxyType({})) -> None:
     incoming, outgoing = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
-    os.dup2(2, 1)  # what a library prints by the way is no frame
+    os.dup2(2, 1)  # output of a library must not end up between frames
     os.close(nothing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's keys reach the launcher
     sender = Sender(outgoing)
@@ -72,7 +72,7 @@ def main(more: Answers = MappingProxyType({})) -> None:
 
 
 def _meet(incoming: Iterator[tuple[Kind, bytes]], sender: Sender, more: Answers) -> NodeSpec | None:
-    """Say what this host is, until the launcher starts its part; None when it does not."""
+    """Describe this host until the launcher starts its node; None when it does not."""
     with contextlib.ExitStack() as greeting:  # there must be no thread when ranks are started
         return _answer(incoming, sender, more, greeting)
 
@@ -138,7 +138,7 @@ def _take_brought(place: dict[str, Any], incoming: Iterator[tuple[Kind, bytes]])
 
 
 def about_this_host(script: str, cwd: str, run_dir: str = "") -> dict[str, Any]:
-    """What must be alike on all hosts, and what the launcher decides by.
+    """Describe this host: versions, files and devices, which hosts have to have alike.
 
     Args:
         script: its path; "" for a module.
@@ -166,7 +166,7 @@ def about_this_host(script: str, cwd: str, run_dir: str = "") -> dict[str, Any]:
 
 
 def _free(path: Path) -> int:
-    """Free bytes where a folder is, or will be; -1 where that is not known."""
+    """Return the free bytes of a folder, or -1 where they are not known."""
     with contextlib.suppress(OSError):
         there = next(each for each in (path, *path.parents) if each.exists())
         return shutil.disk_usage(there).free
@@ -208,7 +208,7 @@ def _run(part: NodeSpec, incoming: int, sender: Sender) -> None:
 
 
 def _relay_output(sender: Sender, unread: set[bytes], *, one_stream: bool) -> list[threading.Thread]:
-    """Make this process's stdout and stderr the user's, by frames; the threads that do it, to be started.
+    """Send stdout and stderr to the user by frames; returns the threads.
 
     `unread`: kinds of frames that nobody reads any more.
     """
@@ -233,7 +233,7 @@ def _relay(source: int, kind: Kind, sender: Sender, unread: set[bytes]) -> None:
 
 
 def _listen(incoming: int, sender: Sender, ranks: PipedNode, unread: set[bytes]) -> None:
-    """Do what the launcher says, until it is gone or silent for too long."""
+    """Obey the launcher until it is gone or silent for too long."""
     heard = [time.monotonic()]
     watchman = threading.Thread(target=_watch_silence, args=(heard, ranks), daemon=True)
     watchman.start()

@@ -1,4 +1,4 @@
-"""The launcher's end of one agent: the process that leads to it, and the frames that come."""
+"""The launcher's end of one agent: its process, and the frames that come."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class AgentLink:
         """Start the command that leads to the agent; before any thread.
 
         Raises:
-            LaunchError: there is no such command.
+            LaunchError: the command is not installed.
         """
         library, launcher = load_prctl(), os.getpid()
 
@@ -90,7 +90,7 @@ class AgentLink:
         self.has_started = True
 
     def listen(self) -> None:
-        """Begin to take what comes."""
+        """Start the threads that read the agent's output."""
         name = f"ronde agent {self.name}"
         complaints = threading.Thread(target=self._take_complaints, name=name, daemon=True)
         frames = threading.Thread(target=self._take_frames, args=(complaints,), name=name, daemon=True)
@@ -100,7 +100,7 @@ class AgentLink:
 
     @property
     def code(self) -> int:
-        """With which the command has ended; only after the news of that."""
+        """The exit code of the command, known after the news of its end."""
         return self._process.returncode or 0
 
     def send(self, kind: Kind, content: bytes | str | dict[str, object] = b"") -> None:

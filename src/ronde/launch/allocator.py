@@ -1,4 +1,4 @@
-"""How a rank on the CPU gets its memory, and gives it back: in large pages, and not at every step.
+"""Options of glibc's malloc for ranks on the CPU: huge pages, and few returns.
 
 glibc returns large blocks to the kernel as soon as they are freed, and the kernel hands them out again
 page by page, each filled with zeros. A training step frees and asks for the same blocks over and over.
@@ -24,21 +24,21 @@ _KEEP = {
 
 
 def keeping_memory(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of glibc's malloc to add; none where the user has set some or preloads an allocator."""
+    """Return the variables of glibc's malloc to add, unless the user has chosen."""
     return {} if _chosen(environment) else dict(_KEEP)
 
 
 def returning_memory(environment: Mapping[str, str], *, blocks: int) -> dict[str, str]:
-    """As `keeping_memory`, where large blocks come and go: a heap with holes would grow and grow.
+    """Return `keeping_memory` for a process with large blocks that come and go.
 
     Args:
-        blocks: of so many bytes and more are returned at once, whatever lies beside them.
+        blocks: bytes from which on a freed block is returned at once; a heap with holes would grow.
     """
     return {} if _chosen(environment) else {"MALLOC_MMAP_THRESHOLD_": str(blocks)}
 
 
 def give_back() -> None:
-    """Return what is free to the kernel, after much has been freed for good; where the allocator can."""
+    """Return free memory to the kernel, where the allocator can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

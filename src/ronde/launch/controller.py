@@ -1,4 +1,4 @@
-"""See the ranks of one run through to their end, on one node or on many.
+"""The controller of a run: sees ranks on all nodes through to their end.
 
 Nodes tell what happens, and are told what the user sends. One of this process supervises its ranks in the
 loop here; those of other hosts do so by agents, and meet at a store of this process's, so that the death of a
@@ -70,7 +70,7 @@ class Controller:
             node.begin(self.ends, _EventsOfNode(self, number))
 
     def run(self) -> Outcome:
-        """Return when every node's ranks have ended, or nothing is heard of them any more."""
+        """Return when all ranks of all nodes have ended, or count as lost."""
         with shown_progress(self._terminal.screen, self._terminal.pulse):
             while True:
                 self._record.write()
@@ -100,7 +100,7 @@ class Controller:
     # What nodes tell.
 
     def take_stall(self, node: int, evidence: Evidence, *, is_over: bool) -> None:
-        """Ranks of a node wait; where those of the others are tells why."""
+        """Ask all nodes about their ranks when ranks of one wait too long."""
         if not is_over and time.monotonic() - self._stalled_at < notice_after(self._job.run.timeout):
             return  # another node has said so
         self._stalled_at = time.monotonic()
@@ -126,7 +126,7 @@ class Controller:
         told: Callable[[Mapping[int, Evidence]], object],
         known: Mapping[int, Evidence],
     ) -> None:
-        """Have all nodes look at their ranks, unless they do so already; `told` is given what they find."""
+        """Ask all nodes for evidence, unless a query is under way."""
         if self._look is None:
             self._look = NodeQuery(told, known)
             for number, node in enumerate(self._nodes):
@@ -169,7 +169,7 @@ class Controller:
 
 @final
 class _EventsOfNode(NodeEvents):
-    """Gives what happens on a node to whoever keeps account of it."""
+    """Passes events of one node on to the controller."""
 
     def __init__(self, controller: Controller, node: int) -> None:
         self._controller, self._node = controller, node

@@ -1,4 +1,4 @@
-"""Hosts that come and go: a run goes on from its newest checkpoint with those that are there.
+"""Elastic runs: ranks restart from the newest checkpoint when hosts come or go.
 
 A host that is lost ends the ranks; those that remain are started again from the newest checkpoint. A host
 that comes, or that is no longer named, has the run save where its next step begins, and go on with the hosts
@@ -35,7 +35,7 @@ _Shares = tuple[tuple[str, int], ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Elastic:
-    """Between which numbers of ranks a run may be.
+    """Bounds of the number of ranks.
 
     Attributes:
         least: fewer ranks are not started; more hosts are waited for.
@@ -52,7 +52,7 @@ class Elastic:
     look_s: float = _UNDER_WAY_S
 
     def shares(self, hosts: Sequence[HostSlots]) -> _Shares:
-        """The ranks of each host, as many as the plan can have; () where there are too few slots."""
+        """Return the ranks of each host; () where there are too few slots."""
         slots = sum(host.slots for host in hosts)
         most = slots if self.most is None else min(slots, self.most)
         count = next(filter(self.fits, range(most, self.least - 1, -1)), 0)
@@ -64,7 +64,7 @@ class ElasticHosts:
     """The hosts of a run that come and go.
 
     Args:
-        bounds: between which numbers of ranks the run may be.
+        bounds: the least and the most ranks of the run.
         membership: says which hosts are named, and which of them answer.
         say: tells the user what is waited for.
     """
@@ -73,7 +73,7 @@ class ElasticHosts:
         self._bounds, self._membership, self._say = bounds, membership, say
 
     def placed(self, job: Job, hosts: Hosts) -> tuple[Job, Hosts]:
-        """Return the job with as many ranks as there can be now, and the hosts that have them.
+        """Return the job with as many ranks as possible, and their hosts.
 
         Raises:
             LaunchError: too few hosts for too long.
@@ -88,9 +88,9 @@ class ElasticHosts:
 
     @contextlib.contextmanager
     def watching(self, hosts: Hosts) -> Iterator[threading.Event]:
-        """Give, as a context, an event that is set when hosts have come, or are no longer named.
+        """Watch the hosts, as a context that gives an event for a change.
 
-        A host that is lost is no matter here, since the run fails by it.
+        A lost host is left out here, since the run fails by it.
         """
         changed, is_over = threading.Event(), threading.Event()
         arguments = (hosts.shares, changed, is_over)

@@ -104,7 +104,7 @@ def check_store(place: ClusterEnvironment) -> None:
 
 
 def shared_run_id(place: ClusterEnvironment, agent: int) -> str:
-    """A run id that all ranks of one torchrun agent find by themselves, and no earlier run had.
+    """Return a new run id that all ranks of one torchrun agent derive alike.
 
     The agent's start time tells runs apart that share torchrun's default id. Agents of several hosts may have
     started at once, in containers under one number too: their first ranks tell them apart.
@@ -122,7 +122,7 @@ def shared_run_id(place: ClusterEnvironment, agent: int) -> str:
 
 
 def shared_seed(place: ClusterEnvironment) -> int:
-    """A seed that all ranks of all hosts find by themselves: from torchrun's run id."""
+    """Derive a seed that all ranks of all hosts share from torchrun's run id."""
     mark = f"{place.run_id} {place.master_address} {place.master_port}"
     return int.from_bytes(hashlib.sha256(mark.encode()).digest()[:4], "big") % 2**31
 
@@ -161,7 +161,7 @@ def _config(job: Job, place: ClusterEnvironment, *, observed: bool) -> RankConfi
 
 
 def silence(log: Path) -> None:
-    """Lead this process's output to its log, on the level of descriptors so that C code follows too."""
+    """Redirect stdout and stderr to the log by descriptor, for C code too."""
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -239,7 +239,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _start_observer(job: Job, place: ClusterEnvironment, command: Sequence[str]) -> None:
-    """Start the observer of this host, before this process becomes the first of its ranks.
+    """Start the observer of this host, before this process becomes a rank.
 
     It is nobody's child and in a session of its own, so that neither the script nor what ends ranks finds it,
     and has this process's stderr. It leaves with the ranks.

@@ -1,4 +1,4 @@
-"""Which rank failed first, and how the run ends by it: pure functions of what is known about ends."""
+"""The first failure of a run and its exit code, from all ends."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Kind = Literal["script", "ronde", "diverged", "peer", "exit", "signal"] | AbortK
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorFile:
-    """What a rank wrote about its own failure (`rank-N.error.json`); an exit's `traceback` is its code.
+    """The error file of a rank, `rank-N.error.json`; an exit's `traceback` is its code.
 
     Attributes:
-        advice: what a user can do about it, "" where the error says it all.
-        paths: where ranks have diverged, of each that is known: its number, the line of the script, what it
-            does there.
+        advice: the fix for the user, "" where the error says it all.
+        paths: places where ranks have diverged, of each that is known: its number, the line of the script,
+            what it does there.
     """
 
     rank: int
@@ -55,8 +55,7 @@ class ErrorFile:
         return cls(**{**fields, "paths": paths})
 
     def tells_the_same(self, other: ErrorFile) -> bool:
-        """Both are the same error of the script, met by two ranks; or are mended alike, whatever numbers
-        of processes and files are in them."""
+        """Tell whether two ranks met the same error, or errors with the same advice."""
         if self.advice and self.advice == other.advice:
             return True
         return (self.kind, self.type, self.message) == (other.kind, other.type, other.message)
@@ -79,7 +78,7 @@ class Abort:
     """The launcher ends a run by itself, for this reason.
 
     Attributes:
-        kind: what is the matter: ranks stand still, a parameter server is lost for good, a host is lost, the
+        kind: reason: ranks stand still, a parameter server is lost for good, a host is lost, the
             store has ended, a host refuses its part, a rank of another launcher is gone without a word.
         said: sentences for the user.
         rank: the first rank of the host that it is about; 0 where it is about none.
@@ -93,7 +92,7 @@ class Abort:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RankFailure:
-    """One rank's failure: its error file, where there is one, or the way its process ended.
+    """A rank's failure: its error file, or the way its process ended.
 
     Attributes:
         host: name of the rank's host, where there are several.
@@ -110,7 +109,7 @@ class RankFailure:
 
     @property
     def summary(self) -> str:
-        """One sentence without a full stop: who, and what."""
+        """One sentence without a full stop that names the rank and the failure."""
         if self.said:
             return self.said.splitlines()[0]
         who = f"rank {self.rank} on {self.host}" if self.host else f"rank {self.rank}"
@@ -127,14 +126,14 @@ class RankFailure:
 
 
 class Ends:
-    """What is known about the ends of a run's ranks, on this node or on all.
+    """Account of the ends of a run's ranks, on this node or on all.
 
     Attributes:
         deaths: ends of processes, in the order of their news.
-        errors: what ranks have written about their failures.
+        errors: error files of ranks, by rank.
         interrupted_by: the signal by which the user has ended the run.
         killed_by_user: whether the user has done so a second time.
-        abort: why the launcher itself ends the run.
+        abort: reason for which the launcher itself ends the run.
     """
 
     def __init__(self, first_rank: int = 0) -> None:
@@ -147,16 +146,16 @@ class Ends:
 
     @property
     def has_failed(self) -> bool:
-        """Whether some rank has ended by a failure, whoever may be to blame."""
+        """Tell whether some rank has ended by a failure, its own or another's."""
         return bool(self.errors) or self.abort is not None or any(death.code != 0 for death in self.deaths)
 
     @property
     def codes(self) -> dict[int, int]:
-        """Of each rank that has ended, as `subprocess` has it."""
+        """Exit codes of ended ranks, as `subprocess` has them."""
         return {death.rank: death.code for death in self.deaths}
 
     def failure(self) -> RankFailure | None:
-        """The first failure; None when no rank failed, or only by the signal that has ended the run."""
+        """The first failure; None without one, or for the user's own signal."""
         if self.killed_by_user:
             return None
         if self.interrupted_by is not None:
@@ -177,13 +176,13 @@ class Ends:
 
     @property
     def ended_by_signal(self) -> int | None:
-        """The signal of a batch system or an administrator that has ended the run; not Ctrl-C."""
+        """The signal of a batch system or an administrator that ended the run."""
         number = self.interrupted_by
         asked = number in (signal.SIGTERM, signal.SIGHUP)
         return number if number is not None and asked and self.exit_code() == 128 + number else None
 
     def _interrupted_code(self, number: int) -> int:
-        """The first rank's own code; one that the interruption ended has the shell's code for that."""
+        """Return the first rank's own code, or the shell's code for the signal."""
         main = next((death for death in self.deaths if death.rank == self._first_rank), None)
         error = self.errors.get(self._first_rank)
         unhandled = error is not None and (error.kind == "peer" or error.type == "KeyboardInterrupt")
@@ -193,7 +192,7 @@ class Ends:
 
 
 def shell_code(code: int) -> int:
-    """An exit code as a shell shows it: 128 + n for a process that signal n ended."""
+    """Convert an exit code to a shell's: 128 + n for signal n."""
     return 128 - code if code < 0 else code
 
 
@@ -205,7 +204,7 @@ def signal_name(number: int) -> str:
 
 
 def read_error(path: Path) -> ErrorFile | None:
-    """The error file at `path`, or None when there is none or it is not complete."""
+    """Read the error file at `path`; None when it is missing or incomplete."""
     try:
         return ErrorFile.from_fields(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
@@ -213,7 +212,7 @@ def read_error(path: Path) -> ErrorFile | None:
 
 
 def first_failure(deaths: Sequence[RankDeath], errors: Mapping[int, ErrorFile]) -> RankFailure | None:
-    """The failure that came first and explains the others, or None when no rank failed.
+    """Return the failure that explains the others, or None.
 
     A rank that says of itself that it only lost a peer explains nothing. Of the others the
     earliest counts: the time in an error file, otherwise the time at which the process was gone.
@@ -241,7 +240,7 @@ def first_failure(deaths: Sequence[RankDeath], errors: Mapping[int, ErrorFile]) 
 def failure_beside(
     signals: Collection[int], deaths: Sequence[RankDeath], errors: Mapping[int, ErrorFile]
 ) -> RankFailure | None:
-    """The first failure that is more than what one of `signals`, sent to all ranks, brings with it.
+    """Return the first failure other than the effects of a signal to all ranks.
 
     It ends ranks, or they leave as the script has it, and those that still waited for them lose their peers.
     But where rank 0 is left so, others have gone another way, and what it was to save may be lost.
@@ -256,5 +255,5 @@ def failure_beside(
 
 
 def _exit_code(error: ErrorFile, of_process: int) -> int:
-    """The code of a rank that left word; its process may have been ended before it came to its exit."""
+    """Return the exit code of a rank with an error file."""
     return int(error.traceback) if error.kind == "exit" else shell_code(of_process) or 1

@@ -1,4 +1,4 @@
-"""What to tell the user about a failure: pure functions of the evidence."""
+"""The report of a failure for the user, as pure functions of the evidence."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def report(
     standings: Sequence[Standing] = (),
     explained: Sequence[str] = (),
 ) -> str:
-    """What the user has not seen yet about the first failure; "" when the script has said it all.
+    """Report the news about the first failure; "" when the script has said it all.
 
     When rank 0 is shown, its stderr is the user's: an error that it met too is there already.
 
     Args:
         standings: places where the ranks stood last.
-        explained: what evidence says of the cause; without it a signal is told with what mostly sends it.
+        explained: lines about the cause; without them a signal is told with its usual sender.
     """
     head, *more = _told(first, ends, directory, world_size, main_shown=main_shown, standings=standings) or [
         ""
@@ -55,7 +55,7 @@ def _told(
     main_shown: bool,
     standings: Sequence[Standing],
 ) -> Sequence[str]:
-    """The lines of the report, what has happened in the first; none where the script has said it all."""
+    """Return the lines of the report, the failure first; () for no news."""
     where = f"logs of all ranks: {directory.path}"
     if not directory.path.exists():
         gone = "the run directory was removed while ranks wrote to it; keep it until the run has ended"
@@ -94,14 +94,14 @@ def _told(
 
 
 def _words_of(error: ErrorFile | None, kind: str) -> Sequence[str]:
-    """What a rank has written about its failure, below the first line of it."""
+    """Return the lines of an error file below the first one."""
     if error is None or kind == "exit":
         return ()
     return error.message.splitlines()[1:] if kind == "ronde" else error.traceback.splitlines()
 
 
 def _end_of_log(first: RankFailure, log: Path, *, main_shown: bool) -> Sequence[str]:
-    """The end of the log of a rank that has left no word of its failure, unless the user has read it."""
+    """Return the end of the log of a rank without an error file."""
     if (first.error is not None and first.kind != "exit") or (first.rank == 0 and main_shown):
         return ()
     tail = _tail(log)
@@ -109,7 +109,7 @@ def _end_of_log(first: RankFailure, log: Path, *, main_shown: bool) -> Sequence[
 
 
 def _advice_on_signal(number: int, world_size: int) -> Sequence[str]:
-    """A line about what mostly sends this signal, and what to do; none where that is not known."""
+    """Return the usual sender of a signal and the fix; () for other signals."""
     if number == signal.SIGKILL:
         fewer, parts = ("fewer ranks, ", "zero3,") if world_size > 1 else ("", "")
         return (
@@ -130,7 +130,7 @@ def _advice_on_signal(number: int, world_size: int) -> Sequence[str]:
 
 
 def _left_early(first: RankFailure, ends: Ends, standings: Sequence[Standing]) -> str:
-    """Who ended while others waited, where that is what happened; "" where it is not."""
+    """Name the rank that ended while others waited; "" for other failures."""
     if first.kind == "exit":
         waiting = _who_waits(standings, but=first.rank)
         return f"{first.summary} while {waiting}" if waiting else ""
@@ -146,7 +146,7 @@ def _left_early(first: RankFailure, ends: Ends, standings: Sequence[Standing]) -
 
 
 def _who_waits(standings: Sequence[Standing], *, but: int) -> str:
-    """The ranks that wait, apart from `but`, and where: "rank 0 waited for it at train.py:12 (...)"."""
+    """Describe the waiting ranks but `left`: "rank 0 waited for it at train.py:12 (...)"."""
     waiting = [each for each in standings if each.state is State.WAITING and each.rank != but]
     if not waiting:
         return ""

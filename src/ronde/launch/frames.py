@@ -1,4 +1,4 @@
-"""What a launcher and its agents say to each other, over the pipes of ssh: frames of a kind and bytes.
+"""The protocol of launcher and agents, as frames over the pipes of ssh.
 
     launcher -> agent   HELLO, CLOCK, BRING, SAVED, BROUGHT, DIAL, MESH, START, then SIGNAL, LOOK, RELEASE,
                         END, CLOSED, CLOCK
@@ -9,7 +9,7 @@
 The end of the launcher's pipe ends the ranks.
 
 A frame is its kind (one byte), its length (four, big-endian), its content. Before its first one an agent
-writes `MAGIC`: what the start-up files of a login shell print before is no frame.
+writes `MAGIC`: the start-up files of a login shell may print before.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ __all__ = ["MAGIC", "FrameError", "Kind", "Sender", "frames", "skip_to_magic", "
 
 MAGIC = b"\0ronde agent 1\n"
 _HEAD = struct.Struct(">cI")
-# Far above any frame of ours: what asks for more is no agent.
+# Far above any frame of ours: another program asks for more.
 _LARGEST = 64 << 20
 _CHUNK = 65536
 
 
 class FrameError(Exception):
-    """What came is no frame; the other side is something else."""
+    """Raised for bytes that do not form a frame, from another program."""
 
 
 class Kind(bytes, enum.Enum):
-    """What a frame is about; its content in brackets."""
+    """Kinds of frames, each with its content in brackets."""
 
     HELLO = b"h"  # [JSON: what the run is, see `agent`]
     READY = b"r"  # [JSON: what the host is]
@@ -87,7 +87,7 @@ class Sender:
         """Send one frame.
 
         Raises:
-            OSError: nobody reads any more.
+            OSError: the reader is gone.
         """
         if isinstance(content, dict):
             content = json.dumps(content)
@@ -100,7 +100,7 @@ def frames(descriptor: int) -> Iterator[tuple[Kind, bytes]]:
     """The frames that come, until the other side is gone.
 
     Raises:
-        FrameError: what comes is none.
+        FrameError: the bytes form no frame.
     """
     while True:
         head = _exactly(descriptor, _HEAD.size)
@@ -119,7 +119,7 @@ def frames(descriptor: int) -> Iterator[tuple[Kind, bytes]]:
 
 
 def skip_to_magic(descriptor: int) -> bool:
-    """Read up to the end of `MAGIC`; False where the other side ends without it."""
+    """Read up to the end of `MAGIC`; False for the end of the stream."""
     seen = b""
     while not seen.endswith(MAGIC):
         byte = _read(descriptor, 1)
@@ -133,7 +133,7 @@ def unpack(content: bytes) -> dict[str, Any]:
     """The JSON of a frame.
 
     Raises:
-        FrameError: it is none.
+        FrameError: the content is not of JSON.
     """
     try:
         found = json.loads(content)

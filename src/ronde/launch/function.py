@@ -47,7 +47,7 @@ def launch(
     plan: Plan | str | None = None,
     seed: int | None = None,
 ) -> Any:
-    """Call `fn(*args)` on every rank as `ronde run` runs a script, and return what rank 0's call did.
+    """Call `fn(*args)` on every rank, and return the result of rank 0.
 
     Each rank is a new process: the function and its arguments travel by pickle, or by cloudpickle where
     it is installed, which takes functions of a notebook and closures too. (A process forked from a
@@ -62,14 +62,14 @@ def launch(
     Args:
         fn: an ordinary single-device training function.
         args: its positional arguments.
-        ranks: how many ranks, on this host.
-        plan: as `ronde run --plan`; default ddp.
-        seed: as `ronde run --seed`; default: drawn, and printed.
+        ranks: number of ranks, on this host.
+        plan: plan, like `ronde run --plan`; default ddp.
+        seed: seed, like `ronde run --seed`; default: drawn, and printed.
 
     Raises:
-        UsageError: for a function that cannot be pickled, and for what `ronde run` refuses.
-        FunctionError: when the function raised on some rank; the message holds that rank's traceback.
-        KeyboardInterrupt: after Ctrl-C, when the ranks have ended.
+        UsageError: the function cannot be pickled, or `ronde run` would refuse the run.
+        FunctionError: the function raised on some rank; the message holds that rank's traceback.
+        KeyboardInterrupt: the user typed Ctrl-C; the ranks have ended.
     """
     if not callable(fn):
         raise UsageError(f"ronde.launch takes a function, not {_short(fn)}; pass train, not train()")
@@ -94,7 +94,7 @@ def pickled_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """The call, behind the import path that the ranks need to read it.
 
     Raises:
-        UsageError: it cannot be pickled.
+        UsageError: the function cannot be pickled.
     """
     name = getattr(fn, "__qualname__", fn)
     own = getattr(fn, "__module__", None) == "__main__" or "<locals>" in getattr(fn, "__qualname__", "")
@@ -119,14 +119,14 @@ def pickled_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def read_call(data: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """What `pickled_call` has packed; this process has its import path from now on."""
+    """Read a call of `pickled_call`, and take over its import path."""
     call = io.BytesIO(data)
     sys.path[:] = pickle.load(call)
     return pickle.load(call)
 
 
 def run_launcher(words: Sequence[str]) -> int:
-    """Run a command of `ronde` with its output shown here, which in a notebook is the cell; its exit code."""
+    """Run a command of `ronde` with its output shown here; returns its exit code."""
     return _run([sys.executable, "-c", LAUNCHER, str(os.getpid()), *words])
 
 
@@ -192,6 +192,6 @@ def _error(directory: RunDirectory, ranks: int, code: int) -> FunctionError:
 
 
 def _short(value: Any) -> str:
-    """What `train()` has returned may be a whole model's parameters."""
+    """Shorten a result, which may be a whole model."""
     shown = repr(value)
     return shown if len(shown) <= 60 else f"a {type(value).__name__}"

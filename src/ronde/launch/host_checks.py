@@ -1,4 +1,4 @@
-"""Checks of the hosts of a run before it starts: pure functions of their descriptions."""
+"""Checks of the hosts before a run, as pure functions of their descriptions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ __all__ = [
 # What a node's ranks need at least of the disk on which its run directory is, in bytes.
 _LEAST_DISK = 16 << 20
 
-# What ranks go by whoever starts them. Devices are each host's own affair, unless there are to be none.
+# Variables that ranks obey whoever starts them. Devices are each host's own affair, unless there are
+# to be none.
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "RONDE_LOG")
 _NAMES = (
     "OMP_NUM_THREADS",
@@ -38,7 +39,7 @@ _NO_DEVICES = ("", "-1")
 def host_environment(
     environment: Mapping[str, str], asked: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """The variables that every host is given, and the names that were asked for and are not set here.
+    """Return the variables for every host, and asked names without a value.
 
     Args:
         asked: `NAME`, with the value that it has here, or `NAME=VALUE`.
@@ -201,11 +202,11 @@ def _device_troubles(hosts: Sequence[tuple[str, int, Mapping[str, Any]]]) -> lis
 def address_of_all(
     tried: Sequence[str], reached: Sequence[tuple[str, Mapping[str, str]]]
 ) -> tuple[str, list[str]]:
-    """The first address that every host has reached, "" if there is none; then the hosts that failed.
+    """Return the first address that every host has reached, and the hosts that failed.
 
     Args:
         tried: the launcher's addresses, likeliest first.
-        reached: of each host its name, and the addresses that it has reached.
+        reached: addresses that each host has reached, with its name.
     """
     for address in tried:
         if all(address in found for _, found in reached):
@@ -215,7 +216,7 @@ def address_of_all(
 
 
 def mesh_steps(hosts: int) -> list[int]:
-    """How far away the hosts are that each one tries to reach: all of few hosts, of many at most ten.
+    """Return the distances of the hosts that each host dials, at most ten.
 
     Powers of two, by which every host is within a few steps of every other, both near ones and far ones.
     """

@@ -1,4 +1,4 @@
-"""Which hosts a run may use now: a list, a file that is read again, or what a script of the user's prints."""
+"""The hosts that a run may use: by a list, file or script."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _ANSWER_S = 10.0
 
 
 class HostDiscovery:
-    """The hosts that are named, and those of them that answer.
+    """The named hosts of a run, and a test of which answer.
 
     Args:
         named: gives the hosts, each time anew.
-        way: by which they are reached.
-        always: this host is asked by that way too.
+        way: command that reaches them.
+        always: whether this host is asked by that way too.
 
     Attributes:
-        trouble: why the hosts could not be named when they were asked for last; "" if they could.
+        trouble: reason why the last list of hosts failed; "" for a good one.
     """
 
     def __init__(self, named: Callable[[], tuple[HostSlots, ...]], way: RemoteExec, *, always: bool) -> None:
@@ -37,7 +37,7 @@ class HostDiscovery:
         self.trouble = ""
 
     def named(self) -> tuple[HostSlots, ...]:
-        """The hosts that the run may use; those of the last time where nobody can say."""
+        """Return the named hosts, or the last ones when the list fails."""
         try:
             self._last = self._named()
             self.trouble = ""
@@ -46,7 +46,7 @@ class HostDiscovery:
         return self._last
 
     def answering(self, *, trusted: Sequence[str] = ()) -> tuple[HostSlots, ...]:
-        """Those of the named hosts that can be reached; it takes up to ten seconds.
+        """Return the named hosts that answer, within ten seconds.
 
         Args:
             trusted: names of hosts that need not be asked.
@@ -77,13 +77,13 @@ def _has_answered(process: subprocess.Popen[bytes]) -> bool:
 
 
 def discovered(script: Path, slots: int = 1) -> tuple[HostSlots, ...]:
-    """What a script prints: a host a line, `host:slots` or `host`, as Horovod's do.
+    """Read the hosts that a script prints: a line `host:slots` or `host` for each.
 
     Args:
-        slots: of a host without a number.
+        slots: number of slots of a host without one.
 
     Raises:
-        UsageError: it cannot be run, fails, or prints something else.
+        UsageError: the script cannot be run, fails, or prints something else.
     """
     option = f"--host-discovery-script {script}"
     try:

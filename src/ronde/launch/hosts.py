@@ -14,11 +14,11 @@ __all__ = ["Hosts"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Hosts:
-    """Where ranks go.
+    """Hosts of the ranks.
 
     Attributes:
         shares: the hosts by name, each with its number of ranks.
-        way: how they are reached; this host itself needs none, unless `always`.
+        way: command that reaches them; this host itself needs none, unless `always`.
         always: whether the way is taken to this host too: the user has named the command.
         variables: environment that was asked for, `NAME` or `NAME=VALUE`.
         local_address: address by which other hosts reach this one; "": to be found by asking them.

@@ -1,4 +1,4 @@
-"""What is to be launched, and what came of it."""
+"""A job of the launcher, and its outcome."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Job:
     """A run that a launcher of this host is to start.
 
     Attributes:
-        run: what runs.
+        run: the script, its plan and its options.
         ranks: number of ranks.
         run_directory: place of logs and reports, where ranks of this host meet.
         environment: variables from which a rank's are made; the launcher's own, as a rule.
@@ -57,7 +57,7 @@ class Job:
     def launch_record(
         self, nodes: Sequence[LaunchedNode], *, by_agents: bool = False, watched: bool = True
     ) -> LaunchRecord:
-        """What this process notes about the run when it has started its ranks."""
+        """Make the launch record of the ranks that this process has started."""
         from ronde.trace.launch_record import LaunchRecord  # here, for they are started before
 
         return LaunchRecord(
@@ -74,12 +74,12 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a run ended.
+    """The end of a run.
 
     Attributes:
         exit_code: the script's own, or that of the rank that failed first; 128 + n after signal n.
-        failure: the first failure, None when there was none or the user ended the run.
-        report: what there is to tell the user about it, "" when the script has said it all.
+        failure: the first failure, None without one or when the user ended the run.
+        report: lines for the user, "" when the script has said it all.
     """
 
     exit_code: int

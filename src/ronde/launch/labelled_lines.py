@@ -1,4 +1,4 @@
-"""Lines of a rank's output, each with the rank before it, so that those of several can be told apart."""
+"""Lines of a rank's output with the rank before each."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class LabelledLines:
         self._begun = b""
 
     def add(self, data: bytes) -> None:
-        """Some bytes of the rank's output; what ends no line is kept."""
+        """Add output of the rank; an unfinished line is kept."""
         *lines, self._begun = (self._begun + data).split(b"\n")
         if lines:
             write_all(self._sink, b"".join(self._label + line + b"\n" for line in lines))
 
     def end(self) -> None:
-        """There is no more: a last line without an end is passed on too."""
+        """Pass a last line without an end on, too."""
         if self._begun:
             self.add(b"\n")

@@ -14,7 +14,7 @@ _GENERATIONS = 5
 
 
 def launching_process(parent: int) -> int:
-    """The process of the launcher on this host from which this one descends, by way of shells and scripts.
+    """Find the launcher's process on this host among the ancestors of this one.
 
     Args:
         parent: the number of this process's parent, which is the answer where none is known.

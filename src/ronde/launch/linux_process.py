@@ -1,4 +1,4 @@
-"""The few calls to the Linux kernel by which no rank outlives its launcher, and who still lives.
+"""Calls to the Linux kernel by which no rank outlives its launcher.
 
 A child that asks for it is killed when its parent dies. A process that is a "subreaper" inherits the
 orphans among its descendants: loader workers of a rank that was killed become its own children,
@@ -31,12 +31,15 @@ _PF_EXITING = 0x4
 
 
 def load_prctl() -> ctypes.CDLL:
-    """The C library; loaded before a fork, because a child between fork and exec must do little."""
+    """Load the C library; before a fork, for a child may do little."""
     return ctypes.CDLL(None, use_errno=True)
 
 
 def bind_to_parent(library: ctypes.CDLL, parent: int, number: int = signal.SIGKILL) -> None:
-    """In a child: get this signal when `parent` dies. One that is gone already sends no signal any more."""
+    """Ask, in a child, for this signal when `parent` dies.
+
+    One that is gone already sends no signal any more.
+    """
     library.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
@@ -53,7 +56,7 @@ def become_subreaper(library: ctypes.CDLL, wanted: bool) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended and does not end just now."""
+    """Tell whether a process exists and is not about to end."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return fields[0] not in (b"Z", b"X") and not int(fields[6]) & _PF_EXITING
@@ -63,7 +66,7 @@ def is_alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def subreaping(library: ctypes.CDLL) -> Iterator[None]:
-    """Inside, this process inherits the orphans among its descendants."""
+    """Make this process, as a context, the parent of orphans among its descendants."""
     before = is_subreaper(library)
     become_subreaper(library, True)
     try:

@@ -1,4 +1,4 @@
-"""A node's files come to the launcher's run directory piece by piece, as they change.
+"""A mirror of a node's files in the launcher's run directory, by pieces.
 
 So the launcher has what `ronde top`, `report` and `doctor` read, of all ranks, and has it when a node is
 lost, too. Files of numbers are compared block by block with what was sent before, for a mapped file changes
@@ -54,7 +54,7 @@ class Piece:
         """Write the bytes where they belong.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: the bytes cannot be written.
         """
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if self.at is None else 0)
         file = os.open(directory / self.name, flags, 0o666)
@@ -67,12 +67,12 @@ class Piece:
 
 
 def is_mirrored(name: str) -> bool:
-    """Whether a node may send such a file."""
+    """Tell whether a node may send such a file."""
     return any(each.fullmatch(name) for each in (_NUMBERS, _TEXTS, SPANS_FILE))
 
 
 class Mirror:
-    """What has changed in a node's run directory since the last look."""
+    """The changes in a node's run directory since the last look."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -132,7 +132,7 @@ class Mirror:
 
 
 def changed_ranges(before: Sequence[int], now: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ranges of places at which `now` differs from `before`, each from its first to behind its last."""
+    """Return the ranges in which `new` differs from `old`, ends excluded."""
     begun: int | None = None
     for place, value in enumerate(now):
         same = place < len(before) and before[place] == value

@@ -17,7 +17,7 @@ class NodeQuery:
     """One look.
 
     Args:
-        told: is given what each node knows, by its number, when all have answered.
+        told: callback for the evidence of each node, by its number, when all have answered.
         known: answers that are there already.
     """
 
@@ -33,7 +33,7 @@ class NodeQuery:
         self._parts[node] = evidence
 
     def is_complete(self, alive: Collection[int]) -> bool:
-        """Whether every node that is alive has answered, or has had the time to."""
+        """Tell whether every live node has answered, or the time is over."""
         return self._parts.keys() >= set(alive) or time.monotonic() > self._until
 
     def conclude(self) -> None:

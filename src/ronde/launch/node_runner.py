@@ -1,4 +1,4 @@
-"""The ranks and servers of one node of a run, from their start to the last word about them."""
+"""Runs the ranks and servers of one node to their end."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class NodeRunner(Node):
         self._events.looked(self._gathering.gather(reason, codes=self._ends.codes))
 
     def afterwards(self) -> Evidence:
-        """Tell what is known of ranks that have ended without a failure."""
+        """Gather evidence of ranks that have ended without a failure."""
         return self._gathering.afterwards(self._ends.codes)
 
     def end(self) -> None:
@@ -156,7 +156,7 @@ class NodeRunner(Node):
             self._workers.servers.end()
 
     def _conclude(self) -> NodeEnd:
-        """End what is left of ranks that are gone."""
+        """End leftover processes of ranks."""
         self.close()
         left = end_leftovers(self._directory.run_id) if has_children() else []
         for output in self._workers.outputs:

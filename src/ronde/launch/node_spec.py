@@ -22,7 +22,7 @@ class NodeSpec:
     """The ranks and servers of one node.
 
     Attributes:
-        run: what runs.
+        run: the script, its plan and its options.
         run_id: the run's on this node; nodes may be one machine, so each has its own.
         run_dir: the user's choice of a run directory; "": none.
         host, hosts: number of this node, and of all.
@@ -72,7 +72,7 @@ class NodeSpec:
     def rank_configs(
         self, directory: RunDirectory, temporary: str, *, has_terminal: bool
     ) -> list[RankConfig]:
-        """What each of the node's ranks is told.
+        """Make the configuration of each of the node's ranks.
 
         Args:
             directory: the node's run directory.

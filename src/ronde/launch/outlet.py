@@ -1,4 +1,4 @@
-"""What surrounds the ranks of a node: where their output goes, and whose terminal rank 0 may have."""
+"""The surroundings of a node's ranks: sinks of their output, and rank 0's terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Outlet(ABC):
     @property
     @abstractmethod
     def is_held(self) -> bool:
-        """Whether somebody debugs rank 0, or holds the ranks: that they wait is no matter then."""
+        """Tell whether ranks are held, by a debugger of rank 0 or by Ctrl-Z."""
 
     @abstractmethod
     def wipe(self) -> None:

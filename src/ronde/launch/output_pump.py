@@ -1,4 +1,4 @@
-"""Channels of a rank's output: to its log, and for rank 0 to the user.
+"""Channels from a rank's output to its log and the user.
 
 A stream that is a terminal for the user is one for the rank too (behind a pty), any other is a
 pipe. Where stdout and stderr are the same file, one channel carries both, which keeps their order.
@@ -76,7 +76,7 @@ class OutputPump:
 
     @property
     def in_mid_line(self) -> bool:
-        """The last byte passed on did not end a line: words of ronde should begin a new one."""
+        """Tell whether the last byte passed on did not end a line."""
         return self._last != b"\n"
 
     def join(self, timeout: float) -> bool:
@@ -93,7 +93,7 @@ class OutputPump:
             copy_size(self._like, self._source)
 
     def _run(self) -> None:
-        """A sink whose reader went away ends the channel: the script then meets the broken pipe itself."""
+        """Close the channel when the reader of its sink is gone."""
         logging = True
         with contextlib.suppress(OSError):  # at the end of a pty: EIO
             while True:
@@ -142,7 +142,7 @@ class RankOutput:
         label: str = "",
         repeated: Callable[[str], RepeatedLines] | None = None,
     ) -> RankOutput:
-        """Open the log and what leads to it.
+        """Open the log and the pipes to it.
 
         `shown`: passed on to this process's stdout and stderr as well; rank 0's is.
         `like_user`: where the user's stream is a terminal, the rank's is one as well. A script may
@@ -175,14 +175,14 @@ class RankOutput:
         return cls(stdout=ends[0], stderr=ends[1], pumps=tuple(pumps))
 
     def start(self) -> None:
-        """Give up the rank's ends, so that the channels end with the rank, and start to copy."""
+        """Close the rank's ends, so that channels end with it, and copy."""
         for descriptor in {self.stdout, self.stderr}:
             os.close(descriptor)
         for pump in self.pumps:
             pump.start()
 
     def drain(self, *, until: Callable[[], bool]) -> None:
-        """Wait until everything has been passed on, or until `until()`: a pager may hold it up for long."""
+        """Wait until all output has been passed on, or `given_up`."""
         for pump in self.pumps:
             while not pump.join(0.02) and not until():
                 pass

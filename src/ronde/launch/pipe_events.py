@@ -1,4 +1,4 @@
-"""What happens on a node, told to a launcher by frames."""
+"""Events of a node as frames for the launcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["PipeEvents"]
 
 @final
 class PipeEvents(NodeEvents):
-    """Sends what happens; a launcher that is gone is noticed by whoever listens to it.
+    """Sends events; readers of the launcher's pipe notice its end.
 
     Attributes:
         ends: account of the ends of this node's ranks.

@@ -1,4 +1,4 @@
-"""A node behind the pipe of an agent: what its launcher can have done to it, and what it is sent of it."""
+"""The agent's side of a node: obeys frames of the launcher, and sends events."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class PipedNode:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the ranks are held, as by Ctrl-Z."""
+        """Tell whether the ranks are held, as by Ctrl-Z."""
         return self._outlet.is_stopped
 
     def start(self) -> None:
@@ -154,7 +154,7 @@ class PipedNode:
             os.kill(os.getpid(), number)  # it is found in the inbox
 
     def look(self, reason: str) -> None:
-        """Tell what is known of the ranks now."""
+        """Send the evidence of the ranks."""
         self._runner.look(reason)
 
     def release(self) -> None:
@@ -177,7 +177,7 @@ class PipedNode:
         """Send steps and samples of rank 0, and the collectives for which ranks wait.
 
         Raises:
-            OSError: nobody reads any more.
+            OSError: the reader is gone.
         """
         steps, samples = (self._pulse.steps, self._pulse.samples) if self._pulse is not None else (0, 0)
         standings = read_standings(self._directory, self._node.ranks, self._node.first_rank)
@@ -185,13 +185,13 @@ class PipedNode:
         self._sender.send(Kind.BEAT, {"steps": steps, "samples": samples, "waiting": waiting})
 
     def send_files(self, *, last: bool = False) -> None:
-        """Send what the launcher's run directory should have of this node's since the last call.
+        """Send changes of this node's files since the last call.
 
         Args:
             last: whether the ranks have ended.
 
         Raises:
-            OSError: nobody reads any more.
+            OSError: the reader is gone.
         """
         with self._sending:
             for piece in self._mirror.changes(last=last):

@@ -1,4 +1,4 @@
-"""Where the ranks of a run go, who says so: flags, ronde's variables, torch's, a scheduler's, this host."""
+"""The placement of ranks: by flags, ronde's variables, torch's, a scheduler's, this host."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ HOSTS_KEY, HOSTFILE_KEY = "RONDE_HOSTS", "RONDE_HOSTFILE"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """What was decided.
+    """A placement of ranks.
 
     Attributes:
-        origin: who has said so, for the start line; "" for this host.
+        origin: source of the decision, for the start line; "" for this host.
         hosts: the hosts, with their slots; () where they have not been named.
-        by_srun: they are the nodes of an allocation, reached by srun.
-        by_ray: they are the nodes of the Ray cluster with this address.
-        place: this process is a rank already, of a job that somebody else has started.
+        by_srun: whether they are the nodes of an allocation, reached by srun.
+        by_ray: whether they are the nodes of the Ray cluster with this address.
+        place: place of this process in the job of another launcher; None outside of one.
         by_torchrun: torchrun is to start the ranks: its own settings, PET_*, are there, and it is not.
     """
 
@@ -77,7 +77,7 @@ def resolve_placement(
 def _named(
     hosts: str | None, hostfile: Path | None, environment: Mapping[str, str]
 ) -> tuple[tuple[HostSlots, ...], str]:
-    """The hosts that the user has named, and by what."""
+    """Return the hosts that the user has named, and the option."""
     if hosts is not None and hostfile is not None:
         raise UsageError("-H and --hostfile both name the hosts; leave one of them out")
     if hosts is not None:
@@ -92,7 +92,7 @@ def _named(
 
 
 def _place(environment: Mapping[str, str], parent: int) -> ClusterEnvironment | None:
-    """This process's place: by torch's variables, MPI's (which runs inside of Slurm), Slurm's, a pod's."""
+    """Read this process's place from torch's, MPI's, Slurm's or a pod's variables."""
     return (
         ClusterEnvironment.detect(environment)
         or process_of_mpi(environment, parent)

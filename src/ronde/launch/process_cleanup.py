@@ -1,4 +1,4 @@
-"""Nothing is left behind: processes that ranks have started, shared memory of dead ones, temporary files.
+"""Cleanup behind ranks: their processes, shared memory, temporary files.
 
 A run's processes are known by the run id in their environment, which every descendant inherits.
 """
@@ -42,7 +42,7 @@ class Leftover:
 
 
 def has_children() -> bool:
-    """Whether this process has any child, ended ones that nobody has asked about included."""
+    """Tell whether this process has any child, zombies included."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -64,7 +64,7 @@ def leftovers(run_id: str) -> list[Leftover]:
 
 
 def end_leftovers(run_id: str) -> list[Leftover]:
-    """End what is left of a run whose ranks are gone; returns those that did not leave by themselves.
+    """End leftover processes of a run; returns the stubborn ones.
 
     After this no process of the run holds its output channels open.
     """
@@ -97,7 +97,7 @@ def remove_shared_memory(pids: Collection[int], directory: Path = Path("/dev/shm
 
 
 def remove_temporary_of_the_dead() -> None:
-    """Remove what runs of this user left among the temporary files when their launchers were killed."""
+    """Remove temporary files of runs that were killed with their launchers."""
     remove_dead(lambda run_id: bool(leftovers(run_id)))
 
 

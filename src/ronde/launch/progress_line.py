@@ -1,4 +1,4 @@
-"""One live line on the user's terminal: how far the run is, and how fast."""
+"""A live line on the user's terminal: steps done, and their rate."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ WINDOW_S = 10.0
 
 
 class ProgressLine:
-    """Redraws the line while the script is silent and its steps go on; see `Screen` for what it keeps off.
+    """Redraws the line while the script is silent and its steps go on.
 
-    While a user is at a prompt or in a debugger there is none. It is redrawn only when steps were taken, so
+    It is not shown while a user is at a prompt or in a debugger. It is redrawn only when steps were taken, so
     that it does not wipe what is typed to a script that waits for a line.
     """
 

@@ -1,4 +1,4 @@
-"""What one rank process is told by its launcher; travels as JSON in one environment variable."""
+"""The configuration of a rank process, as JSON in an environment variable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENVIRONMENT_KEY = "RONDE_RANK_CONFIG"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RankPlace:
-    """Where a rank is: among the others, on its host, and where they meet.
+    """The place of a rank among others and on its host.
 
     Attributes:
         rank, world_size: position and number of the ranks of the whole run.
@@ -55,13 +55,13 @@ class RankPlace:
 
     @property
     def has_launcher(self) -> bool:
-        """Whether a launcher of ours ends the ranks and says why; the file store is one's of this host."""
+        """Tell whether a launcher of ours ends the ranks and says why."""
         return self.watched or self.store.startswith("file://")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RankConfig:
-    """One rank's part of a run: what runs, and where."""
+    """The configuration of a rank: the run and the rank's place."""
 
     run: RunSpec
     place: RankPlace

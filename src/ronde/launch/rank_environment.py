@@ -14,14 +14,14 @@ __all__ = ["RUN_ID_KEY", "rank_environment", "run_id_of", "threads_per_rank"]
 
 RUN_ID_KEY = "RONDE_RUN_ID"  # every descendant of a rank inherits it: by it a run's processes are found
 
-THREADS = "OMP_NUM_THREADS"  # torch, MKL and OpenBLAS all go by it unless their own variable is set
+THREADS = "OMP_NUM_THREADS"  # torch, MKL and OpenBLAS obey it unless their own variable is set
 HASH_SEED = "PYTHONHASHSEED"
 
 
 def threads_per_rank(
     environment: Mapping[str, str], *, asked: int | None, cores: int, ranks: int
 ) -> int | None:
-    """Threads that a rank is to use; None leaves the choice to the libraries or to the user's variable.
+    """Choose a rank's threads; None leaves them to libraries or the user's variable.
 
     One rank alone is left as plain python would be.
     """
@@ -33,7 +33,7 @@ def threads_per_rank(
 
 
 def run_id_of(config: RankConfig, environment: Mapping[str, str]) -> str:
-    """Of a rank's run; a script that calls `ronde.init` was not told, and its run directory has that name."""
+    """Return the id of a rank's run."""
     return environment.get(RUN_ID_KEY) or os.path.basename(config.place.run_dir)
 
 
@@ -45,7 +45,7 @@ def rank_environment(
     threads: int | None,
     device: str | None,
 ) -> dict[str, str]:
-    """The rank's variables: its configuration in, what marks a distributed job out.
+    """Make the environment of a rank: its configuration, without marks of other launchers.
 
     `device` is the one CUDA device that the rank is to see, so that `cuda:0` is its own. A script that is
     distributed by itself sees all, for it takes the one of its LOCAL_RANK, and a scheduler's variables too.
@@ -70,7 +70,7 @@ def rank_environment(
 
 
 def _memory(environment: Mapping[str, str], config: RankConfig) -> dict[str, str]:
-    """How a rank on the CPU keeps its memory."""
+    """Choose the allocator's variables of a rank on the CPU."""
     if not Plan.parse(config.run.plan).state.cuts_parameters:
         return keeping_memory(environment)
     # Ranks of one host have whole parameters beside the heap, so only what is as large comes and goes there.

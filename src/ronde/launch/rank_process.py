@@ -16,7 +16,7 @@ __all__ = ["RankProcess"]
 
 
 class RankProcess:
-    """A rank on this host, in a process group of its own unless it shares the launcher's.
+    """A rank process, in a process group of its own or the launcher's.
 
     Only rank 0 of a launcher in the foreground of a terminal shares its group: it must be
     able to read from the terminal, and the terminal's keys then reach it without our help.
@@ -80,13 +80,13 @@ class RankProcess:
         return self._process.poll()
 
     def send(self, number: int) -> None:
-        """Send a signal to the process alone; one that is gone is no matter."""
+        """Send a signal to the process alone, if it is there."""
         if self.code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def send_to_group(self, number: int) -> None:
-        """Send a signal as a terminal's key would: to the rank and to what it has started."""
+        """Send a signal to the rank and its children, like a terminal's key."""
         if not self.own_group:
             self.send(number)
         elif self.code is None:

@@ -1,4 +1,4 @@
-"""The command by which an agent is started on a host, and what it means when it fails."""
+"""The command that starts an agent on a host, and reasons of its failures."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _AGENT = "import sys; sys.path[:1] = []; from ronde.{} import main; main()"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteExec:
-    """How hosts are reached.
+    """The way to hosts.
 
     Attributes:
-        kind: by `ssh` or a command that takes its place, by `srun` inside an allocation, or by an actor of
+        kind: `ssh` or a command that takes its place, by `srun` inside an allocation, or by an actor of
             `ray`.
         command: the command and its own options.
-        port: of the ssh servers; None: as ssh has it.
+        port: port of the ssh servers; None: the choice of ssh.
     """
 
     kind: Literal["ssh", "srun", "ray"] = "ssh"
@@ -41,7 +41,7 @@ class RemoteExec:
     port: int | None = None
 
     def words(self, host: str, line: str, ranks: int) -> list[str]:
-        """The command that runs the shell line `line` on `host`, where `ranks` ranks are to be."""
+        """Return the command that runs the shell line `line` on `host` for `ranks` ranks."""
         if self.kind == "ray":
             return [*self.command, host, str(ranks), line]
         if self.kind == "srun":
@@ -56,7 +56,7 @@ class RemoteExec:
         return [*words, host, f"sh -c {shlex.quote(line)}"]
 
     def try_by_hand(self, host: str) -> str:
-        """What a user types to see whether the host is reached."""
+        """Return a command for the user that tries the way to a host."""
         if self.kind == "ray":
             return "ray status"
         port = f" -p {self.port}" if self.port is not None else ""
@@ -66,10 +66,10 @@ class RemoteExec:
 def agent_line(
     python: str, directory: str, environment: Mapping[str, str], module: str = "launch.agent"
 ) -> str:
-    """The shell line that enters the directory and becomes an agent, or ends with a code that says why.
+    """Return the shell line that becomes an agent, or ends with a telling code.
 
     Args:
-        module: of ronde, whose `main` is the agent.
+        module: module of ronde whose `main` is the agent.
     """
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
     quoted = shlex.quote(python)
@@ -83,10 +83,10 @@ def agent_line(
 def why_it_failed(
     host: str, code: int, said: Sequence[str], way: RemoteExec, *, python: str, directory: str
 ) -> Trouble:
-    """Why no agent came up on `host`, and what to do.
+    """Explain why no agent came up on `host`, with a fix.
 
     Args:
-        code: with which the command ended.
+        code: exit code of the command.
         said: the last lines of its stderr.
     """
     what, fix = _told(host, code, said, way, python, directory)

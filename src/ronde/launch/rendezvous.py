@@ -1,4 +1,4 @@
-"""Before a run on several hosts: reach every one of them, and see that they can run this together."""
+"""The rendezvous of hosts before a run: reach all of them, and compare them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SLOWEST = 100_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RendezvousResult:
-    """What the hosts have found out.
+    """Addresses and ports that the hosts have agreed on.
 
     Attributes:
         listener: a socket that listens, for the store.
@@ -74,7 +74,7 @@ class Rendezvous:
     """Agents that are started, and asked.
 
     Args:
-        links: what leads to them, in the order of hosts.
+        links: links to their agents, in the order of hosts.
         wait: waits so many seconds at most, for news or a signal, which may end the meeting.
     """
 
@@ -93,7 +93,7 @@ class Rendezvous:
 
         Raises:
             UsageError: a variable is not set.
-            LaunchError: they cannot.
+            LaunchError: the hosts cannot run this together.
         """
         given, missing = host_environment(self._job.environment, self._hosts.variables)
         if missing:
@@ -184,7 +184,7 @@ class Rendezvous:
         return 0 if self._job.run.servers else Plan.parse(self._job.run.plan).state.server_count
 
     def _find_addresses(self, *, cuda: bool) -> RendezvousResult:
-        """Ask the hosts by which address they reach the store, and which is their own on the way there."""
+        """Ask each host for its route to the store, and its own address there."""
         chosen = self._hosts.local_address
         tried = (chosen,) if chosen else candidates(self._agents.elsewhere)
         by_name = tried if chosen else tried[:-1]
@@ -208,14 +208,14 @@ class Rendezvous:
             reached = [(link.name, each["reached"]) for link, each in zip(self._links, found, strict=True)]
             address, failed = address_of_all(tried, reached)
             if not address:
-                mend = (
+                fix = (
                     f"give one that they reach instead of --local-addr {chosen}"
                     if chosen
                     else "name the right one by --local-addr IP"
                 )
                 raise LaunchError(
                     f"{', '.join(failed)} cannot connect to this host, where ranks meet, at "
-                    f"{', '.join(by_name)} (TCP, any port); {mend}, or open the firewall's ports "
+                    f"{', '.join(by_name)} (TCP, any port); {fix}, or open the firewall's ports "
                     f"{ephemeral_ports()} between the hosts"
                 )
             own = [each["reached"][address] for each in found]
@@ -232,7 +232,7 @@ class Rendezvous:
         )
 
     def _try_mesh(self, word: str, own: Sequence[str], ports: Sequence[int]) -> None:
-        """Let every host connect to others, as its ranks will: a firewall may stand between two of them."""
+        """Let every host connect to others like its ranks, to find firewalls."""
         count = len(self._links)
         asked: dict[int, tuple[Kind, Mapping[str, Any]]] = {}
         for link in self._links:

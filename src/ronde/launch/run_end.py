@@ -1,4 +1,4 @@
-"""How a run ends, on one node or on many: what nodes tell is judged once, and told to the user once.
+"""The end of a run: evidence of all nodes is judged and reported once.
 
 Evidence of all nodes is merged in `RUN_DIR/evidence`: `stall.json`, `failure.json`, of a run that ended well
 `end.json`, stacks as texts, and `explanation.json`.
@@ -33,12 +33,12 @@ Explain = Callable[[Evidence], Explanation]
 
 
 class RunEnd:
-    """What is known about the end of a run.
+    """Knowledge about the end of a run.
 
     Args:
         ends: ends of all ranks, of which whoever has the news keeps the account.
         explain: interprets evidence of all nodes; None: it is only kept.
-        in_mid_line: whether the user's stderr stands in the middle of a line.
+        in_mid_line: whether the user's stderr has an unfinished line.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RunEnd:
         self._silences: Mapping[int, float] = {}
 
     def hear_nothing_of(self, silences: Mapping[int, float]) -> None:
-        """Note for how many seconds nothing has come of nodes, by their numbers; those of others are over."""
+        """Note the seconds of silence of nodes, by their numbers."""
         self._silences = silences
 
     def abort(self, kind: AbortKind, said: str, node: int | None = None) -> None:
@@ -82,7 +82,7 @@ class RunEnd:
             say(words, new_line=self._in_mid_line())
 
     def stalled(self, parts: Mapping[int, Evidence], *, is_over: bool) -> None:
-        """Ranks wait for one that does not come, which is told; as the reason for an end, where it is over.
+        """Explain waiting ranks to the user, or end the run for them.
 
         Args:
             parts: evidence of each node, by its number.
@@ -96,11 +96,11 @@ class RunEnd:
             self.notice(told_early(evidence, self._stall, self._job.run.timeout))
 
     def asked(self, parts: Mapping[int, Evidence]) -> None:
-        """`ronde doctor` wants to know: write down what each node knows, by its number."""
+        """Write down the evidence of each node, by its number, for `ronde doctor`."""
         write_evidence(self._joined(parts, "asked"))
 
     def froze(self, node: int, evidence: Evidence) -> None:
-        """Keep what a node has gathered at the first failure, before any of its ranks was ended."""
+        """Keep a node's evidence of the first failure, from before ranks were ended."""
         self._evidence[node] = evidence
         write_evidence(self._joined(self._evidence, "failure"))
 
@@ -110,7 +110,7 @@ class RunEnd:
         """All ranks of a node are gone.
 
         Args:
-            evidence: what is known of them now; None where that is not asked for.
+            evidence: evidence of them now; None where that is not asked for.
             standings: places where they stood last.
             left: processes of the script that were ended after them.
         """
@@ -120,7 +120,7 @@ class RunEnd:
         self._left[node] = left
 
     def outcome(self) -> Outcome:
-        """Tell the user what there is to tell, and how it ended."""
+        """Report the end of the run to the user, and return it."""
         job, ends = self._job, self.ends
         failure = self._failure()
         code, words = ends.exit_code(), ""
@@ -159,7 +159,7 @@ class RunEnd:
         return dataclasses.replace(failure, host=host)
 
     def _concluded(self, failure: RankFailure) -> Explanation | None:
-        """What all evidence means; None where there is none, or nobody explains."""
+        """Explain all evidence; None without any, or without an explainer."""
         if not self._evidence:
             return None
         said = "" if self.ends.abort is None else self.ends.abort.said
@@ -178,7 +178,7 @@ class RunEnd:
         return stall
 
     def _joined(self, parts: Mapping[int, Evidence], reason: str) -> Evidence:
-        """Evidence of several nodes, with their names, and the nodes of which there is none."""
+        """Join evidence of several nodes, with their names, and the silent ones."""
         named = [_named(part, self._nodes[node]) for node, part in sorted(parts.items())]
         silent = tuple(
             self._nodes[node].silent(seconds)

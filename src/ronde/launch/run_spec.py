@@ -1,4 +1,4 @@
-"""What runs: all that is the same for every rank of a run, in one value with one form in JSON."""
+"""The specification of a run, alike for all ranks, with a JSON form."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ DEFAULT_PLAN = "ddp"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    """A run, wherever its ranks are: what `ronde run` was told, for launchers, nodes and ranks alike.
+    """Options of `ronde run` for launchers, nodes and ranks alike.
 
     Attributes:
         script: path of the script, or dotted name of the module when `module` is true.
-        arguments: what the script finds behind its own name in `sys.argv`.
+        arguments: arguments of the script in `sys.argv`.
         plan: the plan as its canonical string.
         seed: seed of torch, numpy and random.
         native: whether the script is a distributed script already; ronde keeps out.
@@ -71,7 +71,7 @@ class RunSpec:
     worker: tuple[str, ...] = WORKER
 
     def program(self) -> str:
-        """The file that must be the same on all hosts; "" for a module, or a command without a script."""
+        """Return the script file that all hosts must have alike; "" without one."""
         if self.module:
             return ""
         if self.worker == WORKER:

@@ -1,4 +1,4 @@
-"""The user's terminal, on which the script writes, and ronde one line while the script is silent.
+"""The user's terminal, shared by the script and a line of ronde's.
 
 The line never spoils what the script wrote: it is drawn only where the script has left the cursor at the
 start of a line (a progress bar or a prompt has not), the cursor goes back there, and the line is wiped before
@@ -37,13 +37,13 @@ class Screen:
 
     @classmethod
     def of_user(cls, environment: Mapping[str, str]) -> Screen | None:
-        """The terminal that stderr is; None for a file, a pipe, or a terminal that cannot wipe a line."""
+        """Return stderr's terminal; None for files, pipes and dumb terminals."""
         if not os.isatty(STDERR) or environment.get("TERM", "dumb") == "dumb":
             return None
         return cls(STDERR)
 
     def is_behind(self, descriptor: int) -> bool:
-        """Whether what is written to `descriptor` appears here."""
+        """Tell whether output to `descriptor` appears here."""
         return os.isatty(descriptor) and os.fstat(descriptor).st_rdev == self._device
 
     def pass_on(self, descriptor: int, data: bytes) -> None:
@@ -55,11 +55,11 @@ class Screen:
             self._last_output = time.monotonic()
 
     def silent_since(self) -> float:
-        """When the script wrote last, on the monotonic clock."""
+        """Return the time of the script's last output, by the monotonic clock."""
         return self._last_output
 
     def show(self, text: str) -> None:
-        """Draw `text`, cut to the terminal's width, unless the script has left off in mid-line."""
+        """Draw `text`, cut to the terminal's width, unless a line is unfinished."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -89,5 +89,5 @@ class Screen:
                 write_all(self._descriptor, WIPE)
 
     def _is_ours(self) -> bool:
-        """In the background, a terminal may stop whoever writes to it."""
+        """Tell whether this process group is in the foreground of the terminal."""
         return os.tcgetpgrp(self._descriptor) == os.getpgrp()

@@ -1,4 +1,4 @@
-"""What a server process is told by whoever starts it; travels as JSON in one environment variable."""
+"""The configuration of a server process, as JSON in an environment variable."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class ServerConfig:
 
     Attributes:
         index, servers: which of how many.
-        endpoint: where it listens, as ZeroMQ writes it: `tcp://127.0.0.1:4000`, `ipc://@name`.
+        endpoint: address that it listens at, as ZeroMQ writes it: `tcp://127.0.0.1:4000`, `ipc://@name`.
         token: 32 hexadecimal digits that every message of the run holds.
-        workers: how many ranks there are.
+        workers: number of ranks.
         update: the plan's key: `sync`, `async`, `bounded`, or `geo`.
         staleness: steps by which the slowest worker may be behind, of `bounded`.
         directory: its log and snapshots; "": it keeps none, and a restart begins with nothing.
-        durability: what survives it: every change (`log`), snapshots alone (`snapshot`), nothing (`none`).
-        sync: when its log must be on the disk: `always`, before a change is confirmed; `group`, once a
+        durability: data that survives it: every change (`log`), snapshots (`snapshot`), nothing (`none`).
+        sync: time by which its log is on the disk: `always`, before a change is confirmed; `group`, once a
             second; `never`, when the system writes it.
         snapshot_bytes: a snapshot is made after changes of so many bytes, or of as many as the state has.
-        keep: how many snapshots are kept, with their logs.
+        keep: number of snapshots that are kept, with their logs.
         source: directory of an earlier run, however many servers it had, whose tables are taken over.
         refusal: file into which it writes why it will not start; "": none.
-        started: how often it was started before.
+        started: number of starts before.
         parent: process with which it ends; 0: none.
     """
 
@@ -83,14 +83,14 @@ class ServerConfig:
 
 
 def rule_of_servers(plan: Plan) -> str:
-    """How servers apply changes; where they have tables only, one round of all ranks after another."""
+    """The way in which servers apply changes."""
     return plan.update.rule if plan.state.placement == "server" else "sync"
 
 
 def with_servers(
     run: RunSpec, endpoints: Sequence[str], ranks: int
 ) -> tuple[RunSpec, Sequence[ServerConfig]]:
-    """The run that knows the servers of its plan, and what each of them is told; directories are open.
+    """Return the run with its servers, and the configuration of each.
 
     Args:
         endpoints: place where each listens.
@@ -118,7 +118,7 @@ def read_durability(text: str) -> tuple[str, str]:
     """Durability and sync of `log`, `log,sync=group`, `snapshot`, `none`.
 
     Raises:
-        UsageError: it is none of them.
+        UsageError: the value is unknown.
     """
     durability, _, option = text.partition(",")
     name, _, sync = option.partition("=")
@@ -132,7 +132,7 @@ def read_durability(text: str) -> tuple[str, str]:
 
 
 def local_endpoint(run_id: str, index: int) -> str:
-    """Where a server of this host listens: a name without a file, so nothing can be left behind."""
+    """Return the endpoint of a server of this host, a name without a file."""
     return f"ipc://@ronde-{run_id}-server-{index}"
 
 
@@ -140,7 +140,7 @@ def read_token(environment: Mapping[str, str]) -> str:
     """The token of servers that were started by hand.
 
     Raises:
-        UsageError: there is none, or it is no token.
+        UsageError: the variable is not set, or not a token.
     """
     token = environment.get(TOKEN_KEY, "")
     if not re.fullmatch(r"[0-9a-f]{32}", token):

@@ -1,4 +1,4 @@
-"""The parameter servers beside the ranks of this host: started, started again when they die, ended."""
+"""The parameter servers of this host: started, restarted, ended."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Servers:
 
     Args:
         configs: configuration of each; its state lies in the run directory.
-        environment: what theirs is made from.
+        environment: variables from which theirs are made.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Servers:
             raise
 
     def look(self, say: Callable[[str], object]) -> str:
-        """Start those again that have died; why the run cannot go on, "" where it can.
+        """Restart dead servers; returns why the run cannot go on, or "".
 
         Args:
             say: tells the user that one was started again.
@@ -159,7 +159,7 @@ class Servers:
 
 
 def _refusal(config: ServerConfig, log: Path) -> str:
-    """What the server has written about why it will not start."""
+    """Read the reason why a server refused to start."""
     try:
         return Path(config.refusal).read_text(encoding="utf-8")
     except OSError:

@@ -57,5 +57,5 @@ class SignalInbox:
 
     @staticmethod
     def from_terminal(message: signal.struct_siginfo) -> bool:
-        """Whether a key pressed at the terminal sent it, to the whole foreground group at that."""
+        """Tell whether a key at the terminal sent it to the foreground group."""
         return message.si_code == SI_KERNEL

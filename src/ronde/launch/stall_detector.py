@@ -1,4 +1,4 @@
-"""Ranks wait for one that does not come: noticed on the boards of a node, told of all nodes."""
+"""Detects ranks that wait for one that does not come."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.
 
 
 class Look(enum.Enum):
-    """What a look at the ranks of a node shows: they go on, have waited for long, or for too long."""
+    """State of a node's ranks: they go on, wait long, or too long."""
 
     GOES_ON = enum.auto()
     WAITS = enum.auto()
@@ -31,12 +31,12 @@ class Look(enum.Enum):
 
 
 def notice_after(timeout: float) -> float:
-    """Seconds of waiting after which the user is told, where ranks may wait for so many."""
+    """Return the seconds of waiting after which the user is told."""
     return min(NOTICE_S, timeout / 2)
 
 
 class StallDetector:
-    """Looks now and then whether some rank of a node waits for another that does not come.
+    """Looks whether some rank of a node waits for another.
 
     Args:
         ranks: number of ranks on this node.
@@ -53,7 +53,7 @@ class StallDetector:
         self._told = Look.GOES_ON
 
     def look(self) -> Look:
-        """What is news: `WAITS` and `IS_OVER` come once for each time that ranks wait."""
+        """Return a change of state: `WAITS` and `IS_OVER` come once for each time that ranks wait."""
         now = time.monotonic()
         if now < self._next_look:
             return Look.GOES_ON
@@ -71,12 +71,12 @@ class StallDetector:
         return Look.GOES_ON if self._told is before else self._told
 
     def reset_timer(self) -> None:
-        """The run was stopped by the user: what was waited so far does not count."""
+        """Forget the waiting so far, since the user stopped the run."""
         self._started = time.monotonic()
 
 
 def told_early(evidence: Evidence, explanation: Explanation | None, timeout: float) -> str:
-    """What the user is told while ranks may still be right to wait."""
+    """Describe a stall that may still be right."""
     lines = [] if explanation is None else explanation.lines()
     return (
         f"ranks have waited for {notice_after(timeout):g} s; the run is ended after {timeout:g} s of this "
@@ -85,7 +85,7 @@ def told_early(evidence: Evidence, explanation: Explanation | None, timeout: flo
 
 
 def told_at_last(evidence: Evidence, timeout: float) -> str:
-    """What the user is told of a run that is ended because ranks have waited for so long."""
+    """Describe a stall that ends the run."""
     return (
         f"the run stood still for {timeout:g} s and has been ended (--timeout)\n"
         f"{places(evidence)}"
@@ -95,7 +95,7 @@ def told_at_last(evidence: Evidence, timeout: float) -> str:
 
 
 def places(evidence: Evidence) -> str:
-    """Where every rank is, a line each."""
+    """Describe the place of every rank, a line each."""
     lines: list[str] = []
     for rank in evidence.ranks:
         if rank.standing == "waiting":
@@ -114,7 +114,7 @@ def places(evidence: Evidence) -> str:
 
 
 def place_in(stack: str) -> str:
-    """The innermost line of the script in a stack that `faulthandler` wrote; "" if there is none."""
+    """Find the innermost line of the script in a stack of `faulthandler`; "" without one."""
     lines = ScriptLine()
     for match in map(FRAME.fullmatch, stack.splitlines()):
         name = lines.name(match["file"]) if match else None

@@ -1,4 +1,4 @@
-"""The process that serves the store where ranks of several hosts meet, outside of all ranks."""
+"""The process of the store where ranks of several hosts meet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STORE = (sys.executable, "-c", "import sys; sys.path[:1] = []; from ronde.runtim
 def start_store(
     listener: socket.socket, log: Path, *, linger: float, command: tuple[str, ...] = STORE
 ) -> subprocess.Popen[bytes]:
-    """Serve at a socket that listens already, until this process is gone and `linger` seconds more.
+    """Serve the store at a listening socket until this process is gone.
 
     What it says is in `log`: a launcher waits for the end of all that holds its pipes.
     """

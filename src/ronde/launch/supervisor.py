@@ -1,4 +1,4 @@
-"""Watches the ranks of one node until all are gone, and ends peers of a failed rank.
+"""Supervises the ranks of a node, and ends peers of a failed rank.
 
 After the first failure there is a timetable (seconds since it was noticed), for nobody waits long
 for a rank that waits for a dead one:
@@ -45,7 +45,7 @@ TERMINATION_S = 0.5
 
 
 class Supervisor:
-    """The ranks of a run on one node, and what is known about their ends.
+    """Supervisor of a node's ranks, with an account of their ends.
 
     Args:
         outlet: the side of the user.
@@ -55,7 +55,7 @@ class Supervisor:
         stall: looks whether ranks wait for one that does not come.
 
     Attributes:
-        frozen: what was known of the ranks when one had failed, here or elsewhere.
+        frozen: evidence of the ranks from the moment of the first failure, here or elsewhere.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Supervisor:
 
     @property
     def is_watching(self) -> bool:
-        """Whether some rank process is not known to be gone, or its end was not acted on."""
+        """Tell whether some rank is alive, or its end was not acted on."""
         return bool(self._alive or self._gone)
 
     def poll(self) -> None:
@@ -99,7 +99,7 @@ class Supervisor:
                 self._gone.append((rank, code))
 
     def step(self) -> None:
-        """Act on ranks that `poll` found gone, look at servers, and end what is due."""
+        """Act on ends that `poll` found, look at servers, and end due ranks."""
         self.pids |= set() if self._servers is None else self._servers.pids
         self._collect()
         self._notice_standstill()
@@ -109,11 +109,11 @@ class Supervisor:
             self._read_errors(self._ranks)
 
     def end(self) -> None:
-        """End the ranks as after a failure of one of them, whatever the reason is. From any thread."""
+        """End the ranks as after a failure. From any thread. From any thread."""
         self._is_to_end = True
 
     def tick(self) -> float:
-        """Seconds to wait for a signal: the end of a rank is one, the other evidence lies in files."""
+        """Return the seconds to wait for a signal before the next step."""
         if self._failed_at is not None:
             return 0.02
         if threading.current_thread() is not threading.main_thread():
@@ -145,9 +145,9 @@ class Supervisor:
         )
 
     def _fail(self) -> None:
-        """From here on ranks are ended; what is known of them is kept before."""
+        """Freeze the evidence, after which ranks are ended."""
         self._failed_at = time.monotonic()
-        # After an interruption it is no question why; a directory that was removed takes no evidence.
+        # The cause of an interruption is known; a directory that was removed takes no evidence.
         if self._ends.interrupted_by is None and self._directory.path.exists():
             self.frozen = self._gathering.gather("failure", codes=self._ends.codes)
             self._events.froze(self.frozen)

@@ -1,4 +1,4 @@
-"""Terminals: who is in the foreground, and a pty behind which a rank takes its output for a terminal."""
+"""Terminals: the foreground group, and a pty for a rank's output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OUTPUT_FLAGS = 1  # its place in the list of termios attributes
 
 
 def in_foreground() -> bool:
-    """Whether this process group is the one to which the controlling terminal's keys speak."""
+    """Tell whether this process group has the terminal's keys."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
@@ -27,7 +27,7 @@ def in_foreground() -> bool:
 
 
 def open_pty(like: int) -> tuple[int, int]:
-    """A pty (our end, the rank's end) set up as the terminal `like`, but passing bytes as they are.
+    """Open a pty (our end, the rank's end) like the terminal `like`.
 
     The user's own terminal will turn "\\n" into "\\r\\n"; done twice, bytes would not be the script's.
     """
@@ -41,7 +41,7 @@ def open_pty(like: int) -> tuple[int, int]:
 
 
 def copy_size(source: int, target: int) -> None:
-    """Give the terminal `target` the rows and columns of `source`; one of them may be gone."""
+    """Copy rows and columns of terminal `source` to `target`, if both exist."""
     with contextlib.suppress(OSError):
         size = fcntl.ioctl(source, termios.TIOCGWINSZ, bytes(8))
         fcntl.ioctl(target, termios.TIOCSWINSZ, size)

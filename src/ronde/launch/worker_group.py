@@ -1,4 +1,4 @@
-"""The processes of a node's ranks and servers, and the channels of their output: how they are started."""
+"""The worker group of a node: processes of ranks and servers, with their output."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def start_worker_group(
     inbox: SignalInbox,
     temporary: str,
 ) -> WorkerGroup:
-    """Start a node's servers and ranks; before any thread, and from here on there may be some.
+    """Start a node's servers and ranks; before any thread.
 
     Args:
         directory: the node's run directory.

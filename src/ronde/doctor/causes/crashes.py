@@ -1,4 +1,4 @@
-"""A process is gone that nobody has asked to go: which signal or exit code, and what it mostly means."""
+"""Causes of a rank's end by a signal or an exit code."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def exited(evidence: Evidence) -> Explanation | None:
 
 
 def launcher_gave_up(evidence: Evidence) -> Explanation | None:
-    """The launcher itself has ended the run, and has said what it has lost."""
+    """Explain a run that the launcher itself has ended."""
     failure = evidence.failure
     if failure is None or failure.kind not in _LOST:
         return None

@@ -201,7 +201,7 @@ def known_error(evidence: Evidence) -> Explanation | None:
 
 
 def not_finite_error(evidence: Evidence) -> Explanation | None:
-    """The script itself has found a value that is none, and the gradients tell on which rank."""
+    """Explain a value that is not finite, found by the script on one rank."""
     rank, error = _raised(evidence)
     if rank is None or not _NOT_FINITE.search(f"{error.get('type')} {error.get('message')}"):
         return None
@@ -219,7 +219,7 @@ def not_finite_error(evidence: Evidence) -> Explanation | None:
 
 
 def refused(evidence: Evidence) -> Explanation | None:
-    """A refusal of ours, which says what to do by itself."""
+    """Explain a refusal of ronde's own."""
     failure = evidence.failure
     if failure is None or failure.kind != "ronde":
         return None
@@ -251,7 +251,7 @@ def script_error(evidence: Evidence) -> Explanation | None:
 
 
 def _raised(evidence: Evidence) -> tuple[RankEvidence | None, Mapping[str, Any]]:
-    """The rank whose error of the script came first, and that error."""
+    """Return the first rank with an error of the script, and the error."""
     failure = evidence.failure
     rank = None if failure is None or failure.kind != "script" else evidence.rank(failure.rank)
     return (None, {}) if rank is None or rank.error is None else (rank, rank.error)

@@ -1,4 +1,4 @@
-"""Ranks have taken different paths through the script: what they do under one number differs."""
+"""Causes of ranks that take different paths through the script."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def paths_differ(evidence: Evidence) -> Explanation | None:
 
 
 def all_wait(evidence: Evidence) -> Explanation | None:
-    """Nobody is late, and yet all wait: in different places."""
+    """Explain ranks that all wait, in different places."""
     waiting = {
         each.rank: f"{each.where}: {each.what}" for each in evidence.ranks if each.standing == "waiting"
     }
@@ -71,7 +71,7 @@ def all_wait(evidence: Evidence) -> Explanation | None:
 
 
 def _diverged(evidence: Evidence) -> _Places:
-    """Where each rank was and what it did, where ranks differ.
+    """Return the place of each rank where ranks differ.
 
     Ranks of one host find that out, and leave word; those of several hosts are compared here, by their rings.
     """
@@ -89,13 +89,13 @@ def _diverged(evidence: Evidence) -> _Places:
 
 
 def _is_told(evidence: Evidence) -> bool:
-    """Whether the ranks that differ have said all of it: they know those of their host."""
+    """Tell whether the diverged ranks have reported all: they know their own host."""
     failure = evidence.failure
     return failure is not None and failure.kind == "diverged" and len(evidence.hosts) == 1
 
 
 def _met(evidence: Evidence) -> Sequence[tuple[float, _Places]]:
-    """What ranks did under each number of a group, with its age, the oldest first."""
+    """List the collectives of ranks by number, with ages, the oldest first."""
     met: dict[tuple[str, int], dict[int, tuple[str, str]]] = {}
     ages: dict[tuple[str, int], float] = {}
     for rank in evidence.ranks:

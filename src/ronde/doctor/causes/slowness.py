@@ -1,4 +1,4 @@
-"""A run that goes on, or has ended well, and yet is slow, or wrong in its numbers."""
+"""Causes of a run that is slow, or wrong in its numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WAITS_MORE = 0.15
 
 
 def not_finite(evidence: Evidence) -> Explanation | None:
-    """Gradients of a rank's own rows were not finite, before they were added to others'."""
+    """Explain gradients that were not finite on one rank before the sum."""
     first = first_not_finite({rank.rank: rank.not_finite for rank in evidence.ranks})
     if first is None or evidence.failure is not None:
         return None
@@ -54,7 +54,7 @@ def not_finite(evidence: Evidence) -> Explanation | None:
 
 
 def oversubscribed(evidence: Evidence) -> Explanation | None:
-    """More threads compute than there are cores."""
+    """Explain more computing threads than cores."""
     for place, host in enumerate(evidence.hosts):
         ranks = [rank for rank in evidence.ranks if rank.host == place]
         threads, cores = sum(rank.threads for rank in ranks), host.cores
@@ -73,7 +73,7 @@ def oversubscribed(evidence: Evidence) -> Explanation | None:
 
 
 def files_run_out(evidence: Evidence) -> Explanation | None:
-    """A rank has nearly as many files open as it may, which mostly is a leak."""
+    """Explain a rank with nearly as many open files as allowed."""
     for rank in evidence.ranks:
         opened, most = rank.process.files, rank.process.most_files
         if most and opened > _NEARLY * most:
@@ -89,7 +89,7 @@ def files_run_out(evidence: Evidence) -> Explanation | None:
 
 
 def slow_loader(evidence: Evidence) -> Explanation | None:
-    """Much of the time goes by in waiting for batches."""
+    """Explain a run that waits for batches much of the time."""
     shares = {rank.rank: _share(rank, "data") for rank in evidence.ranks}
     slow = {rank: share for rank, share in shares.items() if share > _MUCH_DATA}
     if not slow:
@@ -108,7 +108,7 @@ def slow_loader(evidence: Evidence) -> Explanation | None:
 
 
 def straggler(evidence: Evidence) -> Explanation | None:
-    """One rank comes last to nearly all meetings, and late; after the run: it hardly waited, others did."""
+    """Explain a straggler: a rank that comes last, and late, nearly always."""
     waited = {each.rank: _share(each, "communication") for each in evidence.ranks if each.summary is not None}
     if len(waited) == len(evidence.ranks) > 1:
         rank = min(waited, key=lambda each: waited[each])
@@ -143,7 +143,7 @@ def _straggler(evidence: Evidence, rank: int, told: str) -> Explanation:
 
 
 def fine(evidence: Evidence) -> Explanation | None:
-    """Nothing is the matter, as far as can be seen."""
+    """Explain a healthy run."""
     if evidence.failure is not None or evidence.reason != "asked":
         return None
     running = [rank for rank in evidence.ranks if rank.is_alive]
@@ -158,7 +158,7 @@ def fine(evidence: Evidence) -> Explanation | None:
 
 
 def last_arrivals(evidence: Evidence) -> tuple[Mapping[int, int], float, float]:
-    """How often each rank came last, how late it was (seconds, median), and the time between two meetings.
+    """Return lateness of each rank, and the time between two meetings.
 
     Ranks are compared with those of their host: clocks of several hosts are not alike to the millisecond.
     """
@@ -181,14 +181,14 @@ def last_arrivals(evidence: Evidence) -> tuple[Mapping[int, int], float, float]:
 
 
 def _workers(evidence: Evidence) -> int:
-    """Of each rank: as many as find a core beside it, and one at least."""
+    """Count the threads of each rank that fit beside the others."""
     first = evidence.hosts[0]
     ranks = sum(rank.host == 0 for rank in evidence.ranks)
     return max(1, first.cores // max(1, ranks) - 1)
 
 
 def _share(rank: RankEvidence, name: str) -> float:
-    """Of its summary; of a rank that runs, whether it waits for its loader now."""
+    """Return a rank's share of waiting for its loader."""
     if rank.summary is not None:
         found = rank.summary.get(name)
         return float(found) if isinstance(found, (int, float)) else 0.0

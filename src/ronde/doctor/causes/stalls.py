@@ -1,4 +1,4 @@
-"""Ranks wait for one that does not come: what that one is about, as Linux and its stack show it."""
+"""Causes of a stall: states of the late rank in Linux and its stack."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 _SILENT_S = 2.5
 # Whoever asks about a run whose ranks have met so lately, asks about one that goes on.
 _GOES_ON_S = 3.0
-# Of a core: less than this is no work, more than that is.
+# Shares of a core: an idle thread has less than the first, a busy one more than the second.
 _IDLE, _WORKS = 0.05, 0.3
 # Where Linux says that a process sleeps, and the system call of x86-64 where it does not say.
 _LOCK = re.compile(r"futex")
@@ -64,7 +64,7 @@ def stopped(evidence: Evidence) -> Explanation | None:
 
 
 def died(evidence: Evidence) -> Explanation | None:
-    """It is gone without a word, and its launcher has not noticed, or is gone too."""
+    """Explain a rank that is gone without an error and without its launcher's notice."""
     if evidence.failure is not None or not any(rank.is_alive or rank.summary for rank in evidence.ranks):
         return None
     for rank in evidence.ranks:
@@ -81,7 +81,7 @@ def died(evidence: Evidence) -> Explanation | None:
 
 
 def ended_early(evidence: Evidence) -> Explanation | None:
-    """It has come to the end of the script while others still wait for it."""
+    """Explain a rank at the end of the script, for which others wait."""
     if evidence.failure is not None and evidence.failure.kind not in ("peer", "standstill"):
         return None
     waiting = [rank for rank in evidence.ranks if _waits(rank)]
@@ -105,7 +105,7 @@ def ended_early(evidence: Evidence) -> Explanation | None:
 
 
 def interpreter_held(evidence: Evidence) -> Explanation | None:
-    """Its thread does not beat, though it is not stopped: some code keeps the interpreter to itself."""
+    """Explain code that holds the interpreter: the beat stops, the process does not."""
     for rank in _late(evidence):
         process = rank.process
         if rank.beat is None or rank.beat < _SILENT_S or process.state in ("D", "T", "t"):
@@ -152,7 +152,7 @@ def loader_stopped(evidence: Evidence) -> Explanation | None:
 
 
 def loader_frozen(evidence: Evidence) -> Explanation | None:
-    """It waits for its loader, and no worker does anything."""
+    """Explain a wait for a loader with idle workers."""
     for rank in _late(evidence):
         if not inside(main_frames(rank.stack), _LOADER) or not rank.children or not _is_idle(rank.process):
             continue
@@ -180,7 +180,7 @@ def loader_frozen(evidence: Evidence) -> Explanation | None:
 
 
 def not_begun(evidence: Evidence) -> Explanation | None:
-    """It has not come to the script."""
+    """Explain a rank that has not begun the script."""
     if not any(_waits(rank) for rank in evidence.ranks):
         return None
     for rank in _late(evidence):
@@ -222,7 +222,7 @@ def waits_for_lock(evidence: Evidence) -> Explanation | None:
 
 
 def sleeps(evidence: Evidence) -> Explanation | None:
-    """It sleeps, by its own will."""
+    """Explain a rank that sleeps."""
     for rank in _late(evidence):
         if _is_idle(rank.process) and _in(rank.process, _SLEEP, _SLEEP_CALLS):
             return Explanation(
@@ -236,7 +236,7 @@ def sleeps(evidence: Evidence) -> Explanation | None:
 
 
 def waits_for_others(evidence: Evidence) -> Explanation | None:
-    """It waits for something outside of the run: a socket, a pipe, another process."""
+    """Explain a wait for a socket, a pipe or another process."""
     for rank in _late(evidence):
         frames = main_frames(rank.stack)
         if not _is_idle(rank.process) or inside(frames, _LOADER):
@@ -257,7 +257,7 @@ def waits_for_others(evidence: Evidence) -> Explanation | None:
 
 
 def waits_for_data(evidence: Evidence) -> Explanation | None:
-    """It waits for its loader, whose workers work."""
+    """Explain a wait for a loader with busy workers."""
     for rank in _late(evidence):
         if inside(main_frames(rank.stack), _LOADER):
             busy = [child for child in rank.children if (child.busy or 0) > _WORKS]
@@ -277,7 +277,7 @@ def waits_for_data(evidence: Evidence) -> Explanation | None:
 
 
 def computes(evidence: Evidence) -> Explanation | None:
-    """It computes, and takes long over it: or for ever."""
+    """Explain a rank that computes for long."""
     for rank in _late(evidence):
         others_wait = any(_waits(each) for each in evidence.ranks)
         if others_wait and _is_busy(rank.process):
@@ -286,13 +286,13 @@ def computes(evidence: Evidence) -> Explanation | None:
                 rank=rank.rank,
                 summary=f"rank {rank.rank} computes, while others wait for it",
                 evidence=(f"its main thread uses {rank.process.cpu or 0:.0%} of a core", *_at(rank)),
-                fix="if a loop has no end there, mend its condition; if it is right to take so long, wait",
+                fix="if a loop has no end there, correct its condition; if it is right to take so long, wait",
             )
     return None
 
 
 def _late(evidence: Evidence) -> Sequence[RankEvidence]:
-    """Ranks that live and do not wait for others, in a run that does not go on."""
+    """Return live ranks that wait for nobody, in a run that stands still."""
     if evidence.failure is not None and evidence.failure.kind not in ("peer", "standstill"):
         return ()
     alive = [rank for rank in evidence.ranks if rank.is_alive and rank.standing != "ended"]
@@ -304,7 +304,7 @@ def _late(evidence: Evidence) -> Sequence[RankEvidence]:
 
 
 def _waits(rank: RankEvidence) -> bool:
-    """For other ranks; of a script with groups of its own only the stack knows."""
+    """Tell whether a rank waits for others, by its board or its stack."""
     if rank.standing:
         return rank.standing == "waiting" and rank.is_alive
     return rank.is_alive and inside(main_frames(rank.stack), "torch/distributed/distributed_c10d.py")
@@ -315,7 +315,7 @@ def _is_idle(process: Process) -> bool:
 
 
 def _is_busy(process: Process) -> bool:
-    """It runs, or would: where others have its core, it has little of it."""
+    """Tell whether a process runs, or would with a core of its own."""
     return process.state == "R" or (process.cpu or 0.0) > _WORKS
 
 
@@ -326,7 +326,7 @@ def _in(process: Process, place: re.Pattern[str], calls: Sequence[int]) -> bool:
 
 
 def _at(rank: RankEvidence) -> tuple[str, ...]:
-    """Where it is now by its stack, else where it was last."""
+    """Describe the place of a rank by its stack, or else its board."""
     frames = main_frames(rank.stack)
     place = script_place(frames)
     if place is None:

@@ -1,4 +1,4 @@
-"""Whether compiled code can be kept: numba's, without which each process compiles anew, or fails."""
+"""The check of caches of compiled code, numba's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check(asked: Asked) -> Finding:
 
 
 def judge(has_numba: bool, writable: bool, named: str) -> Finding:
-    """By whether a folder of its can be written."""
+    """Judge by a folder that can be written."""
     if not has_numba:
         return Finding(
             check=CHECK,

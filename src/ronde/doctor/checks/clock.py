@@ -1,4 +1,4 @@
-"""Whether this host's clock is held to the world's, as logs of several hosts need it."""
+"""The check of this host's clock, on which logs of several hosts rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check(asked: Asked) -> Finding:
 
 
 def judge(state: int) -> Finding:
-    """By what adjtimex(2) returned."""
+    """Judge by the result of adjtimex(2)."""
     if state == _ERROR:
         return Finding(
             check=CHECK,

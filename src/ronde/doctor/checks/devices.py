@@ -1,4 +1,4 @@
-"""Whether each rank has a device, where torch knows CUDA."""
+"""The check of devices: one for each rank where torch knows CUDA."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check(asked: Asked) -> Finding:
 
 
 def judge(ranks: int, knows_cuda: bool, devices: int) -> Finding:
-    """By the number of devices."""
+    """Judge by the number of devices."""
     if not devices:
         why = "no CUDA device is there" if knows_cuda else "torch is built without CUDA"
         return Finding(check=CHECK, level="good", summary=f"ranks run on the CPU: {why}")

@@ -1,4 +1,4 @@
-"""Whether logs and checkpoints find room where runs are kept."""
+"""The check of disk space for logs and checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST, _ENOUGH = 64 << 20, 2 << 30
 
 
 def check(asked: Asked) -> Finding:
-    """Look at the disk of the state directory, or of what is there of its path."""
+    """Look at the disk of the state directory, or of its nearest parent."""
     root = default_root(asked.environment)
     there = next(each for each in (root, *root.parents) if each.exists())
     try:
@@ -28,7 +28,7 @@ def check(asked: Asked) -> Finding:
 
 
 def judge(root: Path, free: int, writable: bool) -> Finding:
-    """By the free bytes, and whether this user may write there."""
+    """Judge by the free bytes and the right to write."""
     if not writable:
         return Finding(
             check=CHECK,

@@ -1,4 +1,4 @@
-"""Whether other hosts reach this one by the address that its name has here."""
+"""The check of this host's name: others reach it by the name's address."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check(asked: Asked) -> Finding:
 
 
 def judge(name: str, addresses: set[str], hosts: int) -> Finding:
-    """By the addresses that the name has; on one host it matters little."""
+    """Judge by the addresses of the name, which one host does not need."""
     level: Level = "wrong" if hosts > 1 else "note"
     if not addresses:
         return Finding(

@@ -1,4 +1,4 @@
-"""Limits of processes: open files, processes, locked memory, and what is usually unlimited."""
+"""The check of limits: open files, processes, locked memory and others."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _PROCESSES_OF_A_RANK, _LEAST_PROCESSES = 64, 32
 
 
 def check_files(asked: Asked) -> Finding:
-    """How many files a process may open."""
+    """Look at the limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return judge_files(_number(soft), _number(hard))
 
 
 def judge_files(soft: float, hard: float) -> Finding:
-    """By the soft and the hard limit."""
+    """Judge by the soft and the hard limit."""
     told = f"a process may open {_shown(soft)} files"
     fix = f"ulimit -n {_shown(min(hard, 65536))}"
     if soft < _LEAST_FILES:
@@ -41,14 +41,14 @@ def judge_files(soft: float, hard: float) -> Finding:
 
 
 def check_processes(asked: Asked) -> Finding:
-    """How many processes and threads this user may have; root is not held to it."""
+    """Look at the limit of processes and threads, from which root is free."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     used = 0 if os.geteuid() == 0 else _threads_of_user()
     return judge_processes(_number(soft) if os.geteuid() else float("inf"), used, asked.ranks)
 
 
 def judge_processes(limit: float, used: int, ranks: int) -> Finding:
-    """By the limit and how many there are."""
+    """Judge by the limit and the number of processes."""
     told = f"{_shown(limit)} processes and threads are allowed, {used} are there"
     if limit - used < _LEAST_PROCESSES * ranks:
         return Finding(

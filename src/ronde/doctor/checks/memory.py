@@ -1,4 +1,4 @@
-"""How much memory the ranks may take, by the host and by its control group."""
+"""The check of memory, by the host and its control group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OF_A_RANK = 400 << 20
 
 
 def check(asked: Asked) -> Finding:
-    """Look at what is free, and at what the control group leaves."""
+    """Look at free memory, and the rest within the control group's limit."""
     free = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -24,7 +24,7 @@ def check(asked: Asked) -> Finding:
 
 
 def judge(ranks: int, free: int, limit: int | None) -> Finding:
-    """By free bytes, and those that the control group leaves; None: it has no limit."""
+    """Judge by free bytes and the control group's rest; None: no limit."""
     most = free if limit is None else min(free, limit)
     by = " by the limit of its control group" if limit is not None and limit < free else ""
     told = f"{most >> 20} MiB of memory are left{by}"
@@ -39,7 +39,7 @@ def judge(ranks: int, free: int, limit: int | None) -> Finding:
 
 
 def group_limit(root: Path = Path("/")) -> int | None:
-    """Bytes that the control groups leave to this process; None where none has a limit."""
+    """Return the bytes that control groups leave to this process; None: no limit."""
     left: list[int] = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")

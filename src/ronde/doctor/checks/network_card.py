@@ -1,4 +1,4 @@
-"""Which network cards there are, and whether ranks could take one that leads nowhere."""
+"""The check of network cards, some of which lead nowhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check(asked: Asked) -> Finding:
 
 
 def judge(cards: Sequence[str], infiniband: Sequence[str], environment: Mapping[str, str]) -> Finding:
-    """By the cards that are up."""
+    """Judge by the cards that are up."""
     real = [name for name in cards if not _VIRTUAL.match(name)]
     for variable in _VARIABLES:
         named = environment.get(variable, "")

@@ -1,4 +1,4 @@
-"""Processes of earlier runs whose launcher is gone: they hold memory, ports and devices."""
+"""The check of orphans: processes of earlier runs without a launcher."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check(asked: Asked) -> Finding:
 
 
 def judge(found: Mapping[str, Sequence[int]]) -> Finding:
-    """By the processes of each run that has no launcher."""
+    """Judge by the processes of each run without a launcher."""
     if not found:
         return Finding(check=CHECK, level="good", summary="no process of an earlier run is left")
     pids = sorted(pid for each in found.values() for pid in each)
@@ -35,9 +35,9 @@ def judge(found: Mapping[str, Sequence[int]]) -> Finding:
 
 
 def orphans(proc: Path = Path("/proc")) -> dict[str, list[int]]:
-    """By run id, the processes of runs whose launcher is gone: each has init, or one of them, as its parent.
+    """Return processes of runs without a launcher, by run id.
 
-    A launcher is no process of its run. While it lives, it is the parent of the ranks.
+    A launcher is not a process of its run. While it lives, it is the parent of the ranks.
     """
     runs: dict[str, dict[int, int]] = {}
     for entry in os.scandir(proc):

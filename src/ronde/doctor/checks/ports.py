@@ -1,4 +1,4 @@
-"""Whether ranks find ports to meet at, and who has the one that was asked for."""
+"""The check of ports, for ranks to meet at."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check(asked: Asked) -> Finding:
 
 
 def judge(port: int, problem: int, taken_by: str, ephemeral: int) -> Finding:
-    """By what the attempt to listen came to, and how many ports are handed out."""
+    """Judge by the attempt to listen, and the number of ephemeral ports."""
     if problem == errno.EADDRINUSE:
         by = f" by {taken_by}" if taken_by else ""
         return Finding(

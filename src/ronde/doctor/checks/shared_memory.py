@@ -1,4 +1,4 @@
-"""Whether /dev/shm holds what loader workers hand over."""
+"""The check of /dev/shm, by which loader workers hand over batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST, _ENOUGH_OF_A_RANK = 128 << 20, 256 << 20
 
 
 def check(asked: Asked) -> Finding:
-    """Look at its size and what is free."""
+    """Look at its size and free bytes."""
     try:
         found = os.statvfs("/dev/shm")
     except OSError:
@@ -24,7 +24,7 @@ def check(asked: Asked) -> Finding:
 
 
 def judge(size: int, free: int, ranks: int) -> Finding:
-    """By its size and what is free, in bytes."""
+    """Judge by its size and free bytes."""
     if size == 0:
         return Finding(
             check=CHECK,

@@ -1,4 +1,4 @@
-"""Whether ranks compute with as many threads as there are cores for them."""
+"""The check of threads: as many as cores."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ CHECK = "threads"
 
 
 def check(asked: Asked) -> Finding:
-    """By what was asked for, else by OMP_NUM_THREADS, else as `ronde run` shares cores out."""
+    """Look at the option, OMP_NUM_THREADS, or the equal share."""
     given = asked.environment.get("OMP_NUM_THREADS", "")
     threads = asked.threads or (int(given) if given.isdecimal() else None)
     return judge(asked.ranks, threads, available_cores(), by_variable=asked.threads is None and bool(given))
 
 
 def judge(ranks: int, threads: int | None, cores: int, *, by_variable: bool) -> Finding:
-    """By the threads of each rank; None: an equal share."""
+    """Judge by the threads of each rank; None: an equal share."""
     if threads is None:
         if ranks > cores:
             return Finding(

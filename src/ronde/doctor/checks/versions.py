@@ -1,4 +1,4 @@
-"""Whether Python, torch and what ronde needs are there, in versions that go together."""
+"""The check of versions of Python, torch and other packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHECK = "versions"
 
 
 def check(asked: Asked) -> Finding:
-    """Look at what is installed; torch is not imported."""
+    """Look at installed packages; torch is not imported."""
     problem = ""
     try:
         check_torch()
@@ -31,7 +31,7 @@ def check(asked: Asked) -> Finding:
 
 
 def judge(python: str, torch: str, problem: str, newer: str | None) -> Finding:
-    """By the versions, and what `ronde run` would say of them."""
+    """Judge by the versions, and the refusal of `ronde run`."""
     told = f"Python {python} ({sys.executable}), torch {torch}"
     if problem:
         return Finding(check=CHECK, level="wrong", summary=told, fix=problem)
