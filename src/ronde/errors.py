@@ -1,11 +1,11 @@
-"""The exception tree. Every message says what is wrong, which value, and how to fix it.
+"""The exception tree. Every message names the problem, the value, and the fix.
 
-RondeError            what a user of ronde may catch
+RondeError            base of errors that a user may catch
   UsageError          a mistake on the command line or in a call (exit code 2)
     PlanError         an unknown, contradictory or not yet built plan value
   LaunchError         ranks could not be started
   FunctionError       a function that `ronde.launch` ran has raised on some rank
-  BenchError          a measured run failed, or did not measure what it should
+  BenchError          a measured run failed, or measured something else
 PeerLost              a peer rank died (a BaseException, see there)
   RaisedAlone         an exception of one rank that the others cannot raise too
   DivergedError       ranks took different paths through the script
@@ -41,7 +41,7 @@ class UsageError(RondeError):
 
 
 class PlanError(UsageError):
-    """A plan that names an unknown value, contradicts itself, or asks for what is not built yet."""
+    """A plan with unknown, contradictory or unbuilt values."""
 
 
 class LaunchError(RondeError):
@@ -53,7 +53,7 @@ class FunctionError(RondeError):
 
 
 class BenchError(RondeError):
-    """A measured run failed, or did not measure what it should."""
+    """A measured run failed, or measured something else than it should."""
 
 
 class PeerLost(BaseException):
@@ -66,7 +66,7 @@ class PeerLost(BaseException):
 
 
 class RaisedAlone(PeerLost):
-    """An exception of one rank in a step that its peers cannot repeat; it ends the run.
+    """An exception of one rank that its peers cannot repeat; ends the run.
 
     Args:
         error: the exception that was raised.
@@ -81,7 +81,7 @@ class DivergedError(PeerLost):
     """Ranks took different paths through the script. Unlike its base it is the news, and says all there is.
 
     Args:
-        paths: for each rank known of: its number, the line of the script, what it does there.
+        paths: rank number, line of the script, and operation there, for each known rank.
     """
 
     def __init__(self, paths: Iterable[tuple[int, str, str]]) -> None:

@@ -1,1 +1,1 @@
-"""Checkpoints of a whole run: what an unmodified script did, and what it holds at one step."""
+"""Checkpoints of a whole run: journal of an unmodified script, and its state."""

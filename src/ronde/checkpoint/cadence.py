@@ -1,4 +1,4 @@
-"""How often a run makes checkpoints: `--every 100` steps, or `--every 60s`, `5m`, `2h`."""
+"""Cadence of checkpoints: `--every 100` steps, or `--every 60s`, `5m`, `2h`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Cadence(NamedTuple):
-    """Either a number of steps, or seconds; the other is 0."""
+    """Number of steps or seconds between checkpoints; the other is 0."""
 
     steps: int = 0
     seconds: float = 0.0
 
 
 def read_cadence(text: str) -> Cadence:
-    """What `--every` says.
+    """Parse the value of `--every`.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     value = float(match[1]) if match is not None else 0.0

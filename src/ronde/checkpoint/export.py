@@ -16,13 +16,13 @@ __all__ = ["export_models", "find_checkpoint"]
 
 
 def find_checkpoint(path: Path, tell: Callable[[str], object]) -> tuple[Path, State]:
-    """The checkpoint that a path names, or the newest in a folder of them that is whole.
+    """Find the checkpoint at a path, or the newest intact one in a folder.
 
     Args:
-        tell: hears of those that are damaged.
+        tell: callback for messages about damaged ones.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the path has no checkpoint.
     """
     if (path / "manifest.json").is_file():
         try:
@@ -36,7 +36,9 @@ def find_checkpoint(path: Path, tell: Callable[[str], object]) -> tuple[Path, St
 
 
 def export_models(place: Path, state: State, out: Path, layout: Layout = "torch") -> list[str]:
-    """Write the `state_dict` of each model of a checkpoint to `out`, as files or folders of its name.
+    """Write each model's `state_dict` to `out`, as files or folders.
+
+    They have the names of the script's variables.
 
     Returns:
         the names: of the script's variables.
@@ -60,7 +62,7 @@ def export_models(place: Path, state: State, out: Path, layout: Layout = "torch"
 
 
 def _short(names: list[str]) -> dict[str, str]:
-    """Names of files: the variable's own where that is one's only."""
+    """Return file names by variable: its last part where that is unique."""
     last = {name: re.sub(r"[^\w.-]+", "_", re.sub(r"^(\w+@\d+|__main__)\.", "", name)) for name in names}
     found: dict[str, str] = {}
     for name in names:

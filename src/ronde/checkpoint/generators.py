@@ -1,4 +1,4 @@
-"""States of the generators from which a process draws, and whether somebody has drawn."""
+"""States of a process's random generators, and detection of draws."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Draws", "put_generators"]
 
 
 class Draws:
-    """Finds the states that must be known to skip what draws.
+    """Finder of the generator states needed to skip operations that draw.
 
-    What is skipped on the way back draws nothing, so generators stand elsewhere then. That matters where
-    somebody draws afterwards: the state at the end of what was skipped is kept there, and only there.
+    An operation skipped in a replay draws nothing, so generators have other states after it. That matters
+    where somebody draws later: the state at the end of the skipped operation is kept there, and only there.
     """
 
     def __init__(self) -> None:
@@ -27,20 +27,23 @@ class Draws:
         self._moved = False
 
     def before(self) -> Any:
-        """Something begins that will be skipped; the states."""
+        """Return the states before an operation that a replay will skip."""
         now = self._states()
         if self._moved and _differ(self._after, now):
             self.settle()
         return now
 
     def settle(self) -> None:
-        """The entries so far are about to be written: who draws after this is not known yet."""
+        """Store pending states in their entry, before entries are written.
+
+        Whether somebody draws later is not known yet.
+        """
         if self._moved and self._entry is not None:
             self._entry.random = self._after
             self._moved = False
 
     def after(self, entry: Entry, before: Any) -> None:
-        """It has ended."""
+        """Record the states after the operation."""
         now = self._states()
         self._moved = self._moved or _differ(before, now)
         self._entry, self._after = entry, now
@@ -51,7 +54,7 @@ class Draws:
 
 
 def put_generators(states: Any) -> None:
-    """Bring torch's, Python's and numpy's generators into these states."""
+    """Set the generators of torch, Python and numpy to these states."""
     cpu, cuda, hosts = states
     torch.set_rng_state(cpu)
     if cuda and torch.cuda.is_available():

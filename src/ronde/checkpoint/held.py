@@ -1,8 +1,8 @@
-"""What a script holds: tensors, optimizers and generators that its variables lead to, each by a name.
+"""Search of a script's tensors, optimizers and generators, each with a name.
 
 The search begins with the variables of the functions that the script is in, and of its modules, and follows
 attributes, items and closures. It takes the same way at the same place of the same script, so the names found
-at a checkpoint are found again when the script has come back there.
+at a checkpoint are found again when the replay has reached that place.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ __all__ = ["Held", "held_by_script"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SKIPPED = (types.ModuleType, type, types.CodeType, types.FrameType, types.BuiltinFunctionType, numpy.ndarray)
-# What lies in it are samples, of which nothing is learnt, and workers.
+# Containers of samples and workers, without trained state.
 _DATA = (torch.utils.data.Dataset, torch.utils.data.Sampler, torch.utils.data.DataLoader)
 _MOST = 5_000_000
 
 
 @dataclasses.dataclass(slots=True)
 class Held:
-    """What was found, by name.
+    """Objects found in a script, by name.
 
     Attributes:
         tensors: all but those of optimizers' states; gradients end in `.grad`.
-        optimizers: to be saved by their `state_dict`.
+        optimizers: optimizers, to be saved by their `state_dict`.
         modules: each `nn.Module`.
         generators: torch's own, beside the default ones.
     """
@@ -50,7 +50,7 @@ class Held:
 
 
 def held_by_script(frame: types.FrameType | None) -> Held:
-    """What the script holds that has called the function with this frame."""
+    """Find the objects held by the script that called the function of this frame."""
     found = Held()
     seen: dict[int, Any] = {}
     queue = collections.deque(_roots(frame))
@@ -117,7 +117,7 @@ def _in_module(name: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _below(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What can be reached from a value in one step."""
+    """Yield values that can be reached from a value in one step."""
     if isinstance(value, torch.Tensor):
         return
     if isinstance(value, dict):
@@ -148,7 +148,7 @@ def _below(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             for local, item in value.gi_frame.f_locals.items():
                 yield f"{name}.<{local}>", item
     elif isinstance(value, Optimizer):
-        # Its state is saved by itself; groups may hold rates that are tensors.
+        # Its state is saved separately; groups may hold rates that are tensors.
         for index, group in enumerate(value.param_groups):
             for key, item in group.items():
                 yield f"{name}.param_groups[{index}][{key}]", item

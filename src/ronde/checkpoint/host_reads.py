@@ -1,4 +1,4 @@
-"""Hears of every value that the script reads from a tensor, and of operations shaped by values."""
+"""Function mode that observes values read by the script, and value-dependent shapes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HostReads(TorchFunctionMode):
     """A function mode below all that the script switches on.
 
     Args:
-        read: is told the name of a reading, and what makes its answer; returns the answer.
+        read: runs a reading: takes its name and a function that makes the answer; returns the answer.
         shaped: the same for an operation whose result's shape depends on values.
     """
 
@@ -50,7 +50,7 @@ class HostReads(TorchFunctionMode):
         self._through: dict[CodeType, str] = {}
 
     def hear_through(self, wrapper: Callable[..., Any], name: str) -> None:
-        """`wrapper` is our own and stands for the reading `name`: what it reads by it, the script reads."""
+        """Count readings inside of our own `wrapper` as readings `name` of the script."""
         self._through[wrapper.__code__] = name
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -68,20 +68,20 @@ class HostReads(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def begin(self) -> None:
-        """Hear of what this thread does from now on."""
+        """Start recording this thread's readings."""
         above = _taken_off(count_function_modes())
         push_function_mode(self)
         _put_on(above)
 
     def end(self) -> None:
-        """Hear of nothing any more."""
+        """Stop recording."""
         above = self._above()
         if above is not None:
             _put_on(above)
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """Inside nothing is heard."""
+        """Suspend recording inside the `with` block."""
         above = self._above()
         if above is None:
             yield
@@ -93,7 +93,10 @@ class HostReads(TorchFunctionMode):
             self.begin()
 
     def _above(self) -> list[Any] | None:
-        """Take it off with the modes above it, and return these; None, and no change, if it is not on."""
+        """Pop this mode with the modes above it, and return these.
+
+        None, and no change, if it is not on the stack.
+        """
         count = count_function_modes()
         for index in range(count):
             if function_mode_at(index) is self:
@@ -113,7 +116,7 @@ def _put_on(modes: list[Any]) -> None:
 
 
 def _by_values(name: str, args: Any) -> bool:
-    """Whether values of a tensor decide on the shape of the result."""
+    """Return whether values of a tensor decide the shape of the result."""
     if name == "where":
         return len(args) == 1
     if name == "repeat_interleave":

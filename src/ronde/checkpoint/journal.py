@@ -1,14 +1,14 @@
-"""What a script has learnt from its tensors, in order: enough to bring it back to a step without computing.
+"""Journal of values that a script has read, in order, for replay without computing.
 
 A script is Python whose course depends on the values that it reads on the host (`loss.item()`, a branch on an
-accuracy), on what models return (structure and shapes), on the clock. With the seed the rest repeats itself.
+accuracy), on results of models (structure and shapes), on the clock. With the seed the rest repeats itself.
 The journal records these answers. To resume, the script runs again from its beginning, while models, backward
 and optimizer steps are skipped and every question is answered from the journal; when that ends, the tensors
 of the checkpoint take their places, and the script goes on where it was.
 
 The file is a sequence of blocks, each with its length and checksum, and only grows: a checkpoint names how
 many bytes and entries belong to it. Ranks that train by themselves read values of their own: there a block
-says whose it is, and whether the rank's journal begins with it.
+has the number of its rank, and whether the rank's journal begins with it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ __all__ = ["Entry", "Journal", "JournalError", "Mismatch", "begins_journal", "re
 
 _HEAD = struct.Struct("<QI")
 _LEVEL = 1
-_COMPRESSED = zlib.compress(b"", _LEVEL)[:2]  # how each block goes on behind its head
+_COMPRESSED = zlib.compress(b"", _LEVEL)[:2]  # first bytes of each block after its head
 
 
 class JournalError(RondeError):
-    """The file of a journal is not what was written."""
+    """Raised for a damaged journal file."""
 
 
 class Mismatch(RondeError):
-    """The script takes another course than the one that its journal tells of."""
+    """Raised when the script takes another course than its journal."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -44,8 +44,8 @@ class Entry:
 
     Attributes:
         kind: `call`, `backward`, `grad`, `step`, `read`, `shape`, `agreed`.
-        name: of what was called or asked.
-        payload: the answer; what it is depends on the kind.
+        name: name of the called or asked function.
+        payload: the answer; its type depends on the kind.
         random: states of generators at its end, where somebody drew from them afterwards; else None.
     """
 
@@ -56,15 +56,15 @@ class Entry:
 
 
 class Journal:
-    """Entries of this run, and a place among those of an earlier one.
+    """Entries of this run, replayed from an earlier run and then recorded.
 
     Args:
-        entries: of the run that is resumed.
-        rank: whose it is.
-        others: the entries are those of another rank.
+        entries: entries of the run that is resumed.
+        rank: rank of the journal.
+        others: whether the entries are those of another rank.
 
     Attributes:
-        replaying: an earlier run's entries are being answered with.
+        replaying: whether answers come from an earlier run's entries.
     """
 
     def __init__(self, entries: list[Entry] | None = None, *, rank: int = 0, others: bool = False) -> None:
@@ -79,11 +79,11 @@ class Journal:
 
     @property
     def at_end(self) -> bool:
-        """Whether all entries of the earlier run have been used."""
+        """Return whether all entries of the earlier run have been used."""
         return self._place == len(self._entries)
 
     def record(self, kind: str, name: str, payload: Any = None) -> Entry:
-        """Append an entry, whose payload may still be filled in."""
+        """Append an entry; its payload may still be filled in."""
         entry = Entry(kind, name, payload)
         self._entries.append(entry)
         return entry
@@ -92,7 +92,7 @@ class Journal:
         """The next entry of the earlier run.
 
         Raises:
-            Mismatch: it is another one.
+            Mismatch: the script takes another step than its next entry.
         """
         if self.at_end:
             raise Mismatch(f"it comes to {_said(kind, name)} where its journal has ended")
@@ -106,16 +106,19 @@ class Journal:
         return entry
 
     def forget_since(self, count: int) -> None:
-        """Remove what was recorded behind so many entries: it is done again, or never happened."""
+        """Remove the entries after the first `count`: they are repeated, or never happened."""
         if not self.replaying:
             del self._entries[count:]
 
     def begin_recording(self) -> None:
-        """The script has come to where the earlier run was; what happens from now on is new."""
+        """End the replay: later entries are new."""
         self.replaying = False
 
     def fresh(self) -> bytes:
-        """What was recorded since this was called last, as a block of the file; b"" for nothing."""
+        """Encode entries since the last call as a block of the file.
+
+        b"" without new entries.
+        """
         fresh, anew = self._entries[self._flushed :], self._flushed == 0
         self._flushed = len(self._entries)
         if not fresh:
@@ -125,7 +128,7 @@ class Journal:
 
 
 def begins_journal(content: bytes) -> bool:
-    """Whether a file that begins so, perhaps torn or empty, is a journal."""
+    """Return whether a file that begins so is a journal, perhaps torn or empty."""
     return not content or content[_HEAD.size : _HEAD.size + len(_COMPRESSED)] == _COMPRESSED
 
 
@@ -133,7 +136,7 @@ def read_entries(content: bytes, rank: int = 0) -> list[Entry]:
     """The entries of a rank in a file.
 
     Raises:
-        JournalError: it is damaged, or ends in the midst of a block.
+        JournalError: the file is damaged, or ends in the midst of a block.
     """
     found: list[Entry] = []
     for block in _blocks(content):

@@ -1,4 +1,4 @@
-"""Layouts in which others read weights: files of torch and safetensors, Hugging Face's, and DCP's."""
+"""Layouts of exported weights: files of torch, safetensors, Hugging Face, and DCP."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def write_weights(
     """Write a `state_dict`.
 
     Args:
-        place: of files, less their endings; of `hf` and `dcp` a new folder.
+        place: path of files, without their endings; for `hf` and `dcp` a new folder.
         largest: bytes of a file of `hf`; a larger model has several, and an index.
 
     Raises:
         UsageError: the folder has something in it.
-        OSError: it cannot be written.
+        OSError: the files cannot be written.
     """
     # Tensors that share memory, as tied ones do, have a copy each.
     copies = {key: value.clone().contiguous() for key, value in values.items()}

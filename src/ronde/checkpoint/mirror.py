@@ -1,7 +1,7 @@
-"""Checkpoints of a run in a place that is no folder: object stores and whatever else fsspec reaches.
+"""Mirror of a run's checkpoints in object stores, or other places of fsspec.
 
 They are written to a folder of this host first and copied from there. An object store has no rename: the
-manifest is copied last, and a checkpoint without one is none.
+manifest is copied last, and a folder without one is not a checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Mirror", "is_url"]
 
 
 def is_url(place: str) -> bool:
-    """Whether it is not a folder of this host: `s3://bucket/run`."""
+    """Return whether a place is a URL (`s3://bucket/run`), not a folder here."""
     return "://" in place
 
 
@@ -24,10 +24,10 @@ class Mirror:
     """The checkpoints of one run at a URL.
 
     Args:
-        url: as fsspec takes it.
+        url: address as fsspec takes it.
 
     Raises:
-        UsageError: fsspec, or what it needs for this kind of place, is missing, or the place is not reached.
+        UsageError: fsspec, or its package for this kind of place, is missing, or the place is not reached.
     """
 
     def __init__(self, url: str) -> None:
@@ -46,7 +46,7 @@ class Mirror:
         self._url = url
 
     def latest(self) -> Manifest | None:
-        """Of the newest checkpoint that is whole; None where there is none."""
+        """Read the manifest of the newest intact checkpoint, or None."""
         for name in self._names():
             try:
                 return Manifest.of_text(self._fs.cat_file(f"{self._root}/{name}/{MANIFEST}").decode())
@@ -55,7 +55,7 @@ class Mirror:
         return None
 
     def fetch(self, folder: Path) -> None:
-        """Bring the newest two that are whole, and the journal, to a folder: one of them may be damaged.
+        """Download the newest two checkpoints and the journal: one may be damaged.
 
         Raises:
             UsageError: the place is not reached any more.
@@ -76,7 +76,7 @@ class Mirror:
         """Copy one checkpoint of a folder, and the journal; on return it is there. Older ones are removed.
 
         Raises:
-            OSError: it is not; those before are.
+            OSError: the copy failed; earlier ones are there.
         """
         place = f"{self._root}/{name}"
         self._fs.makedirs(place, exist_ok=True)
@@ -88,7 +88,7 @@ class Mirror:
             self._fs.rm(f"{self._root}/{old}", recursive=True)
 
     def _names(self) -> list[str]:
-        """Of checkpoints, the newest first."""
+        """List the names of checkpoints, the newest first."""
         try:
             entries = self._fs.ls(self._root, detail=False)
         except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""The form of a value that holds tensors: structure, shapes and types, of small tensors their contents too.
+"""Outline of a value: structure, shapes and dtypes of tensors, contents of small ones.
 
-By it a value can be made again that the script may go on with while nothing is computed.
+From it a value can be made with which the script may go on while nothing is computed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SMALL_BYTES = 1024
 
 
 class NoOutline(Exception):
-    """The value cannot be made again from its form."""
+    """Raised for a value that cannot be made from an outline."""
 
 
 class Outlines:
@@ -32,7 +32,7 @@ class Outlines:
         """The outline of a value.
 
         Raises:
-            NoOutline: it holds what cannot be pickled, or tensors that are not strided.
+            NoOutline: the value has parts that cannot be pickled, or tensors that are not strided.
         """
         stream = io.BytesIO()
         try:
@@ -51,7 +51,7 @@ def build(outline: bytes) -> Any:
 
 
 class _Outlining(pickle.Pickler):
-    """Tensors are numbered: what is one object in a value is one again."""
+    """Pickler that numbers tensors, so that aliases stay aliases."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, protocol=5)
@@ -90,7 +90,7 @@ class _Building(pickle.Unpickler):
             )
             value = flat.reshape(shape).clone().to(device)  # no view: scripts write into losses
         else:
-            # What may stand for probabilities, and divides nothing by nought.
+            # A constant that may be a probability, and divides nothing by zero.
             constant = 1 / max(shape[-1], 1) if shape and (dtype.is_floating_point or dtype.is_complex) else 1
             value = torch.full(shape, constant, dtype=dtype, device=device)
         return _OfEarlierRun.apply(_anchor(device), [value]) if requires_grad else value
@@ -101,7 +101,7 @@ class _OfEarlierRun(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, made: list[torch.Tensor]) -> torch.Tensor:
-        return made[0]  # no argument of its own: that would be a view, into which nobody may write
+        return made[0]  # not a direct argument: that would be a view, which forbids writes
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

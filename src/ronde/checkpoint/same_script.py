@@ -1,6 +1,6 @@
-"""Whether a script is still what it was at its checkpoint: its text, and its arguments.
+"""Comparison of a script with that of its checkpoint: text and arguments.
 
-What it imports and the data that it reads are not looked at.
+Its imports and its data are not compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["changes_since", "script_digest"]
 
 
 def script_digest(script: str, *, module: bool) -> str:
-    """SHA-256 of a script's text; "" where it is no file."""
+    """Return the SHA-256 of a script's text; "" without a file."""
     path = _file_of(script) if module else script
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
@@ -28,7 +28,7 @@ def script_digest(script: str, *, module: bool) -> str:
 
 
 def changes_since(manifest: Manifest, digest: str, arguments: Sequence[str]) -> list[str]:
-    """In what a script with this digest and these arguments differs from that of a checkpoint."""
+    """List the differences of this script and arguments from a checkpoint's."""
     found: list[str] = []
     if manifest.script_digest and digest and manifest.script_digest != digest:
         found.append("its text")
@@ -38,7 +38,7 @@ def changes_since(manifest: Manifest, digest: str, arguments: Sequence[str]) -> 
 
 
 def _file_of(module: str) -> str | None:
-    """Of what `python -m` would run; nothing is imported."""
+    """Find the file that `python -m` would run; nothing is imported."""
     places = [os.getcwd(), *sys.path]
     for part in (*module.split("."), "__main__"):
         spec = PathFinder.find_spec(part, places)

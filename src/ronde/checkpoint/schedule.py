@@ -1,4 +1,4 @@
-"""When a checkpoint is made, and when a run that is to end does: at the same step on all ranks."""
+"""Schedule of checkpoints and of a run's end, at equal steps on all ranks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ronde.checkpoint.cadence import Cadence
 
 __all__ = ["Schedule"]
 
-# About so often ranks ask one another; a run that is to end goes on for as long at most, and a step.
+# About so often ranks ask one another; a run that is to end goes on at most for that time and a step.
 _ASK_EVERY_S = 1.0
 _MOST_STEPS = 1000
 
 
 class Schedule:
-    """What all ranks agree upon at some of the steps; by rank 0's clock, which says at which.
+    """Agreement of all ranks on checkpoints, at steps chosen by rank 0's clock.
 
     Args:
         add: the sum over ranks of a vector of integers, int64.
-        leads: this is rank 0.
+        leads: whether this is rank 0.
 
     Attributes:
-        is_ending: all ranks know that some rank has been asked to end.
+        is_ending: whether all ranks know that some rank has been asked to end.
     """
 
     def __init__(self, cadence: Cadence, add: Callable[[torch.Tensor], torch.Tensor], *, leads: bool) -> None:
@@ -35,12 +35,12 @@ class Schedule:
         self._due_at = monotonic() + cadence.seconds
 
     def is_due(self, step: int, saved: int, *, ending: bool) -> bool:
-        """Whether a checkpoint is to be made here; all ranks ask at the same steps.
+        """Return whether to make a checkpoint here; all ranks ask at the same steps.
 
         Args:
             step: steps so far.
             saved: the step of the newest checkpoint.
-            ending: this rank has been asked to end.
+            ending: whether this rank has been asked to end.
         """
         due = bool(self._cadence.steps) and step - saved >= self._cadence.steps
         if step >= self._ask_at:
@@ -52,7 +52,10 @@ class Schedule:
         return due or self.is_ending
 
     def is_time(self, step: int, saved: int) -> bool:
-        """Whether a checkpoint is due by this rank's own count and clock; each time is told once."""
+        """Return whether a checkpoint is due by this rank's own count and clock.
+
+        Each time is reported once.
+        """
         due = bool(self._cadence.steps) and step - saved >= self._cadence.steps
         return self._has_struck() or due
 
@@ -64,7 +67,7 @@ class Schedule:
         return is_time
 
     def _ahead(self, step: int) -> tuple[int, bool]:
-        """In how many steps ranks ask again, and whether the time for a checkpoint has come."""
+        """Return the steps until ranks ask again, and whether a checkpoint is due."""
         now, seconds = monotonic(), self._cadence.seconds
         a_step = (now - self._asked_at) / max(1, step - self._asked)
         self._asked, self._asked_at = step, now

@@ -1,7 +1,7 @@
-"""The state of a run at one step: taken from what the script holds, and put back into it.
+"""State of a run at one step: taken from a script's objects, and restored.
 
-Values are those of one device, whatever the plan: a parameter that lies in parts is whole here. So a state
-goes into a run under another plan, or on another number of ranks.
+Values are those of one device, for any plan: a sharded parameter is whole here. So a state fits a run under
+another plan, or on another number of ranks.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class Unchanged:
-    """Large tensors that were there before training began, such as a data set: the script makes them again.
+    """Large tensors from before training, such as a data set, which the script remakes.
 
     Args:
-        held: when the first model is about to be called.
+        held: objects of the script before the first call of a model.
     """
 
     def __init__(self, held: Held) -> None:
@@ -44,15 +44,15 @@ class Unchanged:
         }
 
     def __contains__(self, value: torch.Tensor) -> bool:
-        """Whether it is one of them, and nobody has written to it since."""
+        """Return whether it is one of them, without writes since."""
         known = self._known.get(id(value))
         return known is not None and known[0]() is value and known[1] == value._version
 
 
 class HostCopies:
-    """Copies in host memory that is used again: memory that is new costs as much time as the copy.
+    """Copies in reused host memory: new memory costs as much time as the copy.
 
-    What lies on a CUDA device goes into pinned memory, one copy behind the other; `settle` waits for them.
+    Tensors on a CUDA device are copied to pinned memory, one after the other; `settle` waits for them.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class HostCopies:
 
     @property
     def nbytes(self) -> int:
-        """Of all copies."""
+        """Return the bytes of all copies."""
         return sum(each.numel() * each.element_size() for each in self._memory.values())
 
     def of(self, name: str, value: torch.Tensor) -> torch.Tensor:
@@ -88,12 +88,12 @@ def take(
     *,
     with_rows: bool = True,
 ) -> State:
-    """The state; called by all ranks, as parts are gathered.
+    """Take the state; called by all ranks, as shards are gathered.
 
     Args:
-        whole: makes a value whole that lies in parts on the ranks.
-        copies: where it is kept; None: this rank keeps nothing, and the state is empty.
-        with_rows: of embedding tables; else another rank has them.
+        whole: gathers a sharded value.
+        copies: storage of the copies; None: this rank keeps nothing, and the state is empty.
+        with_rows: whether to include the rows of embedding tables; else another rank has them.
     """
     tensors: dict[str, torch.Tensor] = {}
     left: list[str] = []
@@ -109,7 +109,7 @@ def take(
         state = optimizer.state_dict()["state"]
         if copies is not None:
             optimizers[name] = _copied(copies, name, state)
-    # Embedding tables, and whatever else keeps more than tensors; gathered where rows are spread over ranks.
+    # Embedding tables, and other modules with more than tensors; gathered where rows are spread over ranks.
     extra = {
         name: module.get_extra_state()
         for name, module in held.modules.items()
@@ -138,13 +138,13 @@ def take(
 
 
 def mean_over_ranks(states: Sequence[State], held: Held) -> State:
-    """One model of those of ranks that train by themselves.
+    """Combine the states of ranks that train by themselves into one model.
 
     Parameters, buffers and the state of optimizers are means; the rest, such as rates, is rank 0's.
 
     Args:
-        states: of each rank.
-        held: what the script of rank 0 holds.
+        states: state of each rank.
+        held: objects of rank 0's script.
     """
     ours = {id(value) for module in held.modules.values() for value in _values_of(module)}
     trained = {
@@ -163,7 +163,10 @@ def mean_over_ranks(states: Sequence[State], held: Held) -> State:
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """The mean of tensors, one by one in dicts and lists; the first value where they are unlike."""
+    """Average tensors, one by one in dicts and lists.
+
+    Where they differ in form, the first value is taken.
+    """
     first = values[0]
     if any(type(value) is not type(first) for value in values):
         return first
@@ -187,7 +190,7 @@ def _mean(values: Sequence[Any]) -> Any:
 
 
 def _models(held: Held) -> dict[str, dict[str, str]]:
-    """Of each model that is in no other, the keys of its `state_dict` and the names of their tensors."""
+    """Map each outermost model to its `state_dict` keys, with the names of their tensors."""
     names = {id(value): name for name, value in held.tensors.items()}
     models: dict[str, dict[str, str]] = {}
     inner = {id(part) for module in held.modules.values() for part in module.modules() if part is not module}
@@ -209,10 +212,10 @@ def _models(held: Held) -> dict[str, dict[str, str]]:
 
 
 def put_back(held: Held, state: State, whole: Callable[[Any], Any]) -> None:
-    """Give what the script holds the values of a state; called by all ranks.
+    """Restore the script's objects from a state; called by all ranks.
 
     Raises:
-        Mismatch: it holds other things than it did.
+        Mismatch: the script has other objects than before.
     """
     saved, left = state["tensors"], set(state["left"])
     for name, value in saved.items():
@@ -256,7 +259,7 @@ def put_back(held: Held, state: State, whole: Callable[[Any], Any]) -> None:
 def _put_tensor(held: Held, name: str, value: torch.Tensor, whole: Callable[[Any], Any]) -> None:
     target = held.tensors.get(name)
     if target is None:
-        # What a module keeps of a call that was not made again.
+        # State that a module keeps of a call that was not repeated.
         owner, _, attribute = name.rpartition(".")
         module = held.modules.get(owner)
         if module is None:
@@ -268,7 +271,7 @@ def _put_tensor(held: Held, name: str, value: torch.Tensor, whole: Callable[[Any
             f"{name} is {target.dtype} {list(target.shape)}, and was {value.dtype} {list(value.shape)}"
         )
     with torch.no_grad():
-        # A batch has its values already; written to, it would not lie in parts any more.
+        # A batch has its values already; written to, it would become whole.
         if type(target) in _ALONE or not torch.equal(whole(target.detach()), value.to(target.device)):
             target.data.copy_(value)
 

@@ -1,7 +1,7 @@
 """Checkpoints of one run in a folder: each whole or not there.
 
-    DIR/journal                  what the script has learnt, of all checkpoints
-    DIR/step-00000120/state.pt   what it held, as torch.save writes it
+    DIR/journal                  values read by the script, of all checkpoints
+    DIR/step-00000120/state.pt   state, as torch.save writes it
     DIR/step-00000120/manifest.json
 
 A checkpoint is written under a name that begins with a dot, made durable, and renamed. Its manifest has the
@@ -33,17 +33,17 @@ Read = TypeVar("Read")
 
 
 class NoCheckpoint(UsageError):
-    """A folder has no checkpoint that is whole."""
+    """Raised for a folder without an intact checkpoint."""
 
 
 class Store:
-    """Writes checkpoints.
+    """Writer of checkpoints.
 
     Args:
-        folder: of the run; made where it is not there.
-        keep: so many are kept, the newest.
-        journal_bytes: of the checkpoint that is resumed; what the journal has beyond them is removed.
-        mirror: where each is copied to.
+        folder: folder of the run; made if it does not exist.
+        keep: number of checkpoints that are kept, the newest.
+        journal_bytes: bytes of the resumed checkpoint's journal; later bytes of the file are removed.
+        mirror: place to which each is copied.
 
     Raises:
         UsageError: the folder cannot be written, or has a file of another program's in the journal's place.
@@ -63,7 +63,7 @@ class Store:
                     f"--checkpoint {folder}: the file journal in it is not one of ronde's, and would be "
                     "overwritten; choose another folder"
                 )
-            # Unbuffered: of what fails nothing is written later. Open as long as the run.
+            # Unbuffered: nothing of a failed write is written later. Open as long as the run.
             self._journal = open(journal, "ab", buffering=0)  # noqa: SIM115
             self._journal.truncate(journal_bytes)
             self._journal_bytes = journal_bytes
@@ -73,7 +73,9 @@ class Store:
             raise UsageError(f"--checkpoint {folder} cannot be written: {error.strerror}") from None
 
     def write(self, manifest: Manifest, state: State, content: bytes) -> None:
-        """Append to the journal and write a checkpoint; on return both survive a loss of power.
+        """Append to the journal and write a checkpoint, durably.
+
+        On return both survive a loss of power.
 
         Raises:
             OSError: the disk is full or gone; the checkpoints before are whole.
@@ -108,7 +110,7 @@ class Store:
             self._mirror.push(self._folder, name, self._keep)
 
     def _append(self) -> None:
-        """Write to the journal what it lacks, or nothing."""
+        """Append pending blocks to the journal, all or nothing."""
         try:
             rest = memoryview(self._owed)
             while rest:
@@ -131,13 +133,13 @@ class Store:
 def newest(
     folder: Path, tell: Callable[[str], object], owner: Callable[[Manifest, State], int] = lambda *_: 0
 ) -> tuple[Manifest, State, list[Entry]]:
-    """The newest checkpoint of a folder that is whole; of those that are not, `tell` hears why.
+    """Read the newest intact checkpoint of a folder; `tell` gets messages about damaged ones.
 
     Args:
-        owner: gives the rank whose journal is read.
+        owner: returns the rank of the journal to read.
 
     Raises:
-        NoCheckpoint: there is none.
+        NoCheckpoint: the folder has no intact checkpoint.
     """
 
     def read(place: Path) -> tuple[Manifest, State, list[Entry]]:
@@ -151,7 +153,10 @@ def newest(
 
 
 def newest_whole(folder: Path, tell: Callable[[str], object], read: Callable[[Path], Read]) -> Read | None:
-    """What `read` makes of the newest checkpoint that it can read; of newer ones, `tell` hears why not."""
+    """Apply `read` to the newest checkpoint that it can read.
+
+    `tell` gets messages about newer, damaged ones.
+    """
     for step, place in checkpoints_in(folder):
         try:
             return read(place)
@@ -163,7 +168,7 @@ def newest_whole(folder: Path, tell: Callable[[str], object], read: Callable[[Pa
 
 
 def read_checkpoint(place: Path) -> tuple[Manifest, State]:
-    """A checkpoint without its journal.
+    """Read a checkpoint without its journal.
 
     Raises:
         OSError, ValueError, RuntimeError: it is damaged.
@@ -208,7 +213,7 @@ def _sync(folder: Path) -> None:
 
 
 class _Hashing:
-    """A file that is written front to back, and its checksum."""
+    """A file that is written sequentially, with its checksum."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Weights that others have written, put into a checkpoint in place of a model's."""
+"""Import of weights from other programs into a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _INDEX, _WHOLE, _OF_DCP = "model.safetensors.index.json", "model.safetensors", "
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """A `state_dict` of Hugging Face's layout, torch's distributed checkpoint, or one file.
+    """Read a `state_dict` in Hugging Face's layout, DCP's, or one file.
 
     Args:
         path: a folder of either, or a file .safetensors, or one of `torch.save`.
 
     Raises:
-        UsageError: it is none of these, or damaged.
+        UsageError: the path has no weights in these forms, or damaged ones.
     """
     try:
         values = _read(path)
@@ -74,12 +74,12 @@ def _read_distributed(path: Path) -> Mapping[str, torch.Tensor]:
 
 
 def copy_with_weights(place: Path, model: str, weights: Path, out: Path) -> None:
-    """Write a checkpoint that is like another one, but for the weights of a model.
+    """Write a copy of a checkpoint with other weights of a model.
 
     Args:
-        place: of the checkpoint.
+        place: folder of the checkpoint.
         model: the variable of the script, as `ronde export` names it; "" for the only one.
-        weights: as `read_weights` takes them.
+        weights: weights in a form of `read_weights`.
         out: a folder without checkpoints; the new one is its first.
 
     Raises:
@@ -117,10 +117,10 @@ def _model(state: State, asked: str, place: Path) -> tuple[str, Mapping[str, str
 def _fitted(
     state: State, keys: Mapping[str, str], values: Mapping[str, torch.Tensor], wrong: str
 ) -> dict[str, torch.Tensor]:
-    """By the name of each of a model's tensors, its new value.
+    """Match weights to a model's tensors; return the new value of each.
 
     Args:
-        wrong: how an error begins.
+        wrong: beginning of an error message.
     """
     put: dict[str, torch.Tensor] = {}
     for key in values.keys() - keys.keys():

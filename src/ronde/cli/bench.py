@@ -101,10 +101,11 @@ def dp(  # noqa: PLR0913 - each is an option
     json: _Json = None,
     plot: _Plot = None,
 ) -> None:
-    """Train the same model as a plain script under ronde and as scripts written for other libraries.
+    """Train one model under ronde and as scripts written for other libraries.
 
-    All have the same global batch, model, optimizer and threads for each rank. Prints samples/s and
-    the ratio ronde over each peer: of the medians, and median and quartiles of the pairs.
+    Under ronde it is a plain script. All have the same global batch, model, optimizer and threads for each
+    rank. Prints samples/s and the ratio ronde over each peer: of the medians, and median and quartiles of the
+    pairs.
     """
     check_linux()
     check_known([method], METHODS, what="method")
@@ -136,9 +137,9 @@ def overhead_(
     json: _Json = None,
     plot: _Plot = None,
 ) -> None:
-    """Run the same script on one rank under ronde and in plain python, and on two under ronde and torchrun.
+    """Measure ronde's overhead on one rank against plain python, on two against torchrun.
 
-    Prints what a step takes longer, in microseconds and per cent, and what starting takes longer.
+    Prints the extra time of a step, in microseconds and per cent, and the extra time of starting.
     """
     check_linux()
     _check_writable(json=json, plot=plot)
@@ -162,7 +163,7 @@ def first_call_(
     plan: Annotated[str, typer.Option("--plan", metavar="PLAN", help="How ronde cuts the work.")] = "ddp",
     json: _Json = None,
 ) -> None:
-    """Measure the first call of a model, which is observed, beside a step of its training.
+    """Measure a model's observed first call beside a step of its training.
 
     Prints the time of the call in steps, the memory of the first step over a usual one's, and the share that
     observed and compared calls take of 200 steps.
@@ -185,10 +186,10 @@ def tables_(
     rounds: Annotated[int, typer.Option(min=1, help="Of each measurement.")] = 9,
     json: _Json = None,
 ) -> None:
-    """Measure an embedding table on one core: look-ups and updates, beside a gather from a dense array.
+    """Measure an embedding table on one core: look-ups and updates.
 
-    Ids come equally often, and as clicks do (Zipf, 1.05). Updates are row-wise Adagrad's, equal ids added
-    before.
+    Beside it stands a gather from a dense array. Ids are uniform, and distributed as clicks are (Zipf, 1.05).
+    Updates are row-wise Adagrad's, equal ids added before.
     """
     check_linux()
     _check_writable(json=json)
@@ -255,11 +256,12 @@ def servers_(
     ] = None,
     json: _Json = None,
 ) -> None:
-    """Measure a parameter server and a worker on this host: rows looked up, and their gradients pushed.
+    """Measure a parameter server and one worker: row look-ups and gradient pushes.
 
-    Ids come equally often, and as clicks do (Zipf, 1.05). Beside it stand a gather of rows of a dense array
-    by their number, and a copy of as many bytes. Then dense values are pushed and pulled by `ronde.KVStore`,
-    and in turn by MXNet's where it is given (pip install mxnet==1.9.1 "numpy<1.24").
+    Both are on this host. Ids are uniform, and distributed as clicks are (Zipf, 1.05). Beside it stand a
+    gather of rows of a dense array by their number, and a copy of as many bytes. Then dense values are pushed
+    and pulled by `ronde.KVStore`, and in turn by MXNet's where it is given (pip install mxnet==1.9.1
+    "numpy<1.24").
     """
     check_linux()
     _check_writable(json=json)
@@ -280,10 +282,10 @@ def serving_(
     ] = 1.0,
     json: _Json = None,
 ) -> None:
-    """Measure a replica: how long look-ups take, and how old what they see is, while a training publishes.
+    """Measure a replica's look-up times and the age of its rows.
 
-    Requests come at a fixed rate from another process, by HTTP, then by the binary protocol; their time
-    counts from when they were due.
+    A training publishes meanwhile. Requests come at a fixed rate from another process, by HTTP, then by the
+    binary protocol; their time counts from when they were due.
     """
     check_linux()
     _check_writable(json=json)
@@ -369,11 +371,11 @@ def memory_(
     json: _Json = None,
     plot: _Plot = None,
 ) -> None:
-    """Train a model under each plan and count the bytes that every rank held, by kind.
+    """Train a model under each plan and count every rank's bytes by kind.
 
-    Prints parameters, gradients and optimizer state beside what the formula of the plan says, and
-    buckets, activations and the peak of the process. Where a plan says how to compute (micro-batches,
-    recompute, precision), activations have a formula beside them too.
+    Prints parameters, gradients and optimizer state beside the formula of the plan, and buckets, activations
+    and the peak of the process. Where a plan says how to compute (micro-batches, recompute, precision),
+    activations have a formula beside them too.
     """
     check_linux()
     _check_writable(json=json, plot=plot)

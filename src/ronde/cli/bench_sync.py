@@ -1,4 +1,4 @@
-"""What `ronde bench sync` measures, from its options."""
+"""Measurement of `ronde bench sync`, from its options."""
 
 from __future__ import annotations
 

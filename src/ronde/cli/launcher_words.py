@@ -74,7 +74,7 @@ def read_words(
     command: str = "run",
     is_file: Callable[[str], bool] = os.path.isfile,
 ) -> Reading:
-    """Translate the words behind `ronde COMMAND` to ronde's own options.
+    """Translate the words after `ronde COMMAND` to ronde's own options.
 
     Args:
         own: the options that the command has, and whether each takes a value.
@@ -82,7 +82,7 @@ def read_words(
         is_file: whether a word is the path of a file.
 
     Raises:
-        UsageError: an option has no counterpart; the message says what does the same.
+        UsageError: an option has no counterpart; the message names an equivalent.
     """
     line = LauncherLine()
     rest = _read_options(line, list(words), own)
@@ -122,7 +122,7 @@ def _read_options(line: LauncherLine, words: list[str], own: Mapping[str, bool])
         elif (joined := _JOINED.fullmatch(word)) and option_named(joined[1], line.launcher) is not None:
             words[:0] = joined.groups()
         else:
-            return [word, *words]  # the parser says that there is no such option
+            return [word, *words]  # the parser refuses the unknown option
     return words
 
 

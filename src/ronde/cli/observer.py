@@ -6,7 +6,7 @@ import sys
 
 __all__ = ["COMMAND", "main"]
 
-# Nothing of the directory in which it happens to start may stand for a module.
+# No file of its working directory may be taken for a module.
 COMMAND = (
     sys.executable,
     "-c",

@@ -40,7 +40,7 @@ def server(
 ) -> None:
     """Start one parameter server; Ctrl-C or SIGTERM ends it.
 
-    The run's token is read from RONDE_SERVER_TOKEN, which servers and `ronde run` must have alike.
+    The run's token is read from RONDE_SERVER_TOKEN, which must be equal for servers and `ronde run`.
     """
     check_linux()
     if index >= servers:

@@ -121,7 +121,7 @@ def _combine(context: Context, value: torch.Tensor) -> tuple[torch.Tensor, torch
     dims, channels = _all_but_channels(value), value.shape[1]
     if value.numel():
         mean = value.mean(dims)
-        # The squares in one pass. What rounding did to the mean adds its square, which is nothing.
+        # The squares in one pass. The rounding error of the mean adds its square, which is negligible.
         variance = torch.ops.aten.mse_loss.default(value, _channels(mean, value), 0).mean(dims)
     else:
         mean = variance = value.new_zeros(channels)

@@ -35,7 +35,7 @@ class Calls:
         beside: whether modules were called in another thread than the main one, where nothing is cut.
         tries: `try` statements of the script's own modules.
         sizes: sizes of the batch that modules keep as attributes.
-        in_functions: each `torch.autograd.Function` in whose forward modules were called, uncut.
+        in_functions: each `torch.autograd.Function` that calls modules in forward, uncut.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ def _install_cond(patches: Patches) -> None:
 
     @functools.wraps(plain)
     def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
-        # The compiler comes by here, too, and takes the first.
+        # The compiler runs this, too, and takes the first.
         if torch.compiler.is_compiling() or _is_traced() or not callable(true_fn) or not callable(false_fn):
             return plain(pred, true_fn, false_fn, operands)
         return (true_fn if pred else false_fn)(*operands)

@@ -52,7 +52,7 @@ class Explanations:
         # By the name of a module, and the cause.
         self._told: dict[tuple[str, str], _Told] = {}
         self._times: Counter[tuple[str, str]] = Counter()
-        # Modules that run in parts around what is called now, the outermost first.
+        # Modules that run in parts around the present call, the outermost first.
         self._around: list[tuple[str, Verdict]] = []
 
     def say(self, call: Call, verdict: Verdict) -> None:

@@ -118,7 +118,7 @@ class FirstCalls:
             verdict = dataclasses.replace(seen.verdict, candidate=place)
             if verdict.sharded:
                 return dataclasses.replace(seen, verdict=verdict)
-            # Ranks agree on what is wrong, but may have found it at different places.
+            # Ranks agree on the problem, but may have found it at different places.
             everywhere = self._context.comm.votes([verdict.apart]) == [self._context.world_size]
             seen = dataclasses.replace(seen, verdict=dataclasses.replace(verdict, apart=everywhere))
             if first is None or (seen.verdict.apart and not first.verdict.apart and batch.likely):
@@ -160,12 +160,12 @@ class FirstCalls:
             return Observed(Verdict(False, COUNTS, batch.axes))
         made = self._observable(plain, call.module, call.given, Verdict(False, inputs=batch.axes), batch)
         watched = self._around, self._observations.traits(call.module).outside
-        single = self._calls.fewest(batch.rows) < 2  # of which nothing can be told
+        single = self._calls.fewest(batch.rows) < 2  # a single row shows nothing
         if not single and not self._is_tried_out(call):
             return observe(made, *watched)
         if single:
             given, rows = map_leaves(materialize, call.given), 2
-        elif batch.searched:  # what was searched for may be joined by what lies far apart
+        elif batch.searched:  # rows along a searched axis may be combined with distant ones
             given, rows = made.given, made.cut.count(self._context.rank)
         else:
             given, rows = made.given, min(self._calls.fewest(batch.rows), _FEW)

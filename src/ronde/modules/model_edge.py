@@ -174,7 +174,7 @@ class ModelEdge:
         if is_about_to_trace(module):
             return self._replicated(plain, module, (args, kwargs))
         try:
-            # What it is given to change is not given in parts.
+            # Arguments to be modified are not given in parts.
             for cache in caches((args, kwargs)):
                 raise Opaque(type(cache).__name__)
             values = list(leaves((args, kwargs)))
@@ -214,7 +214,7 @@ class ModelEdge:
             return self._replicated(plain, module, (args, kwargs))
         if self._in_one_sample and large and large[0].only_vectors(values) and all(map(_is_real, values)):
             return self._replicated(plain, module, (args, kwargs))
-        # Along the first axis it is one row, say: what lies on the second need not be a batch.
+        # Along the first axis it may be one row: then the second need not be a batch.
         small = bool(large) and large[0] is not found[0] and not found[0].searched
         if large:
             call = Call(module, (args, kwargs), values, large, optional=small, listed=bool(listed))
@@ -228,7 +228,7 @@ class ModelEdge:
                 return self._outward(module, (args, kwargs), seen.output, batch, verdict, seen.start)
             return self._sharded(plain, module, (args, kwargs), batch, verdict)
         if listed:
-            # What was taken for rows may be the colours of an image.
+            # The supposed rows may be the colours of an image.
             whole = verdict.reason != LISTED and large[0].all_cut(values)
             samples, rows = large[0].rows if whole else listed, None
         elif verdict.raised and large[0].only_vectors(values):

@@ -119,10 +119,10 @@ class Form:
         if known.steps is None or not compared:
             return
         alike = len(self.observed) >= _FEW and self._are_alike()
-        if alike or self.free:  # of what follows from numbers that change only the operations are compared
+        if alike or self.free:  # of the results of changing numbers only operations are compared
             known.steps = known.steps.without_numbers()
             known.verdict = self._with_all_kept(known.verdict)
-        # What sizes of another batch decide is not known of yet another.
+        # Decisions by the size of one batch say nothing about that of another.
         sizes = len(known.numbers) - 1
         if alike and (changing := self.changing() - {sizes}):
             self.free |= changing
@@ -217,7 +217,7 @@ class Observations:
 def _changes(traits: Traits, form: Form) -> str:
     verdicts = [each.verdict for each in form.observed]
     if not any(each.sharded for each in verdicts):
-        return verdicts[-1].reason  # whatever the numbers are: what keeps it in parts has been said
+        return verdicts[-1].reason  # independent of the numbers: the reason has been reported
     places = sorted(form.changing())
     if not places:
         return "its operations are others from call to call"

@@ -219,7 +219,7 @@ def compare(call: ShardedCall, around: Around, outside: Outside, steps: Steps) -
     """
     context = call.context
     ranks = _Ranks(context, call.cut.rows, call.cut.count(context.rank), call.calls.tries)
-    # What it normalizes is looked at, as in the observed call.
+    # Its normalizations are checked, as in the observed call.
     call = dataclasses.replace(call, verdict=dataclasses.replace(call.verdict, batchless=False))
     comparison = Comparison(call.module, call.given, call.verdict.inputs, ranks, steps, outside())
     said, start = HeldOutput(), now()

@@ -35,7 +35,7 @@ class ShardedCall:
     Attributes:
         plain: calls a module as torch does.
         module: the model.
-        given: its positional arguments, and those by name; what is a batch holds this rank's rows.
+        given: its positional arguments, and those by name; a batch among them holds this rank's rows.
         verdict: verdict of its observed call.
         batch: the batch among the arguments.
         stream: the rank's own generator for draws inside models, or None for `rng=global`.

@@ -31,7 +31,7 @@ def install(patches: Patches) -> None:
             return plain(*args, **one_frame_more(args, kwargs))
 
     patches.set(torch.jit, "script", script)
-    # What `script_if_tracing` calls.
+    # Functions that `script_if_tracing` calls.
     patches.set(sys.modules["torch.jit._script"], "script", script)
 
 

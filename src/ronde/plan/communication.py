@@ -23,7 +23,7 @@ class Communication:
         algorithm: all-reduce algorithm; `auto` leaves it to the backend (Gloo's and NCCL's own).
         compressor: encoding of messages. Every one but `none` loses something.
         compressed: the value that is encoded: the gradient, or the optimizer's momentum.
-        error_feedback: add to the next message what encoding lost of this one.
+        error_feedback: add the encoding error of a message to the next one.
         density: share of the elements that `topk` and `randomk` send; 0.001 unless it is said.
         threshold: threshold of `twobit`, as in MXNet; by default the levels of each tensor that lose least.
         low_rank: columns of the factors of `powersgd`; 2 unless it is said.

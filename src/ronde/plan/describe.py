@@ -51,7 +51,7 @@ class Description:
 
 
 def describe(plan: Plan, ranks: int | None = None) -> Description:
-    """Describe a plan, on so many ranks where that is known."""
+    """Describe a plan, on `ranks` ranks if that is given."""
     effective = plan if ranks is None else plan.for_ranks(ranks)
     presets = tuple(
         preset for preset in PRESETS.values() if _family(expand(preset.name)) == _family(effective)

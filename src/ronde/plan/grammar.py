@@ -27,7 +27,7 @@ __all__ = ["Item", "aliases_in", "items_of_source", "items_of_table", "items_of_
 
 # A table of its own, since its keys are patterns.
 _CUTS = "tensor-cuts"
-# What people write between items, and no item has in it.
+# Marks that people write between items; no item contains one.
 _OTHER_MARK = re.compile(r"[\s;]+")
 
 

@@ -26,7 +26,7 @@ _WITH_EXPERT: dict[str, tuple[object, ...]] = {
     key: values for key, values in _WITH_ANY.items() if key != "update"
 }
 
-# What concerns ranks with other rows: key, the values that do not, and in words.
+# Keys that concern ranks with other rows: key, values that do not, description.
 _BETWEEN_ROWS: tuple[tuple[str, tuple[object, ...], str], ...] = (
     ("update", ("sync", "async", "bounded", "geo"), "averages parameters between"),
     ("compressor", ("none",), "encodes gradients between"),

@@ -35,7 +35,7 @@ class Plan(Values):
         """Return this plan as it takes effect on `ranks` ranks.
 
         `data=auto` takes the ranks that the other degrees leave. One rank has nothing to cut and
-        nobody to talk to: mesh and communication are switched off, the other axes stay.
+        no peer: mesh and communication are switched off, the other axes stay.
         """
         if ranks == 1:
             return dataclasses.replace(self, mesh=Mesh(data=1), communication=Communication())

@@ -26,7 +26,7 @@ CHUNKS = 2
 
 Kind = Literal["F", "B", "W"]
 
-# What fits beside other columns of a terminal.
+# Width that fits beside other columns of a terminal.
 _WIDEST = 96
 
 

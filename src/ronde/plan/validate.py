@@ -169,7 +169,7 @@ def _offload(plan: Values, world_size: int | None, device: str | None) -> Iterat
     if not state.offloads_optimizer:
         return
     if device == "cpu":
-        # Whatever else is wrong with it: no other plan with it would do.
+        # Regardless of other errors: no plan with it would do.
         yield (
             f"{item} moves state from a CUDA device to host memory, and these ranks are on the CPU: their "
             f"state is there already; leave {item} out"

@@ -28,7 +28,7 @@ _FIRST_INTERVAL = 1  # of adaptive=true where every is not said; Paddle's init_k
 
 
 def join(replica: Replica, plan: Plan, own_file: Callable[[str], bool]) -> Averaging:
-    """Meet the ranks that have the same in a group for averages."""
+    """Join the ranks that have the same blocks in a group for averages."""
     config, algorithm = replica.config, plan.communication.algorithm
     host = listens_on(config)
     if len(replica.same) == config.place.world_size:

@@ -31,7 +31,7 @@ __all__ = ["exit_code", "groups_have_threads", "leave"]
 
 # The names that torch gives to threads of its groups.
 _GLOO, _NCCL = "pt_gloo", "pt_nccl"
-# What the interpreter exits with when it could not write the last of the output.
+# Exit code of an interpreter that could not write the last of the output.
 _OUTPUT_LOST = 120
 # Objects that a method `__del__` of the script may still call.
 _NEEDED_TO_DESTROY = (ModuleType, FunctionType, BuiltinFunctionType, type)
@@ -58,9 +58,9 @@ def exit_code(end: SystemExit | KeyboardInterrupt) -> int:
 def leave(code: int) -> NoReturn:
     """End this process as the interpreter does, but do not finalize it.
 
-    Threads are waited for, exit handlers run, what the script left open is closed, output is flushed. Files
-    that other modules hold, or a daemon thread of the script may use, are flushed, and objects there are not
-    destroyed. What is registered by C's `atexit` does not run.
+    Threads are joined, exit handlers run, files that the script left open are closed, output is flushed.
+    Files that other modules hold, or a daemon thread of the script may use, are flushed, and objects there
+    are not destroyed. Functions registered by C's `atexit` do not run.
 
     Args:
         code: result of `exit_code`. Its exception must be gone: its frames hold objects to be closed.
@@ -134,7 +134,7 @@ def _end_collectives() -> None:
 def _flush_files() -> None:
     """Write buffered text of open files, such as files of other modules.
 
-    Pipes and sockets are left out: whoever should read them may never do so.
+    Pipes and sockets are left out: their readers may never read.
     """
     for each in gc.get_objects():
         with contextlib.suppress(Exception):
@@ -154,5 +154,5 @@ def _flush_output() -> bool:
             well = False
             with contextlib.suppress(Exception):
                 traceback.print_exc()
-    ctypes.CDLL(None).fflush(None)  # what libraries in C have printed
+    ctypes.CDLL(None).fflush(None)  # output of libraries in C
     return well

@@ -1,4 +1,4 @@
-"""The groups in which a session's ranks meet."""
+"""Process groups of a session's ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def join_group(
     algorithm: Algorithm,
     own_file: Callable[[str], bool],
 ) -> Comm:
-    """Meet the other ranks in the group of this name.
+    """Join the other ranks in the group of this name.
 
     Args:
         host: the address by which they reach this one; None leaves it to the backend.
@@ -53,7 +53,7 @@ def join_group(
 def join_some(
     config: RankConfig, name: str, host: str | None, algorithm: Algorithm, members: Sequence[int]
 ) -> Comm:
-    """Meet some of the ranks, this one among them.
+    """Join a group of some of the ranks, this one among them.
 
     Args:
         name: groups of other members have other names.

@@ -26,9 +26,9 @@ _NO_TENSOR = re.compile(r"must be Tensor, not (list|tuple|numpy\.ndarray)\b")
 # Class names of sharded values.
 _IN_PARTS = re.compile(r"\b(GlobalTensor|DeferredScalar|ShardedParameter)\b")
 _NO_KERNEL = ("could not create a primitive descriptor",)
-# What plain python says of a plain tensor too.
+# Messages of plain python about plain tensors too.
 _OF_ANY_TENSOR = ("has no attribute", "unsupported operand")
-# Messages of torch, of the system, and of gRPC, which says no more.
+# Messages of torch, of the system, and of gRPC, which has no details.
 _IN_USE = ("eaddrinuse", "address already in use", "failed to bind to address")
 _NO_SHARED_MEMORY = ("unable to allocate shared memory", "out of shared memory")
 

@@ -1,6 +1,6 @@
 """Ranks or replicas of a cut model that train by themselves, and average parameters.
 
-What the script reads is this rank's own: its slice of every batch, its loss, its parameters. Rank 0 alone
+The script reads this rank's own values: its slice of every batch, its loss, its parameters. Rank 0 alone
 prints and changes files. On parameter servers ranks do not wait for one another; among ranks they meet to
 average.
 """
@@ -75,7 +75,7 @@ class LocalView:
         self.patches = Patches()
         self._client = servers.connect(config, plan)
         self._paths = paths_of_rank(config.place.run_dir)
-        # Who averages without servers, in a group of its own.
+        # Averaging without servers, in a separate group.
         ranks = Replica.of(config, plan)
         self._place = ranks.place
         self.averaging = None if plan.is_local else averaging.join(ranks, plan, self._paths.is_private)
@@ -86,7 +86,7 @@ class LocalView:
         alone = Comm(
             Alone(on_cuda=config.place.device == "cuda"), rank=0, world_size=1, store=dist.HashStore()
         )
-        # What rank 0 does to files is known by its place in the script, where the script may be brought back.
+        # Rank 0's operations on files are identified by their place in a script that may be replayed.
         by_itself = bool(config.run.checkpoint) and config.place.rank == 0
         self.files = ScriptFiles(
             comm=alone if by_itself else self._others,
@@ -240,14 +240,14 @@ class LocalView:
         """Return the source of this rank's traffic with others."""
         groups = [] if self.averaging is None else [self.averaging.comm]
         groups += [] if self.replica is None else self.replica.groups
-        background = self.plan.update.rule == "async-average"  # whose thread keeps nobody waiting
+        background = self.plan.update.rule == "async-average"  # its thread keeps no rank waiting
         return GroupTraffic(groups, self._client, in_background=background)
 
     def finish(self) -> None:
         """Finish the script: raise late refusals of servers, and publish the last version."""
         if self._client is not None:
             self._client.finish()
-            self._leave(self._client)  # nobody waits for a step of this rank
+            self._leave(self._client)  # no rank waits for a step of this one
         if self.checkpoints is not None:
             self.checkpoints.finish()
         if self.averaging is not None:

@@ -67,7 +67,7 @@ class Optimizers:
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if not self._context.on_main_thread():
-            return  # every rank trains there what no rank has cut
+            return  # every rank trains uncut parameters there
         clock = self._context.clock
         before = clock.enter(Part.OWN) if clock.armed else None
         self._signals.before_step()

@@ -36,7 +36,7 @@ __all__ = ["Publishing"]
 
 Around = Callable[[], AbstractContextManager[None]]
 
-# Largest number of consecutive versions with changes only; the next holds all rows.
+#: Largest number of consecutive versions with changes only; the next holds all rows.
 _CHANGES_AT_MOST = 30
 
 
@@ -73,7 +73,7 @@ class Publishing:
         self._leads = comm is None or comm.rank == 0
         # Of rows on servers rank 0 asks, and writes them all.
         self._spread = many and plan.state.sparse == "sharded" and not plan.state.server_count
-        # What ranks write beside rank 0's it finds on its own host only.
+        # Rank 0 finds other ranks' files on its own host only.
         self._brings = self._spread and config.place.hosts > 1
         writers = comm.world_size if comm is not None and self._spread and not self._brings else 1
         folder = Path(config.place.run_dir) / FOLDER
@@ -161,7 +161,7 @@ class Publishing:
         """Share rank 0's decision: steps to wait, next version, its base, and completeness."""
         done = self._publication
         number = self._version + 1 if self._version else done.begins_at
-        # What could not be published is not relied upon.
+        # Versions that could not be published are not relied upon.
         follows = done.durable if done.durable == self._version else 0
         grown = done.delta_bytes > done.whole_bytes
         whole = not follows or grown or self._changes >= _CHANGES_AT_MOST

@@ -234,7 +234,7 @@ def _counted(phases: Phases, phase: int, plain: Callable[..., Any]) -> Callable[
 
 
 def _see_optimizers(phases: Phases, patches: Patches) -> None:
-    around: list[int] = []  # what ran before each of the steps under way
+    around: list[int] = []  # the phase before each of the running steps
 
     def begin(*_: Any) -> None:
         if (phases.current == UNMEASURED and phases.paused()) or not phases.here():

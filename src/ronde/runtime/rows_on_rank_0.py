@@ -19,7 +19,7 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(RowsOfVersion))
 
 
 def rows_on_rank_0(comm: Comm, rows: Mapping[str, RowsOfVersion]) -> dict[str, RowsOfVersion]:
-    """The rows of all ranks by table, on rank 0; {} on the others. All ranks come here."""
+    """Gather the rows of all ranks by table, on rank 0; {} on the others. A collective."""
     state = {
         name: {field: torch.from_numpy(np.ascontiguousarray(getattr(each, field))) for field in _FIELDS}
         for name, each in rows.items()

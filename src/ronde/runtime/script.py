@@ -52,7 +52,7 @@ def execute(script: str, arguments: Sequence[str], *, module: bool) -> None:
     else:
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     sys.argv[:] = [path, *arguments]
-    # As the interpreter does; sys.path[0] is what `python -m ronde...` put there.
+    # As the interpreter does; `python -m ronde...` has set sys.path[0].
     sys.path[0:1] = [os.getcwd() if module else os.path.dirname(os.path.abspath(path))]
     sys.modules["__main__"] = main
     exec(code, vars(main))

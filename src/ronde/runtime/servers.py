@@ -21,7 +21,7 @@ __all__ = ["connect", "name_of_run"]
 
 
 def connect(config: RankConfig, plan: Plan) -> Client | None:
-    """Meet all servers; None where the plan has none.
+    """Connect to all servers; None where the plan has none.
 
     Raises:
         UsageError: the addresses are missing or of another number; or a needed package is not installed.

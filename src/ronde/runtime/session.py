@@ -120,7 +120,7 @@ class Session:
         self._entropy = entropy or Patches()
         self.retired = False
         self._paths = paths_of_rank(config.place.run_dir)
-        # Two groups: what the script does and what backward does come in orders of their own.
+        # Two groups: operations of the script and of backward have separate orders.
         host = listens_on(config if replica is None else replica.config)
         comm = self.everybody = self._join("boundary", host, "auto")
         note_hosts(config, comm)
@@ -163,7 +163,7 @@ class Session:
             shared=config.place.temporary or config.place.run_dir,
             temporary=TemporaryFolders(config.place.temporary, run_id_of(config, os.environ)),
         )
-        # What the script finds around it asks `_in_step`, and that asks the files: these come first.
+        # Replacements of the script's surroundings call `_in_step`, and that the files: these come first.
         self._console = Console(
             self._groups,
             self.tally,
@@ -354,8 +354,8 @@ class Session:
     def install(self) -> None:
         """Put the boundary around everything that a script may touch.
 
-        Tensors and models first, then what the script finds around it, files last: whoever is installed
-        later is asked first, and what ronde's own code reads and writes on the way must not be mediated.
+        Tensors and models first, then the script's surroundings, files last: a layer that is installed
+        later runs first, and reads and writes of ronde's own code on the way must not be mediated.
         """
         self.install_boundary()
         self._console.install(self.patches)
@@ -378,7 +378,7 @@ class Session:
         """Install the boundary without files and the script's surroundings.
 
         A function that is replaced twice runs the later replacement first, and that calls the earlier. So
-        what works on tensors lies below what works on modules, and that below what works on a whole step.
+        layers of tensors lie below layers of modules, and these below layers of whole steps.
         """
         self._install_tensors()
         self._install_modules()
@@ -411,7 +411,7 @@ class Session:
         data, unmediated = self.plan.data, self.files.for_itself
         said = say if self._cuts_batches() else lambda note: None
         LoaderEdge(context, rules.table(), data, self.tally, said, unmediated).install(patches)
-        # Under the model edge: what a plan does inside of a model is done on this rank's rows.
+        # Under the model edge: inside of a model a plan works on this rank's rows.
         if self._recompute is not None:
             self._recompute.install(patches)
         self.calls.on_evaluation = self._signals.before_evaluation

@@ -85,7 +85,7 @@ class SharedExceptions:
         except _Elsewhere:
             pass
         except Exception as error:
-            if not self._elsewhere:  # else it comes of what a handler of the model's did when told
+            if not self._elsewhere:  # else a handler of the model's has raised it in response
                 if sends:
                     raise RaisedAlone(error) from error
                 raised = error
@@ -99,7 +99,7 @@ class SharedExceptions:
         try:
             raise self._first(raised, changed())
         finally:
-            del raised  # it holds this frame, and so what the script's own hold
+            del raised  # it holds this frame, and so the objects of the script's frames
 
     def _is_together(self) -> bool:
         context = self._context

@@ -51,7 +51,7 @@ def model_of_script(script: str, arguments: Sequence[str]) -> tuple[torch.nn.Mod
             try:
                 with counting(module) as counts, torch.no_grad():
                     plain(module, *args, **kwargs)
-            except Exception:  # on ranks too, where the script hears of it
+            except Exception:  # on ranks too, where the script gets it
                 counts = None
             raise _Found(module, counts)
 

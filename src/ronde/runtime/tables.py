@@ -48,7 +48,7 @@ def install(
         if client is not None:
             from ronde.server.served_exchange import Served
 
-            # Servers that have dense parameters too take each rank's change by itself unless update=sync.
+            # Servers with dense parameters too apply each rank's change separately unless update=sync.
             rounds = plan.update.rule == "sync" or plan.state.placement != "server"
             staleness = plan.update.staleness or 0
             exchange = Served(client, comm, rounds=rounds, staleness=staleness, say=say)

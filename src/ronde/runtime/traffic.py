@@ -30,7 +30,7 @@ class GroupTraffic:
     across.
 
     Args:
-        in_background: the groups belong to a thread of its own, whose waiting holds up no script.
+        in_background: whether the groups belong to a separate thread that holds up no script by waiting.
     """
 
     def __init__(

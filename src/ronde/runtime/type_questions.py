@@ -55,7 +55,7 @@ def questions(source: str, called: str) -> Iterator[int]:
         return
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # a module that no longer is what was imported
+    except SyntaxError:  # the module's file has changed since its import
         return
     nodes = list(ast.walk(tree))
     keys = (key for node in nodes if isinstance(node, ast.Dict) for key in node.keys)

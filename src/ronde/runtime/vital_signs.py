@@ -58,9 +58,9 @@ def _beat(vitals: Vitals) -> None:
 
     def beat() -> None:
         while True:
-            # What `faulthandler` has registered is unknown to `signal`.
+            # Handlers registered by `faulthandler` are unknown to `signal`.
             vitals.beat(answers=getsignal(STACK_SIGNAL) in (SIG_DFL, None))
             pause.acquire(timeout=_EVERY_S)
 
-    # No `threading.Thread`: what a script counts or joins there is its own.
+    # Not a `threading.Thread`: a script counts or joins only its own there.
     _thread.start_new_thread(beat, ())

@@ -1,4 +1,4 @@
-"""One rank: `python -m ronde.runtime.worker`, told what to do by its `RankConfig`."""
+"""One rank: `python -m ronde.runtime.worker`, configured by its `RankConfig`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> No
             signal.pause()
     except KeyboardInterrupt as interrupt:
         show(interrupt)
-        # The interpreter runs what is registered for its end, and dies of the signal.
+        # The interpreter runs its exit handlers, and dies of the signal.
         sys.excepthook = lambda *_: None
         raise
     except RondeError as error:
@@ -174,7 +174,7 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     from ronde.runtime.recording import start_recording
 
     readers = start_recording(config, tally, session)
-    # Over all else: whoever records what the script reads wants to see the script's own line.
+    # Above all other layers: recorders of readings need to see the script's own line.
     for extension in config.run.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
@@ -218,7 +218,7 @@ def _session(
     A rank that is alone may need none.
 
     Args:
-        notes: sentences about what one rank without a session has done.
+        notes: sentences about a rank without a session.
     """
     alone = config.place.world_size == 1 and not config.run.checkpoint
     if alone and config.run.plan == DEFAULT_PLAN:
@@ -268,7 +268,7 @@ def _finish(publishing: Publishing | None) -> None:
 
 
 def _count_steps(config: RankConfig, tally: Tally) -> MemoryMeter:
-    """One rank runs as plain python does, but for this."""
+    """Count the steps of a single rank, the only hook into its plain python."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from ronde.runtime.memory.meter import MemoryMeter

@@ -55,7 +55,7 @@ class Scattered:
         partition: the elements of a parameter that each of all ranks updates.
         everybody: all ranks.
         blocks: number of the block that each rank of `everybody` has.
-        keep: adds what all replicas have of a block's gradient to this rank's elements; False where none of
+        keep: adds the replicas' gradient of a block to this rank's elements of it; False where none of
             them has a part.
     """
 
@@ -81,7 +81,7 @@ class BlockGradients(GradientShards):
         comm: the ranks that have other blocks.
         on_new: callback for each new block, whose gradient differs from that of other rows.
         mean: the mean over the ranks that have the same block, in place. A collective among these.
-        give: takes what a backward adds to a leaf's gradient; False where that has to wait for its end.
+        give: takes a backward's addition to a leaf's gradient; False where it has to wait for the end.
         scattered: gradients of blocks that are cut once more; None where a rank has all of its block's
             gradient.
     """
@@ -100,7 +100,7 @@ class BlockGradients(GradientShards):
         self._scattered = scattered
         self._comm = comm
         self._blocks: TensorTable[Block] = TensorTable()
-        # By number, those whose parameter may be there on some rank: the same on all ranks.
+        # Blocks by number with a parameter that may be live on some rank: the same on all ranks.
         self._numbered: dict[int, Block] = {}
         self._on_new = on_new
         self._mean = mean

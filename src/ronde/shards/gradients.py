@@ -121,7 +121,7 @@ def _zeroing(
                 parts.drop(tensor)
             return plain(owner, set_to_none)
         parts.zero(tensors)
-        with parts.aside():  # so that nobody looks at them
+        with parts.aside():  # so that nothing reads them
             return plain(owner, set_to_none)
 
     return zero_grad

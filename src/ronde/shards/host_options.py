@@ -10,7 +10,7 @@ import torch
 
 __all__ = ["as_on_device", "can_step_on_host", "options_on_host"]
 
-# What GradScaler gives an optimizer whose step takes the scale off.
+# Attributes that GradScaler sets on an optimizer with a step that unscales.
 _OF_SCALER = ("grad_scale", "found_inf")
 
 

@@ -44,7 +44,7 @@ class _MappedMember(Member):
         else:
             self.part = torch.empty(0, dtype=tensor.dtype)
         self.part.copy_(tensor.as_strided((tensor.numel(),), (1,))[first:last])
-        # The parameter as it is while its unit is let go of.
+        # The parameter's memory while its unit is resharded.
         self._empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
         self._empty.untyped_storage().resize_(0)
         base = torch.frombuffer(memory.private, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
@@ -114,7 +114,7 @@ class MappedUnit(Unit):
         self.whole, self.written = False, False
         for member in self.members:
             member.hide()
-        # To be known at the next update, before which is kept what has been written until then.
+        # Writes until then are to be known at the next update, which keeps them.
         self.lingers = self.lingers or any(member.held for member in self.members)
         return False
 

@@ -87,7 +87,7 @@ class OptimizerShards:
         gradients: shards of gradients; None where every rank has all of each.
         parameters: shards of parameters; None where every rank has all of each.
         whole_too: parameters that are not shards are cut for their update too.
-        replicas: the ranks that give each other what they have updated; none where shards are updated whole.
+        replicas: groups of ranks that share their updated elements; empty where shards are updated whole.
 
     Attributes:
         home: placement of this rank's part of an optimizer's state, and of its step.

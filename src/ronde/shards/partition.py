@@ -22,7 +22,7 @@ class Partition:
 
     Args:
         split: cuts tensors that come without a decision; None leaves them whole.
-        base: a partition whose shards `split` cuts once more; a spec stands as long as the base's does.
+        base: a partition whose shards `split` cuts once more; a spec is valid as long as the base's is.
     """
 
     def __init__(self, split: Split | None = None, base: Partition | None = None) -> None:

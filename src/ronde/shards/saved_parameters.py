@@ -124,7 +124,7 @@ class SavedParameters:
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, tuple):
-            # What was whole then, as one that was just given another order of axes, may be in parts by now.
+            # A parameter that was whole then, such as one with a new order of axes, may be sharded by now.
             return self.lasting(packed[0])
         if not isinstance(packed, _Place):
             return packed
@@ -136,7 +136,7 @@ class SavedParameters:
         parameter = member.ref()
         with torch.no_grad(), DisableTorchFunction():
             if parameter is not None and member.covers(*place) and owner.left(member, parameter):
-                # torch saves a parameter as it is, with what is laid there later, and a view as it was.
+                # torch saves a parameter itself, with memory that it gets later, and a view as it was.
                 owner.touch([parameter])
                 return parameter.detach()
             owner.need(member)

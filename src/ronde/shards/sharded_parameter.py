@@ -68,7 +68,7 @@ def sharded_parameter(
             if func in _METADATA or _is_of_gradient(func):
                 with DisableTorchFunction():
                     return func(*args, **kwargs)
-            # As long as it runs: what is composed of other operations would else gather the same in turns.
+            # As long as it runs: a composite operation would else gather the same units in turns.
             with holding(list(instances(cls, (args, kwargs)))):
                 return func(*args, **kwargs)
 

@@ -48,7 +48,7 @@ class ShardedParameters:
     Args:
         partition: the elements that each rank has.
         home: placement of shards.
-        find: cuts what is to be cut of a module into units.
+        find: splits the parameters of a module that are to be cut into units.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class ShardedParameters:
         # same about these, so none may be collected on one of them meanwhile.
         self._whole: dict[Unit, list[torch.Tensor]] = {}
         self._pinned: set[Unit] = set()
-        self._pins_new = False  # what is cut from now on is pinned too
-        # Those that somebody held a view of when the update began, on whatever rank.
+        self._pins_new = False  # units cut from now on are pinned too
+        # Units with a view held on any rank when the update began.
         self._lingering: list[Unit] = []
-        # What operations under way need, those inside others behind them.
+        # Units that running operations need; those of inner operations come last.
         self._held: list[Unit] = []
         self._reading = False
         self._prefetch = Prefetch()
@@ -296,7 +296,7 @@ class ShardedParameters:
             units = list(self._table.units)
             for unit, count in zip(units, comm.votes([unit.whole for unit in units]), strict=True):
                 if unit.whole and count < comm.world_size:
-                    unit.written = False  # it was read only, and ranks would meet for what was written
+                    unit.written = False  # it was only read, and a write would cost a collective
         self.rest(keep_last=False)
 
     def dissolve(self, tensor: torch.Tensor) -> None:
@@ -343,7 +343,7 @@ class ShardedParameters:
                 "cut: the other processes read there what they become"
             )
         self.rest(keep_last=False)
-        give_back()  # what parameters lay in until now
+        give_back()  # the former memory of parameters
 
     def _keep_whole(self, unit: Unit) -> None:
         """Register a whole unit, to be resharded in its turn."""
@@ -365,7 +365,7 @@ class ShardedParameters:
         if not self._prefetch.arrived(unit):
             self._abandon()
         self._make_room(together)
-        if unit.whole:  # for good: what made room lies in its memory
+        if unit.whole:  # for good: the unit that was dissolved to make room lies in its memory
             return
         with _aside(context):
             unit.gather()

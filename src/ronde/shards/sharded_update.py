@@ -70,7 +70,7 @@ class ShardedUpdate:
         """Make all state whole again. A collective."""
         here = {number: optimizer for optimizer, number in self._numbers.items()}
         everywhere = self._context.comm.all_gather_object(set(here))
-        # What is gone on one rank only waits for its collection there.
+        # An optimizer that is gone on one rank only is not collected there yet.
         for number in sorted(set.intersection(*everywhere)):
             self._read(here[number])
 
@@ -182,7 +182,7 @@ def _own_parts(
     mine = [piece for piece in pieces if piece.own is not None]
     elements: list[Any] = [piece.elements for piece in mine]
     own: list[Any] = [piece.own for piece in mine]
-    with DisableTorchFunction():  # what only some ranks do must not gather anything
+    with DisableTorchFunction():  # operations of some ranks only must not gather anything
         gradients = [held.own_gradient(piece.tensor, piece.spec) for piece in mine]
         theirs = [home.lodge(gradient) for gradient in gradients]
         # Each time: a script writes to parameters in ways that change no version.

@@ -38,7 +38,7 @@ class Member(ABC):
     """One parameter of a unit.
 
     Attributes:
-        ref: the parameter, held weakly; its unit stands as long as any rank may have it.
+        ref: the parameter, held weakly; its unit exists as long as any rank may have it.
         own: the first and the last of this rank's elements of it, perhaps none.
         part: shard of this rank, flat, apart from the whole; the optimizer updates it.
         cdata: identifies the memory of the whole.
@@ -60,7 +60,7 @@ class Member(ABC):
         self._base = base
         self._storage: Any = base.untyped_storage()
         self.cdata: int = self._storage._cdata
-        # What refers to the memory when only this member does.
+        # References to the memory while only this member has any.
         self._alone = references(self._storage)
 
     @property

@@ -46,7 +46,7 @@ class UnitTable:
     Args:
         partition: the elements that each rank has.
         home: placement of shards.
-        find: cuts what is to be cut of a module into units.
+        find: splits the parameters of a module that are to be cut into units.
 
     Attributes:
         units: units in the order in which they were made.

@@ -1,7 +1,7 @@
-"""Twelve faults to be put into the ranks of a run: `ronde verify` must catch each by the right clause.
+"""Twelve faults for the ranks of a run; `ronde verify` must catch each.
 
-Each is an extension, `ronde.testing.faults:NAME`, loaded before the recorder. They are the mistakes that
-distributed training is known for; see FAULTS for what each does and which clause must name it.
+It must name the right clause. Each is an extension, `ronde.testing.faults:NAME`, loaded before the recorder.
+They are the mistakes that distributed training is known for; see FAULTS for the clause of each.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Fault:
         clause: the clause of the law that must be reported as broken.
         holding: clauses that the fault does not touch.
         mention: words that the report of the first divergence must have.
-        module: where the function is.
+        module: module of the function.
     """
 
     name: str
@@ -70,7 +70,7 @@ FAULTS = (
 
 
 def gradient_not_reduced(session: Session) -> None:
-    """One parameter of every bucket keeps this rank's own gradient."""
+    """Keep this rank's own gradient of one parameter in every bucket."""
     deliver = Bucket.deliver
 
     def deliver_all_but_one(bucket: Bucket) -> list[torch.Tensor]:
@@ -85,23 +85,23 @@ def gradient_not_reduced(session: Session) -> None:
 
 
 def mean_instead_of_sum(session: Session) -> None:
-    """What ranks computed on their rows is averaged, where it should be summed."""
+    """Average the gradients of ranks' rows, where they should be summed."""
     after_reduction(lambda parameter: parameter.grad.div_(session.config.place.world_size))
 
 
 def batch_doubled(session: Session) -> None:
-    """The third batch is the second one again."""
+    """Repeat the second batch in place of the third."""
     _replace_index_batch(lambda number, previous, index: previous if number == 3 else index)
 
 
 def rank_one_batch_behind(session: Session) -> None:
-    """Rank 1 loads its rows from the batch before."""
+    """Let rank 1 load its rows from the batch before."""
     if session.config.place.rank == 1:
         _replace_index_batch(lambda number, previous, index: previous)
 
 
 def local_batch_norm(session: Session) -> None:
-    """Statistics of this rank's rows only, as torch's own layer takes them."""
+    """Take statistics of this rank's rows only, as torch's own layer does."""
     global_batch_norm = batch_norm._global_batch_norm
     comm = SimpleNamespace(all_gather=lambda own: own[None], all_reduce=lambda own: own)
     alone: Any = SimpleNamespace(comm=comm)
@@ -109,7 +109,7 @@ def local_batch_norm(session: Session) -> None:
 
 
 def local_clip_norm(session: Session) -> None:
-    """Gradients are clipped by the norm of this rank's own ones, before they were reduced."""
+    """Clip gradients by the norm of this rank's own, before reduction."""
     launch = Bucket.launch
     squares: dict[int, float] = {}
 
@@ -131,7 +131,7 @@ def local_clip_norm(session: Session) -> None:
 
 
 def local_item(session: Session) -> None:
-    """A loss has the right gradient, but read on the host it is that of this rank's rows."""
+    """Read a loss as that of this rank's rows, with right gradients."""
     sum_ranks = losses.sum_ranks_deferred
 
     def locally_valued(*args: Any, **kwargs: Any) -> Any:
@@ -139,29 +139,30 @@ def local_item(session: Session) -> None:
         return defer(deferred._context, deferred._stand_in, lambda: deferred._stand_in)
 
     replace(losses, "sum_ranks_deferred", locally_valued)
-    # Where threads run, ranks compare losses, and would end the run at this: the law is to find it by itself.
+    # Where threads run, ranks compare losses, and would end the run at this: the law is to find it without
+    # that.
     replace(backward, "compare_losses", lambda *_: None)
 
 
 def wrong_slice_order(session: Session) -> None:
-    """Ranks take their rows from the end of the batch, and are put together from the start."""
+    """Take ranks' rows from a batch's end, but join them from the start."""
     split_rows = layout.split_rows
     replace(layout, "split_rows", lambda rows, size, rank: split_rows(rows, size, size - 1 - rank))
 
 
 def dropout_masks_alike(session: Session) -> None:
-    """Every rank takes the first rank's rows of what is drawn in the model."""
+    """Give every rank the first rank's rows of draws in the model."""
     # In later calls only: the observed one draws by other means.
     replace(sharded_call, "SlicedDraws", lambda draws, rows, rank: SlicedDraws(draws, rows, 0))
 
 
 def file_written_twice(session: Session) -> None:
-    """Every rank writes the script's files."""
+    """Let every rank write the script's files."""
     session.files.uninstall()
 
 
 def tied_weight_halved(session: Session) -> None:
-    """A parameter that two modules share gets half its gradient."""
+    """Halve the gradient of a parameter that two modules share."""
 
     def halve(parameter: torch.Tensor) -> None:
         if _is_tied(parameter):
@@ -171,7 +172,7 @@ def tied_weight_halved(session: Session) -> None:
 
 
 def step_skipped(session: Session) -> None:
-    """Rank 1 leaves out the third step of SGD."""
+    """Let rank 1 leave out the third step of SGD."""
     if session.config.place.rank != 1:
         return
     taken = 0
@@ -188,12 +189,12 @@ def step_skipped(session: Session) -> None:
 
 
 def replace(owner: Any, name: str, replacement: Any) -> None:
-    """For good: the process is the fault's."""
+    """Patch without undo; the process exists only for this fault."""
     Patches().set(owner, name, replacement)
 
 
 def after_reduction(change: Any) -> None:
-    """Call `change` with every parameter that has a gradient, when its bucket has been reduced."""
+    """Call `change` with every parameter with a gradient, after its bucket's reduction."""
     deliver = Bucket.deliver
 
     def deliver_and_change(bucket: Bucket) -> list[torch.Tensor]:

@@ -1,8 +1,9 @@
-"""`ronde ...` without the seconds in which every process imports torch: launcher and ranks are forks.
+"""`ronde ...` in forks that share one import of torch.
 
-A fork server has imported torch once. The launcher is forked from it, and its ranks from the launcher, where
-the real command starts interpreters. Signals, exit codes, output and process groups are those of it. On
-several hosts each agent is a fork as well, on this host: `--ssh-command` only answers whether a host is up.
+A fork server has imported torch once, which takes seconds in every new process. The launcher is forked from
+it, and its ranks from the launcher, where the real command starts interpreters. Signals, exit codes, output
+and process groups equal those of the real command. On several hosts each agent is a fork as well, on this
+host: `--ssh-command` only answers whether a host is up.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class ForkedCommand:
     """A running `ronde ...`, used as a `subprocess.Popen` with pipes and text.
 
     Args:
-        arguments: behind `ronde`.
-        directory: where it runs.
-        environment: its variables; None: those of this process. What torch reads when it is imported was
+        arguments: words after `ronde`.
+        directory: working directory.
+        environment: its variables; None: those of this process. Variables that torch reads on import were
             read by the fork server.
     """
 
@@ -60,7 +61,7 @@ class ForkedCommand:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, minus the signal's number if one ended it; None while it runs."""
+        """Return the exit code, or minus the ending signal; None while it runs."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
@@ -84,7 +85,7 @@ class ForkedCommand:
         """Wait for its end.
 
         Raises:
-            subprocess.TimeoutExpired: it still runs after so many seconds.
+            subprocess.TimeoutExpired: raised if it still runs after `timeout` seconds.
         """
         self._process.join(timeout)
         if self.returncode is None:
@@ -92,10 +93,10 @@ class ForkedCommand:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for its end; what it wrote to stdout and stderr.
+        """Wait for its end; return its output on stdout and stderr.
 
         Raises:
-            subprocess.TimeoutExpired: it still runs after so many seconds.
+            subprocess.TimeoutExpired: raised if it still runs after `timeout` seconds.
         """
         self.wait(timeout)
         out, err = (path.read_text() for path in self._streams)
@@ -109,10 +110,12 @@ def run(
     environment: Mapping[str, str] | None = None,
     timeout: float = 90.0,
 ) -> subprocess.CompletedProcess[str]:
-    """`ronde ...` to its end, as `subprocess.run` with captured text gives it.
+    """Run `ronde ...` to its end, with the result of `subprocess.run`.
+
+    Its output is captured as text.
 
     Raises:
-        subprocess.TimeoutExpired: it runs longer than so many seconds.
+        subprocess.TimeoutExpired: raised if it runs longer than `timeout` seconds.
     """
     command = ForkedCommand(arguments, directory=directory, environment=environment)
     try:
@@ -126,7 +129,7 @@ def run(
 def _launch(
     arguments: tuple[str, ...], directory: str, environment: dict[str, str], streams: list[str]
 ) -> None:
-    """In the fork: the launcher."""
+    """Become the launcher, in the fork."""
     from ronde.launch import agent_link, rank_process, servers, store_process
 
     gc.freeze()
@@ -151,9 +154,9 @@ def _launch(
 
 
 class _Forked:
-    """A process of ronde as a fork of the one that starts it; what that asks of `subprocess.Popen`.
+    """A forked child with the part of the `Popen` interface that launchers use.
 
-    That is a rank, a parameter server, the agent of a host, or the store where ranks of hosts meet.
+    It is a rank, a parameter server, the agent of a host, or the store where ranks of hosts meet.
     """
 
     def __init__(
@@ -188,7 +191,7 @@ class _Forked:
             if start_new_session:
                 os.setsid()
             preexec_fn()
-            sys.argv = ["-c", *command[3:]]  # of the store; what else is started reads its environment
+            sys.argv = ["-c", *command[3:]]  # of the store; other programs read their environment
             _become(program, os.environ.copy() if env is None else env)
         for descriptor in theirs:
             if descriptor is not None:
@@ -283,7 +286,7 @@ def _run(file: str, command: Sequence[str], environment: Mapping[str, str]) -> N
     runpy.run_path(command[1], run_name="__main__")
 
 
-#: What may be forked, by a word of its command.
+#: Programs that may be forked, by a word of their command.
 _PROGRAMS = {
     "ronde.compat.worker": _work_for_another_library,
     "ronde.runtime.worker": _work,
@@ -295,7 +298,7 @@ _PROGRAMS = {
 
 
 def _become(program: Callable[[], object], environment: Mapping[str, str]) -> None:
-    """Be an interpreter that was just started with this program, to its end; never returns."""
+    """Run this program like a new interpreter, to its end; never returns."""
     code: Any = 1
     try:
         _begin(environment)
@@ -327,7 +330,7 @@ def _ended(program: Callable[[], object]) -> int | None:
 
 
 def _begin(environment: Mapping[str, str]) -> None:
-    """Leave behind what is the forking process's own: handlers, variables, its place in `multiprocessing`."""
+    """Drop the forking process's own handlers, variables and `multiprocessing` state."""
     from ronde.testing.preload import MAIN_PROCESS
 
     signal.set_wakeup_fd(-1)
@@ -336,7 +339,7 @@ def _begin(environment: Mapping[str, str]) -> None:
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     multiprocessing.set_start_method(None, force=True)  # pyright: ignore[reportArgumentType]
-    # The server's own, whose descriptors are closed here.
+    # The server's own; its descriptors are closed here.
     tracker: Any = resource_tracker._resource_tracker
     tracker._fd = tracker._pid = None
     forkserver._forkserver.__init__()
@@ -347,7 +350,7 @@ def _begin(environment: Mapping[str, str]) -> None:
 
 
 def _end() -> None:
-    """What the interpreter does at its end: wait for threads, call what is registered, close what is open."""
+    """Run the interpreter's end: wait for threads, run exit handlers, close files."""
     threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     atexit._run_exitfuncs()
     main = vars(sys.modules["__main__"])

@@ -1,4 +1,4 @@
-"""Several hosts on one machine, for tests of what happens between hosts.
+"""Several hosts on one machine, for tests of communication between hosts.
 
     with Network(2, rate="1gbit") as network:
         first, second = network.hosts
@@ -37,7 +37,7 @@ _TOOLS = {
 }
 _NAMESPACES = ("--net", "--uts", "--ipc", "--pid", "--mount")
 # The first process of the new namespaces. /proc is still the old one when it asks for its number out there.
-# Its pipe ends when whoever made the host is gone, and with the first process go all others.
+# Its pipe ends with the maker of the host, and all others end with the first process.
 _FIRST_PROCESS = """
 read number rest < /proc/self/stat
 mount -t proc proc /proc && mount -t tmpfs tmpfs /dev/shm && hostname {name} || exit 1
@@ -52,7 +52,7 @@ _LINK = "10.199.0"
 
 
 class HostsUnavailable(Exception):
-    """This machine or user cannot make hosts; the message says why."""
+    """Raised if this machine or user cannot make hosts; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +77,7 @@ class Host:
         return self._place.command(moved)
 
     def popen(self, words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        """Start a command on this host; `options` are those of `subprocess.Popen`."""
+        """Start a command on this host; `options` go to `subprocess.Popen`."""
         directory = options.pop("cwd", None)
         return subprocess.Popen(self.command(words, directory=directory), text=True, **options)
 
@@ -97,29 +97,32 @@ class Host:
                 os.close(handle)
 
     def limit(self, rate: str, *, burst: str = "256kb") -> None:
-        """Let no more than `rate` (as `tc` writes it: "1gbit") leave or reach this host, after a burst."""
+        """Limit this host's traffic in both directions to `rate`, after a burst.
+
+        `rate` is in `tc` notation ("1gbit").
+        """
         for place, device in ((self._place, "eth0"), (self._switch, self.port)):
             # A burst of many packets: those of a virtual link are up to 64 KB long, where they are not cut.
             place.run(f"tc qdisc replace dev {device} root tbf rate {rate} burst {burst} latency 100ms")
 
     def cut(self) -> None:
-        """Pull the cable: nothing arrives any more, and nobody is told."""
+        """Pull the cable: nothing arrives any more, without notice to anybody."""
         self._switch.run(f"ip link set {self.port} down")
 
     def mute(self) -> None:
-        """Let nothing that it sends arrive, though it hears others."""
+        """Drop everything that it sends; it still receives."""
         self._place.run("tc qdisc replace dev eth0 root blackhole")
 
     def deafen(self) -> None:
-        """Let nothing reach it, though others hear it."""
+        """Drop everything that it would receive; it still sends."""
         self._switch.run(f"tc qdisc replace dev {self.port} root blackhole")
 
     def forget(self, other: Host) -> None:
-        """Let nothing that it sends reach that other host; all else goes on."""
+        """Drop its packets to that other host; all else goes on."""
         self._place.run(f"ip route add blackhole {other.address}/32")
 
     def turn_off(self) -> None:
-        """Take its power away: all its processes are gone at once, and nobody is told."""
+        """Cut its power: all its processes end at once, without notice."""
         self.cut()
         self._place.close()
 
@@ -132,12 +135,12 @@ class Network:
     """Hosts and the switch between them, from `with` to its end.
 
     Args:
-        hosts: how many.
+        hosts: number of hosts.
         rate: bandwidth of each host's link in each direction, as `tc` writes it; None: as fast as it goes.
         names: host names, "host-1" and so on if none are given.
 
     Raises:
-        HostsUnavailable: where they cannot be made (not Linux, not root, no `ip`, namespaces forbidden, ...).
+        HostsUnavailable: the hosts cannot be made (not Linux, not root, no `ip`, namespaces forbidden, ...).
     """
 
     def __init__(self, hosts: int, *, rate: str | None = None, names: Sequence[str] = ()) -> None:
@@ -183,7 +186,10 @@ class Network:
                 host.limit(self._rate)
 
     def _names(self, own: int) -> str:
-        """What a host's /etc/hosts says: as on Debian, its own name is no address that others could use."""
+        """Return a host's /etc/hosts.
+
+        As on Debian, its own name has an address that others cannot use.
+        """
         lines = ["127.0.0.1 localhost"]
         for number, name in enumerate(self._host_names, 1):
             lines.append(f"{'127.0.1.1' if number == own else f'{_LINK}.{number}'} {name}")
@@ -200,11 +206,11 @@ class _Place:
 
     Args:
         name: the host name in them.
-        then: what a shell is to do there first.
-        names: what /etc/hosts says there.
+        then: first command of a shell there.
+        names: contents of /etc/hosts there.
 
     Attributes:
-        number: of the first process, as seen from here.
+        number: process id of the first process, in this process's namespace.
     """
 
     def __init__(self, name: str, then: str, names: str) -> None:
@@ -230,7 +236,7 @@ class _Place:
         """Run one command of `ip` or `tc` in these namespaces.
 
         Raises:
-            HostsUnavailable: when it fails; the kernel lacks what it asks for.
+            HostsUnavailable: the command fails; the kernel lacks something that it needs.
         """
         # In the network's namespace alone: numbers of processes are those from here.
         command = self.command(shlex.split(line), ("--net",))
@@ -251,7 +257,7 @@ class _Place:
 
 
 def _check_tools(environment: Mapping[str, str] = os.environ) -> None:
-    """Raise HostsUnavailable with the first thing that is missing."""
+    """Raise HostsUnavailable for the first thing that is missing."""
     if not sys.platform.startswith("linux"):
         raise HostsUnavailable(f"network namespaces are Linux's, this is {sys.platform}")
     if os.geteuid() != 0:

@@ -33,20 +33,23 @@ def assert_parity(  # noqa: PLR0913 - each is one word of the statement that is 
     plain: Run | None = None,
     starter: Starter = spawn,
 ) -> Proof:
-    """Run the script in plain python and on ranks, and fail with the clauses' table unless the law holds.
+    """Compare runs of a script in plain Python and on ranks.
+
+    Fails with the clauses' table unless the law holds.
 
     Args:
         script: its path; it runs in (a copy of) the directory that holds it.
-        arguments: what it finds behind its own name in `sys.argv`.
+        arguments: arguments after its own name in `sys.argv`.
         place: an empty directory for what the runs leave.
         steps: optimizer steps after which a run ends; a script that ends earlier is compared whole.
-        double: the script computes in double precision, with a tolerance of 1e-11; else in its own types.
+        double: whether the script computes in double precision, with a tolerance of 1e-11; else in its own
+            types.
         devices: a CUDA device for each rank, as `CUDA_VISIBLE_DEVICES` names it; by default the CPU.
         plain: the recorded plain run, when there is one already; by default it is made.
-        starter: how processes are started; `WarmHost().start` saves the time of importing torch.
+        starter: starter of processes; `WarmHost().start` saves the time of importing torch.
 
     Raises:
-        AssertionError: with the table and the first divergence of every broken clause.
+        AssertionError: raised with the table and the first divergence of every broken clause.
     """
     path = Path(script).resolve()
     job = Job(

@@ -1,4 +1,4 @@
-"""What ranks of tests share by fork: torch, what it imports at the first step, and the rooms of ronde."""
+"""Imports shared by forked test ranks: torch, its lazy modules, and ronde."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import ronde.runtime.worker
 
 importlib.import_module("torch._dynamo")  # a second of a core for each rank, at its optimizer's first step
 
-with contextlib.suppress(ModuleNotFoundError):  # what parameter servers need is an extra
+with contextlib.suppress(ModuleNotFoundError):  # packages of parameter servers are an extra
     import ronde.server.process  # noqa: F401
 
 __all__ = ["MAIN_PROCESS"]
 
-#: What `multiprocessing.current_process()` is in a process that it did not start.
+#: Value of `multiprocessing.current_process()` in a process that it did not start.
 MAIN_PROCESS = multiprocessing.current_process()

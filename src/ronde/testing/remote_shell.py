@@ -3,7 +3,7 @@
     python -m ronde.testing.remote_shell serve                on a host
     ronde run --ssh-command "python -m ronde.testing.remote_shell dial" -H one:1,two:1 train.py
 
-A link that is cut is noticed by nobody, as under an ssh without `ServerAliveInterval`.
+A cut link is not noticed, as under an ssh without `ServerAliveInterval`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rank processes that stay alive between tests, and run functions of a test module together.
+"""Persistent rank processes that run functions of test modules together.
 
 One server process imports torch once and forks the ranks; a rank then keeps its process groups, so that a
 call costs milliseconds.
@@ -33,17 +33,17 @@ __all__ = ["Rank", "RankError", "RankPool", "run_ranks"]
 _GRACE = 1.5
 _GROUPS = ("boundary", "reducer")
 _COLLECTIVE_TIMEOUT = timedelta(seconds=120)
-# Numbers this process's sessions, alike on all ranks.
+# Numbers of this process's sessions, the same on all ranks.
 _sessions = itertools.count()
 
 
 class RankError(AssertionError):
-    """A function failed on some rank; the message holds the rank's traceback."""
+    """Raised when a function failed on some rank; the message has its traceback."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Rank:
-    """What a function run by a pool is given: its place among the ranks, and their groups.
+    """Argument of functions in a pool: rank and groups.
 
     Attributes:
         rank: position of this rank.
@@ -96,7 +96,7 @@ class Rank:
                 yield session
                 if session.client is not None:
                     session.client.finish()
-                    self.groups["boundary"].barrier()  # nobody asks a server any more
+                    self.groups["boundary"].barrier()  # no rank asks a server after this
             finally:
                 session.uninstall_boundary()
                 if session.client is not None:
@@ -105,7 +105,7 @@ class Rank:
 
 
 def _server_configs(plan: Any, rank: Rank) -> list[Any]:
-    """Of the parameter servers that a plan has; every rank makes the same."""
+    """Make the configurations of a plan's parameter servers, equal on every rank."""
     from ronde.launch.server_config import ServerConfig, local_endpoint, rule_of_servers
 
     name = f"{Path(rank.directory).name}-{next(_sessions)}"
@@ -125,7 +125,7 @@ def _server_configs(plan: Any, rank: Rank) -> list[Any]:
 
 @contextmanager
 def _running(servers: list[Any]) -> Iterator[None]:
-    """These servers run while what is inside does."""
+    """Run these servers inside the block."""
     from ronde.launch.linux_process import bind_to_parent, load_prctl
     from ronde.launch.server_config import SERVER_KEY
 
@@ -163,7 +163,7 @@ def _pooled_session() -> Any:
             return self._pooled[name]
 
         def _meet_members(self, name: str, host: str | None, members: Any) -> Any:
-            # Of this session alone: what another has written to the store under a name stays there.
+            # Of this session alone: values that another has written to the store stay there.
             return super()._meet_members(f"{next(_sessions)}/{name}", host or "127.0.0.1", members)
 
     return PooledSession
@@ -173,7 +173,7 @@ class RankPool:
     """Rank processes that run one function after another.
 
     Args:
-        world_size: how many.
+        world_size: number of ranks.
         timeout: seconds that one call may take; then its processes are ended; the next call starts others.
     """
 
@@ -191,8 +191,8 @@ class RankPool:
             fn: a function of an importable module; `rank` is this process's `Rank`.
 
         Raises:
-            RankError: with the traceback, when it raised on some rank.
-            TimeoutError: with every rank's stack, when it did not come back.
+            RankError: raised with the traceback, if the function raised on some rank.
+            TimeoutError: raised with every rank's stack, if it did not return.
         """
         self.start()
         source = getattr(sys.modules.get(fn.__module__), "__file__", None)
@@ -249,7 +249,7 @@ class RankPool:
         return [results[rank] for rank in range(self.world_size)]
 
     def _stacks(self, waiting: dict[int, Any]) -> str:
-        """Where the ranks that did not answer are."""
+        """Return the stacks of ranks that did not answer."""
         for rank in waiting:
             if self._processes[rank].is_alive():
                 os.kill(self._processes[rank].pid, signal.SIGUSR1)
@@ -290,7 +290,7 @@ def _serve(connection: Connection, rank: int, world_size: int, directory: str) -
     from ronde.comm.topology import Place
 
     torch.set_num_threads(1)
-    # What a loader's workers are started by; a process of a fork server would ask for one of its own.
+    # Start method of a loader's workers; a process of a fork server would ask for its own server.
     multiprocessing.set_start_method("fork", force=True)
     stacks = open(os.path.join(directory, f"stack-{rank}"), "w")  # noqa: SIM115 - open as long as the process
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)

@@ -1,4 +1,4 @@
-"""Parameter servers in threads of this process, for tests of what talks to them."""
+"""Parameter servers in threads of this process, for tests of their clients."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Serving:
     """Running servers.
 
     Attributes:
-        endpoints: where they listen.
-        token: of their run.
-        servers: what handles messages; its state may be looked at.
-        workers: how many there are.
+        endpoints: addresses of the servers.
+        token: token of their run.
+        servers: handlers of messages; tests may inspect their state.
+        workers: number of workers.
     """
 
     endpoints: list[str]
@@ -52,7 +52,7 @@ def serving(
     journal: Journal | None = None,
     tcp: bool = False,
 ) -> Iterator[Serving]:
-    """Inside, so many servers run."""
+    """Run `count` servers inside the block."""
     token = os.urandom(16)
     servers = [
         ParameterServer(

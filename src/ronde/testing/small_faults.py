@@ -1,7 +1,8 @@
-"""Twelve small faults to be put into the ranks of a run: each changes a number by about a thousandth or less.
+"""Twelve small faults for the ranks of a run.
 
-Training hides such mistakes: the loss falls all the same. They are extensions like those of `faults.py`, and
-`ronde verify` must catch each in double precision and in single.
+Each changes a number by about a thousandth or less. Training hides such mistakes: the loss falls all the
+same. They are extensions like those of `faults.py`, and `ronde verify` must catch each in double precision
+and in single.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ SMALL_FAULTS = tuple(
 )
 
 
-# As torch has it.
+# Function as torch defines it.
 _cross_entropy: Any = F.cross_entropy
 
 
 def gradient_scaled(session: Session) -> None:
-    """One parameter's gradient is too large by a ten-thousandth."""
+    """Enlarge one parameter's gradient by a ten-thousandth."""
     after_reduction(_of_the_head(lambda gradient: gradient.mul_(1 + 1e-4)))
 
 
 def row_counted_twice(session: Session) -> None:
-    """The first row of a batch of 64 counts twice in the loss."""
+    """Count the first row of a batch of 64 twice in the loss."""
 
     def with_first_row(context: Any, rows: torch.Tensor, targets: torch.Tensor, count: int) -> Any:
         local = _cross_entropy(rows, targets, reduction="sum")
@@ -66,7 +67,7 @@ def row_counted_twice(session: Session) -> None:
 
 
 def last_batch_by_ranks(session: Session) -> None:
-    """Each rank takes the mean over its rows, and these means are averaged: wrong for an uneven batch."""
+    """Average the means over each rank's rows: wrong for an uneven batch."""
 
     def mean_of_means(context: Any, rows: torch.Tensor, targets: torch.Tensor, count: int) -> Any:
         return SumRanks.apply(_cross_entropy(rows, targets), context) / context.world_size
@@ -75,7 +76,7 @@ def last_batch_by_ranks(session: Session) -> None:
 
 
 def variance_biased(session: Session) -> None:
-    """The running variance of a batch norm is the biased one."""
+    """Use the biased variance for the running variance of a batch norm."""
     forward = batch_norm._Normalize.forward
 
     def biased(
@@ -93,7 +94,7 @@ def variance_biased(session: Session) -> None:
 
 
 def epsilon_outside_the_root(session: Session) -> None:
-    """A batch norm divides by `sqrt(variance) + eps`."""
+    """Divide by `sqrt(variance) + eps` in a batch norm."""
     scale_and_shift = batch_norm._scale_and_shift
 
     def shifted(value: Any, scale: Any, shift: Any, mean: Any, variance: Any, eps: float) -> Any:
@@ -103,7 +104,7 @@ def epsilon_outside_the_root(session: Session) -> None:
 
 
 def epsilon_inside_the_root(session: Session) -> None:
-    """Adam divides by `sqrt(average + eps ** 2)`, and not by `sqrt(average) + eps`."""
+    """Divide by `sqrt(average + eps ** 2)` in Adam, not by `sqrt(average) + eps`."""
 
     def around(step: Any) -> Any:
         def stepping(optimizer: Any, closure: Any = None) -> Any:
@@ -122,12 +123,12 @@ def epsilon_inside_the_root(session: Session) -> None:
 
 
 def gradient_rounded(session: Session) -> None:
-    """One parameter's gradient has travelled in bfloat16."""
+    """Send one parameter's gradient in bfloat16."""
     after_reduction(_of_the_head(lambda gradient: gradient.copy_(gradient.to(torch.bfloat16))))
 
 
 def decay_left_out(session: Session) -> None:
-    """On rank 1 one parameter does not decay."""
+    """Omit the decay of one parameter on rank 1."""
     if session.config.place.rank == 1:
         _after_each_step(
             lambda parameter, before, group: parameter.add_(before, alpha=group["lr"] * group["weight_decay"])
@@ -135,7 +136,7 @@ def decay_left_out(session: Session) -> None:
 
 
 def gradient_stale(session: Session) -> None:
-    """One parameter's gradient has a thousandth of the one before in it."""
+    """Mix a thousandth of the last gradient into one parameter's."""
     before: list[torch.Tensor] = []
 
     def mix(gradient: torch.Tensor) -> None:
@@ -148,16 +149,16 @@ def gradient_stale(session: Session) -> None:
 
 
 def dropout_scaled(session: Session) -> None:
-    """What dropout leaves is a thousandth too large on rank 1."""
+    """Scale outputs of dropout by 1.001 on rank 1."""
     if session.config.place.rank == 1:
-        # As the function of Python has it, which an observed call goes through twice.
+        # As Python's function calls it, which an observed call runs twice.
         own: Any = VF
         dropout = own.dropout
         replace(own, "dropout", lambda x, p, training: dropout(x, p, training) * (1.001 if training else 1.0))
 
 
 def loss_read_off(session: Session) -> None:
-    """The loss that the script reads is too large by a ten-thousandth."""
+    """Let the script read a loss that is too large by a ten-thousandth."""
     sum_ranks = losses.sum_ranks_deferred
 
     def off(*args: Any, **kwargs: Any) -> Any:
@@ -168,7 +169,7 @@ def loss_read_off(session: Session) -> None:
 
 
 def update_scaled(session: Session) -> None:
-    """On rank 1 one parameter goes a thousandth too far."""
+    """Update one parameter too far by a thousandth, on rank 1."""
     if session.config.place.rank == 1:
         _after_each_step(lambda parameter, before, group: parameter.lerp_(before, -1e-3))
 
@@ -184,7 +185,10 @@ def _of_the_head(change: Callable[[torch.Tensor], object]) -> Callable[[Any], No
 
 
 def _replace_loss(loss: Callable[..., Any]) -> None:
-    """Let `loss(context, rows, targets, count)` be the mean over a batch of which a rank has some rows."""
+    """Replace the loss by `loss(context, rows, targets, count)`.
+
+    That is the mean over a batch of which a rank has some rows.
+    """
 
     def replaced(input: Any, target: torch.Tensor) -> Any:
         if not isinstance(input, GlobalTensor) or input._local is None:

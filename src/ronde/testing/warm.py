@@ -1,7 +1,7 @@
-"""A host that has imported torch once and forks the processes of recorded runs: seconds saved for each.
+"""A host that imports torch once and forks the processes of recorded runs.
 
-The host is `python -m ronde.testing.warm`, driven by lines of JSON on its standard input. It only imports
-and forks; it computes nothing itself, so it has no threads when it forks.
+This saves seconds for each. The host is `python -m ronde.testing.warm`, driven by lines of JSON on its
+standard input. It only imports and forks; it computes nothing itself, so it has no threads when it forks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Process:
     """One process to fork: the function `module:name`, its arguments, and its surroundings.
 
     Attributes:
-        serves: it runs until the others are gone, and is ended then.
+        serves: whether it runs until the others are gone, and is ended then.
     """
 
     entry: str
@@ -68,10 +68,10 @@ class _Process:
 
 
 class WarmHost:
-    """Starts recorded runs by forking; use as a context manager, one run at a time.
+    """Starter of recorded runs by forking; a context manager, one run at a time.
 
     Args:
-        seconds: after which a run's processes are killed, with `TOO_LONG` as its exit code; None: never.
+        seconds: time after which a run's processes are killed, with `TOO_LONG` as its exit code; None: never.
     """
 
     def __init__(self, *, seconds: float | None = None) -> None:
@@ -100,10 +100,10 @@ class WarmHost:
         self._server.stdout.close()
 
     def start(self, start: Start) -> int:
-        """A `Starter`: run all processes of `start` to their end; the first code that is not 0, else 0.
+        """Run all processes of `start`; return the first nonzero exit code, or 0.
 
         Raises:
-            ValueError: for more than one thread per process, which only a new process can have.
+            ValueError: more than one thread per process was asked for, which only a new process can have.
         """
         if start.job.threads != 1:
             raise ValueError(f"a warm host runs one thread per process, not {start.job.threads}; use spawn")
@@ -206,10 +206,10 @@ def _server(start: Start, config: ServerConfig, log: Path) -> _Process:
 
 
 def serve() -> None:
-    """The host: for each line, fork its processes, wait for them, and answer with the exit code."""
+    """Serve: for each line, fork its processes, wait, and answer the exit code."""
     for name in _PRELOADED:
         importlib.import_module(name)
-    # What has been imported is never garbage: collecting it in every child would copy its memory.
+    # Imported modules are never garbage: collecting them in every child would copy their memory.
     gc.collect()
     gc.freeze()
     answers = os.fdopen(os.dup(1), "w")
@@ -235,7 +235,7 @@ def _run(processes: list[_Process], seconds: float | None) -> int:
 
 
 def _failure_of(running: set[int], serving: set[int], ended_by: float) -> int:
-    """The exit code of the first that fails, also of those that serve; 0 when the others have ended."""
+    """Return the first nonzero exit code; 0 when all but servers have ended."""
     failed = 0
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -272,7 +272,7 @@ def _fork(process: _Process) -> int:
 
 
 def _execute(process: _Process) -> int:
-    """In the child: become the process, run it, and do what the interpreter does at its end."""
+    """Become the process in the child, run it, and end like an interpreter."""
     _redirect("/dev/null", os.O_RDONLY, 0)
     _redirect(process.stdout, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 1)
     _redirect(process.stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 2)
@@ -290,7 +290,7 @@ def _execute(process: _Process) -> int:
         traceback.print_exc()
         code = 1
     atexit._run_exitfuncs()
-    # As at the interpreter's end: what the script left open is closed, and so written.
+    # As at the interpreter's end: files that the script left open are closed, and so written.
     main = vars(sys.modules["__main__"])
     if main is not globals():
         main.clear()

@@ -140,7 +140,7 @@ def _swallows(node: Any) -> bool:
 
 
 def _own(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Iterate over all in these statements, but for functions made there."""
+    """Iterate over the nodes of these statements, except inner functions."""
     for node in body:
         yield node
         if not isinstance(node, _FUNCTIONS):

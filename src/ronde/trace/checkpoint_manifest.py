@@ -22,7 +22,7 @@ class Manifest:
 
     Attributes:
         step: optimizer steps that the script had made.
-        entries, journal_bytes: what of the journal belongs to it.
+        entries, journal_bytes: entries and bytes of the journal that belong to it.
         boundary: next act of the script: `call` a model, or take the `next` batch.
         seed, plan, ranks, script, arguments: of the run.
         script_digest: SHA-256 of the script's text; "" where it is not known.

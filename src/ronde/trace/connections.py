@@ -15,7 +15,7 @@ __all__ = ["Look", "compared", "look"]
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _ESTABLISHED = "01"
-# Fields of a line of `/proc/net/tcp`; repetitions are those of bytes that nobody has acknowledged.
+# Fields of a line of `/proc/net/tcp`; repetitions are those of unacknowledged bytes.
 _REMOTE, _STATE, _QUEUES, _REPEATED, _INODE = 2, 3, 4, 6, 9
 
 

@@ -2,7 +2,7 @@
 
     {"time": 1764060000.1, "kind": "start", "text": "train.py", "rank": 0, "plan": "ddp"}
 
-A line is written in one piece, so several processes may write at once; what cannot be read is passed over.
+A line is written in one piece, so several processes may write at once; unreadable lines are passed over.
 """
 
 from __future__ import annotations

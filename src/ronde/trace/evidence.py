@@ -77,7 +77,7 @@ class RankEvidence:
             it.
         standing: absent, running, waiting or ended; "" where ranks do not meet on a board.
         stood: seconds in this standing.
-        what, where: what it does or did last in step with others, and on which line of the script.
+        what, where: its present or last operation in step with others, and the line of the script.
         step: optimizer steps done; -1 where that is not known.
         beat: age of the last beat of its thread; None where it has none.
         stack: stacks of all its threads, as `faulthandler` writes them, the main thread first; "" without

@@ -38,7 +38,7 @@ _TEXT_SIZE = 232
 _ENTRY_SIZE = _STAMP.size + _TEXT_SIZE
 _RANK_SIZE = _HEADER_SIZE + SLOTS * _ENTRY_SIZE
 _MOST_TEXTS = 4096
-# A peer may be in the middle of writing what is read here: a difference counts when it is still there.
+# A peer may be in the middle of writing: a difference counts when it is still there on a second look.
 _SETTLE_S = 0.002
 # Entries of a third rank decide which one of two is the odd one: such late entries are waited for so long.
 _LATE_S = 0.5

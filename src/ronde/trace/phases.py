@@ -24,7 +24,7 @@ class Phase:
     OPTIMIZER: an optimizer's step.
     DATA: the loader's next batch.
     FORWARD: the outermost call of a module.
-    BACKWARD: backward, and what is computed again in it.
+    BACKWARD: backward, and recomputation in it.
     UNMEASURED: short steps between two that are measured.
     """
 

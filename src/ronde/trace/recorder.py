@@ -58,7 +58,7 @@ class _NoTraffic:
         return Travelled()
 
     def listen(self, hear: Callable[[str, int, int, int], object] | None) -> None:
-        """Accept a listener that has nothing to hear."""
+        """Accept a listener, and never call it."""
 
 
 NO_TRAFFIC: Traffic = _NoTraffic()
@@ -144,7 +144,7 @@ class Recorder:
         self._unmeasured: tuple[int, int, int] | None = None
         self._before = traffic.travelled()
         self._memory, self._looked = memory(), self._written.time
-        # What the script read as its loss before the step to which it belongs.
+        # Losses that the script has read before the step to which they belong.
         self._losses: list[float] = []
         self._computed = False
         self._closed = False
@@ -180,12 +180,12 @@ class Recorder:
         if self._closed:
             return
         self._computed = False
-        # What still comes of an optimizer's step is the next step's.
+        # The rest of an optimizer's step belongs to the next step.
         in_step = phases.current in (Phase.OPTIMIZER, Phase.UNMEASURED)
         reached = self._reached = self._mark(steps, samples, Phase.OTHER if in_step else phases.current)
         self._unmeasured = None
         self._file.show_since(reached.time, steps, samples)
-        # The first step has a record of its own: what is steady begins behind it.
+        # The first step has a separate record: the steady part begins after it.
         if not self._written.steps or reached.time - self._written.time >= self._shortest_ns:
             self._write(reached)
             if self._spans is not None:
@@ -225,7 +225,7 @@ class Recorder:
     def _spent_since_written(self, reached: _Mark) -> list[int]:
         """Nanoseconds in each measured phase; unmeasured time is shared out in proportion."""
         spent = [after - before for after, before in zip(reached.spent, self._written.spent)]
-        # What a pause lasted beyond its end, in a call that began before, is not like the measured step.
+        # Time of a pause beyond its end, in a call that began before, is not like the measured step.
         unmeasured = min(spent.pop(), self._shortest_ns)
         measured = sum(spent)
         return [phase + phase * unmeasured // measured for phase in spent] if measured else spent

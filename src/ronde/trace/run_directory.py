@@ -7,7 +7,7 @@
         rank-1.vitals         its beat and its steps
         rank-1.attempt-1.log  the same of ranks that were started again, with their error reports
         launch.json           processes and hosts of the run, for `ronde doctor`
-        waiting.json          of ranks on several hosts: for what each waits
+        waiting.json          of ranks on several hosts: the wait of each
         hosts.json            of ranks that another launcher has started on several: names and addresses
         evidence/             evidence at a stall or failure, and its explanation
         rank-0.summary.json   summary of rank 0's time
@@ -20,7 +20,7 @@
         store                 the file store of local ranks
         store.log             of ranks on several hosts: output of the process that serves it
         host-1/               of ranks on several hosts, where the user has chosen DIR: that host's own files
-        lock                  held by whoever uses the directory
+        lock                  held by processes that use the directory
 
 Runs live in the user's state directory, so that the project of the user stays clean.
 """
@@ -193,7 +193,7 @@ class RunDirectory:
             handle = _lock(self.path, fcntl.LOCK_SH)
         except LaunchError:
             return True
-        except OSError:  # somebody else's, which cannot be told
+        except OSError:  # another user's, which cannot be checked
             return False
         if handle >= 0:
             os.close(handle)

@@ -22,9 +22,9 @@ _SETTLED = 14
 # in the steps of each.
 _EVERY = 7
 _LATER, _EVERY_LATER = 150, 31
-# The last so many are kept, which a long run has reached when it is at its usual speed.
+# Number of kept steps, the last ones: a long run has its usual speed then.
 _KEPT = 64
-# The mean is of so many at least.
+# Smallest number of steps in the mean.
 _FEWEST = 3
 # An operation on a model's output goes once or twice over its elements; the slowest take so long for each.
 _ELEMENT_NS = 100

@@ -8,7 +8,7 @@ The file outlives the rank.
              on a record stands for twice as many steps
 
 So a run of a week has the same file as one of a minute: 0.8 MB per rank. Writing is two copies into memory,
-without a system call; whoever reads needs no help of the rank. A record counts where it continues the one
+without a system call; readers need no help of the rank. A record counts where it continues the one
 before it, so one that was being written, or a fold that was interrupted, does no harm.
 
 All times are nanoseconds by the monotonic clock of the rank's host. The header has the offset that turns them

@@ -77,10 +77,10 @@ class Tally:
         self.vitals: Vitals | None = None
         self.clock = StepClock()
         self.recorder: Recorder | None = None
-        # What comes next is another batch; and a loader has delivered one that no module was called on.
+        # The next call is on another batch; a loader has delivered one without a call of a module on it.
         self._fresh = True
         self._delivered = False
-        self._rows: dict[int, None] = {}  # of what was delivered since, in order
+        self._rows: dict[int, None] = {}  # rows of batches delivered since, in order
         self._counted = (0, 0)  # rows that a module saw last, and as how many they were counted
         # Of the batch that was counted last: where it came from, and which optimizers have stepped since.
         self._from_loader = False

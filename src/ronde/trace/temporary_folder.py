@@ -43,7 +43,7 @@ class TemporaryFolder:
             except BlockingIOError:  # another run looks whether anyone holds it
                 os.close(lock)
                 continue
-            except OSError:  # a file system without locks: then nobody else takes it for dead either
+            except OSError:  # a file system without locks: then no run takes it for dead either
                 return cls(path, lock)
             if os.path.isdir(path):
                 return cls(path, lock)
@@ -112,7 +112,7 @@ def _remove_if_dead(entry: os.DirEntry[str], lives: Callable[[], bool]) -> None:
         return
     lock = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where somebody holds it
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if it is held
         if not lives():
             remove_tree(entry.path)
     finally:

@@ -39,7 +39,7 @@ class TryStatements:
     """Remembers for each place in the code whether a `try` stands around it.
 
     Args:
-        libraries: folders whose code is looked past, besides ronde's and the standard library.
+        libraries: folders of code to be passed over, besides ronde's and the standard library.
     """
 
     def __init__(self, *libraries: str) -> None:
@@ -90,7 +90,7 @@ class TryStatements:
     def _is_caught(self, file: str, scope: Scope, line: int, names: dict[str, Any]) -> bool:
         source = self._source(file)
         if source is None:
-            return True  # who knows
+            return True  # unknown
         if any(line in lines for lines in source.caught.get(scope, ())):
             return True
         inside = [each for lines, each in source.managed.get(scope, ()) if line in lines]

@@ -1,6 +1,6 @@
 """Collectives for which ranks wait now: `waiting.json` of a run on several hosts.
 
-On one host whoever wants to know looks at the boards of the ranks themselves.
+On one host observers read the boards of the ranks themselves.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class Checkpoints:
             self._tell_changes(manifest, digest)
             self._check_own(manifest, state)
             self._replayer = self._begun_replay(manifest, state)
-        # All have read before anybody writes.
+        # All ranks have read before any writes.
         check_all_read(config.run.checkpoint, comm.all_gather_object((read, platform.node())))
         keep = config.run.checkpoint_keep
         store = Store(folder, keep=keep, journal_bytes=journal_bytes, mirror=mirror) if leads else None
@@ -209,7 +209,7 @@ class Checkpoints:
         return self._recorder if self._replayer is None else self._replayer
 
     def install(self, patches: Patches) -> None:
-        """Stand around whatever computes; over all else that is put around it."""
+        """Install the outermost layers around all computation."""
 
         def around_call(plain: Callable[..., Any]) -> Callable[..., Any]:
             def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -263,7 +263,7 @@ class Checkpoints:
         plain_sleep: Callable[[float], None] = time.sleep
 
         def sleep(seconds: float, /) -> None:
-            if self._replayer is None or not self._in_script():  # what it waited for has passed
+            if self._replayer is None or not self._in_script():  # the awaited place has passed
                 plain_sleep(seconds)
 
         patches.set(time, "sleep", sleep)
@@ -339,7 +339,7 @@ class Checkpoints:
             os.kill(os.getpid(), signal.SIGTERM)
         self._saver.end_soon()
 
-    # What the script does.
+    # Operations of the script.
 
     def _is_part(self) -> bool:
         """Return whether the operation is ronde's own, or a part of a journal entry."""

@@ -105,7 +105,7 @@ class AveragedModels(OwnModels):
 class ServedModels(OwnModels):
     """Ranks that share their parameters on servers, which step or add.
 
-    What servers have is saved and sent to them again by rank 0.
+    State on servers is saved by rank 0, and sent to them again by it.
 
     Args:
         comm: group of all ranks.
@@ -141,7 +141,7 @@ class ServedModels(OwnModels):
 
     def begin(self, optimizers: Sequence[Any]) -> None:
         self._update.begin(optimizers)
-        self._comm.barrier()  # nobody steps before servers have what they had
+        self._comm.barrier()  # no rank steps before servers are restored
 
     def one_model(self, states: Sequence[State], held: Held) -> State:
         names = {id(value): name for name, value in held.tensors.items()}

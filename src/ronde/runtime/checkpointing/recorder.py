@@ -94,7 +94,7 @@ class Recorder:
         with self._scope.entry():
             entry.payload = act()
         value = entry.payload
-        # The script may change what it is given without changing the journal.
+        # The script may modify the returned value without modifying the journal.
         return value.copy() if hasattr(value, "copy") and not isinstance(value, (str, bytes)) else value
 
     def agreed(self, name: str, act: Callable[[], Any]) -> Any:

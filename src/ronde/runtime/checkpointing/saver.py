@@ -185,7 +185,7 @@ class Saver:
 
     def _save(self, boundary: str, frame: Any) -> None:
         if self._writing is not None:
-            self._writing.join()  # what it writes lies in the memory for copies
+            self._writing.join()  # the state being written lies in the memory for copies
         assert self._unchanged is not None
         begun = perf_counter()
         with self._scope.entry(), self._files.unmediated(), torch.no_grad():
@@ -208,7 +208,7 @@ class Saver:
             if not self._leads:
                 return
             assert self._of_ranks is not None
-            flush_output()  # on the way back what is printed up to here is not printed again
+            flush_output()  # a replay does not print the output up to here again
             state["own"] = own
             state["files"], state["sizes"] = self._history.events(), self._history.sizes()
             manifest = dataclasses.replace(
@@ -238,7 +238,7 @@ class Saver:
 
     def _check_finds_optimizers(self, held: Held) -> None:
         """Refuse a checkpoint without the trained objects."""
-        # By their groups: what wraps another optimizer, as accelerate's does, shares them with it.
+        # By their groups: a wrapper of an optimizer, such as accelerate's, shares them with it.
         found = {id(optimizer.param_groups) for optimizer in held.optimizers.values()}
         stepped, self._stepped = list(self._stepped), weakref.WeakSet()
         if stepped and not any(id(optimizer.param_groups) in found for optimizer in stepped):

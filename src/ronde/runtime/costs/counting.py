@@ -35,7 +35,7 @@ class Counter(TorchDispatchMode):
 
     Attributes:
         first, last, blocks: parts before repeated blocks, after them, and these.
-        heads, tokens, rows: of attention, of a sample, of a batch; 0 where nobody showed them.
+        heads, tokens, rows: of attention, of a sample, of a batch; 0 where none were seen.
     """
 
     def __init__(self, *, real: bool) -> None:
@@ -201,7 +201,7 @@ class Counter(TorchDispatchMode):
 
     def _begin(self, module: nn.Module) -> None:
         self.model = module
-        # What came before has made the model.
+        # Operations before this have made the model.
         self.first = self._now = Part()
         found = repeated_blocks(module)
         self.blocks = [Part() for _ in found]

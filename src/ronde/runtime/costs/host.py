@@ -119,7 +119,7 @@ def _together(comm: Comm, work: Callable[[], Any]) -> float:
 
 
 def _sum(comm: Comm, size: int) -> float:
-    """Seconds of an all-reduce of so many bytes."""
+    """Measure the seconds of an all-reduce of `size` bytes."""
     numbers = torch.zeros(size // 4)
     return _together(comm, lambda: comm.all_reduce(numbers))
 

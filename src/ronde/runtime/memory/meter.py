@@ -66,13 +66,13 @@ class MemoryMeter:
         self.on_change: Callable[[bool], None] = lambda _armed: None
         self._on_cuda = on_cuda
         self._allocated = allocated(on_cuda=on_cuda) if hears_calls else None
-        # Of the first steps, and of those behind.
+        # Peaks of the first steps, and of later ones.
         self._first: dict[Kind, int] = {}
         self._settled: dict[Kind, int] = {}
         self._on_host: dict[Kind, int] = {}
         self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        # What was allocated before the step's first call of a model, less what comes and goes besides.
+        # Bytes allocated before the step's first call of a model, less others that vary between steps.
         self._before: int | None = None
         self._called = False
         self._steps = 0
@@ -102,7 +102,7 @@ class MemoryMeter:
             self._reach("activations", max(0, besides - self._before))
 
     def stepped(self, optimizer: Any) -> None:
-        """An optimizer has stepped; to be told of every step."""
+        """Measure after a step of an optimizer; to be called at every step."""
         if self.armed:
             self._optimizers.add(optimizer)
             self._before = self._besides(self.count())
@@ -119,7 +119,7 @@ class MemoryMeter:
         """The peaks so far."""
         peaks = dict(self._first)
         for kind, nbytes in self._settled.items():
-            # What the first steps leave in caches looks like activations.
+            # Caches filled by the first steps look like activations.
             peaks[kind] = nbytes if kind == "activations" else max(nbytes, peaks.get(kind, 0))
         on_device = self._on_cuda and torch.cuda.is_initialized()
         total = peak_on_device() if on_device else peak_of_process()
