@@ -29,7 +29,7 @@ class Outlines:
         self._known: dict[bytes, bytes] = {}
 
     def of(self, value: Any) -> bytes:
-        """The outline of a value.
+        """Make the outline of a value.
 
         Raises:
             NoOutline: the value has parts that cannot be pickled, or tensors that are not strided.
@@ -46,7 +46,7 @@ class Outlines:
 
 
 def build(outline: bytes) -> Any:
-    """A value of this form; tensors that were not kept hold a constant."""
+    """Make a value of this form; tensors that were not kept hold a constant."""
     return _Building(io.BytesIO(outline)).load()
 
 
@@ -97,7 +97,7 @@ class _Building(pickle.Unpickler):
 
 
 class _OfEarlierRun(torch.autograd.Function):
-    """The graph of something that was computed before the checkpoint, and is gone."""
+    """Placeholder for a graph from before the checkpoint; its backward fails."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, made: list[torch.Tensor]) -> torch.Tensor:

@@ -45,7 +45,7 @@ def _install_own_backward(patches: Patches, context: Context) -> None:
     plain_init: Any = BackwardCFunction.__init__
 
     def init(node: Any) -> None:
-        """A node is made as the function is applied, before its forward runs."""
+        """Record the execution state in a node, which is made before its forward runs."""
         plain_init(node)
         if context.region is Region.SCRIPT or not is_users_function(type(node)._forward_cls):
             return

@@ -200,7 +200,7 @@ def choice(literal: Any) -> Choice:
 
 @functools.cache
 def keys_of(axis: type) -> tuple[Key, ...]:
-    """The keys of an axis' class, in the order in which they are printed."""
+    """Return the keys of an axis' class, in printing order."""
     hints = get_type_hints(axis, include_extras=True)
     return tuple(_key(field, hints[field.name]) for field in dataclasses.fields(axis))
 

@@ -170,7 +170,9 @@ _IN_WORDS = {
 
 
 def bubble(stages: int, micro_batches: int, schedule: Schedule = "gpipe") -> Fraction:
-    """The share of its time in which a stage waits: (p - 1) turns, beside v m or 3 m others.
+    """Return the share of time in which a stage waits.
+
+    That is p - 1 turns, beside v m or 3 m others.
 
     >>> [str(bubble(4, 8, each)) for each in ("gpipe", "1f1b", "interleaved", "zero-bubble")]
     ['3/11', '3/11', '3/19', '1/9']

@@ -35,7 +35,7 @@ class Values:
     data: Data = dataclasses.field(default_factory=Data)
 
     def __str__(self) -> str:
-        """The canonical spelling: the keys that are not at their defaults, in order.
+        """Return the canonical spelling: the keys that differ from defaults, in order.
 
         Presets are not used, so that a recorded plan keeps its meaning if a preset changes.
         """

@@ -227,7 +227,7 @@ class LocalView:
         self._entropy.restore()
 
     def adopt(self, thing: Any) -> None:
-        """Models and optimizers are known as they are made, but to a replica."""
+        """Adopt an object in a replica; otherwise objects are known when they are made."""
         if self.replica is not None:
             self.replica.adopt(thing)
 

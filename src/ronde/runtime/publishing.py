@@ -280,7 +280,7 @@ class _Subject:
 
 
 def _given(module: nn.Module) -> nn.Module:
-    """The module that was given to the compiler."""
+    """Return the module that was given to the compiler, or `module` itself."""
     inner = module._modules.get("_orig_mod")
     return module if inner is None else inner
 

@@ -29,7 +29,7 @@ class Replica:
 
     @classmethod
     def of(cls, config: RankConfig, plan: Plan) -> Replica:
-        """The replica of this rank: its own where no model is cut."""
+        """Return the replica of this rank: of one rank if no model is cut."""
         mesh = MeshOfRanks.of(plan.for_ranks(config.place.world_size).mesh)
         ranks = mesh.members(config.place.rank, *_INSIDE)
         return cls(config=config, ranks=ranks, same=mesh.members(config.place.rank, "data"))

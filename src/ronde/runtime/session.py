@@ -287,7 +287,7 @@ class Session:
         return group
 
     def _reducer_group(self, host: str | None) -> Comm:
-        """The ranks over which gradients are averaged, and state is cut.
+        """Return the group over which gradients are averaged, and state is cut.
 
         Those of a context group have other tokens. Messages are encoded of the sums over these.
         """

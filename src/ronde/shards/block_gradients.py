@@ -377,7 +377,7 @@ class BlockGradients(GradientShards):
             return block.spec.own(whole, self._comm.rank).clone().view(block.leaf.shape)
 
     def agree(self, tensor: torch.Tensor, spans: Spans) -> None:
-        """The step is one of blocks."""
+        """Keep only this rank's block of a whole gradient: the step updates blocks."""
         self.take_part(tensor)
 
     def forget(self, tensor: torch.Tensor) -> None:

@@ -37,7 +37,7 @@ class DimCut:
         return shape[self.dim] > 0 and shape[self.dim] % (self.ranks * self.fused) == 0
 
     def layout(self, shape: Sequence[int]) -> Layout:
-        """The layout of the blocks, one row each."""
+        """Return the layout of the blocks, one row each."""
         return Layout(
             self.dim, self.ranks, self.ranks, self.fused, shape[self.dim] // (self.ranks * self.fused)
         )
@@ -48,12 +48,12 @@ class DimCut:
         return block
 
     def spans(self, shape: Sequence[int]) -> list[tuple[int, int]]:
-        """The span of each block, in the order of the cut."""
+        """Return the span of each block, in the order of the cut."""
         size = math.prod(shape) // self.ranks
         return [(rank * size, (rank + 1) * size) for rank in range(self.ranks)]
 
     def block(self, whole: torch.Tensor, rank: int) -> torch.Tensor:
-        """One block of a tensor, a view where it can be."""
+        """Return one block of a tensor, a view if possible."""
         return self.layout(whole.shape).take(whole, rank)
 
     def in_order(self, whole: torch.Tensor) -> torch.Tensor:

@@ -50,11 +50,11 @@ class ParameterShards(Protocol):
         ...
 
     def begin_update(self) -> None:
-        """Shards are about to be updated. A collective."""
+        """Prepare for an update of shards. A collective."""
         ...
 
     def end_update(self, tensors: Iterable[torch.Tensor]) -> None:
-        """The shards of these parameters have been updated. A collective."""
+        """Complete an update of these parameters' shards. A collective."""
         ...
 
 

@@ -44,7 +44,7 @@ class Partition:
         return tensor in self._specs
 
     def decided(self, tensor: torch.Tensor) -> ShardSpec | None:
-        """The spec that a policy gave a tensor, even if the tensor has changed."""
+        """Return a policy's spec of a tensor, even if the tensor has changed."""
         found = self._specs.get(tensor)
         return None if found is None else found[1]
 

@@ -64,7 +64,7 @@ class ShardSpec:
         return self.spans.index(self.spans[rank]) == rank
 
     def shape(self, shape: Sequence[int], rank: int) -> list[int]:
-        """The shape of a rank's shard of a tensor of this shape."""
+        """Return the shape of a rank's shard of a tensor of this shape."""
         begin, end = self.spans[rank] or (0, 0)
         if end - begin == math.prod(shape):
             return list(shape)
@@ -80,7 +80,7 @@ class ShardSpec:
         return whole.reshape(-1) if self.cut is None else self.cut.in_order(whole)
 
     def own(self, whole: torch.Tensor, rank: int) -> torch.Tensor:
-        """A rank's elements of a contiguous tensor, flat; a view where it can be."""
+        """Return a rank's elements of a contiguous tensor, flat; a view if possible."""
         begin, end = self.spans[rank] or (0, 0)
         if begin == end:  # without a copy of all in the order of the cut
             return whole.new_empty(0)
@@ -110,12 +110,12 @@ class ShardSpec:
 
 
 def blocks(cut: DimCut, shape: Sequence[int]) -> ShardSpec:
-    """A block of the cut for each rank."""
+    """Make a spec with a block of the cut for each rank."""
     return ShardSpec(tuple(cut.spans(shape)), cut)
 
 
 def owned(owner: int, ranks: int, numel: int) -> ShardSpec:
-    """All elements on one rank."""
+    """Make a spec with all elements on one rank."""
     return ShardSpec(tuple((0, numel) if rank == owner and numel else None for rank in range(ranks)))
 
 
@@ -135,7 +135,7 @@ def blocks_of_stage(
 
 
 def within(inner: Span | None, outer: Span | None) -> slice:
-    """The place of a run of elements in a longer run."""
+    """Return the slice of a longer run of elements that holds a shorter one."""
     if inner is None or outer is None:
         return slice(0, 0)
     return slice(inner[0] - outer[0], inner[1] - outer[0])

@@ -314,7 +314,7 @@ def _become(program: Callable[[], object], environment: Mapping[str, str]) -> No
 
 
 def _ended(program: Callable[[], object]) -> int | None:
-    """The exit code of a program; None when it was interrupted."""
+    """Run a program; return its exit code, or None if it was interrupted."""
     try:
         program()
     except SystemExit as end:

@@ -72,7 +72,7 @@ class Host:
     _switch: _Place
 
     def command(self, words: Sequence[str], *, directory: str | None = None) -> list[str]:
-        """The command that runs `words` on this host, in the same directory."""
+        """Return the command that runs `words` on this host, in the same directory."""
         moved = ["sh", "-c", 'cd "$0" && exec "$@"', directory or os.getcwd(), *words]
         return self._place.command(moved)
 

@@ -64,7 +64,7 @@ def _feed(sender: Sender) -> None:
 
 
 def _run(link: socket.socket) -> None:
-    """One connection: its end is the end of the line's stdin, as under ssh."""
+    """Serve one connection; its end ends the line's stdin, as under ssh."""
     sender, incoming = Sender(link.fileno()), frames(link.fileno())
     _, line = next(incoming)
     process = subprocess.Popen(

@@ -59,7 +59,7 @@ class Rank:
 
     @contextmanager
     def session(self, plan: str = "ddp", seed: int = 0) -> Iterator[Any]:
-        """The boundary around the code inside, as around a script; files are not mediated.
+        """Install the boundary around the block, as around a script; files are not mediated.
 
         Yields:
             the `Session`: its `context`, `reducer`, `patches`.
@@ -283,7 +283,7 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout: floa
 
 
 def _serve(connection: Connection, rank: int, world_size: int, directory: str) -> None:
-    """A rank's life: functions come by the pipe until it is closed."""
+    """Run functions from the pipe in a rank until it is closed."""
     import torch
 
     from ronde.comm.joining import join

@@ -221,7 +221,7 @@ class Evidence:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Evidence:
-        """The inverse of `dataclasses.asdict`, also after a way through JSON, which has no tuples."""
+        """Invert `dataclasses.asdict`, also after a round trip through JSON without tuples."""
         fields = dict(fields)
         failure = fields.pop("failure", None)
         ranks = tuple(_rank(each) for each in fields.pop("ranks"))

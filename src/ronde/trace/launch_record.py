@@ -40,7 +40,7 @@ class LaunchedNode:
     error: float = 0.0
 
     def by_launchers_clock(self, time: int) -> int:
-        """A time of its monotonic clock, in nanoseconds, by that of the launcher's host."""
+        """Convert a time of its monotonic clock, in ns, to the launcher's host."""
         return time + round(self.monotonic * 1e9 + self.drift * (time - self.compared * 1e9))
 
 

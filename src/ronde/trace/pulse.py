@@ -29,7 +29,7 @@ class Pulse:
 
     @classmethod
     def open(cls, path: Path) -> Pulse | None:
-        """The pulse that a launcher has made; None where no launcher of ours watches."""
+        """Open the pulse that a launcher has made; None without a watching launcher."""
         return cls._mapped(path, os.O_RDWR, b"")
 
     @classmethod

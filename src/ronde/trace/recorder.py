@@ -151,7 +151,7 @@ class Recorder:
         self._trace_if_asked()
 
     def begin(self) -> None:
-        """The script starts now."""
+        """Start recording, as the script starts."""
         self._written = self._reached = self._mark(0, 0, self.phases.current)
         self._before = self._traffic.travelled()
 

@@ -22,11 +22,11 @@ class Census(Protocol):
     """
 
     def count(self, kind: Kind, tensor: Any) -> None:
-        """The whole storage of a tensor, unless it has been counted."""
+        """Count the whole storage of a tensor, unless it has been counted."""
         ...
 
     def count_at(self, kind: Kind, address: int, nbytes: int) -> None:
-        """Memory that begins at an address, unless it has been counted."""
+        """Count memory at an address, unless it has been counted."""
         ...
 
     def outside(self, tensor: Any) -> None:

@@ -123,7 +123,7 @@ def _division(summaries: Sequence[RankSummary], world_size: int) -> Division | N
 
 
 def _memory_lines(summaries: Sequence[RankSummary]) -> list[str]:
-    """The memory of the rank with the most; nothing where no tensor was seen."""
+    """Format the memory of the rank with the most; empty without tensors."""
     known = [(each.rank, each.memory) for each in summaries if each.memory is not None and each.memory.known]
     if not known:
         return []

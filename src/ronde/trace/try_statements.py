@@ -162,7 +162,7 @@ def _resolved(node: ast.expr, names: dict[str, Any]) -> Any:
 
 
 def _code_of(manager: Any) -> tuple[CodeType | None, dict[str, Any]]:
-    """The code that leaves or makes a manager, and the names that it sees."""
+    """Return the code that leaves or makes a manager, and its names."""
     frame = getattr(getattr(manager, "gen", None), "gi_frame", None)
     if frame is not None and isinstance(manager, AbstractContextManager):
         return frame.f_code, frame.f_globals

@@ -296,12 +296,12 @@ class Checkpoints:
         self._reads.hear_through(wrapper, name)
 
     def attempt(self) -> Callable[[], None]:
-        """Something begins that may have to be done again; the result is called then."""
+        """Begin work that may have to be repeated; the returned function forgets its entries."""
         count = len(self._journal)
         return lambda: self._journal.forget_since(count)
 
     def begin(self) -> None:
-        """The script begins."""
+        """Begin the script."""
         self._runs_script = True
         if self._replayer is not None:
             self._output.silence()
@@ -311,7 +311,7 @@ class Checkpoints:
             signal.signal(signal.SIGTERM, self._on_termination)
 
     def finish(self) -> None:
-        """The script has ended, on all ranks; return when the last checkpoint is durable.
+        """Finish the script on all ranks; return when the last checkpoint is durable.
 
         Raises:
             RondeError: the script has ended before the place of the checkpoint.
@@ -328,7 +328,7 @@ class Checkpoints:
         self._output.speak_again()
 
     def _on_termination(self, *_: Any) -> None:
-        """The run is to end: it saves first, where its next step begins. A second signal does not wait."""
+        """Save where the next step begins, then end. A second signal does not wait."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not self._scope.begun or self._replayer is not None:
             self._output.tell(
@@ -382,7 +382,7 @@ class Checkpoints:
             self._scope.begin()
 
     def _at_boundary(self, boundary: str) -> None:
-        """A step of the script's begins."""
+        """Handle the beginning of a step of the script."""
         replayer = self._replayer
         if replayer is None:
             self._saver.at_boundary(boundary, sys._getframe(1))

@@ -37,7 +37,7 @@ class Leaves:
             self._all.append(value)
 
     def having(self, has_gradient: Callable[[torch.Tensor], bool]) -> list[int]:
-        """The numbers of the leaves that have a gradient."""
+        """Return the numbers of the leaves that have a gradient."""
         return [number for number, value in enumerate(self._all) if has_gradient(value)]
 
     def make_gradients(self, numbers: Iterable[int]) -> None:
@@ -50,5 +50,5 @@ class Leaves:
                 value.grad = self._gradients[number]
 
     def forget_made(self) -> None:
-        """Make no more gradients."""
+        """Forget the gradients of zeros."""
         self._gradients.clear()

@@ -16,7 +16,7 @@ __all__ = ["RankState", "gathered", "has_place"]
 
 
 class RankState(Protocol):
-    """Something that has state of its own on each rank."""
+    """An object with separate state on each rank."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state: dicts and lists of tensors and plain values."""
@@ -70,7 +70,7 @@ def gathered(comm: Comm, state: Mapping[str, Any], copies: HostCopies | None) ->
 def _filled(
     form: Any, rank: int, comm: Comm, own: Sequence[torch.Tensor], device: torch.device, copies: HostCopies
 ) -> Any:
-    """A rank's state, with the tensors that rank 0 has itself or receives."""
+    """Fill a rank's state with tensors that rank 0 has itself or receives."""
     count = 0
 
     def tensor(value: Any) -> Any:

@@ -87,16 +87,16 @@ class Saver:
         self._cuts = models and models.cuts(comm, self._schedule, self._standing, self._end_unsaved)
 
     def begin(self, frame: Any) -> None:
-        """The first model is about to be called, in a script with this frame."""
+        """Begin before the first call of a model, in a script with this frame."""
         self._unchanged = Unchanged(held_by_script(frame))
 
     def add_optimizer(self, optimizer: Any) -> None:
-        """The script makes an optimizer, or adds to one."""
+        """Register an optimizer, or its new parameters."""
         if optimizer not in self._numbers:
             self._numbers[optimizer] = next(self._made)
 
     def step(self, optimizer: Any) -> None:
-        """An optimizer steps."""
+        """Count a step of an optimizer."""
         self._history.trained = True
         self.steps += 1
         self._stepped.add(optimizer)
@@ -106,7 +106,7 @@ class Saver:
         self._history.resume(files)
 
     def at_boundary(self, boundary: str, frame: Any) -> None:
-        """A step of the script's begins: save, or end, where it is time to."""
+        """Save, or end, if it is time, where a step of the script begins."""
         cuts = self._cuts
         begins, self._looked_at = self.steps != self._looked_at, self.steps
         if self._models is not None and not begins:

@@ -60,7 +60,7 @@ def _makes_a_module() -> bool:
 
 @contextmanager
 def faked() -> Iterator[FakeTensorMode]:
-    """A mode in which tensors have no data where `is_real` does not say otherwise."""
+    """Make tensors without data inside the block, except where `is_real`."""
     patches = Patches()
     patches.set(torch, "compile", _uncompiled)
     swap = torch.utils.swap_tensors

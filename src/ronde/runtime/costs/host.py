@@ -94,7 +94,7 @@ def _measure(comm: Comm) -> dict[str, Any]:
 
 
 def _product(m: int, n: int, k: int) -> Callable[[], Any]:
-    """A layer's: backward's products are of its kind."""
+    """Return a product as in a linear layer; backward has the same kind."""
     left, right = torch.randn(m, k), torch.randn(n, k)
     return lambda: torch.nn.functional.linear(left, right)
 

@@ -70,6 +70,6 @@ class _Redirected(TorchFunctionMode):
 
 
 def _here(device: Any) -> torch.device:
-    """The processor, but for a device that is one without data already."""
+    """Return the CPU, or a device without data unchanged."""
     named = None if isinstance(device, int) else torch.device(device)
     return named if named is not None and named.type in _OURS else _HERE

@@ -81,7 +81,7 @@ class MemoryMeter:
         self._next = next(self._measured)
 
     def called(self, module: torch.nn.Module) -> None:
-        """The script calls a model."""
+        """Register a model that the script calls."""
         self._modules.add(module)
         if not self._called:
             self._called = True
@@ -116,7 +116,7 @@ class MemoryMeter:
             self.on_change(armed)
 
     def memory(self) -> Memory:
-        """The peaks so far."""
+        """Return the peaks so far."""
         peaks = dict(self._first)
         for kind, nbytes in self._settled.items():
             # Caches filled by the first steps look like activations.

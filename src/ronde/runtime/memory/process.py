@@ -59,5 +59,5 @@ def peak_of_process() -> int:
 
 
 def peak_on_device() -> int:
-    """The most that torch's allocator has handed out on the current device, in bytes."""
+    """Return the peak of torch's allocator on the current device, in bytes."""
     return torch.cuda.max_memory_allocated()
