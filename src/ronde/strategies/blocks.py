@@ -160,7 +160,7 @@ class ModelBlocks:
         reducer.on_averaged = self.gradients.end_backward
         reducer.beside = self.gradients.beside
         if cutting.reduces is not Reduced.NONE:
-            reducer.encoded = self._encoded
+            reducer.reduce_to(encoded=self._encoded)
 
     def _replicas(
         self,

@@ -20,60 +20,22 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from ronde.comm.buffer import Buffer
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError, UsageError
 from ronde.patching.torch_internals import DisableTorchFunction, foreach_mul_
-from ronde.sync.bucket import Bucket, assign_buckets, average
+from ronde.sync.bucket import Bucket, average
+from ronde.sync.bucket_factory import Allocate, BucketFactory, Compress
+from ronde.sync.bucket_group import BucketGroup, active_groups
 from ronde.sync.bucket_memory import GradientMemory
-from ronde.sync.cut_bucket import CutBucket
 from ronde.sync.gradient_hooks import GradientHooks
 from ronde.sync.gradient_shards import ScatteredGradients
 from ronde.sync.leaf import Leaf, give_gradient, gradient_of
 from ronde.sync.narrow_sums import Casts, NarrowSums
 from ronde.sync.reduced_gradients import ReducedGradients
-from ronde.sync.sparse_bucket import SparseBucket
 from ronde.trace.resident import Census
 from ronde.trace.step_clock import Part, StepClock
 
-__all__ = ["Allocate", "Compress", "Reducer"]
-
-_FIRST_BUCKET_BYTES = 1 << 20
-
-Allocate = Callable[[Sequence[tuple[int, torch.dtype]], Sequence[torch.device]], Sequence[Buffer]]
-"""Allocates buffers of these numbers of elements and dtypes, on these devices."""
-
-Compress = Callable[[Sequence[Leaf], Any, GradientMemory], "Bucket | None"]
-"""Creates a compressed bucket of an optimizer's leaves, or None."""
-
-
-class _Group:
-    """Leaves that are reduced together, by optimizer or without one."""
-
-    def __init__(self) -> None:
-        # In order of adoption; after the first backward in the order in which backward reaches them.
-        self.leaves: list[Leaf] = []
-        self.buckets: list[Bucket] = []
-        self.of: dict[int, Bucket] = {}
-        self.next = 0
-        # Launched buckets, until their launch is complete.
-        self.under_way: list[Bucket] = []
-        self.outdated = False
-        # Ids of tensors in the order of the first backward; None after it.
-        self.arrival: list[int] | None = []
-
-    def rebuild(
-        self, leaves: list[Leaf], made: Callable[[list[list[Leaf]]], list[Bucket]], bucket_bytes: int
-    ) -> None:
-        """Split leaves into buckets, in the order of arrival if known.
-
-        Else in reverse order of adoption.
-        """
-        order = leaves if self.arrival is None else leaves[::-1]
-        first_bytes = min(_FIRST_BUCKET_BYTES, bucket_bytes)
-        self.buckets = made(assign_buckets(order, first_bytes, bucket_bytes))
-        self.of = {id(leaf.tensor): bucket for bucket in self.buckets for leaf in bucket.leaves}
-        self.outdated = False
+__all__ = ["Reducer"]
 
 
 class Reducer:
@@ -93,7 +55,6 @@ class Reducer:
         on_averaged: callback when all averages are complete, before the user's hooks, or None.
         instead_of: function that returns the leaf reduced in place of a parameter; None for the parameter
             itself.
-        encoded: function that returns ids of leaves whose gradients may be compressed; None where all may.
         beside: function that returns gradients that are averaged when the reducer's are.
         on_first: callback with the leaf whose gradient a backward accumulates first, or None.
     """
@@ -106,16 +67,12 @@ class Reducer:
         compress: Compress | None = None,
     ) -> None:
         self._comm = comm
-        self._compress = compress
-        self._allocate: Allocate = comm.allocate
         self._bucket_bytes = bucket_bytes
-        self._parts: ScatteredGradients | None = None
-        self._rows: ReducedGradients | None = None
         self._clock = clock or StepClock()
-        self._groups: list[_Group] = [_Group()]
-        self._optimizers: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
+        self._groups: list[BucketGroup] = [BucketGroup()]
+        self._optimizers: weakref.WeakKeyDictionary[Any, BucketGroup] = weakref.WeakKeyDictionary()
         # By id of the tensor; an entry is valid while its leaf still refers to that tensor.
-        self._known: dict[int, tuple[Leaf, _Group]] = {}
+        self._known: dict[int, tuple[Leaf, BucketGroup]] = {}
         self._depth = 0
         # In this backward, or the next, a bucket may be sent before the last part of a gradient.
         self._in_parts = False
@@ -126,11 +83,11 @@ class Reducer:
         self.backwards = 0
         self.hooks = GradientHooks()
         self.memory = GradientMemory()
+        self._factory = BucketFactory(comm, self.memory, compress)
         self.on_finish: Callable[[], object] | None = None
         self.on_first: Callable[[torch.Tensor], object] | None = None
         self.on_averaged: Callable[[], object] | None = None
         self.instead_of: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None
-        self.encoded: Callable[[], Collection[int] | None] = lambda: None
         self.beside: Callable[[], Collection[torch.Tensor]] = tuple
         self._first: Callable[[torch.Tensor], object] | None = None
         # Kept here, because a session replaces the method for scripts.
@@ -142,6 +99,7 @@ class Reducer:
         shards: ScatteredGradients | None = None,
         rows: ReducedGradients | None = None,
         allocate: Allocate | None = None,
+        encoded: Callable[[], Collection[int] | None] | None = None,
     ) -> None:
         """Set other targets of the reduction than a copy on each rank.
 
@@ -151,13 +109,16 @@ class Reducer:
             shards: store for shards of dense gradients.
             rows: store for gradients of rows that are spread over ranks.
             allocate: allocator of buckets with gradients that every rank has.
+            encoded: function that returns ids of leaves whose gradients may be compressed; None: all.
         """
         if shards is not None:
-            self._parts = shards
+            self._factory.parts = shards
         if rows is not None:
-            self._rows = rows
+            self._factory.rows = rows
         if allocate is not None:
-            self._allocate = allocate
+            self._factory.allocate = allocate
+        if encoded is not None:
+            self._factory.encoded = encoded
 
     def of_fewer(self, comm: Comm) -> Reducer:
         """Create an inner reducer for leaves that only some ranks have.
@@ -181,7 +142,7 @@ class Reducer:
         if known is not None and known[0].ref() is tensor:
             leaf, group = known
             if not leaf.describes(tensor):
-                for parts in (self._parts, self._rows):
+                for parts in (self._factory.parts, self._factory.rows):
                     if parts is not None:
                         parts.whole(tensor)  # its shards belong to the former tensor
                 leaf.describe(tensor)
@@ -204,7 +165,7 @@ class Reducer:
             group.outdated = True
             leaf.hook = self._register(tensor, self._accumulated)
 
-    def _move(self, leaf: Leaf, before: _Group, group: _Group) -> None:
+    def _move(self, leaf: Leaf, before: BucketGroup, group: BucketGroup) -> None:
         """Move a leaf to the group of an optimizer that was made later."""
         before.leaves = [each for each in before.leaves if each is not leaf]
         group.leaves.append(leaf)
@@ -290,7 +251,7 @@ class Reducer:
             casts: leaves that this backward reaches through float16, which may not hold every sum over all
                 rows.
         """
-        if divided > 1 and self._compress is not None and not self._depth:
+        if divided > 1 and self._factory.compress is not None and not self._depth:
             raise UsageError(
                 "the loss is scaled (by a GradScaler), and what an encoded gradient loses would be "
                 "added to the next by another scale; use precision=bf16 in place of the scaler, or "
@@ -307,11 +268,13 @@ class Reducer:
             return
         self._prepare()
         self._first = self.on_first
-        rounded = casts is not None and bool(casts) and self._parts is not None and self._parts.away
-        for parts in (self._parts, self._rows):
+        rounded = (
+            casts is not None and bool(casts) and self._factory.parts is not None and self._factory.parts.away
+        )
+        for parts in (self._factory.parts, self._factory.rows):
             if parts is not None and (graph or (rounded and parts.away)):
                 parts.restore()  # autograd adds to them, and knows whole ones only
-        narrow = None if casts is None else NarrowSums(self._leaves, self._comm, self._parts, casts)
+        narrow = None if casts is None else NarrowSums(self._leaves, self._comm, self._factory.parts, casts)
         self._depth = 1
         self._graph = graph
         self._scale(1 / divided)
@@ -323,8 +286,8 @@ class Reducer:
             with self._around_fewer(graph):
                 yield
             self._finish()
-            if self._parts is not None and rounded:
-                self._parts.restore()  # losses by rounding happen here
+            if self._factory.parts is not None and rounded:
+                self._factory.parts.restore()  # losses by rounding happen here
         except BaseException:
             self.hooks.forget()
             # Messages may still be on their way into these buffers: the next backward gets new ones.
@@ -374,7 +337,7 @@ class Reducer:
             if bucket is not None:
                 bucket.pass_by(tensor)
         for group in self._groups:
-            self._launch_early(group)
+            group.launch_early(self._comm)
 
     def expect_parts(self) -> None:
         """Allow parts of gradients in the next backward; called on all ranks."""
@@ -418,14 +381,14 @@ class Reducer:
         gradients += self.beside()
         if gradients:
             foreach_mul_(gradients, factor)
-        for parts in (self._parts, self._rows):
+        for parts in (self._factory.parts, self._factory.rows):
             if parts is not None:
                 parts.scale(factor)
 
-    def _group_of(self, optimizer: Any) -> _Group:
+    def _group_of(self, optimizer: Any) -> BucketGroup:
         if optimizer is None:
             return self._groups[0]
-        group = self._optimizers.setdefault(optimizer, _Group())
+        group = self._optimizers.setdefault(optimizer, BucketGroup())
         if group not in self._groups:
             self._groups.append(group)
         return group
@@ -442,10 +405,10 @@ class Reducer:
             if group.outdated:
                 self._rebuild(group)
 
-    def _rebuild(self, group: _Group) -> None:
+    def _rebuild(self, group: BucketGroup) -> None:
         """Create new buckets for a group's leaves. A collective."""
         leaves = group.leaves
-        if self._parts is not None:
+        if self._factory.parts is not None:
             # Owners of shards are decided for a bucket together, so only leaves that are alive on every rank
             # take part, and they are held meanwhile. Other leaves get no gradient: on some rank nobody can
             # reach them.
@@ -454,45 +417,10 @@ class Reducer:
             everywhere = self._comm.world_size
             leaves = [leaf for leaf, count in zip(leaves, there, strict=True) if count == everywhere]
         optimizer = self._optimizer_of(group)
-        group.rebuild(leaves, lambda cut: self._buckets(cut, optimizer), self._bucket_bytes)
+        group.rebuild(leaves, lambda cut: self._factory.create(cut, optimizer), self._bucket_bytes)
 
-    def _optimizer_of(self, group: _Group) -> Any:
+    def _optimizer_of(self, group: BucketGroup) -> Any:
         return next((each for each, of in self._optimizers.items() if of is group), None)
-
-    def _buckets(self, cut: list[list[Leaf]], optimizer: Any) -> list[Bucket]:
-        """Create buckets of these leaves. A collective."""
-        parts = self._parts
-        # On one rank the average exists already, without memory to send it from.
-        if not cut or (self._comm.world_size == 1 and parts is None):
-            return []
-        leaves = [leaf for members in cut for leaf in members if leaf.sparse]
-        sparse = [SparseBucket(leaf, self._comm, self.memory, self._rows) for leaf in leaves]
-        cut = [dense for members in cut if (dense := [leaf for leaf in members if not leaf.sparse])]
-        if parts is not None:
-            return [*(CutBucket(members, self._comm, parts, self.memory) for members in cut), *sparse]
-        encoded: list[Bucket] = []
-        if self._compress is not None:
-            plain, may_be = self._parted(cut)
-            made = [(members, self._compress(members, optimizer, self.memory)) for members in may_be]
-            encoded = [bucket for _, bucket in made if bucket is not None]
-            cut = plain + [members for members, bucket in made if bucket is None]
-        shapes = [(Bucket.size(members), members[0].dtype) for members in cut]
-        buffers = self._allocate(shapes, [members[0].device for members in cut]) if cut else []
-        dense = [Bucket(*each, self.memory) for each in zip(cut, buffers, strict=True)]
-        # They come last: before other buckets they would delay these.
-        return [*dense, *encoded, *sparse]
-
-    def _parted(self, cut: list[list[Leaf]]) -> tuple[list[list[Leaf]], list[list[Leaf]]]:
-        """Split leaves into uncompressed ones and ones that may be compressed."""
-        known = self.encoded()
-        if known is None:
-            return [], cut
-        both = (
-            [[leaf for leaf in members if (id(leaf.tensor) in known) is chosen] for members in cut]
-            for chosen in (False, True)
-        )
-        plain, may_be = ([members for members in each if members] for each in both)
-        return plain, may_be
 
     def _forget_gone(self) -> None:
         """Forget leaves that are gone on every rank. A collective.
@@ -527,36 +455,14 @@ class Reducer:
             self._first(tensor)
             self._first = None
         if not self._by_word:
-            self._launch_early(group)
+            group.launch_early(self._comm)
         if before is not None:
             self._clock.enter(before)
-
-    def _launch_early(self, group: _Group) -> None:
-        while group.next < len(group.buckets) and group.buckets[group.next].early:
-            self._launch_next(group)
-
-    def _launch_next(self, group: _Group) -> None:
-        """Send a bucket in the midst of a backward.
-
-        Ranks send it at different points of their backward.
-        """
-        comm, bucket = self._comm, group.buckets[group.next]
-        before = comm.before
-        if before is not None and bucket.waits:
-            before()  # a rank that has raised will not take part
-        comm.before = None
-        try:
-            group.under_way = [launched for launched in group.under_way if not launched.advance()]
-            bucket.launch()
-            group.under_way.append(bucket)
-            group.next += 1
-        finally:
-            comm.before = before
 
     def _finish(self) -> None:
         if self.on_finish is not None:
             self.on_finish()
-        active = self._active_groups()
+        active = active_groups(self._groups, self._comm)
         for group in active:
             for bucket in group.buckets[group.next :]:
                 bucket.launch()
@@ -584,28 +490,9 @@ class Reducer:
                 average([bucket])
                 bucket.launch()
 
-    def _active_groups(self) -> list[_Group]:
-        """Return groups with a gradient on some rank, or a bucket sent."""
-        groups = [group for group in self._groups if group.leaves and group.buckets]
-        if len(groups) <= 1:
-            return groups
-        votes = self._comm.votes(
-            [any(bucket.touched or bucket.launched for bucket in group.buckets) for group in groups]
-        )
-        return [group for group, count in zip(groups, votes, strict=True) if count]
-
-    def _learn_arrival(self, group: _Group, given: Sequence[torch.Tensor]) -> None:
-        """Sort a group's leaves by rank 0's order of arrival after the first backward."""
-        if group.arrival is None:
-            return
-        place = {id(leaf.tensor): index for index, leaf in enumerate(group.leaves)}
-        seen = [place[key] for key in dict.fromkeys(group.arrival) if key in place]
-        first = self._comm.broadcast_object(seen)
-        group.arrival = []
-        if first:
-            rest = sorted(set(range(len(group.leaves))) - set(first))
-            group.leaves = [group.leaves[index] for index in (*first, *rest)]
-            group.arrival = None
+    def _learn_arrival(self, group: BucketGroup, given: Sequence[torch.Tensor]) -> None:
+        """Rebuild a group's buckets after its first backward, in rank 0's order of arrival."""
+        if group.learn_arrival(self._comm):
             self._rebuild(group)
             known = {id(leaf) for leaf in given}
             for bucket in group.buckets:
