@@ -63,7 +63,7 @@ class Language(nn.Module):
 
 
 class Encoder(nn.Module):
-    """torch's own layers, with dropout, a mask of what pads, a mean over the sequence and its last entry."""
+    """torch's own layers, with dropout, a mask of what pads, a mean over the sequence and entries of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,8 @@ class Encoder(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.encoder(self.embed(ids), src_key_padding_mask=ids == 0)
-        return self.head(x + x.mean(1, keepdim=True) + x[:, -1].unsqueeze(1))
+        x = x.masked_fill((ids > 9)[:, -1:, None], 0.5)
+        return self.head(x + x.mean(1, keepdim=True) + x[:, -1].unsqueeze(1) * x[:, :1] + x[:, [-2], :])
 
 
 class Letters(nn.Module):

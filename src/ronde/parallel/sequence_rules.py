@@ -129,20 +129,40 @@ _FEW = 8
 def one_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Index a sequence, like rows.
 
-    A single entry of each sequence is shared by its rank with the others.
+    A single entry of each sequence, `[:, 0]`, `[:, -1:]` or `[:, [-1]]`, is shared by its rank with the
+    others.
     """
     made = shapes.index(context, func, args, kwargs)
     # Code of the script outside of models may write to an entry, which must be a view there.
-    found = split_key(context, *args) if made is NotImplemented and context.on_whole else None
+    found = split_key(context, args[0], _with_slices(args[1])) if _is_left(made, context) else None
     if found is None:
         return made
     value, (items, place, result) = args[0], found
     layout, entry = value._layout, items[place]
-    if not isinstance(entry, int) or (layout.outer, layout.inner) != (1, 1):
+    keeps = isinstance(entry, slice)
+    entries = range(layout.size)[entry if keeps else slice(entry, entry + 1 or None)]
+    if len(entries) != 1 or (layout.outer, layout.inner) != (1, 1):
         return NotImplemented
-    mine = layout.place(entry + (layout.size if entry < 0 else 0), context.rank)
+    mine = layout.place(entries[0], context.rank)
     items[place] = slice(0, 0) if mine is None else slice(mine, mine + 1)
-    return sum_ranks(context, value._local[tuple(items)].sum(result))
+    own = value._local[tuple(items)]
+    return sum_ranks(context, own.sum(result, keepdim=keeps)).to(own.dtype)  # sums of a mask are integers
+
+
+def _is_left(made: Any, context: Context) -> bool:
+    return made is NotImplemented and context.on_whole is not None
+
+
+def _with_slices(key: Any) -> Any:
+    """Replace lists of one entry by slices; beside integers lists index another way."""
+    items = list(key) if isinstance(key, tuple) else [key]
+    if any(isinstance(item, int) for item in items):
+        return key
+    one = [isinstance(item, list) and [type(each) for each in item] == [int] for item in items]
+    return tuple(
+        slice(item[0], item[0] + 1 or None) if single else item
+        for item, single in zip(items, one, strict=True)
+    )
 
 
 def multiplied(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
