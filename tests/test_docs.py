@@ -24,15 +24,30 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
     assert missing == []
 
 
-def test_the_index_of_decisions_names_each_once() -> None:
-    index = (ROOT / "docs/adr/README.md").read_text()
-    records = sorted(path.name for path in (ROOT / "docs/adr").glob("[0-9]*.md"))
-    assert sorted(LINK.findall(index)) == records
-    for name in records:
-        title = (ROOT / "docs/adr" / name).read_text().splitlines()[0]
-        number, decision = name[:4], title.partition(". ")[2]
+STATUS = re.compile(r"^Date: \d{4}-\d\d-\d\d\. Status: (.+?)\.(?: |$)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("folder", ["docs/adr", "docs/adr/archive"])
+def test_the_index_of_decisions_has_each_with_its_title_and_status(folder: str) -> None:
+    lines = (ROOT / folder / "README.md").read_text().splitlines()
+    records = sorted((ROOT / folder).glob("[0-9]*.md"))
+    rows = [line for line in lines if re.match(r"\| \[\d", line)]
+    assert sorted(link for row in rows for link in LINK.findall(row)) == [path.name for path in records]
+    for path in records:
+        text, number = path.read_text(), path.name[:4]
+        title, status = text.splitlines()[0], STATUS.search(text)
         assert title.startswith(f"# {int(number)}. ")
-        assert f"| [{number}]({name}) | {decision} |" in index
+        assert status is not None
+        assert f"| [{number}]({path.name}) | {title.partition('. ')[2]} | {status[1]} |" in rows
+
+
+def test_records_in_force_are_accepted_and_the_archive_names_them() -> None:
+    in_force = {path.name[:4]: path.read_text() for path in (ROOT / "docs/adr").glob("[0-9]*.md")}
+    assert [number for number, text in in_force.items() if "Status: accepted" not in text] == []
+    for path in (ROOT / "docs/adr/archive").glob("[0-9]*.md"):
+        found = re.search(r"Status: (?:merged into|superseded by) (\d{4})\.", path.read_text())
+        assert found is not None, path.name
+        assert found[1] in in_force
 
 
 def test_the_front_page_of_the_documents_claims_what_the_readme_does() -> None:

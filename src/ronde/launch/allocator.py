@@ -2,9 +2,8 @@
 
 glibc returns large blocks to the kernel as soon as they are freed, and the kernel hands them out again
 page by page, each filled with zeros. A training step frees and asks for the same blocks over and over.
-Kept in the heap they cost nothing (figures in docs/adr/0007-ranks-keep-freed-memory.md), and the kernel may
-back the heap with huge pages, from which matrices are read faster
-(docs/adr/0054-the-heap-lies-in-huge-pages.md).
+Kept in the heap they cost nothing, and the kernel may back the heap with huge pages, from which matrices are
+read faster (docs/adr/0007-ranks-keep-freed-memory.md).
 """
 
 from __future__ import annotations
