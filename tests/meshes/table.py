@@ -17,7 +17,7 @@ _BEGIN, _END = "<!-- by `make meshes` -->\n", "<!-- end of what `make meshes` wr
 
 
 def table() -> str:
-    """The table of values by meshes, equal rows and columns joined, and what a contradiction is told."""
+    """The table of values by meshes, equal rows and columns joined, and what a refusal says."""
     every = cells()
     counts = ", ".join(
         f"{sum(cell.standing is standing for cell in every)} {standing.value}" for standing in Standing
@@ -32,7 +32,7 @@ def table() -> str:
     for values in rows:
         signs = (Cell(meshes[0], values[0]).standing.value for meshes in columns)
         text += f"| {_names(values)} | {' | '.join(signs)} |\n"
-    text += "\nWhat a plan without meaning is told, one of each kind:\n\n"
+    text += "\nWhat the refusal says, one of each kind:\n\n"
     kinds: dict[str, Cell] = {}
     for cell in every:
         if cell.standing is Standing.CONTRADICTION and len(cell.sentences) == 1:
