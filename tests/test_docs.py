@@ -60,7 +60,7 @@ def test_each_degree_of_a_mesh_has_its_section_and_its_place_in_the_readme() -> 
     readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs/reference/cut-models.md").read_text()
     degrees = [key.name for key in keys_of(Mesh) if isinstance(key.kind, Integer) and key.name != "data"]
     assert len(degrees) > 3
-    assert [name for name in degrees if f"\n({name})=\n" not in page or f"`{name}=N`" not in readme] == []
+    assert [name for name in degrees if f"\n## {name}\n" not in page or f"`{name}=N`" not in readme] == []
 
 
 def test_the_readme_is_short() -> None:
