@@ -67,6 +67,11 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 1000
 
 
+def test_the_documentation_is_short() -> None:
+    pages = [page for page in DOCUMENTS if "docs" in page.parts and "archive" not in page.parts]
+    assert sum(len(page.read_text().split()) for page in pages) <= 60_000
+
+
 def test_the_map_of_the_source_names_every_room() -> None:
     page = (ROOT / "docs/development/rooms.md").read_text()
     rooms = [path.parent for path in (ROOT / "src/ronde").glob("*/__init__.py")]
