@@ -29,7 +29,7 @@ from ronde.bench.machine import Machine
 from ronde.trace.checkpoint_manifest import Manifest, checkpoints_in
 
 _SCRIPT = Path(__file__).with_name("train.py")
-_RESUMED = re.compile(r"ronde: resumed at step (\d+)")
+_RESUMED = re.compile(r"ronde: note\[R504\]: resumed at step (\d+)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        raise AttributeError(f"module 'ronde' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(f"module 'ronde' has no attribute {name!r}; it has {', '.join(__all__)} [R383]")
     if name in _ROOMS:
         return importlib.import_module(_ROOMS[name])
     return getattr(importlib.import_module(_HOMES[name]), name)

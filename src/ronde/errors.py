@@ -89,7 +89,7 @@ class DivergedError(PeerLost):
         places = "".join(f"  rank {rank} at {where}: {what}\n" for rank, where, what in self.paths)
         super().__init__(
             "the ranks have diverged: they take different paths through the script, so their results would "
-            f"be wrong\n{places}{ADVICE_ON_DIVERGENCE}"
+            f"be wrong\n{places}{ADVICE_ON_DIVERGENCE} [R190]"
         )
 
 

@@ -54,7 +54,7 @@ def test_reports_that_the_documentation_shows(path: Path) -> None:
         read_report(text)
     assert str(refused.value) == (
         f"this report of ronde bench {kind} has an older form, which this version does not read; measure "
-        f"anew: ronde bench {kind} --json FILE"
+        f"anew: ronde bench {kind} --json FILE [R850]"
     )
 
 

@@ -262,7 +262,7 @@ def test_mistakes_on_the_command_line(
     monkeypatch.setenv("RONDE_SERVER_TOKEN", "0" * 32)
     (tmp_path / "train.py").write_text("")
     done = forked.run(["run", "--checkpoint", "c", *options, "train.py"], directory=tmp_path)
-    assert (done.returncode, done.stderr) == (2, f"ronde: error: {said}\n")
+    assert (done.returncode, done.stderr) == (2, f"ronde: error[R500]: {said}\n")
 
 
 @pytest.mark.soak

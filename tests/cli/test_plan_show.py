@@ -110,8 +110,8 @@ def test_a_plan_that_is_not_built_is_refused_and_not_shown(capsys: pytest.Captur
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        "ronde: error: compressor=fp16 with update=local is not available in this version; available with: "
-        "update=sync, or for int8 update=decentralized with peers=shift-one\n"
+        "ronde: error[R280]: compressor=fp16 with update=local is not available in this version; available "
+        "with: update=sync, or for int8 update=decentralized with peers=shift-one\n"
     )
 
 
@@ -146,7 +146,7 @@ def test_an_unknown_plan_is_refused_without_a_page(capsys: pytest.CaptureFixture
     assert show("zero4") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("ronde: error: unknown preset 'zero4' (did you mean zero3?)")
+    assert captured.err.startswith("ronde: error[R214]: unknown preset 'zero4' (did you mean zero3?)")
     assert captured.err.count("\n") == 1
 
 
@@ -161,7 +161,8 @@ def test_a_file_and_items_are_one_plan(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_no_plan_at_all_says_what_to_write(capsys: pytest.CaptureFixture[str]):
     assert show() == 2
-    assert capsys.readouterr().err == "ronde: error: no plan given; write one, such as: ronde plan show ddp\n"
+    said = capsys.readouterr().err
+    assert said == "ronde: error[R217]: no plan given; write one, such as: ronde plan show ddp\n"
 
 
 def test_a_number_of_ranks_below_one_is_refused(capsys: pytest.CaptureFixture[str]):

@@ -113,7 +113,7 @@ def test_another_launchers_line_is_read_and_said(seen: Seen, capfd: pytest.Captu
     assert seen.job is not None
     assert (seen.job.ranks, seen.job.run.plan) == (2, "state=zero3")
     assert seen.job.run.arguments == ("--num_processes", "9")
-    said = "ronde: read as: ronde run --plan zero3 --ranks 2 train.py --num_processes 9\n"
+    said = "ronde: note[R140]: read as: ronde run --plan zero3 --ranks 2 train.py --num_processes 9\n"
     assert capfd.readouterr().err.startswith(said)
     assert _code("-q", "-n", "2", "train.py") == 4
     assert capfd.readouterr() == ("", "")

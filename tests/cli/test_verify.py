@@ -117,7 +117,7 @@ def test_a_refusal_is_no_broken_law(verified: Callable[..., tuple[int, str, str]
         "train.py does not run under the plan micro-batches=2, so there is nothing to compare: micro-batches"
     )
     assert err.startswith(
-        f"ronde: error: {told} cannot give the single-device answer for a model with batch norm"
+        f"ronde: error[R380]: {told} cannot give the single-device answer for a model with batch norm"
     )
 
 

@@ -163,7 +163,7 @@ def test_a_host_that_comes_is_waited_for_and_its_ranks_come_last(tell: Tell) -> 
     story.arrive(2)
     assert story.units == [1, 2]
     story.gather()
-    assert story.said == ["going on with 2 ranks on b:1, a:1"]
+    assert story.said == ["going on with 2 ranks on b:1, a:1 [R704]"]
 
 
 def test_a_slow_unit_does_not_become_rank_0_before_one_that_knows_the_state(tell: Tell) -> None:
@@ -292,6 +292,6 @@ def test_hosts_that_nobody_can_name_are_waited_for(tell: Tell, monkeypatch: pyte
     monkeypatch.setattr(Members, "answering", fail)
     monkeypatch.setattr(Story, "look", lambda self: self.driver._hosts._looked.wait(10))
     story = tell("a:1", patience=0.0)
-    assert story.said == ["0 of at least 1 slots are there; waiting for hosts (no ssh here)"]
+    assert story.said == ["0 of at least 1 slots are there; waiting for hosts (no ssh here) [R703]"]
     with pytest.raises(LaunchError, match="after 0 s"):
         story.driver._change()

@@ -112,14 +112,14 @@ def test_ranks_are_lost_come_and_leave(tmp_path: Path, jobs: list[ElasticJob]) -
     jobs.append(job)
     job.await_words("begins with 2 at False")
     os.kill(job.pid(0), signal.SIGKILL)
-    job.await_words(r"ronde: going on with 1 rank on 127\.0\.0\.2:1")
+    job.await_words(r"ronde: note\[R704\]: going on with 1 rank on 127\.0\.0\.2:1")
     job.await_words(r"\[1\]<stdout>:begins with 1 at (True|False)")
     job.name("127.0.0.1:1,127.0.0.2:1,127.0.0.3:1")  # the first has failed, and is not used again
     job.await_words(r"\[2\]<stdout>:begins with 2 at True")
     assert r"[1]<stdout>:reset 0 of 2" in job.said
     job.name("127.0.0.3:1")
     job.await_words(r"\[2\]<stdout>:begins with 1 at True")
-    job.await_words(r"\[1\]<stderr>:ronde: the job goes on without this rank")
+    job.await_words(r"\[1\]<stderr>:ronde: note\[R704\]: the job goes on without this rank")
     job.end()
     assert job.process.wait(60) == 0, job.said
     assert "[2]<stdout>:ends with 0 of 1 [1, 2]" in job.said
@@ -173,7 +173,7 @@ def test_too_few_ranks_wait_for_a_host_that_may_be_used_again(tmp_path: Path, jo
     jobs.append(job)
     job.await_words("begins with 2 at False")
     os.kill(job.pid(1), signal.SIGKILL)
-    job.await_words("ronde: 1 of at least 2 slots are there; waiting for hosts")
+    job.await_words(r"ronde: note\[R703\]: 1 of at least 2 slots are there; waiting for hosts")
     job.await_words(r"\[2\]<stdout>:begins with 2")
     os.kill(job.pid(2), signal.SIGKILL)
     assert job.process.wait(60) == 1

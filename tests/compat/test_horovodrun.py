@@ -113,7 +113,7 @@ def test_a_script_is_run_as_it_is(tmp_path: Path, hosts: tuple[str, ...]) -> Non
     assert done.returncode == 0, done.stderr
     assert done.stdout == '[0]<stdout>:["--lr", "1"] 2\n'
     assert '[1]<stderr>:["--lr", "1"] 2\n' in done.stderr
-    assert "ronde: no effect here: --cycle-time-ms\n" in done.stderr
+    assert "ronde: note[R707]: no effect here: --cycle-time-ms\n" in done.stderr
     events = ast.literal_eval(timeline.read_text())
     assert any(event.get("pid") == "allreduce.weight" for event in events)
 

@@ -144,7 +144,7 @@ def test_a_folder_that_is_no_run_directory_is_refused(tmp_path: Path) -> None:
         [sys.executable, "-m", "ronde", "doctor", str(tmp_path)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2
-    assert done.stderr.startswith(f"ronde: error: {tmp_path} is not a run directory of ronde run")
+    assert done.stderr.startswith(f"ronde: error[R610]: {tmp_path} is not a run directory of ronde run")
 
 
 def test_the_docs_list_every_fault() -> None:

@@ -8,6 +8,7 @@ test_public.py ask.
 from __future__ import annotations
 
 import dataclasses
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,7 +72,7 @@ class Collector:
             run = run_on_ranks(job, Path(place) / "ranks", ranks=RANKS, starter=self.start)
             summary = read_summary(Path(place) / "ranks" / "run" / "rank-0.summary.json")
         if run.exit_code or summary is None:
-            told = [line for line in run.stderr.splitlines() if line.startswith("ronde: error: ")]
+            told = [line for line in run.stderr.splitlines() if re.match(r"ronde: error[:\[]", line)]
             return refused(name, told[0]) if told else failed(name, _last_line(run.stderr))
         return finished(name, summary.sharded, summary.notes)
 

@@ -6,6 +6,8 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
+from ronde.messages import lift
+
 __all__ = ["COLUMNS", "End", "failed", "finished", "refused"]
 
 COLUMNS = ("script", "end", "modules", "sentences")
@@ -78,12 +80,12 @@ def failed(script: str, error: str) -> End:
 
 
 def _stable(sentences: Iterable[str]) -> tuple[str, ...]:
-    """Sorted, each on one line and once, without paths, addresses and numbers, and not longer than tells."""
+    """Sorted, each on one line and once, without codes, paths and numbers, and not longer than tells."""
     return tuple(sorted({_short(each) for each in sentences}))
 
 
 def _short(sentence: str) -> str:
-    text = " ".join(sentence.replace("|", "/").split())
+    text = " ".join(lift(re.sub(r"(?<=ronde: error)\[R\d\d\d\]", "", sentence))[1].replace("|", "/").split())
     for pattern, name in ((_PATH, "PATH"), (_ADDRESS, "ADDRESS"), (_NUMBER, "N")):
         text = pattern.sub(name, text)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3].rstrip() + "..."

@@ -268,7 +268,7 @@ def test_another_system_without_what_only_linux_has(words: list[str]) -> None:
         f"main({words!r})\n"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert process.stderr == "ronde: error: ronde runs on Linux only for now, not on darwin\n"
+    assert process.stderr == "ronde: error[R181]: ronde runs on Linux only for now, not on darwin\n"
     assert process.returncode == 1
 
 

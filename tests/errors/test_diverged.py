@@ -51,8 +51,8 @@ def said(
 
 def expected(*places: str) -> str:
     return (
-        "ronde: the ranks have diverged: they take different paths through the script, so their results "
-        "would be wrong\n" + "".join(f"  {place}\n" for place in places) + f"{ADVICE}\n"
+        "ronde: error: the ranks have diverged: they take different paths through the script, so their "
+        "results would be wrong\n" + "".join(f"  {place}\n" for place in places) + f"{ADVICE}\n"
         "logs of all ranks: DIR/logs\n"
     )
 

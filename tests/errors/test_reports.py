@@ -49,7 +49,7 @@ def test_a_rank_that_hangs_while_its_peer_waits(experiment: Any) -> None:
         """
     code, text = said(experiment, BOARD + script, DRIVER_TIMEOUT="1.5")
     assert code == 1
-    notice, _, end = text.partition("ronde: the run stood still")
+    notice, _, end = text.partition("ronde: error: the run stood still")
     place = "rank 1 is at DIR/script.py:17, in wait_for_ever"
     assert notice == (
         "ronde: ranks have waited for 0.75 s; the run is ended after 1.5 s of this (--timeout)\n"
@@ -77,7 +77,7 @@ def test_a_rank_that_ends_while_its_peer_waits(experiment: Any) -> None:
         """
     assert said(experiment, BOARD + script) == (
         1,
-        "ronde: rank 1 came to the end of the script while rank 0 waited for it at train.py:12 "
+        "ronde: error: rank 1 came to the end of the script while rank 0 waited for it at train.py:12 "
         f"(all_reduce of float32 [3]); logs of all ranks: DIR/run\n{ADVICE}\n",
     )
 
@@ -151,7 +151,7 @@ def test_a_rank_that_is_killed(experiment: Any) -> None:
         """
     assert said(experiment, script) == (
         137,
-        "ronde: rank 1 was killed by SIGKILL; logs of all ranks: DIR/run\n"
+        "ronde: error: rank 1 was killed by SIGKILL; logs of all ranks: DIR/run\n"
         "mostly it is the kernel that kills a rank, when memory runs out (dmesg tells); to need less: a "
         "smaller batch, fewer ranks, or --plan zero3,micro-batches=4\n"
         "the last lines of rank-1.log:\nstep 41\n",
@@ -161,7 +161,7 @@ def test_a_rank_that_is_killed(experiment: Any) -> None:
 def test_one_rank_that_is_killed(experiment: Any) -> None:
     assert said(experiment, "os.kill(os.getpid(), signal.SIGKILL)", ranks=1) == (
         137,
-        "ronde: rank 0 was killed by SIGKILL; log: DIR/run/rank-0.log\n"
+        "ronde: error: rank 0 was killed by SIGKILL; log: DIR/run/rank-0.log\n"
         "mostly it is the kernel that kills a rank, when memory runs out (dmesg tells); to need less: a "
         "smaller batch, or --plan micro-batches=4\n",
     )
@@ -191,7 +191,8 @@ def test_a_rank_that_a_signal_ends(experiment: Any, name: str, advice: str) -> N
         """
     assert said(experiment, script) == (
         128 + getattr(signal, name),
-        f"ronde: rank 1 was killed by {name}; logs of all ranks: DIR/run\n{advice}",
+        f"ronde: {'error: ' if advice else ''}rank 1 was killed by {name}; logs of all ranks: DIR/run\n"
+        f"{advice}",
     )
 
 
@@ -230,8 +231,8 @@ def test_a_script_that_removes_the_run_directory(experiment: Any) -> None:
         """
     assert said(experiment, script) == (
         1,
-        "ronde: rank 1 exited with code 1; the run directory was removed while ranks wrote to it; keep it "
-        "until the run has ended: DIR/run\n",
+        "ronde: error: rank 1 exited with code 1; the run directory was removed while ranks wrote to it; "
+        "keep it until the run has ended: DIR/run\n",
     )
 
 

@@ -22,6 +22,7 @@ from ronde.launch.job import Job, Outcome
 from ronde.launch.remote_command import RemoteExec
 from ronde.launch.restart_loop import launch_with_policy
 from ronde.launch.run_spec import RunSpec
+from ronde.messages import lift
 from ronde.trace.run_directory import RunDirectory
 
 
@@ -75,7 +76,7 @@ def test_a_script_that_cannot_say_leaves_the_hosts_as_they_were(tmp_path: Path) 
     assert members.named() == found
     program(script, "echo no network >&2; exit 3")
     assert members.named() == found
-    assert members.trouble == f"--host-discovery-script {script} failed with exit code 3: no network"
+    assert members.trouble == f"--host-discovery-script {script} failed with exit code 3: no network [R156]"
     program(script, "echo 'three times'")
     assert members.named() == found
     assert "'three times' is no host with a number of ranks" in members.trouble
@@ -158,7 +159,7 @@ def test_a_run_loses_a_host_and_gets_it_back(monkeypatch: pytest.MonkeyPatch, tm
     assert run.end().exit_code == 0
     assert run.shares == [(("a", 2), ("b", 1)), (("a", 2),), (("a", 2), ("b", 1))]
     assert run.resumed == [False, True, True]
-    assert run.said == [
+    assert [lift(said)[1] for said in run.said] == [
         "restart 1 of 1, from the newest checkpoint in saved",
         "going on with 2 ranks on a:2",
         "the hosts have changed",
@@ -190,4 +191,4 @@ def test_too_few_hosts_are_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path:
         LaunchError, match=r"^2 of at least 3 slots answer after 0.1 s; start hosts, or lower"
     ):
         run.end(least=3, patience=0.1)
-    assert run.said[-1] == "2 of at least 3 slots answer; waiting for hosts"
+    assert run.said[-1] == "2 of at least 3 slots answer; waiting for hosts [R157]"

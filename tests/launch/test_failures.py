@@ -76,13 +76,13 @@ def test_a_killed_rank_is_named_with_its_signal_and_peers_are_ended(experiment: 
     assert time.monotonic() - began < LIMIT_S
     result = experiment.finish(process)
     assert result.code == 128 + signal.SIGKILL
-    assert result.err.startswith("ronde: rank 1 was killed by SIGKILL; logs of all ranks: ")
+    assert result.err.startswith("ronde: error[R195]: rank 1 was killed by SIGKILL; logs of all ranks: ")
 
 
 def test_a_killed_main_rank_alone_is_reported_too(experiment: Any) -> None:
     result = experiment.run("print('begun', flush=True); os.kill(os.getpid(), signal.SIGKILL)", ranks=1)
     assert (result.code, result.out) == (137, b"begun\n")
-    assert result.err.startswith("ronde: rank 0 was killed by SIGKILL")
+    assert result.err.startswith("ronde: error[R195]: rank 0 was killed by SIGKILL")
 
 
 def test_a_crash_shows_the_end_of_the_ranks_log(experiment: Any) -> None:
@@ -149,10 +149,8 @@ def test_what_the_script_left_running_is_ended_and_named(experiment: Any) -> Non
         ranks=1,
     )
     assert result.code == 0
-    assert (
-        result.err
-        == f"ronde: ended what the script had left running: sleep (process {experiment.pid('child')})\n"
-    )
+    said = "ronde: note[R126]: ended what the script had left running"
+    assert result.err == f"{said}: sleep (process {experiment.pid('child')})\n"
 
 
 def test_a_rank_that_cannot_be_started(experiment: Any, tmp_path: Path) -> None:

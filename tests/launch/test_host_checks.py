@@ -12,6 +12,7 @@ from ronde.launch.host_checks import (
     missing_states,
     names_of_loopback,
 )
+from ronde.messages import lift
 
 ALIKE = {
     "python": "3.11.7",
@@ -29,7 +30,7 @@ def problems(changes: dict[str, Any], **of_both: Any) -> list[str]:
     second = {**first, "machine": "n", **changes}
     troubles = differences([("a", 2, first), ("b", 2, second)], "train.py", "/bin/python")
     assert {each.host for each in troubles} <= {"b"}
-    return [str(each) for each in troubles]
+    return [lift(str(each))[1] for each in troubles]
 
 
 def test_alike() -> None:
@@ -113,4 +114,4 @@ def test_hosts_that_do_not_see_all_tables_of_an_earlier_run_are_told() -> None:
     assert len(missing_states("/old", [0], [("one", []), ("two", [0])])) == 1
     found = missing_states("/old", [0, 1], [("one", [0, 1, 2]), ("two", [1])])
     assert [trouble.host for trouble in found] == ["two"]
-    assert found[0].what == "two sees the tables of 1 of 3 servers in --server-state /old"
+    assert found[0].what == "two sees the tables of 1 of 3 servers in --server-state /old [R136]"

@@ -116,9 +116,11 @@ def test_a_stall_is_told_once_with_all_places_and_its_cause(experiment: Any) -> 
     )
     done = experiment.finish(process)
     assert done.code == 1
-    notice, _, end = done.err.partition("ronde: the run stood still for 2 s")
+    notice, _, end = done.err.partition("ronde: error[R200]: the run stood still for 2 s")
     places = notice.splitlines()
-    assert places[0].startswith("ronde: ranks have waited for 1 s; the run is ended after 2 s of this")
+    assert places[0].startswith(
+        "ronde: note[R200]: ranks have waited for 1 s; the run is ended after 2 s of this"
+    )
     assert places[1] == "  rank 0 waits at train.py:12: all_reduce of float32 [3]"
     assert places[3].startswith("  rank 2 is at ")
     assert places[3].endswith("script.py:29, in <module>")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ronde.errors import PlanError
+from ronde.messages import lift
 from ronde.plan import PRESETS, check, expand, read_plan, validate
 
 BUILT_PRESETS = (
@@ -119,7 +120,7 @@ def test_what_is_encoded_goes_to_ranks_with_other_rows(cut: str):
     (said,) = validate(expand(f"{cut},onebit"), 4 if "," in cut else 2)
     assert said == (
         f"compressor=onebit encodes gradients between ranks that have other rows of the batch, and {cut} "
-        f"with data=1 has no such ranks; nearest legal: data=2,{cut},compressor=onebit"
+        f"with data=1 has no such ranks; nearest legal: data=2,{cut},compressor=onebit [R221]"
     )
     assert validate(expand(f"data=1,{cut},onebit")) == [said]
     assert validate(expand(f"data=2,{cut},onebit")) == validate(expand(f"{cut},onebit")) == []
@@ -129,11 +130,11 @@ def test_what_is_encoded_goes_to_ranks_with_other_rows(cut: str):
 def test_parameters_and_tables_are_shared_with_ranks_that_have_other_rows():
     assert validate(expand("tensor=2,local-sgd"), 2) == [
         "update=local averages parameters between ranks that have other rows of the batch, and tensor=2 with "
-        "data=1 has no such ranks; nearest legal: data=2,tensor=2,update=local"
+        "data=1 has no such ranks; nearest legal: data=2,tensor=2,update=local [R221]"
     ]
     assert validate(expand("tensor=2,hybrid"), 2) == [
         "sparse=sharded spreads table rows over ranks that have other rows of the batch, and tensor=2 "
-        "with data=1 has no such ranks; nearest legal: data=2,tensor=2,sparse=sharded"
+        "with data=1 has no such ranks; nearest legal: data=2,tensor=2,sparse=sharded [R221]"
     ]
     for text in (
         "tensor=2,local-sgd",
@@ -147,14 +148,14 @@ def test_parameters_and_tables_are_shared_with_ranks_that_have_other_rows():
 
 def test_servers_have_no_rows_of_a_cut_model():
     assert validate(expand("data=2,tensor=2,hybrid,servers=1"), 4) == [
-        "tensor=2 with servers=1 is not available in this version; nearest legal: tensor=2"
+        "tensor=2 with servers=1 is not available in this version; nearest legal: tensor=2 [R220]"
     ]
 
 
 def test_experts_are_in_step():
     assert validate(expand("expert=2,local-sgd"), 2) == [
         "update=local has ranks train by themselves, and expert=2 has them exchange tokens in each step; "
-        "nearest legal: expert=2,update=sync"
+        "nearest legal: expert=2,update=sync [R255]"
     ]
 
 
@@ -166,25 +167,25 @@ def test_what_is_built_on_so_many_ranks(text: str, ranks: int):
 @pytest.mark.parametrize(("text", "item", "legal"), NOT_TOGETHER)
 def test_what_is_not_built_with_a_cut_model_is_refused(text: str, item: str, legal: str):
     refused = f"tensor=2 with {item} is not available in this version; nearest legal: tensor=2,{legal}"
-    assert refused in validate(expand(text))
+    assert f"{refused} [R220]" in validate(expand(text))
 
 
 @pytest.mark.parametrize(("text", "item", "legal"), NOT_WITH_STAGES)
 def test_what_is_not_built_with_stages_is_refused(text: str, item: str, legal: str):
     refused = f"pipeline=2 with {item} is not available in this version; nearest legal: pipeline=2,{legal}"
-    assert refused in validate(expand(text))
+    assert f"{refused} [R220]" in validate(expand(text))
 
 
 @pytest.mark.parametrize(("text", "item", "legal"), NOT_WITH_EXPERTS)
 def test_what_is_not_built_with_spread_experts_is_refused(text: str, item: str, legal: str):
     refused = f"expert=2 with {item} is not available in this version; nearest legal: expert=2,{legal}"
-    assert refused in validate(expand(text))
+    assert f"{refused} [R220]" in validate(expand(text))
 
 
 @pytest.mark.parametrize(("text", "item", "legal"), NOT_WITH_CONTEXT)
 def test_what_is_not_built_with_cut_sequences_is_refused(text: str, item: str, legal: str):
     refused = f"context=2 with {item} is not available in this version; nearest legal: context=2,{legal}"
-    assert refused in validate(expand(text))
+    assert f"{refused} [R220]" in validate(expand(text))
 
 
 # Keys that only refine a value which is not built: alone they contradict the default plan.
@@ -297,7 +298,7 @@ def test_what_does_nothing_is_refused(text: str, other: str):
     (error,) = validate(expand(text))
     item = text.rpartition(",")[2].replace("state=server", "algorithm=hierarchical")
     assert error.startswith(f"{item} does nothing with {other}: ")
-    remedy = error.partition("nearest legal: ")[2]
+    remedy = lift(error)[1].partition("nearest legal: ")[2]
     items = dict(each.split("=") for each in f"{expand(text)},{remedy}".split(","))
     assert validate(expand(",".join(f"{name}={value}" for name, value in items.items()))) == []
 
@@ -336,7 +337,7 @@ def test_a_contradiction_names_both_settings_and_the_nearest_legal_one(
     ],
 )
 def test_a_value_that_needs_another_says_which(text: str, message: str):
-    assert message in validate(expand(text))
+    assert f"{message} [R213]" in validate(expand(text))
 
 
 def test_offload_of_replicated_state_is_for_one_rank():
@@ -344,7 +345,7 @@ def test_offload_of_replicated_state_is_for_one_rank():
     assert validate(plan, 1, "cuda") == validate(plan) == []
     assert validate(plan, 3, "cuda") == [
         "offload=optimizer and state=replicated on 3 ranks contradict each other; nearest legal: "
-        "state=zero1,offload=optimizer"
+        "state=zero1,offload=optimizer [R210]"
     ]
 
 
@@ -355,7 +356,7 @@ def test_offload_needs_a_device(text: str, ranks: int | None):
     assert validate(expand(text), ranks, "cuda") == []
     assert validate(expand(text), ranks, "cpu") == [
         f"{item} moves state from a CUDA device to host memory, and these ranks are on the CPU: their state "
-        f"is there already; leave {item} out"
+        f"is there already; leave {item} out [R212]"
     ]
     with pytest.raises(PlanError, match="are on the CPU"):
         read_plan(text, ranks=ranks, device="cpu")
@@ -365,7 +366,7 @@ def test_offload_needs_a_device(text: str, ranks: int | None):
 @pytest.mark.parametrize("text", ["offload=all", "offload=optimizer", "zero2,offload=all"])
 def test_on_a_cpu_no_other_plan_with_offload_is_named(text: str):
     (error,) = validate(expand(text), 2, "cpu")
-    assert error.endswith(f"leave {expand(text).item('offload')} out")
+    assert lift(error)[1].endswith(f"leave {expand(text).item('offload')} out")
 
 
 @pytest.mark.parametrize("text", ["update=local,adaptive=true", "local-sgd,adaptive=true"])
@@ -377,7 +378,7 @@ def test_adaptive_local_steps_may_have_a_first_interval_or_none(text: str):
 def test_the_nearest_legal_setting_mends_the_contradiction(text: str, settings: str):
     plan = expand(text)
     error = next(error for error in validate(plan) if error.startswith(settings))
-    remedy = error.partition("nearest legal: ")[2]
+    remedy = lift(error)[1].partition("nearest legal: ")[2]
     items = dict(item.split("=") for item in f"{plan},{remedy}".split(","))
     mended = expand(",".join(f"{name}={value}" for name, value in items.items()))
     assert [error for error in validate(mended) if error.startswith(settings)] == []

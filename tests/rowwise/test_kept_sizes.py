@@ -11,6 +11,7 @@ from torch import nn
 
 from hazards.harness import check, outcome
 from hazards.sizes import HAZARDS
+from ronde.messages import lift
 from ronde.rowwise.kept_sizes import AMBIGUOUS, KeptSizes
 from ronde.rowwise.observe import Observation
 from ronde.rowwise.rows import is_counted
@@ -93,13 +94,14 @@ def test_is_not_kept_of_a_trial() -> None:
     module, kept, x = Keeps(lambda x: x.shape), KeptSizes(), torch.randn(4, 4)
     observation = Observation(module, ((x,), {}), [0], OneRank(16, 4), list, kept, stands=False)
     reason = observation.run(lambda: module(x))[1].reason
-    assert (reason, module.kept) == ("it keeps kept, which depends on the batch, on itself", None)
+    assert (reason, module.kept) == ("it keeps kept, which depends on the batch, on itself [R342]", None)
 
 
 @pytest.mark.parametrize("size", [lambda x: len(x) * 2, lambda x: [len(x)], lambda x: (x.shape, 1)])
 def test_is_a_length_by_itself_or_in_a_flat_tuple(size: Any) -> None:
     module = Keeps(size)
-    assert observe(module, (torch.randn(4, 4),)).verdict.reason.endswith("depends on the batch, on itself")
+    reason = observe(module, (torch.randn(4, 4),)).verdict.reason
+    assert lift(reason)[1].endswith("depends on the batch, on itself")
 
 
 def _hazard(rank: Rank, name: str, plan: str, end: str) -> list[str]:

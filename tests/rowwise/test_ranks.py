@@ -146,7 +146,7 @@ def test_leaves_of_others_are_told_of() -> None:
     assert observe(Written(lambda self, x: x * scale), (table(),)).verdict.foreign
     computed = scale * 2
     verdict = observe(Written(lambda self, x: x * computed), (table(),)).verdict
-    assert verdict.reason == "it uses a value with a gradient that was computed outside of it"
+    assert verdict.reason == "it uses a value with a gradient that was computed outside of it [R348]"
 
 
 def test_outputs_are_described() -> None:
@@ -168,4 +168,4 @@ def test_outputs_are_described() -> None:
     assert [axis.dims for axis in verdict.outputs] == [3, 2, 2, 3, 2, None]
     assert verdict.same_as == (None, None, None, 0, None, None)
     verdict = observe(Written(lambda self, x: x[:, :2]), (table(),)).verdict
-    assert verdict.reason == "it returns a view of its argument, which shares memory with it"
+    assert verdict.reason == "it returns a view of its argument, which shares memory with it [R344]"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from ronde.messages import lift
 from ronde.modules import recurrent
 from ronde.patching.patches import Patches
 from rowwise.one_rank import observe
@@ -54,4 +55,4 @@ def test_layers_over_the_batch_are_not_cut() -> None:
 
     module = Written(forward, layer=nn.LSTM(6, 8, batch_first=True), other=linear())
     verdict = observe(module, (torch.randn(ROWS, 6),)).verdict
-    assert verdict.reason == "rows of its output depend on other rows, or on their number (lstm)"
+    assert lift(verdict.reason)[1] == "rows of its output depend on other rows, or on their number (lstm)"

@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch import nn
 
+from ronde.messages import lift
 from ronde.rowwise.labels import Marks
 from ronde.rowwise.undo import Undo
 from rowwise.one_rank import observe
@@ -70,7 +71,7 @@ def test_attributes_and_containers_are_as_before() -> None:
     listed, deep = module.listed, module.inner["deep"][0]
     assert (
         observe(module, (table(),)).verdict.reason
-        == "rows of its output depend on other rows, or on their number (mean)"
+        == "rows of its output depend on other rows, or on their number [R330] (mean)"
     )
     assert (module.count, module.listed, module.named, module.chosen) == (0, [0], {"a": 1}, {1, 2})
     assert (list(module.last), list(module.ordered), module.inner) == ([1], ["x", "y"], {"deep": [[1, 2]]})
@@ -131,7 +132,7 @@ def test_arguments_are_as_before() -> None:
 
     module, seen = Written(forward, layer=linear()), [0]
     observed = observe(module, (table(), seen), axes=[0, None])
-    assert observed.verdict.reason == "it changes a list, dict or object among its arguments"
+    assert observed.verdict.reason == "it changes a list, dict or object among its arguments [R342]"
     assert seen == [0]
 
 
@@ -146,7 +147,8 @@ def test_an_argument_that_is_kept_elsewhere_is_taken_back_from_there_only() -> N
     factors = {"x": x[:, :1]}
     observed = observe(module, (x, factors), axes=[0, 0])
     assert (
-        observed.verdict.reason == "it keeps values of the batch in a variable or object that is not its own"
+        lift(observed.verdict.reason)[1]
+        == "it keeps values of the batch in a variable or object that is not its own"
     )
     assert not seen
     assert list(factors) == ["x"]
@@ -161,7 +163,7 @@ def test_an_error_of_the_models_own_is_kept() -> None:
     verdict = observe(module, (table(),)).verdict
     assert isinstance(verdict.raised, ValueError)
     assert verdict.raised.__traceback__ is None  # which would hold the rows
-    assert verdict.reason == "it failed on 8 rows (ValueError: not these rows)"
+    assert lift(verdict.reason)[1] == "it failed on 8 rows (ValueError: not these rows)"
     assert module.count == 0
 
 
@@ -182,5 +184,5 @@ def test_a_gradient_taken_inside_is_put_back() -> None:
         return self.layer(x)
 
     module = Written(forward, layer=linear())
-    assert observe(module, (table(),)).verdict.reason == "its forward runs backward"
+    assert observe(module, (table(),)).verdict.reason == "its forward runs backward [R339]"
     assert module.layer.weight.grad is None

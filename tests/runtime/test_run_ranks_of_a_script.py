@@ -80,7 +80,7 @@ for _ in range(200):
 def test_a_model_that_is_too_small_is_told(tmp_path: Path) -> None:
     run = ronde(tmp_path, TINY)
     assert re.search(
-        r"^ronde: an undisturbed step took [\d.]+ ms on 2 ranks, and would take about [\d.]+ ms in one ",
+        r"^ronde: note\[R322\]: an undisturbed step took [\d.]+ ms on 2 ranks, and would take about ",
         run.stderr,
         re.MULTILINE,
     )

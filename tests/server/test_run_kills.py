@@ -116,7 +116,7 @@ def test_a_server_that_will_not_start_says_why_once(tmp_path: Path) -> None:
     try:
         (pid,) = servers.pids
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert servers.look(said.append) == "server 0 cannot serve: of the log"
+        assert servers.look(said.append) == "server 0 cannot serve: of the log [R401]"
     finally:
         servers.end()
         directory.release()

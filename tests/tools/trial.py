@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import re
 import runpy
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ __all__ = ["Died", "Refused", "Trial"]
 
 # Enough for a run of 12 steps on a busy machine; one that takes longer hangs.
 PATIENCE_S = 240.0
-_ERROR = "ronde: error: "
+_ERROR = re.compile(r"ronde: error(\[R\d\d\d\])?: ")
 
 
 class Refused(Exception):
@@ -145,9 +146,9 @@ class Trial:
             raise Died(f"hangs for {PATIENCE_S:.0f} s") from None
         finally:
             command.kill()
-        refusals = [line for line in err.splitlines() if line.startswith(_ERROR)]
+        refusals = [line for line in err.splitlines() if _ERROR.match(line)]
         if command.returncode == 2 and refusals:
-            raise Refused(refusals[0].removeprefix(_ERROR))
+            raise Refused(_ERROR.sub("", refusals[0], count=1))
         if command.returncode:
             raise Died(f"ends with {command.returncode}: {_last(err)}")
         return Ran(out, err)

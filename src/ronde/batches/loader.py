@@ -195,14 +195,14 @@ class LoaderEdge:
         require_alike(self._context.comm, "a first batch", values)
 
     def _say(self, dataset: Any, reason: str) -> None:
-        self._note(f"{type(dataset).__name__}: every rank loads whole batches, because {reason}")
+        self._note(f"{type(dataset).__name__}: every rank loads whole batches, because {reason} [R317]")
 
     def _fetching(self, iterator: Any) -> AbstractContextManager[Any]:
         """Let ranks be out of step while each loads its samples in this process."""
         if not hasattr(iterator, "_ronde_loading"):
             raise UsageError(
                 "this iterator of a DataLoader was made before ronde.init(), and its batches may differ "
-                "between ranks; call iter(loader) after ronde.init()"
+                "between ranks; call iter(loader) after ronde.init() [R383]"
             )
         loading: Loading = iterator._ronde_loading
         return self._unmediated() if loading.proven and not iterator._num_workers else nullcontext()
@@ -211,15 +211,15 @@ class LoaderEdge:
         if self._loading == "full":
             return Loading()
         if loader._dataset_kind != DatasetKind.Map:
-            return Loading("an iterable dataset has no indices to be cut")
+            return Loading("an iterable dataset has no indices to be cut [R361]")
         if not loader._auto_collation:
-            return Loading("the loader makes no batches of samples")
+            return Loading("the loader makes no batches of samples [R361]")
         if self._loading == "sliced":
             return Loading(sliceable=True, always=True)
         if loader.num_workers and _start_method(loader) != "fork":
-            return Loading("its workers are not forked, and what they do is not seen")
+            return Loading("its workers are not forked, and what they do is not seen [R363]")
         if loader.collate_fn is not default_collate:
-            return Loading("its collate_fn may look at all samples, to pad them say")
+            return Loading("its collate_fn may look at all samples, to pad them say [R360]")
         return Loading(sliceable=True)
 
     def _mark(self, index: Any) -> None:
@@ -261,14 +261,14 @@ class LoaderEdge:
         if loading.flag.value == Shown.LOST:
             raise RondeError(
                 f"samples of {type(iterator._dataset).__name__} depend on those that a worker read before; "
-                f"use --loading full"
+                f"use --loading full [R362]"
             )
         if self._loading == "auto" and loading.flag.value == Shown.DRAWS:
             if sliced or any(cut for _, cut in iterator._ronde_queue):
                 raise RondeError(
                     f"the dataset {type(iterator._dataset).__name__} began to draw random numbers after "
                     f"batches without; its slices would differ from the single-device batches. "
-                    f"Use --loading full"
+                    f"Use --loading full [R371]"
                 )
             still = False
         else:

@@ -37,10 +37,10 @@ class Shown(enum.IntEnum):
 
 
 _WHY = {
-    Shown.STILL: "its batches hold other values than one row of a tensor for each sample",
-    Shown.DRAWS: "its samples draw random numbers",
-    Shown.OWN_GENERATOR: "it uses a random generator of its own",
-    Shown.ORDERED: "a sample depends on the order in which samples are read, or on those read with it",
+    Shown.STILL: "its batches hold other values than one row of a tensor for each sample [R361]",
+    Shown.DRAWS: "its samples draw random numbers [R361]",
+    Shown.OWN_GENERATOR: "it uses a random generator of its own [R361]",
+    Shown.ORDERED: "a sample depends on the order in which samples are read, or on those read with it [R362]",
 }
 
 
@@ -143,7 +143,7 @@ def _looked_at(fetch: _Fetch, fetcher: Any, index: Any) -> tuple[Any, Held, str]
     held = Held(fetcher.dataset)
     samples = fetch(fetcher, index) if together else first + fetch(alone, index[1:])
     changed = held.changed() if get_worker_info() is None else ""
-    book = f"reading samples changes {changed}, which the script may read" if changed else ""
+    book = f"reading samples changes {changed}, which the script may read [R363]" if changed else ""
     return samples if together else fetcher.collate_fn(samples), held, book
 
 

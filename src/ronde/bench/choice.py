@@ -20,7 +20,7 @@ def check_known(asked: Sequence[str], known: Collection[str], *, what: str) -> N
     """
     for name in asked:
         if name not in known:
-            raise UsageError(f"there is no {what} {name!r}; choose among {', '.join(known)}")
+            raise UsageError(f"there is no {what} {name!r}; choose among {', '.join(known)} [R850]")
 
 
 def check_device(device: str, environment: Mapping[str, str]) -> None:
@@ -33,5 +33,5 @@ def check_device(device: str, environment: Mapping[str, str]) -> None:
     if device == "cuda" and not (torch_has_cuda() and cuda_devices(environment)):
         raise UsageError(
             "--device cuda needs a CUDA device and a torch built for it, and one of them is missing here; "
-            "leave it out to measure on the CPU"
+            "leave it out to measure on the CPU [R850]"
         )

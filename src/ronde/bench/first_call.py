@@ -133,7 +133,7 @@ def _run(workload: str, *, ranks: int, plan: str, environment: Mapping[str, str]
     if len(lines) != 1:
         raise BenchError(
             f"a workload must print one line that begins with {MARK!r}, this one printed {len(lines)}; "
-            f"its output ends with: {output[-300:]!r}"
+            f"its output ends with: {output[-300:]!r} [R853]"
         )
     return made_of(FirstCall, json.loads(lines[0].removeprefix(MARK)))
 

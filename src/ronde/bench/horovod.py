@@ -64,7 +64,7 @@ def measure(
         )
     lines = [line.removeprefix(_BEHIND) for line in said.splitlines() if line.startswith(_BEHIND + "{")]
     if not lines:
-        raise BenchError(f"the ranks have ended without figures; they said: {said[-300:]}")
+        raise BenchError(f"the ranks have ended without figures; they said: {said[-300:]} [R852]")
     results = tuple(
         Figures(what=what, unit="ms", ways={way: tuple(each) for way, each in ways.items()})
         for what, ways in json.loads(lines[-1]).items()

@@ -81,6 +81,6 @@ def _unreadable(text: str, kinds: Collection[str]) -> UsageError:
         kind = fields["kind"]
         return UsageError(
             f"this report of ronde bench {kind} has an older form, which this version does not read; measure "
-            f"anew: ronde bench {kind} --json FILE"
+            f"anew: ronde bench {kind} --json FILE [R850]"
         )
-    return UsageError("this is not a report of ronde bench; give a file that --json has written")
+    return UsageError("this is not a report of ronde bench; give a file that --json has written [R850]")

@@ -36,10 +36,12 @@ class Method:
         if ranks < self.least_ranks:
             raise UsageError(
                 f"--ranks {ranks} leaves nothing to compare; with --method {self.name} give --ranks "
-                f"{self.least_ranks} or more, or use --method dlperf, which has a row for one device"
+                f"{self.least_ranks} or more, or use --method dlperf, which has a row for one device [R850]"
             )
         if self.steps is not None and steps is not None:
-            raise UsageError(f"--method {self.name} times {self.steps} steps; leave out --steps {steps}")
+            raise UsageError(
+                f"--method {self.name} times {self.steps} steps; leave out --steps {steps} [R850]"
+            )
         settings = {
             "--steps": steps if self.steps is None else self.steps,
             "--warm-up": self.warm_up,

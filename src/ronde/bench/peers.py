@@ -66,6 +66,6 @@ def choose(names: Sequence[str]) -> tuple[Peer, ...]:
         if importlib.util.find_spec(peer.module) is None:
             raise UsageError(
                 f"the peer {peer.name!r} is not installed: pip install 'ronde[bench]' brings "
-                f"{peer.distribution}, or leave it out of --against"
+                f"{peer.distribution}, or leave it out of --against [R851]"
             )
     return chosen

@@ -71,14 +71,14 @@ def _wait(
             if code:
                 raise BenchError(
                     f"`{' '.join(processes[place].command)}` ended with exit code {code}: "
-                    f"{tail(folder / f'{place}.err')}"
+                    f"{tail(folder / f'{place}.err')} [R852]"
                 )
         if all(code == 0 for code in codes):
             return
         if time.perf_counter() > deadline:
             raise BenchError(
                 f"`{' '.join(processes[0].command)}` did not end in time; use fewer --steps: "
-                f"{tail(folder / '0.err')}"
+                f"{tail(folder / '0.err')} [R852]"
             )
         time.sleep(_LOOK_EVERY)
 

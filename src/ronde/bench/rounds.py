@@ -170,10 +170,10 @@ def check_same_training(ours: Sample, other: Sample, *, peer: str, tolerance: fl
         if getattr(ours, name) != getattr(other, name):
             raise BenchError(
                 f"the runs are not comparable: {name} is {getattr(ours, name)} in ronde's and "
-                f"{getattr(other, name)} in {peer}'s; all must be given the same"
+                f"{getattr(other, name)} in {peer}'s; all must be given the same [R853]"
             )
     if not abs(ours.loss - other.loss) <= tolerance * max(abs(ours.loss), abs(other.loss), 0.1):
         raise BenchError(
             f"{ours.workload} did not train alike: the last loss is {ours.loss:.6g} under ronde and "
-            f"{other.loss:.6g} with {peer}; run `ronde verify` on the script before measuring it"
+            f"{other.loss:.6g} with {peer}; run `ronde verify` on the script before measuring it [R854]"
         )

@@ -57,15 +57,15 @@ def parse(output: str, *, wall_seconds: float) -> Sample:
     if len(lines) != 1:
         raise BenchError(
             f"a workload must print one line that begins with {MARK!r}, this one printed {len(lines)}; "
-            f"its output ends with: {output[-300:]!r}"
+            f"its output ends with: {output[-300:]!r} [R853]"
         )
     try:
         fields = json.loads(lines[0].removeprefix(MARK))
         sample = Sample(**{**fields, "losses": tuple(fields["losses"])}, wall_seconds=wall_seconds)
     except (ValueError, TypeError, KeyError) as error:
         raise BenchError(
-            f"cannot read {lines[0]!r} ({error}); print it with workloads/stopwatch.py"
+            f"cannot read {lines[0]!r} ({error}); print it with workloads/stopwatch.py [R853]"
         ) from error
     if not (sample.steps > 0 and sample.seconds > 0 and math.isfinite(sample.samples_per_second)):
-        raise BenchError(f"a workload timed nothing: {lines[0]!r}; give it at least one step")
+        raise BenchError(f"a workload timed nothing: {lines[0]!r}; give it at least one step [R853]")
     return sample

@@ -29,6 +29,6 @@ def read_cadence(text: str) -> Cadence:
     value = float(match[1]) if match is not None else 0.0
     if match is None or value <= 0 or (not match[2] and not value.is_integer()):
         raise UsageError(
-            f"--every {text} is neither a number of steps nor a time; try --every 1000 or --every 10m"
+            f"--every {text} is neither a number of steps nor a time; try --every 1000 or --every 10m [R500]"
         )
     return Cadence(seconds=value * _SECONDS[match[2]]) if match[2] else Cadence(steps=int(value))

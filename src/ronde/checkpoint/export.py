@@ -28,10 +28,10 @@ def find_checkpoint(path: Path, tell: Callable[[str], object]) -> tuple[Path, St
         try:
             return path, read_checkpoint(path)[1]
         except (OSError, ValueError, RuntimeError) as error:
-            raise UsageError(f"{path} is no whole checkpoint ({error}); name another one") from None
+            raise UsageError(f"{path} is no whole checkpoint ({error}); name another one [R513]") from None
     found = newest_whole(path, tell, lambda place: (place, read_checkpoint(place)[1]))
     if found is None:
-        raise UsageError(f"no checkpoint in {path} is whole; name another folder")
+        raise UsageError(f"no checkpoint in {path} is whole; name another folder [R513]")
     return found
 
 
@@ -53,7 +53,7 @@ def export_models(place: Path, state: State, out: Path, layout: Layout = "torch"
         if keys
     }
     if not models:
-        raise UsageError(f"{place} has no model: the script held none in a variable at that step")
+        raise UsageError(f"{place} has no model: the script held none in a variable at that step [R513]")
     out.mkdir(parents=True, exist_ok=True)
     short = _short(list(models))
     for name, values in models.items():

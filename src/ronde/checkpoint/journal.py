@@ -95,12 +95,12 @@ class Journal:
             Mismatch: the script takes another step than its next entry.
         """
         if self.at_end:
-            raise Mismatch(f"it comes to {_said(kind, name)} where its journal has ended")
+            raise Mismatch(f"it comes to {_said(kind, name)} where its journal has ended [R514]")
         entry = self._entries[self._place]
         if (entry.kind, entry.name) != (kind, name):
             raise Mismatch(
                 f"at entry {self._place + 1} of {len(self._entries)} it comes to {_said(kind, name)}, and "
-                f"came to {_said(entry.kind, entry.name)} before"
+                f"came to {_said(entry.kind, entry.name)} before [R514]"
             )
         self._place += 1
         return entry
@@ -154,12 +154,12 @@ def _blocks(content: bytes) -> Iterator[bytes]:
     place = 0
     while place < len(content):
         if place + _HEAD.size > len(content):
-            raise JournalError(f"it ends in the midst of a block at byte {place}")
+            raise JournalError(f"it ends in the midst of a block at byte {place} [R511]")
         length, checksum = _HEAD.unpack_from(content, place)
         begin, place = place + _HEAD.size, place + _HEAD.size + length
         block = content[begin:place]
         if len(block) < length or zlib.crc32(block) != checksum:
-            raise JournalError(f"its block at byte {begin} is damaged")
+            raise JournalError(f"its block at byte {begin} is damaged [R511]")
         yield zlib.decompress(block)
 
 

@@ -39,10 +39,10 @@ class Mirror:
             self._fs.exists(self._root)
         except ImportError as error:
             raise UsageError(
-                f"--checkpoint {url} needs a package that is missing ({error}); install it"
+                f"--checkpoint {url} needs a package that is missing ({error}); install it [R516]"
             ) from None
         except Exception as error:
-            raise UsageError(f"--checkpoint {url} is not reached: {_first_line(error)}") from None
+            raise UsageError(f"--checkpoint {url} is not reached: {_first_line(error)} [R516]") from None
         self._url = url
 
     def latest(self) -> Manifest | None:
@@ -70,7 +70,9 @@ class Mirror:
             if whole:
                 self._fs.get_file(f"{self._root}/journal", str(folder / "journal"))
         except OSError as error:
-            raise UsageError(f"--checkpoint {self._url} cannot be read: {_first_line(error)}") from None
+            raise UsageError(
+                f"--checkpoint {self._url} cannot be read: {_first_line(error)} [R516]"
+            ) from None
 
     def push(self, folder: Path, name: str, keep: int) -> None:
         """Copy one checkpoint of a folder, and the journal; on return it is there. Older ones are removed.

@@ -107,7 +107,7 @@ class _OfEarlierRun(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         raise RondeError(
             "the script calls backward through a graph that was made before the checkpoint from which it was "
-            "resumed; such a graph cannot be brought back: begin anew, or from another checkpoint"
+            "resumed; such a graph cannot be brought back: begin anew, or from another checkpoint [R518]"
         )
 
 

@@ -229,7 +229,7 @@ def put_back(held: Held, state: State, whole: Callable[[Any], Any]) -> None:
             owner.grad = value.to(owner.device, copy=True)
     for name in held.tensors.keys() - saved.keys() - left:
         if not name.endswith(_GRADIENT):
-            raise Mismatch(f"it holds {name}, which it did not")
+            raise Mismatch(f"it holds {name}, which it did not [R514]")
         held.tensors[name.removesuffix(_GRADIENT)].grad = None
     for name, value in state["optimizers"].items():
         if name not in held.optimizers:
@@ -268,7 +268,7 @@ def _put_tensor(held: Held, name: str, value: torch.Tensor, whole: Callable[[Any
         return
     if target.shape != value.shape or target.dtype != value.dtype:
         raise Mismatch(
-            f"{name} is {target.dtype} {list(target.shape)}, and was {value.dtype} {list(value.shape)}"
+            f"{name} is {target.dtype} {list(target.shape)}, and was {value.dtype} {list(value.shape)} [R514]"
         )
     with torch.no_grad():
         # A batch has its values already; written to, it would become whole.
@@ -313,4 +313,4 @@ def _values_of(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _other(name: str) -> Mismatch:
-    return Mismatch(f"it no longer holds {name}")
+    return Mismatch(f"it no longer holds {name} [R514]")

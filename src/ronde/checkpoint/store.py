@@ -61,7 +61,7 @@ class Store:
             if journal.exists() and not begins_journal(_head(journal)):
                 raise UsageError(
                     f"--checkpoint {folder}: the file journal in it is not one of ronde's, and would be "
-                    "overwritten; choose another folder"
+                    "overwritten; choose another folder [R503]"
                 )
             # Unbuffered: nothing of a failed write is written later. Open as long as the run.
             self._journal = open(journal, "ab", buffering=0)  # noqa: SIM115
@@ -70,7 +70,7 @@ class Store:
             # Blocks of the journal that could not be appended.
             self._owed = b""
         except OSError as error:
-            raise UsageError(f"--checkpoint {folder} cannot be written: {error.strerror}") from None
+            raise UsageError(f"--checkpoint {folder} cannot be written: {error.strerror} [R503]") from None
 
     def write(self, manifest: Manifest, state: State, content: bytes) -> None:
         """Append to the journal and write a checkpoint, durably.
@@ -148,7 +148,7 @@ def newest(
 
     found = newest_whole(folder, tell, read)
     if found is None:
-        raise NoCheckpoint(f"no checkpoint in {folder} is whole; choose another folder to begin anew")
+        raise NoCheckpoint(f"no checkpoint in {folder} is whole; choose another folder to begin anew [R513]")
     return found
 
 
@@ -162,7 +162,8 @@ def newest_whole(folder: Path, tell: Callable[[str], object], read: Callable[[Pa
             return read(place)
         except (OSError, ValueError, JournalError, RuntimeError) as error:
             tell(
-                f"the checkpoint of step {step} in {folder} is damaged ({error}); the one before it is taken"
+                f"the checkpoint of step {step} in {folder} is damaged ({error}); the one before it is "
+                "taken [R511]"
             )
     return None
 
@@ -179,7 +180,7 @@ def read_checkpoint(place: Path) -> tuple[Manifest, State]:
         while block := file.read(1 << 20):
             digest.update(block)
     if digest.hexdigest() != manifest.digest:
-        raise ValueError("its state is not what was written")
+        raise ValueError("its state is not what was written [R511]")
     # A checkpoint is trusted as the script is that it belongs to.
     return manifest, torch.load(place / "state.pt", map_location="cpu", weights_only=False)
 
@@ -197,10 +198,10 @@ def read_journal(place: Path, manifest: Manifest) -> bytes:
     """
     content = (place.parent / "journal").read_bytes()[: manifest.journal_bytes]
     if len(content) != manifest.journal_bytes:
-        raise ValueError(f"its journal has {len(content)} of {manifest.journal_bytes} bytes")
+        raise ValueError(f"its journal has {len(content)} of {manifest.journal_bytes} bytes [R511]")
     count = len(read_entries(content))
     if count != manifest.entries:
-        raise ValueError(f"its journal has {count} of {manifest.entries} entries")
+        raise ValueError(f"its journal has {count} of {manifest.entries} entries [R511]")
     return content
 
 

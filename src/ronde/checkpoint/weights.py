@@ -33,7 +33,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
     except Exception as error:  # each reader has errors of its own
         raise UsageError(
             f"{path} cannot be read as weights ({_first_line(error)}); name a folder in Hugging Face's "
-            "layout or of torch.distributed.checkpoint, or a file .safetensors or .pt"
+            "layout or of torch.distributed.checkpoint, or a file .safetensors or .pt [R523]"
         ) from None
     return {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
 
@@ -87,12 +87,12 @@ def copy_with_weights(place: Path, model: str, weights: Path, out: Path) -> None
         OSError: `out` cannot be written.
     """
     if any(checkpoints_in(out)):
-        raise UsageError(f"{out} has checkpoints already, and they stay; name a new --out DIR")
+        raise UsageError(f"{out} has checkpoints already, and they stay; name a new --out DIR [R521]")
     try:
         manifest, state = read_checkpoint(place)
         journal = read_journal(place, manifest)
     except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{place} is no whole checkpoint ({error}); name another one") from None
+        raise UsageError(f"{place} is no whole checkpoint ({error}); name another one [R513]") from None
     name, keys = _model(state, model, place)
     put = _fitted(state, keys, read_weights(weights), f"{weights} and {name} of {place} are not of one model")
     state["tensors"].update(put)
@@ -111,7 +111,7 @@ def _model(state: State, asked: str, place: Path) -> tuple[str, Mapping[str, str
     if not asked and len(models) == 1:
         return next(iter(models.items()))
     names = ", ".join(models) or "none"
-    raise UsageError(f"{place} has the models {names}; name one of them by --model NAME")
+    raise UsageError(f"{place} has the models {names}; name one of them by --model NAME [R523]")
 
 
 def _fitted(
@@ -124,7 +124,9 @@ def _fitted(
     """
     put: dict[str, torch.Tensor] = {}
     for key in values.keys() - keys.keys():
-        raise UsageError(f"{wrong}: the former has {key}, and the latter has not; rename it, or take it out")
+        raise UsageError(
+            f"{wrong}: the former has {key}, and the latter has not; rename it, or take it out [R523]"
+        )
     for key, held in keys.items():
         value = values.get(key)
         if value is None:
@@ -134,17 +136,18 @@ def _fitted(
         if value.shape != now.shape or not widens:
             raise UsageError(
                 f"{wrong}: {key} is {value.dtype} {list(value.shape)} in the former, and {now.dtype} "
-                f"{list(now.shape)} in the latter; convert it"
+                f"{list(now.shape)} in the latter; convert it [R523]"
             )
         value = value.to(now.dtype)
         if held in put and not torch.equal(put[held], value):
             raise UsageError(
-                f"{wrong}: {key} is tied in the latter, and has values of its own in the former; take it out"
+                f"{wrong}: {key} is tied in the latter, and has values of its own in the former; take it "
+                "out [R523]"
             )
         put[held] = value
     missing = [key for key, held in keys.items() if held not in put]
     if missing:
-        raise UsageError(f"{wrong}: the former lacks {missing[0]}; add it")
+        raise UsageError(f"{wrong}: the former lacks {missing[0]}; add it [R523]")
     return put
 
 

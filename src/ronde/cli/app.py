@@ -19,6 +19,7 @@ import typer.main
 
 from ronde import __version__
 from ronde.cli.help import GroupedCommand, add_examples
+from ronde.messages import as_error
 
 __all__ = ["COMMANDS", "Command", "carry_out"]
 
@@ -118,6 +119,12 @@ COMMANDS = (
         help="Diagnose hosts before a run, or a run.",
     ),
     Command(
+        name="explain",
+        module="ronde.cli.explain",
+        attribute="explain",
+        help="Explain the code of a message.",
+    ),
+    Command(
         name="server",
         module="ronde.cli.server",
         attribute="server",
@@ -192,7 +199,7 @@ def _in_own_words(command: Any, words: list[str]) -> list[str]:
     reading = read_words(words, _options_of(command), command=command.name)
     if reading.changed and not {"-q", "--quiet"}.intersection(reading.words):
         unneeded = f" (without {', '.join(reading.left_out)})" if reading.left_out else ""
-        say(f"read as: {shlex.join(['ronde', command.name, *reading.words])}{unneeded}")
+        say(f"read as: {shlex.join(['ronde', command.name, *reading.words])}{unneeded} [R140]")
     return list(reading.words)
 
 
@@ -209,8 +216,8 @@ def _told(error: Any, command: str) -> str:
         return problem
     problem = problem[:1].lower() + problem[1:].rstrip(".")
     if hasattr(error, "possibilities") and command in _RUNNING_SCRIPTS:
-        return f"ronde: error: {problem}; the script's own options go behind it; see {command} --help"
-    return f"ronde: error: {problem}; see {command} --help"
+        problem += "; the script's own options go behind it"
+    return f"ronde: {as_error(f'{problem}; see {command} --help [R177]')}"
 
 
 def _descend(root: Any, words: Sequence[str]) -> tuple[str, Any, list[str]]:

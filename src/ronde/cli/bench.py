@@ -458,7 +458,7 @@ def show(
     try:
         text = report.read_text()
     except OSError as error:
-        raise UsageError(f"cannot read {report}: {error.strerror}; give a file of --json") from None
+        raise UsageError(f"cannot read {report}: {error.strerror}; give a file of --json [R850]") from None
     _tell(read_report(text), plot=plot)
 
 
@@ -522,7 +522,7 @@ def _run_moved(name: str, words: list[str]) -> None:
     if not (checkout / "benchmarks" / name).exists():
         raise UsageError(
             f"ronde bench {name} is now python -m benchmarks.{name}, which the wheel does not have; "
-            "run it in a checkout of ronde's repository"
+            "run it in a checkout of ronde's repository [R850]"
         )
     print(f"ronde: ronde bench {name} is deprecated; use python -m benchmarks.{name}", file=sys.stderr)
     path = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
@@ -531,7 +531,7 @@ def _run_moved(name: str, words: list[str]) -> None:
 
 
 def _without_picture(of_what: str, plot: Path) -> None:
-    raise UsageError(f"a report of {of_what} has no picture; leave out --plot {plot}")
+    raise UsageError(f"a report of {of_what} has no picture; leave out --plot {plot} [R850]")
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -540,7 +540,7 @@ def _numbers(option: str, text: str) -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1:
-        raise UsageError(f"{option} {text}: whole numbers above 0 are needed, separated by commas")
+        raise UsageError(f"{option} {text}: whole numbers above 0 are needed, separated by commas [R850]")
     return numbers
 
 
@@ -566,7 +566,7 @@ def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> No
             path.open("a").close()
         except OSError as error:
             raise UsageError(
-                f"cannot write {option} {path}: {error.strerror}; give a file in an existing folder"
+                f"cannot write {option} {path}: {error.strerror}; give a file in an existing folder [R800]"
             ) from None
 
 

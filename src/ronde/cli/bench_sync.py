@@ -43,10 +43,12 @@ def sync_report(  # noqa: PLR0913 - the options of a command
         raise UsageError(
             f"--target {target:g} needs --data FOLDER with Fashion-MNIST "
             "(train-images-idx3-ubyte.gz and the three other files; Debian's package "
-            "dataset-fashion-mnist has them in /usr/share/datasets/fashion-mnist)"
+            "dataset-fashion-mnist has them in /usr/share/datasets/fashion-mnist) [R850]"
         )
     if target is None and (data, epochs, seeds) != (None, None, None):
-        raise UsageError("--data, --epochs and --seeds are of runs to an accuracy; give it by --target")
+        raise UsageError(
+            "--data, --epochs and --seeds are of runs to an accuracy; give it by --target [R850]"
+        )
     from ronde.testing.hosts import HostsUnavailable
 
     training = None
@@ -65,7 +67,7 @@ def sync_report(  # noqa: PLR0913 - the options of a command
             progress=_say,
         )
     except HostsUnavailable as reason:
-        raise UsageError(f"{reason}; use --places host, which needs no network") from None
+        raise UsageError(f"{reason}; use --places host, which needs no network [R850]") from None
 
 
 def _network(hosts: int, rate: str) -> AbstractContextManager[Any]:

@@ -37,19 +37,19 @@ def bpslaunch(
     check_torch()
     role = os.environ.get("DMLC_ROLE", "worker")
     if role in ("server", "scheduler"):
-        say(f"a {role} is not needed: ranks exchange gradients among themselves")
+        say(f"a {role} is not needed: ranks exchange gradients among themselves [R726]")
         return
     if not command:
-        raise UsageError("no command is given; try ronde bpslaunch python train.py")
+        raise UsageError("no command is given; try ronde bpslaunch python train.py [R700]")
     if os.environ.get("DMLC_NUM_WORKER", "1") not in ("", "1"):
         raise UsageError(
             f"DMLC_NUM_WORKER={os.environ['DMLC_NUM_WORKER']}: several hosts are started at once, by ronde "
-            "horovodrun -H HOST:N,... python SCRIPT, which has BytePS's names too"
+            "horovodrun -H HOST:N,... python SCRIPT, which has BytePS's names too [R726]"
         )
     if os.environ.get("BYTEPS_ENABLE_ASYNC", "0") not in ("", "0"):
         raise UsageError(
             "BYTEPS_ENABLE_ASYNC=1 is not in this version; take BytePS out of the script, and use ronde run "
-            "--plan ps-async"
+            "--plan ps-async [R726]"
         )
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()
     listed = [each for each in os.environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",") if each.strip()]

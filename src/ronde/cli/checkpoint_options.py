@@ -26,7 +26,7 @@ def check_restarts(
     if servers:
         raise UsageError(
             f"--servers {servers} were started by hand and keep what they have when ranks are started again; "
-            "give --servers N, or leave out --restarts, --min-ranks and --max-ranks"
+            "give --servers N, or leave out --restarts, --min-ranks and --max-ranks [R500]"
         )
 
 
@@ -45,15 +45,15 @@ def seed_of_checkpoint(place: str | None, *, resume: bool, native: bool, plan: s
     """
     if place is None:
         if resume:
-            raise UsageError("--resume needs --checkpoint DIR, where the run was saved")
+            raise UsageError("--resume needs --checkpoint DIR, where the run was saved [R500]")
         return None
     if native:
-        raise UsageError("--checkpoint needs a script that ronde distributes; leave out --native")
+        raise UsageError("--checkpoint needs a script that ronde distributes; leave out --native [R500]")
     parsed = Plan.parse(plan)
     if parsed.in_local_view and parsed.mesh.cuts_models is not None:
         raise UsageError(
             f"--checkpoint saves cut models that are in step, and under {parsed.item('update')} each replica "
-            f"trains by itself; leave out {parsed.item(parsed.mesh.cuts_models)}, or take update=sync"
+            f"trains by itself; leave out {parsed.item(parsed.mesh.cuts_models)}, or take update=sync [R501]"
         )
     from ronde.checkpoint.mirror import Mirror, is_url
     from ronde.trace.checkpoint_manifest import checkpoints_in, latest_manifest
@@ -61,12 +61,12 @@ def seed_of_checkpoint(place: str | None, *, resume: bool, native: bool, plan: s
     found = Mirror(place).latest() if is_url(place) else latest_manifest(Path(place))
     if found is None:
         if not is_url(place) and any(checkpoints_in(Path(place))):
-            raise UsageError(f"no checkpoint in {place} is whole; choose another folder to begin anew")
+            raise UsageError(f"no checkpoint in {place} is whole; choose another folder to begin anew [R513]")
         return None  # the first start, too, may say --resume
     if not resume:
         raise UsageError(
             f"--checkpoint {place} has a checkpoint of step {found.step}: go on from it by --resume, or "
-            "choose another folder"
+            "choose another folder [R502]"
         )
     return found.seed
 
@@ -75,7 +75,7 @@ def resumed_seed(place: str | None, saved: int, *, asked: int | None) -> int:
     """Return the seed of a resumed run; `asked` may only repeat it."""
     if asked not in (None, saved):
         raise UsageError(
-            f"--seed {asked}: the checkpoint in {place} is of a run with seed {saved}; leave it out"
+            f"--seed {asked}: the checkpoint in {place} is of a run with seed {saved}; leave it out [R500]"
         )
     return saved
 

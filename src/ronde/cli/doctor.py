@@ -110,7 +110,7 @@ def _slots(named: str | None, hostfile: Path | None) -> tuple[HostSlots, ...]:
     if hostfile is None:
         return parse_hosts(named or "")
     if named is not None:
-        raise UsageError("-H and --hostfile both name the hosts; leave one of them out")
+        raise UsageError("-H and --hostfile both name the hosts; leave one of them out [R134]")
     return read_hostfile(hostfile)
 
 
@@ -141,7 +141,7 @@ def _check_hosts_are_named(*given: object) -> None:
     if any(given):
         raise UsageError(
             "--script, --run-dir, --ssh-port, --ssh-command and --local-addr are about other hosts, and none "
-            "is named; add -H host1:2,host2:2"
+            "is named; add -H host1:2,host2:2 [R612]"
         )
 
 

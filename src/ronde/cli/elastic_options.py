@@ -36,12 +36,14 @@ def named_by_script(
         return None
     if hosts is not None or hostfile is not None:
         other = "-H" if hosts is not None else "--hostfile"
-        raise UsageError(f"{other} and --host-discovery-script both name the hosts; leave one of them out")
+        raise UsageError(
+            f"{other} and --host-discovery-script both name the hosts; leave one of them out [R155]"
+        )
     from ronde.launch.host_discovery import discovered
 
     found = discovered(script, slots)
     if not found:
-        raise UsageError(f"--host-discovery-script {script} names no host; let it print host:slots")
+        raise UsageError(f"--host-discovery-script {script} names no host; let it print host:slots [R156]")
     return ",".join(f"{_bracketed(host.name)}:{host.slots}" for host in found)
 
 
@@ -75,16 +77,20 @@ def elastic_of(
         return None
     name, value = given[0]
     if remote is None or where.by_srun:
-        raise UsageError(f"{name} {value} is about hosts that come and go; name them by -H host1:2,host2:2")
+        raise UsageError(
+            f"{name} {value} is about hosts that come and go; name them by -H host1:2,host2:2 [R155]"
+        )
     if not saves:
-        raise UsageError(f"{name} {value} needs --checkpoint DIR, from which the run goes on")
+        raise UsageError(f"{name} {value} needs --checkpoint DIR, from which the run goes on [R155]")
     if ranks != "auto":
         if most is not None:
-            raise UsageError(f"--ranks {ranks} and --max-ranks {most} both bound the ranks; leave one out")
+            raise UsageError(
+                f"--ranks {ranks} and --max-ranks {most} both bound the ranks; leave one out [R155]"
+            )
         most = int(ranks)
     if least is not None and most is not None and least > most:
         raise UsageError(
-            f"--min-ranks {least} is more than the {most} ranks that are to be at most; lower it"
+            f"--min-ranks {least} is more than the {most} ranks that are to be at most; lower it [R155]"
         )
     from ronde.launch.elastic import Elastic, ElasticHosts
     from ronde.launch.host_discovery import HostDiscovery

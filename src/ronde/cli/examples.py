@@ -44,6 +44,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "ronde launch k8s --image team/train:1 --kind trainjob --gpus -- --plan zero2 train.py",
     ),
     "doctor": ("ronde doctor -H node1:8,node2:8", "ronde doctor runs/a"),
+    "explain": ("ronde explain R175", "ronde explain launching"),
     "server": (
         "ronde server --listen tcp://10.0.0.5:4000 --workers 2",
         "ronde server --listen ipc://tables --workers 2 --state tables",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from ronde.errors import RondeError
+from ronde.messages import as_error
 
 __all__ = ["INTERRUPTED", "exit_with"]
 
@@ -24,6 +25,6 @@ def exit_with(command: Callable[[], int | None]) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except RondeError as error:
-        print(f"ronde: error: {error}", file=sys.stderr)
+        print(f"ronde: {as_error(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(code or 0)

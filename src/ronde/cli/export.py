@@ -49,14 +49,14 @@ def export(
     """
     check_linux()
     if rows not in ROWS:
-        raise UsageError(f"--rows {rows} is neither full nor int8")
+        raise UsageError(f"--rows {rows} is neither full nor int8 [R737]")
     if to not in LAYOUTS:
-        raise UsageError(f"--to {to} is not one of {', '.join(LAYOUTS)}")
+        raise UsageError(f"--to {to} is not one of {', '.join(LAYOUTS)} [R520]")
     if _is_of_checkpoints(path):
         _export_checkpoint(path, out, rows, version, to)
         return
     if to != "torch":
-        raise UsageError(f"--to {to} is for checkpoints, and {path} has none; leave it out")
+        raise UsageError(f"--to {to} is for checkpoints, and {path} has none; leave it out [R520]")
     with _needing_packages():
         from ronde.server.serving.exported import export as export_
         from ronde.server.serving.replica import Replica
@@ -66,7 +66,7 @@ def export(
     with writing_to(folder):
         export_(snapshot, folder, int8=rows == "int8")
     rest = "" if snapshot.program is not None else f"; without a program: {snapshot.no_program}"
-    say(f"version {snapshot.version} is in {folder}{rest}")
+    say(f"version {snapshot.version} is in {folder}{rest} [R738]")
 
 
 @contextmanager
@@ -76,7 +76,8 @@ def writing_to(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"{folder} cannot be written ({error.strerror or error}); choose another folder by --out DIR"
+            f"{folder} cannot be written ({error.strerror or error}); choose another folder by --out "
+            "DIR [R737]"
         ) from None
 
 
@@ -87,7 +88,7 @@ def _needing_packages() -> Iterator[None]:
         yield
     except ImportError as error:
         raise UsageError(
-            f"ronde export needs a package that is missing ({error}): pip install 'ronde[serve]'"
+            f"ronde export needs a package that is missing ({error}): pip install 'ronde[serve]' [R735]"
         ) from None
 
 
@@ -99,7 +100,7 @@ def _export_checkpoint(path: Path, out: Path | None, rows: str, version: int | N
     for option, value in (("--rows", rows if rows != "full" else None), ("--version", version)):
         if value is not None:
             raise UsageError(
-                f"{option} {value} is for what a run publishes; leave it out, or name step-N of {path}"
+                f"{option} {value} is for what a run publishes; leave it out, or name step-N of {path} [R520]"
             )
     from ronde.checkpoint.export import export_models, find_checkpoint
     from ronde.checkpoint.layouts import LAYOUTS as SAID
@@ -108,4 +109,4 @@ def _export_checkpoint(path: Path, out: Path | None, rows: str, version: int | N
     folder = out if out is not None else place.parent / f"export-{int(place.name.removeprefix('step-'))}"
     with _needing_packages(), writing_to(folder):
         names = export_models(place, state, folder, cast(Any, to))
-    say(f"{', '.join(names)} of {place.name} {SAID[cast(Any, to)]} in {folder}")
+    say(f"{', '.join(names)} of {place.name} {SAID[cast(Any, to)]} in {folder} [R520]")

@@ -150,10 +150,10 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         return
     _refuse(
         {"--mpi": mpi, "--mpi-args": mpi_args, "--jsrun": jsrun},
-        "ranks are started by ronde, without MPI; leave it out",
+        "ranks are started by ronde, without MPI; leave it out [R701]",
     )
     if not command:
-        raise UsageError("no command is given; try ronde horovodrun -np 2 python train.py")
+        raise UsageError("no command is given; try ronde horovodrun -np 2 python train.py [R700]")
     told = _read_config(config_file)
     no_effect = {
         "--autotune": autotune, "--autotune-log-file": autotune_log_file,
@@ -166,7 +166,7 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
     }  # fmt: skip
     without = [name for name, value in no_effect.items() if value]
     if without:
-        say(f"no effect here: {', '.join(without)}")
+        say(f"no effect here: {', '.join(without)} [R707]")
     is_elastic = min_np is not None or max_np is not None or host_discovery_script is not None
     _check_elastic(
         is_elastic,
@@ -193,12 +193,14 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         if not where.hosts:
             raise UsageError(
                 "--min-np and --max-np are for hosts that come and go; name them by --host-discovery-script, "
-                "--hostfile, or -H host1:2,host2:2"
+                "--hostfile, or -H host1:2,host2:2 [R702]"
             )
     if ranks is None and not where.hosts:
-        raise UsageError("-np N is missing: how many ranks; try ronde horovodrun -np 2 python train.py")
+        raise UsageError(
+            "-np N is missing: how many ranks; try ronde horovodrun -np 2 python train.py [R700]"
+        )
     if ranks is not None and int(ranks) < 1:
-        raise UsageError(f"-np {ranks} is not a number from 1; try -np 2")
+        raise UsageError(f"-np {ranks} is not a number from 1; try -np 2 [R700]")
     asked = None if ranks is None or bounds is not None else int(ranks)
     shares = ranks_of_hosts(where.hosts, asked) if where.hosts else ()
     count = sum(number for _, number in shares) or int(ranks or 1)
@@ -235,7 +237,8 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
         named = source_of(host_discovery_script, hostfile, where, slots)
         raise typer.Exit(drive_job(job, remote, bounds, named, say, explain))
     if verbose:
-        say(f"{count} ranks of {' '.join(command)}; {job.run_directory.path}")
+        started = f"{count} ranks of {' '.join(command)}; {job.run_directory.path}"
+        say(started)
     raise typer.Exit(launch(job, remote, explain).exit_code)
 
 
@@ -259,9 +262,11 @@ def _check_elastic(
 ) -> None:
     """Refuse options of elastic runs for other runs."""
     if not is_elastic:
-        _refuse(options, "it is about hosts that come and go; give --min-np too")
+        _refuse(options, "it is about hosts that come and go; give --min-np too [R702]")
     if slots is not None and script is None:
-        raise UsageError(f"--slots-per-host {slots} is for --host-discovery-script; write HOST:{slots} in -H")
+        raise UsageError(
+            f"--slots-per-host {slots} is for --host-discovery-script; write HOST:{slots} in -H [R702]"
+        )
 
 
 def _forwarded(environment: Mapping[str, str]) -> Sequence[str]:
@@ -280,11 +285,11 @@ def _read_config(path: Path | None) -> dict[str, str]:
     try:
         import yaml
     except ImportError:
-        raise UsageError("--config-file needs a reader of YAML: pip install pyyaml") from None
+        raise UsageError("--config-file needs a reader of YAML: pip install pyyaml [R708]") from None
     try:
         fields = yaml.safe_load(path.read_text()) or {}
     except (OSError, yaml.YAMLError) as error:
-        raise UsageError(f"cannot read --config-file {path}: {error}") from None
+        raise UsageError(f"cannot read --config-file {path}: {error} [R708]") from None
     params, timeline, stalls = (fields.get(name) or {} for name in ("params", "timeline", "stall-check"))
     threshold = params.get("fusion-threshold-mb")
     found = {

@@ -35,16 +35,19 @@ def bounds_of(
     """
     first, least, most = ranks
     if least is None:
-        raise UsageError("--min-np N is missing: with how many ranks the job goes on at least; or give -np N")
+        raise UsageError(
+            "--min-np N is missing: with how many ranks the job goes on at least; or give -np N [R702]"
+        )
     if most is not None and least > most:
-        raise UsageError(f"--min-np {least} is more than --max-np {most}; lower it")
+        raise UsageError(f"--min-np {least} is more than --max-np {most}; lower it [R702]")
     first = least if first is None else first
     if first < least or (most is not None and first > most):
         bounds = f"--min-np {least}" + ("" if most is None else f" and --max-np {most}")
-        raise UsageError(f"-np {first} is not between {bounds}; change one of them")
+        raise UsageError(f"-np {first} is not between {bounds}; change one of them [R702]")
     if cooldown is not None and not 0 < cooldown[0] <= cooldown[1]:
         raise UsageError(
-            f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]}: give seconds from 1, the smaller first"
+            f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]}: give seconds from 1, the smaller "
+            "first [R702]"
         )
     from ronde.compat.elastic.driver import Bounds
 

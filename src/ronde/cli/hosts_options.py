@@ -25,7 +25,7 @@ def on_ray(address: str, hosts: str | None, hostfile: Path | None) -> Placement:
     """
     if hosts is not None or hostfile is not None:
         raise UsageError(
-            f"--ray {address} names the hosts; leave -H, --hostfile and --host-discovery-script out"
+            f"--ray {address} names the hosts; leave -H, --hostfile and --host-discovery-script out [R165]"
         )
     from ronde.cluster.ray_nodes import nodes_of_ray
 
@@ -47,7 +47,7 @@ def _check_variables_are_here(variables: Sequence[str]) -> None:
     values = [item for item in _variables(variables) if "=" in item]
     if values:
         assignments = shlex.join(values)
-        raise UsageError(f"ranks on this host inherit its variables; write {assignments} before ronde")
+        raise UsageError(f"ranks on this host inherit its variables; write {assignments} before ronde [R130]")
 
 
 def hosts_of(
@@ -71,13 +71,15 @@ def hosts_of(
     if not shares:
         for name, value in given.items():
             if value is not None:
-                raise UsageError(f"{name} is about other hosts, and none is named; add -H host1:2,host2:2")
+                raise UsageError(
+                    f"{name} is about other hosts, and none is named; add -H host1:2,host2:2 [R130]"
+                )
         _check_variables_are_here(variables)
         return None
     if where.by_srun and (port is not None or command is not None):
         raise UsageError(
             "--ssh-port and --ssh-command are for ssh, but the nodes of Slurm's allocation are reached by "
-            "srun; name the hosts by -H to take ssh"
+            "srun; name the hosts by -H to take ssh [R131]"
         )
     from ronde.cluster.ray_nodes import ray_words
     from ronde.launch.hosts import Hosts
@@ -85,11 +87,12 @@ def hosts_of(
 
     if where.by_ray and (port is not None or command is not None):
         raise UsageError(
-            "--ssh-port and --ssh-command are for ssh, but the nodes are reached by Ray; leave them out"
+            "--ssh-port and --ssh-command are for ssh, but the nodes are reached by Ray; leave them "
+            "out [R165]"
         )
     words = shlex.split(command) if command is not None else ["ssh"]
     if not words:
-        raise UsageError("--ssh-command is empty; give the command that takes a host and a shell line")
+        raise UsageError("--ssh-command is empty; give the command that takes a host and a shell line [R131]")
     way = RemoteExec(command=tuple(words), port=port)
     if where.by_srun:
         way = RemoteExec(kind="srun", command=("srun",))
@@ -113,7 +116,7 @@ def _variables(given: Sequence[str]) -> tuple[str, ...]:
             if items and "=" in items[-1] and not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", item, re.DOTALL):
                 items[-1] += f",{item}"
             elif not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", item, re.DOTALL):
-                raise UsageError(f"--env {text}: {item!r} is not a variable; write NAME or NAME=VALUE")
+                raise UsageError(f"--env {text}: {item!r} is not a variable; write NAME or NAME=VALUE [R132]")
             else:
                 items.append(item)
     return tuple(items)
@@ -128,5 +131,5 @@ def _address(text: str | None) -> str:
         return str(ipaddress.ip_address(text))
     except ValueError:
         raise UsageError(
-            f"--local-addr {text} is no IP address; give one of this host's, see `ip address`"
+            f"--local-addr {text} is no IP address; give one of this host's, see `ip address` [R133]"
         ) from None

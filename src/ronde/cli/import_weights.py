@@ -42,4 +42,6 @@ def import_weights(
     place, _ = find_checkpoint(checkpoint, say)
     with writing_to(out):
         copy_with_weights(place, model, weights, out)
-    say(f"{place.name} with the weights of {weights} is in {out}; go on by --checkpoint {out} --resume")
+    say(
+        f"{place.name} with the weights of {weights} is in {out}; go on by --checkpoint {out} --resume [R522]"
+    )

@@ -46,7 +46,7 @@ def k8s(  # noqa: PLR0913 - one parameter per option
     if not show:
         raise UsageError(
             "ronde speaks to no cluster by itself; add --print, and give the manifest to kubectl: ronde "
-            "launch k8s ... --print train.py | kubectl apply -f -"
+            "launch k8s ... --print train.py | kubectl apply -f - [R164]"
         )
     wanted = Wanted(
         name=name, image=image, pods=pods, ranks=ranks_per_pod, gpus=gpus, words=tuple(words), shm=shm

@@ -61,7 +61,7 @@ def option_named(word: str, launcher: str = "") -> LauncherOption | None:
 
 def two_numbers(first: str, second: str) -> UsageError:
     """The refusal of two options that give different numbers of ranks."""
-    return UsageError(f"{first} and {second} give two numbers of ranks; keep one")
+    return UsageError(f"{first} and {second} give two numbers of ranks; keep one [R142]")
 
 
 def _ranks(*, per_host: bool = False) -> LauncherOption:
@@ -71,7 +71,7 @@ def _ranks(*, per_host: bool = False) -> LauncherOption:
         elif "," in value:
             _refuse_devices(line, option, value)
         elif not value.isdecimal():
-            raise UsageError(f"{option} {value} is not a number of ranks; try --ranks 2")
+            raise UsageError(f"{option} {value} is not a number of ranks; try --ranks 2 [R142]")
         if line.ranks is not None and line.ranks[0] != value:
             raise two_numbers(line.ranks[1], f"{option} {value}")
         line.ranks = value, f"{option} {value}"
@@ -84,7 +84,7 @@ def _refuse_devices(_line: LauncherLine, option: str, value: str) -> None:
     devices = value.rpartition(":")[2] if value.rpartition(":")[2][:1].isdigit() else "0,1"
     raise UsageError(
         f"{option} {value} chooses devices: ronde takes those of CUDA_VISIBLE_DEVICES, one for each rank; "
-        f"write CUDA_VISIBLE_DEVICES={devices} before ronde"
+        f"write CUDA_VISIBLE_DEVICES={devices} before ronde [R143]"
     )
 
 
@@ -135,7 +135,7 @@ def _item(about: str, words: Mapping[str, str] | str, *, weak: bool = False) -> 
         elif value.lower() in words:
             item = words[value.lower()]
         else:
-            raise UsageError(f"{option} {value} is not available; there are {', '.join(words)}")
+            raise UsageError(f"{option} {value} is not available; there are {', '.join(words)} [R144]")
         if not item:
             line.left_out.append(f"{option} {value}")
         elif not (weak and about in line.items):
@@ -165,19 +165,19 @@ _SHARDING = {
 }
 _STAGES = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "zero3"}
 _CPU = _advice(
-    0, "ronde takes the CPU where no CUDA device is visible; write CUDA_VISIBLE_DEVICES= before ronde"
+    0, "ronde takes the CPU where no CUDA device is visible; write CUDA_VISIBLE_DEVICES= before ronde [R143]"
 )
-_EXCLUDE = _advice(1, "write the devices that are left as CUDA_VISIBLE_DEVICES=... before ronde")
-_SCRIPTS_OWN = "the script says this by itself; write it there, where plain python has it, too"
+_EXCLUDE = _advice(1, "write the devices that are left as CUDA_VISIBLE_DEVICES=... before ronde [R143]")
+_SCRIPTS_OWN = "the script says this by itself; write it there, where plain python has it, too [R146]"
 _BY_CONFIG = (
     "ronde reads no configuration of another launcher; its ZeRO stage is --plan zero1, zero2 or zero3, its "
-    "precision precision=bf16"
+    "precision precision=bf16 [R145]"
 )
 _BY_SLURM = (
     "nodes are chosen where Slurm allocates them; leave it out inside of an allocation, or write it "
-    "behind salloc or sbatch"
+    "behind salloc or sbatch [R150]"
 )
-_OUTPUT = "the output of every rank is in the run directory, as rank-N.log; leave it out"
+_OUTPUT = "the output of every rank is in the run directory, as rank-N.log; leave it out [R146]"
 
 _BY_NAMES: tuple[tuple[str, LauncherOption], ...] = (
     ("-n --np --num-proc --num-processes --ntasks --world-size --num-ranks --nprocs", _ranks()),
@@ -229,16 +229,19 @@ _BY_NAMES: tuple[tuple[str, LauncherOption], ...] = (
     ("--gpu-ids --include", LauncherOption(1, _refuse_devices)),
     ("--exclude", _EXCLUDE),
     ("--cpu --use-cpu", _CPU),
-    ("--tpu", _advice(0, "ronde runs on CPUs and CUDA devices")),
+    ("--tpu", _advice(0, "ronde runs on CPUs and CUDA devices [R144]")),
     ("--config-file --deepspeed-config-file --deepspeed-config --deepspeed", _advice(1, _BY_CONFIG)),
     ("--gradient-accumulation-steps --gradient-clipping", _advice(1, _SCRIPTS_OWN)),
     (
         "--no-python",
-        _advice(0, "ronde runs python scripts; other programs run by --native or ronde horovodrun"),
+        _advice(0, "ronde runs python scripts; other programs run by --native or ronde horovodrun [R146]"),
     ),
     ("--redirects --tee --local-ranks-filter", _advice(1, _OUTPUT)),
-    ("--launcher", _advice(1, "ronde finds its hosts by -H, a hostfile or the scheduler; leave it out")),
-    ("--autotuning", _advice(1, "the best plan is looked for by ronde plan search")),
+    (
+        "--launcher",
+        _advice(1, "ronde finds its hosts by -H, a hostfile or the scheduler; leave it out [R146]"),
+    ),
+    ("--autotuning", _advice(1, "the best plan is looked for by ronde plan search [R146]")),
 )
 
 

@@ -97,7 +97,7 @@ def read_words(
         typed = rest[0]
     rest = _read_interpreter(line, rest, own, is_file)
     if typed and not rest and "--help" not in line.options:
-        raise UsageError(f"a script is missing behind {typed}; write ronde {command} train.py")
+        raise UsageError(f"a script is missing behind {typed}; write ronde {command} train.py [R148]")
     _refuse_other(rest, command, is_file)
     return _in_words_of_ronde(line, rest, own, command)
 
@@ -116,7 +116,7 @@ def _read_options(line: LauncherLine, words: list[str], own: Mapping[str, bool])
             _take_own(line, known, [value] if sign else [], words, own)
         elif (option := option_named(name, line.launcher)) is not None:
             if len(words) < option.values - bool(sign):
-                raise UsageError(f"{name} needs a value; write it behind it")
+                raise UsageError(f"{name} needs a value; write it behind it [R142]")
             values = [value] if sign else [words.pop(0) for _ in range(option.values)]
             option.take(line, name, " ".join(values))
         elif (joined := _JOINED.fullmatch(word)) and option_named(joined[1], line.launcher) is not None:
@@ -183,7 +183,7 @@ def _check_interpreter(path: str) -> None:
     if "/" in path and os.path.dirname(os.path.abspath(path)) != here:
         raise UsageError(
             f"{path} is another interpreter than ronde's ({sys.executable}), in which scripts run; install "
-            "ronde there, and write its python -m ronde run"
+            "ronde there, and write its python -m ronde run [R147]"
         )
 
 
@@ -192,13 +192,13 @@ def _refuse_interpreters_option(option: str, value: Sequence[str]) -> None:
     if option == "-u":
         return
     if option == "-c":
-        raise UsageError("python -c has no script that every rank could read; save it to a file")
+        raise UsageError("python -c has no script that every rank could read; save it to a file [R147]")
     name = option[:2] if option[:2] in ("-W", "-X") else option
     variable = _OF_PYTHON.get(name, "")
     if not variable:
-        raise UsageError(f"{option} is python's, and ronde's ranks have none of it; leave it out")
+        raise UsageError(f"{option} is python's, and ronde's ranks have none of it; leave it out [R147]")
     shown = variable.format(option[2:] or " ".join(value))
-    raise UsageError(f"{option} is python's; give it to every rank by {shown} before ronde")
+    raise UsageError(f"{option} is python's; give it to every rank by {shown} before ronde [R147]")
 
 
 def _refuse_other(words: Sequence[str], command: str, is_file: Callable[[str], bool]) -> None:
@@ -206,10 +206,10 @@ def _refuse_other(words: Sequence[str], command: str, is_file: Callable[[str], b
     if not words or is_file(words[0]):
         return
     if words[0] in _OTHER_COMMANDS:
-        raise UsageError(f"{words[0]} is a command of ronde: write ronde {shlex.join(words)}")
+        raise UsageError(f"{words[0]} is a command of ronde: write ronde {shlex.join(words)} [R151]")
     if _VARIABLE.fullmatch(words[0]):
         raise UsageError(
-            f"{words[0]} is a variable, not a script; write it first: {words[0]} ronde {command} ..."
+            f"{words[0]} is a variable, not a script; write it first: {words[0]} ronde {command} ... [R151]"
         )
 
 
@@ -228,10 +228,12 @@ def _in_words_of_ronde(line: LauncherLine, rest: list[str], own: Mapping[str, bo
             line.taken["--ranks"] = typed
     for name, typed in line.taken.items():
         if name not in own:
-            raise UsageError(f"{typed} is {name} of ronde run, and ronde {command} has none; leave it out")
+            raise UsageError(
+                f"{typed} is {name} of ronde run, and ronde {command} has none; leave it out [R151]"
+            )
     if "--restarts" in line.taken and "--checkpoint" not in line.options:
         typed, count = line.taken["--restarts"], line.options[line.options.index("--restarts") + 1]
-        raise UsageError(f"{typed} is --restarts {count} --checkpoint DIR here; add --checkpoint DIR")
+        raise UsageError(f"{typed} is --restarts {count} --checkpoint DIR here; add --checkpoint DIR [R149]")
     changed = bool(line.items or line.left_out or line.ranks or line.taken.keys() - {"--ranks"})
     return Reading(words=(*options, *script), left_out=tuple(line.left_out), changed=changed)
 
@@ -244,11 +246,13 @@ def _check_hosts(line: LauncherLine, options: list[str], script: list[str], comm
         if count > 1:
             raise UsageError(_lines_for_hosts(line, count, least, [*options, *script], command))
     elif count > 1:
-        raise UsageError(f"{named} names the hosts, and their number is said besides; list only those meant")
+        raise UsageError(
+            f"{named} names the hosts, and their number is said besides; list only those meant [R142]"
+        )
     elif line.ranks is not None and line.per_host:
         raise UsageError(
             f"{line.ranks[1]} counts the ranks of each host, which {named} does: HOST:{line.ranks[0]}, in a "
-            f"file HOST slots={line.ranks[0]}; leave it out"
+            f"file HOST slots={line.ranks[0]}; leave it out [R142]"
         )
 
 
@@ -257,7 +261,7 @@ def _number_of_hosts(line: LauncherLine) -> tuple[int, int]:
     nodes = line.rendezvous.get("nnodes", "1")
     least, _, most = nodes.partition(":")
     if not (least.isdecimal() and (most or least).isdecimal()):
-        raise UsageError(f"{nodes} is not a number of hosts; try -H HOST1:2,HOST2:2")
+        raise UsageError(f"{nodes} is not a number of hosts; try -H HOST1:2,HOST2:2 [R142]")
     second = line.rendezvous.get("node-rank", "0") != "0"
     return max(int(most or least), 2 if second else 1), int(least)
 
@@ -277,5 +281,5 @@ def _lines_for_hosts(line: LauncherLine, count: int, least: int, rest: list[str]
     by_torchrun = shlex.join(["torchrun", *met, "-m", "ronde", command, *rest])
     return (
         f"ranks on {count} hosts are started once, on one of them: {once}; "
-        f"or on each by torchrun: {by_torchrun}"
+        f"or on each by torchrun: {by_torchrun} [R141]"
     )

@@ -57,10 +57,10 @@ def show(
     """
     sources = [source for source in (file, items) if source is not None]
     if not sources:
-        raise UsageError("no plan given; write one, such as: ronde plan show ddp")
+        raise UsageError("no plan given; write one, such as: ronde plan show ddp [R217]")
     if arguments and script is None:
         raise UsageError(
-            f"{arguments[0]} is for a script, and none is given; add --script SCRIPT, or leave it out"
+            f"{arguments[0]} is for a script, and none is given; add --script SCRIPT, or leave it out [R230]"
         )
     described = expand(*sources)
     check(described, ranks)
@@ -73,7 +73,7 @@ def _list_cuts(script: str, arguments: list[str], described: Plan) -> None:
     if described.mesh.tensor == described.mesh.pipeline == described.mesh.expert == 1:
         raise UsageError(
             "--script lists what tensor=N, pipeline=N or expert=N cuts, and this plan has none of them; give "
-            "it one"
+            "it one [R229]"
         )
     from ronde.runtime.structure import lines_of_cuts, model_of_script
 

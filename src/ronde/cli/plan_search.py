@@ -72,7 +72,7 @@ def search(  # noqa: PLR0913 - each is an option
     from ronde.planner.search import search as searched
 
     if (script is None) == (model is None):
-        raise UsageError("give a script or --model NAME, one of them; as: ronde plan search train.py")
+        raise UsageError("give a script or --model NAME, one of them; as: ronde plan search train.py [R800]")
     if plot is not None:
         check_drawable(plot)
     if script is not None:
@@ -131,7 +131,7 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
     except OSError as error:
         raise UsageError(
-            f"cannot write --json {path}: {error.strerror}; give a file in an existing folder"
+            f"cannot write --json {path}: {error.strerror}; give a file in an existing folder [R800]"
         ) from None
 
 

@@ -19,6 +19,6 @@ def check_drawable(path: Path) -> None:
         UsageError: matplotlib is missing, or it does not know the format.
     """
     if path.suffix not in _FORMATS:
-        raise UsageError(f"--plot {path} does not end in {', '.join(_FORMATS)}; name it so")
+        raise UsageError(f"--plot {path} does not end in {', '.join(_FORMATS)}; name it so [R850]")
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib, which is not installed: pip install 'ronde[plot]'")
+        raise UsageError("--plot needs matplotlib, which is not installed: pip install 'ronde[plot]' [R851]")

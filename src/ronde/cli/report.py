@@ -36,5 +36,7 @@ def report(
     try:
         write(read_run(directory), target)
     except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}; choose another by --out FILE") from None
-    say(f"the report is in {target}")
+        raise UsageError(
+            f"cannot write {target}: {error.strerror}; choose another by --out FILE [R604]"
+        ) from None
+    say(f"the report is in {target} [R605]")

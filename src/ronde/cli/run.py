@@ -348,7 +348,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     check_restarts(restarts, checkpoint, place, servers if endpoints and any((restarts, *bounds)) else "")
     for option, value in (("--every", every), ("--keep", keep)):
         if value is not None and checkpoint is None:
-            raise UsageError(f"{option} {value} needs --checkpoint DIR")
+            raise UsageError(f"{option} {value} needs --checkpoint DIR [R500]")
     saves, fits = checkpoint is not None, partial(_fits, str(meant))
     elasticity = elastic_of(bounds, remote, hostfile, where, ranks, count, saves=saves, fits=fits)
     saved = seed_of_checkpoint(checkpoint, resume=resume, native=native, plan=str(meant))
@@ -418,7 +418,7 @@ def _shares(ranks: str, where: Placement) -> tuple[tuple[str, int], ...]:
 
 def _number_of_ranks(ranks: str) -> int:
     if not ranks.isdecimal() or int(ranks) < 1:
-        raise UsageError(f"--ranks {ranks} is neither a number from 1 nor auto; try --ranks 2")
+        raise UsageError(f"--ranks {ranks} is neither a number from 1 nor auto; try --ranks 2 [R178]")
     return int(ranks)
 
 
@@ -430,7 +430,7 @@ def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | Non
         if ranks not in ("auto", str(place.world_size)):
             raise UsageError(
                 f"--ranks {ranks} contradicts {place.launcher}, which has started {place.world_size}; leave "
-                "it out"
+                "it out [R180]"
             )
         return place.world_size
     return (len(devices) or 1) if ranks == "auto" else int(ranks)
@@ -438,7 +438,9 @@ def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | Non
 
 def _timeout(seconds: float) -> float:
     if not 0 < seconds < math.inf:
-        raise UsageError(f"--timeout {seconds:g} is not a number of seconds above 0; try --timeout 1800")
+        raise UsageError(
+            f"--timeout {seconds:g} is not a number of seconds above 0; try --timeout 1800 [R179]"
+        )
     return seconds
 
 

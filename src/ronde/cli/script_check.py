@@ -24,24 +24,25 @@ def check_script(script: str, *, syntax_error: int = 1) -> None:
         syntax_error: the exit code for that; python's own unless the command has another meaning for 1.
     """
     if script == "-":
-        raise UsageError("a script from stdin cannot be read by every rank; save it to a file")
+        raise UsageError("a script from stdin cannot be read by every rank; save it to a file [R175]")
     path = Path(script)
     if not path.exists():
         raise UsageError(
-            f"there is no script {script!r} in {Path.cwd()}{_nearest(path)}; ronde's own options go before it"
+            f"there is no script {script!r} in {Path.cwd()}{_nearest(path)}; ronde's own options go "
+            "before it [R175]"
         )
     if path.is_dir():
         _check_folder(path)
         return
     if not path.is_file():
-        raise UsageError(f"{script} is not a file that every rank can read; save the script to one")
+        raise UsageError(f"{script} is not a file that every rank can read; save the script to one [R175]")
     if path.suffix not in ("", ".py"):
         return  # an archive with a __main__: python finds out
     try:
         source = path.read_bytes()
     except OSError as error:
         raise UsageError(
-            f"cannot read the script {script!r}: {error.strerror}; see its owner and rights with ls -l"
+            f"cannot read the script {script!r}: {error.strerror}; see its owner and rights with ls -l [R175]"
         ) from None
     try:
         with warnings.catch_warnings():
@@ -59,11 +60,11 @@ def check_script(script: str, *, syntax_error: int = 1) -> None:
 def check_module(name: str) -> None:
     """Refuse a module of which not even the package can be found."""
     if name.endswith(".py") and Path(name).exists():
-        raise UsageError(f"{name} is a path, not a module; leave -m out: ronde run {name}")
+        raise UsageError(f"{name} is a path, not a module; leave -m out: ronde run {name} [R176]")
     if name in _DEBUGGERS:
         raise UsageError(
             f"-m {name} would step through every rank by itself; write breakpoint() into the script, "
-            f"which opens on rank 0, or debug in plain python: python -m {name} SCRIPT"
+            f"which opens on rank 0, or debug in plain python: python -m {name} SCRIPT [R176]"
         )
     top = name.partition(".")[0]
     sys.path.insert(0, os.getcwd())  # as python -m has it
@@ -74,7 +75,7 @@ def check_module(name: str) -> None:
     finally:
         sys.path.pop(0)
     if not found:
-        raise UsageError(f"there is no module {name!r}; with a path, leave -m out: ronde run PATH")
+        raise UsageError(f"there is no module {name!r}; with a path, leave -m out: ronde run PATH [R176]")
 
 
 def _check_folder(path: Path) -> None:
@@ -82,7 +83,7 @@ def _check_folder(path: Path) -> None:
         return
     inside = sorted(each.name for each in path.glob("*.py"))
     such = f", such as {path / inside[0]}" if inside else ""
-    raise UsageError(f"{path} is a folder without a __main__.py; name the script in it{such}")
+    raise UsageError(f"{path} is a folder without a __main__.py; name the script in it{such} [R175]")
 
 
 def _nearest(path: Path) -> str:

@@ -49,12 +49,14 @@ def serve(
     endpoint = None if binary is None else _endpoint(binary)
     token = "" if endpoint is None else read_token(os.environ)
     if not 0 < interval < float("inf"):
-        raise UsageError(f"--interval {interval:g} is not a number of seconds above 0; try --interval 0.1")
+        raise UsageError(
+            f"--interval {interval:g} is not a number of seconds above 0; try --interval 0.1 [R737]"
+        )
     try:
         from ronde.server.serving.serve import serve as serve_
     except ImportError as error:
         raise UsageError(
-            f"ronde serve needs a package that is missing ({error}): pip install 'ronde[serve]'"
+            f"ronde serve needs a package that is missing ({error}): pip install 'ronde[serve]' [R735]"
         ) from None
     serve_(
         path,
@@ -72,5 +74,7 @@ def _endpoint(text: str) -> str:
     if not text.isdecimal():
         return text
     if int(text) > _LAST_PORT:
-        raise UsageError(f"--binary {text} is no port, which are at most {_LAST_PORT}; try --binary 8766")
+        raise UsageError(
+            f"--binary {text} is no port, which are at most {_LAST_PORT}; try --binary 8766 [R737]"
+        )
     return f"tcp://127.0.0.1:{text if int(text) else '*'}"

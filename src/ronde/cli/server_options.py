@@ -32,10 +32,12 @@ def endpoints_of(servers: str | None) -> tuple[str, ...]:
         if place is None or not 0 < int(place[1] or 1) < 1 << 16:
             raise UsageError(
                 f"--servers {servers} is neither a number nor a list of endpoints such as "
-                "tcp://10.0.0.5:4000; try --servers 2"
+                "tcp://10.0.0.5:4000; try --servers 2 [R416]"
             )
     if len(set(found)) < len(found):
-        raise UsageError(f"--servers {servers} names one server twice; each has an endpoint of its own")
+        raise UsageError(
+            f"--servers {servers} names one server twice; each has an endpoint of its own [R433]"
+        )
     return found
 
 
@@ -44,12 +46,12 @@ def check_starts_servers(option: str, endpoints: tuple[str, ...], plan: Plan) ->
     if endpoints:
         raise UsageError(
             f"{option} is for servers that ronde run starts, and these were started by hand: leave it out, "
-            "and give each `ronde server` a --state DIR"
+            "and give each `ronde server` a --state DIR [R413]"
         )
     if not plan.state.server_count:
         raise UsageError(
             f"{option} is for parameter servers, and plan {plan} has none: leave it out, or give "
-            "--servers N with --plan ps or hybrid"
+            "--servers N with --plan ps or hybrid [R413]"
         )
 
 
@@ -75,16 +77,16 @@ def server_state_of(path: Path | None, directory: RunDirectory) -> str:
     if path.absolute() == directory.path:
         raise UsageError(
             f"--server-state {path} is the run directory, whose servers begin with nothing; give the run "
-            "another by --run-dir DIR"
+            "another by --run-dir DIR [R414]"
         )
     return str(path.absolute())
 
 
 def publish_interval(seconds: float, *, native: bool) -> float:
     if not 0 <= seconds < math.inf:
-        raise UsageError(f"--publish {seconds:g} is not a number of seconds; try --publish 1")
+        raise UsageError(f"--publish {seconds:g} is not a number of seconds; try --publish 1 [R730]")
     if seconds and native:
-        raise UsageError("--publish needs a script that ronde distributes; leave out --native")
+        raise UsageError("--publish needs a script that ronde distributes; leave out --native [R730]")
     if seconds and importlib.util.find_spec("safetensors") is None:
-        raise UsageError("--publish needs safetensors: pip install 'ronde[serve]'")
+        raise UsageError("--publish needs safetensors: pip install 'ronde[serve]' [R730]")
     return seconds

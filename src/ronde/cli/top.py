@@ -27,7 +27,7 @@ def top(
     The run may be over. If stdout is not a terminal, one picture is printed. Ctrl-C ends the view only.
     """
     if not 0 < every < math.inf:
-        raise UsageError(f"--every {every:g} is not a number of seconds above 0; try --every 1")
+        raise UsageError(f"--every {every:g} is not a number of seconds above 0; try --every 1 [R603]")
     from rich.console import Console
 
     from ronde.report.live import watch

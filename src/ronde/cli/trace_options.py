@@ -25,12 +25,16 @@ def traced_steps(
     """
     if file is None:
         if steps is not None:
-            raise UsageError(f"--trace-steps {steps} says of which steps; add --trace FILE to say where to")
+            raise UsageError(
+                f"--trace-steps {steps} says of which steps; add --trace FILE to say where to [R607]"
+            )
         return ""
     if native:
-        raise UsageError("--trace needs a script that ronde distributes; leave out --native")
+        raise UsageError("--trace needs a script that ronde distributes; leave out --native [R607]")
     if place is not None:
-        raise UsageError("--trace needs ranks that ronde has started, not torchrun; start them by --ranks N")
+        raise UsageError(
+            "--trace needs ranks that ronde has started, not torchrun; start them by --ranks N [R607]"
+        )
     from ronde.trace.recorder import StepRange
 
     try:
@@ -38,10 +42,12 @@ def traced_steps(
     except ValueError:
         raise UsageError(
             f"--trace-steps {steps} is not a range of steps A:B, counted from 1; try "
-            f"--trace-steps {TRACED_STEPS}"
+            f"--trace-steps {TRACED_STEPS} [R607]"
         ) from None
     if not os.access(file.absolute().parent, os.W_OK | os.X_OK) or file.is_dir():
-        raise UsageError(f"--trace {file} cannot be written there; name a file in a folder that is there")
+        raise UsageError(
+            f"--trace {file} cannot be written there; name a file in a folder that is there [R607]"
+        )
     return steps or TRACED_STEPS
 
 
@@ -51,9 +57,15 @@ def write_run_timeline(job: Job, file: Path) -> None:
     try:
         made = write_timeline(job.run_directory.path, file)
     except OSError as error:
-        say(f"the timeline was not written to {file}: {error.strerror}; its parts are in the run directory")
+        say(
+            f"the timeline was not written to {file}: {error.strerror}; its parts are in the run "
+            "directory [R609]"
+        )
         return
     if not job.run.quiet:
-        say(f"a timeline of {made.spans} spans is in {file}; open it in ui.perfetto.dev or chrome://tracing")
+        say(
+            f"a timeline of {made.spans} spans is in {file}; open it in ui.perfetto.dev or "
+            "chrome://tracing [R608]"
+        )
         if made.hosts > 1:
-            say(f"clocks of its {made.hosts} hosts agree to {made.error * 1e3:.2f} ms")
+            say(f"clocks of its {made.hosts} hosts agree to {made.error * 1e3:.2f} ms [R606]")

@@ -78,7 +78,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
     from ronde.verify.runs import Job
 
     if precision not in _PRECISIONS:
-        raise UsageError(f"--precision {precision} is not one of {', '.join(_PRECISIONS)}")
+        raise UsageError(f"--precision {precision} is not one of {', '.join(_PRECISIONS)} [R624]")
     check_torch()
     if newer := newer_than_tried():
         say(newer)
@@ -87,7 +87,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
         check(plot)
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()
     if 0 < len(devices) < ranks:
-        say(f"{len(devices)} CUDA devices are too few for {ranks} ranks: all runs are on the CPU")
+        say(f"{len(devices)} CUDA devices are too few for {ranks} ranks: all runs are on the CPU [R625]")
         devices = ()
     job = Job(
         script=script,

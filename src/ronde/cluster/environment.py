@@ -66,7 +66,7 @@ class ClusterEnvironment:
         if missing:
             raise UsageError(
                 f"the torchrun environment is incomplete: {', '.join(missing)} missing; "
-                "unset TORCHELASTIC_RUN_ID to start ranks on this host"
+                "unset TORCHELASTIC_RUN_ID to start ranks on this host [R180]"
             )
         numbers = {name: number_in(environment, name, "torchrun") for name in NEEDED if name != "MASTER_ADDR"}
         return cls(
@@ -91,7 +91,7 @@ class ClusterEnvironment:
             raise UsageError(
                 f"WORLD_SIZE={environment['WORLD_SIZE']} is set, but not by torchrun, and "
                 f"{', '.join(missing)} missing: ronde cannot tell who starts the ranks; start them with "
-                "`torchrun ... -m ronde run SCRIPT`, or unset WORLD_SIZE and RANK"
+                "`torchrun ... -m ronde run SCRIPT`, or unset WORLD_SIZE and RANK [R180]"
             )
         names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
         numbers = {name: number_in(environment, name, "torchrun") for name in names}
@@ -151,9 +151,9 @@ def number_in(environment: Mapping[str, str], name: str, launcher: str) -> int:
         return int(environment[name])
     except KeyError:
         raise UsageError(
-            f"{name} is not set, but others of {launcher} are; start the ranks by {launcher}"
+            f"{name} is not set, but others of {launcher} are; start the ranks by {launcher} [R160]"
         ) from None
     except ValueError:
         raise UsageError(
-            f"{name}={environment[name]!r} is not a number; unset it, or start with {launcher}"
+            f"{name}={environment[name]!r} is not a number; unset it, or start with {launcher} [R180]"
         ) from None

@@ -50,7 +50,7 @@ def read_hostfile(path: Path) -> tuple[HostSlots, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
-        raise UsageError(f"--hostfile {path} cannot be read: {reason}") from None
+        raise UsageError(f"--hostfile {path} cannot be read: {reason} [R134]") from None
     found: list[HostSlots] = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
@@ -61,12 +61,14 @@ def read_hostfile(path: Path) -> tuple[HostSlots, ...]:
         for word in words[1:]:
             key, _, value = word.partition("=")
             if key not in _KEYS or not value.isdecimal() or value == "0":
-                raise UsageError(f"{where}: {word} is not understood; write `host slots=2` or `host:2`")
+                raise UsageError(
+                    f"{where}: {word} is not understood; write `host slots=2` or `host:2` [R134]"
+                )
             if key == "slots":
                 host = HostSlots(host.name, int(value))
         found.append(host)
     if not found:
-        raise UsageError(f"--hostfile {path} names no host; write a host a line: `host slots=2`")
+        raise UsageError(f"--hostfile {path} names no host; write a host a line: `host slots=2` [R134]")
     return _once(found)
 
 
@@ -84,7 +86,7 @@ def ranks_of_hosts(hosts: Sequence[HostSlots], ranks: int | None) -> tuple[tuple
         names = ",".join(f"{host.name}:{host.slots}" for host in hosts)
         raise UsageError(
             f"--ranks {ranks} is more than the {slots} slots of {names}; give the hosts more slots "
-            f"(HOST:N), or --ranks {slots}"
+            f"(HOST:N), or --ranks {slots} [R135]"
         )
     left = slots if ranks is None else ranks
     shares: list[tuple[str, int]] = []
@@ -99,7 +101,7 @@ def ranks_of_hosts(hosts: Sequence[HostSlots], ranks: int | None) -> tuple[tuple
 def _item(text: str, where: str, slots: int = 1) -> HostSlots:
     match = _ITEM.fullmatch(text)
     if match is None or match["slots"] == "0":
-        raise UsageError(f"{where}: {text!r} is no host with a number of ranks; write host1:2,host2:2")
+        raise UsageError(f"{where}: {text!r} is no host with a number of ranks; write host1:2,host2:2 [R134]")
     return HostSlots(match["host"].replace("[", "").replace("]", ""), int(match["slots"] or slots))
 
 

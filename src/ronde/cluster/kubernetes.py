@@ -29,7 +29,7 @@ def pod_of_job(environment: Mapping[str, str]) -> ClusterEnvironment | None:
         raise UsageError(
             "JOB_COMPLETION_INDEX is set, but neither MASTER_ADDR nor JOBSET_NAME and REPLICATED_JOB_NAME: "
             "ronde cannot tell where the first pod is; set MASTER_ADDR, or write the manifest by `ronde "
-            "launch k8s`"
+            "launch k8s` [R163]"
         )
     address, port = master(environment, f"{name}-{job}-0-0.{name}", f"kubernetes {name} {job}")
     return ClusterEnvironment(

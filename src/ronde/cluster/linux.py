@@ -12,4 +12,4 @@ __all__ = ["check_linux"]
 def check_linux() -> None:
     """Raise LaunchError on another system than Linux."""
     if not sys.platform.startswith("linux"):
-        raise LaunchError(f"ronde runs on Linux only for now, not on {sys.platform}")
+        raise LaunchError(f"ronde runs on Linux only for now, not on {sys.platform} [R181]")

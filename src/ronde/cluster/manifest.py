@@ -58,13 +58,14 @@ def manifest(kind: str, wanted: Wanted) -> dict[str, Any]:
     """
     if not _NAME.fullmatch(wanted.name):
         raise UsageError(
-            f"--name {wanted.name} is no name for Kubernetes; use at most 40 small letters, digits, hyphens"
+            f"--name {wanted.name} is no name for Kubernetes; use at most 40 small letters, digits, "
+            "hyphens [R164]"
         )
     if kind == "jobset":
         return _jobset(wanted)
     if kind == "trainjob":
         return _trainjob(wanted)
-    raise UsageError(f"--kind {kind} is not written; {' and '.join(KINDS)} are")
+    raise UsageError(f"--kind {kind} is not written; {' and '.join(KINDS)} are [R164]")
 
 
 def _jobset(wanted: Wanted) -> dict[str, Any]:

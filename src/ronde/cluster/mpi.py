@@ -45,7 +45,7 @@ def process_of_mpi(environment: Mapping[str, str], parent: int) -> ClusterEnviro
     if not job and not environment.get("MASTER_ADDR"):
         raise UsageError(
             f"mpirun of {name} does not tell the ranks of several hosts where rank 0 is; tell them the first "
-            "host's address: mpirun -genv MASTER_ADDR 10.0.0.5 ..."
+            "host's address: mpirun -genv MASTER_ADDR 10.0.0.5 ... [R161]"
         )
     address, port = master(environment, "127.0.0.1" if here else _first_host(environment), f"mpi {job}")
     return ClusterEnvironment(

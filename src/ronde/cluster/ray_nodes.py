@@ -53,13 +53,15 @@ def nodes_of_ray(address: str) -> tuple[HostSlots, ...]:
         )
     except subprocess.TimeoutExpired:
         raise UsageError(
-            f"--ray {address}: the cluster has not answered for {_JOIN_S:g} s; see ray status"
+            f"--ray {address}: the cluster has not answered for {_JOIN_S:g} s; see ray status [R165]"
         ) from None
     if done.returncode == _NO_RAY:
-        raise UsageError(f"--ray {address} needs the package ray: pip install 'ronde[ray]'")
+        raise UsageError(f"--ray {address} needs the package ray: pip install 'ronde[ray]' [R165]")
     if done.returncode:
         last = (done.stderr.strip() or "no word").splitlines()[-1]
-        raise UsageError(f"--ray {address} is no Ray cluster that can be joined ({last}); see ray status")
+        raise UsageError(
+            f"--ray {address} is no Ray cluster that can be joined ({last}); see ray status [R165]"
+        )
     return parse_hosts(",".join(done.stdout.split()), origin=f"--ray {address}")
 
 
@@ -116,13 +118,13 @@ def main(words: list[str]) -> int:
         return 0
     node, ranks, line = rest
     if node not in alive:
-        _complain(f"the cluster has no node {node} now")
+        _complain(f"the cluster has no node {node} now [R166]")
         return _NO_PLACE
     try:
         shell = _placed(ray, node, int(ranks), has_gpus="GPU" in alive[node], line=line)
     except ray.exceptions.GetTimeoutError:
         wanted = f"{ranks} GPUs and CPUs" if "GPU" in alive[node] else f"{ranks} CPUs"
-        _complain(f"{wanted} are not free on {node} (ray status), and were waited for {_PLACE_S:g} s")
+        _complain(f"{wanted} are not free on {node} (ray status), and were waited for {_PLACE_S:g} s [R166]")
         return _NO_PLACE
     return _passed_on(ray, shell, out)
 
@@ -170,7 +172,7 @@ def _passed_on(ray: Any, shell: Any, out: int) -> int:
     try:
         code: int = ray.get(shell.wait.remote())
     except ray.exceptions.RayError as error:
-        _complain(f"Ray has lost the actor: {str(error).splitlines()[0]}")
+        _complain(f"Ray has lost the actor: {str(error).splitlines()[0]} [R166]")
         return 1
     for thread in readers:
         thread.join()

@@ -32,7 +32,8 @@ def task_of_step(environment: Mapping[str, str]) -> ClusterEnvironment | None:
     nodes = expand_nodes(environment.get("SLURM_STEP_NODELIST", "localhost"))
     if node >= len(tasks):
         raise UsageError(
-            f"SLURM_NODEID={node} is none of the nodes of SLURM_STEP_TASKS_PER_NODE; start the ranks by srun"
+            f"SLURM_NODEID={node} is none of the nodes of SLURM_STEP_TASKS_PER_NODE; start the ranks by "
+            "srun [R160]"
         )
     job = f"{environment.get('SLURM_JOB_ID', '0')}.{environment['SLURM_STEP_ID']}"
     address, port = master(environment, nodes[0] if len(nodes) > 1 else "127.0.0.1", f"slurm {job}")
@@ -82,7 +83,7 @@ def expand_nodes(text: str) -> list[str]:
     """
     names = [name for word in _words(text) for name in _expand(word, text)]
     if not names:
-        raise UsageError("the list of Slurm's nodes is empty; start inside of an allocation")
+        raise UsageError("the list of Slurm's nodes is empty; start inside of an allocation [R160]")
     return names
 
 
@@ -96,7 +97,7 @@ def expand_tasks(text: str) -> list[int]:
     for word in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word.strip())
         if match is None:
-            raise UsageError(f"{text!r} is no list of Slurm's tasks per node; start the ranks by srun")
+            raise UsageError(f"{text!r} is no list of Slurm's tasks per node; start the ranks by srun [R160]")
         found += [int(match[1])] * int(match[2] or 1)
     return found
 
@@ -119,13 +120,13 @@ def _expand(word: str, whole: str) -> Iterator[str]:
     match = _RANGE.search(word)
     if match is None:
         if "[" in word or "]" in word:
-            raise UsageError(f"{whole!r} is no list of Slurm's nodes; start inside of an allocation")
+            raise UsageError(f"{whole!r} is no list of Slurm's nodes; start inside of an allocation [R160]")
         yield word.strip()
         return
     before, behind = word[: match.start()], word[match.end() :]
     for part in match[1].split(","):
         first, _, last = part.strip().partition("-")
         if not first.isdecimal() or (last and not last.isdecimal()):
-            raise UsageError(f"{whole!r} is no list of Slurm's nodes; start inside of an allocation")
+            raise UsageError(f"{whole!r} is no list of Slurm's nodes; start inside of an allocation [R160]")
         for number in range(int(first), int(last or first) + 1):
             yield from _expand(f"{before}{number:0{len(first)}d}{behind}", whole)

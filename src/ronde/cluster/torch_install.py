@@ -38,13 +38,13 @@ def check_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise LaunchError(
             f"torch is not installed for {sys.executable}; install it there: "
-            f"{sys.executable} -m pip install 'torch>={least}'"
+            f"{sys.executable} -m pip install 'torch>={least}' [R185]"
         )
     name, version = _version()
     if name and version < LEAST:
         raise LaunchError(
             f"torch {name} is too old, ronde needs {least} or newer; install it: "
-            f"{sys.executable} -m pip install --upgrade 'torch>={least}'"
+            f"{sys.executable} -m pip install --upgrade 'torch>={least}' [R185]"
         )
 
 
@@ -57,7 +57,7 @@ def newer_than_tried() -> str | None:
     newest, untried = f"{major}.{minor}", f"{major}.{minor + 1}"
     return (
         f"torch {name} is newer than {newest}, the newest that this ronde was tried with; if it fails, "
-        f"try that: {sys.executable} -m pip install 'torch<{untried}'"
+        f"try that: {sys.executable} -m pip install 'torch<{untried}' [R185]"
     )
 
 

@@ -49,7 +49,7 @@ class Agreement:
         if place != zlib.crc32(name.encode()):
             raise PeerLost(
                 f"Rank {self._comm.rank} asks for {name} while rank 0 asks for something else: "
-                f"the ranks take different paths through the script."
+                f"the ranks take different paths through the script. [R190]"
             )
         if kind == _OTHER:
             return self._comm.broadcast_object(value)

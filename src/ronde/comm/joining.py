@@ -44,7 +44,7 @@ def connect_store(address: str, world_size: int, timeout: timedelta) -> dist.Sto
         store = dist.TCPStore(host, int(port), is_master=False, timeout=min(timeout, _STORE_ANSWERS))
         store.set_timeout(timeout)
         return store
-    raise LaunchError(f"unknown store {address!r}; use file://PATH or tcp://HOST:PORT")
+    raise LaunchError(f"unknown store {address!r}; use file://PATH or tcp://HOST:PORT [R184]")
 
 
 def join(  # noqa: PLR0913 - each is one word of what is joined
@@ -89,7 +89,7 @@ def join(  # noqa: PLR0913 - each is one word of what is joined
                 joined = meeting.several_hosts(algorithm)
     except RuntimeError as error:
         raise LaunchError(
-            f"rank {rank} could not join its {world_size - 1} peers at {address}: {error}"
+            f"rank {rank} could not join its {world_size - 1} peers at {address}: {error} [R183]"
         ) from error
     return Comm(
         joined.backend,
@@ -134,7 +134,7 @@ class _Meeting:
                 return _Joined(backend=SharedMemoryBackend(self._shared_memory(0)), choice=choice)
             except LaunchError as error:
                 choice = Choice(algorithm="backend", reason="Gloo, because memory cannot be shared")
-                note = f"{error}; ranks exchange data by Gloo, which is slower"
+                note = f"{error}; ranks exchange data by Gloo, which is slower [R321]"
                 return _Joined(backend=self._torch()[0], choice=choice, note=note)
         topology = Topology.of_sizes((self._place.world_size,))
         return _Joined(backend=self._summing(choice, topology, *self._torch()), choice=choice)
@@ -158,7 +158,7 @@ class _Meeting:
             if within is not None:
                 within.close()
             choice = Choice(algorithm="backend", reason="Gloo, because memory cannot be shared on some host")
-            note = f"{problem}; ranks exchange data by Gloo, which is slower" if problem else None
+            note = f"{problem}; ranks exchange data by Gloo, which is slower [R321]" if problem else None
             return _Joined(backend=torchs, choice=choice, topology=topology, note=note)
         backend = self._hierarchical(topology, within, torchs, group)
         return _Joined(backend=backend, choice=choice, topology=topology)

@@ -125,7 +125,7 @@ class Mailbox:
             except OSError as error:
                 size = flat.numel() / 2**20
                 raise LaunchError(
-                    f"no memory for a message of {size:.1f} MiB to another rank: {error.strerror}"
+                    f"no memory for a message of {size:.1f} MiB to another rank: {error.strerror} [R201]"
                 ) from error
             address = block.address
         send = Send(to, (tag, flat.numel(), *address), block)
@@ -258,7 +258,8 @@ class Mailbox:
             except OSError as error:
                 whom = self._waiting.name(source)
                 raise PeerLost(
-                    f"{whom} has died, or hides its memory: its message cannot be read ({error.strerror})"
+                    f"{whom} has died, or hides its memory: its message cannot be read "
+                    f"({error.strerror}) [R201]"
                 ) from error
         self._read[source] += 1
         self._counters.tell(self._read_word(source), self._read[source])
@@ -278,7 +279,7 @@ class Mailbox:
         if message.nbytes != receive.flat.numel():
             receive.failure = (
                 f"a message of {message.nbytes} bytes has come where {receive.flat.numel()} "
-                "were to be received; give the tensor the size of what is sent"
+                "were to be received; give the tensor the size of what is sent [R201]"
             )
         self._receives.append(receive)
         self._copy(receive)

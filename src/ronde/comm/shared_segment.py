@@ -59,7 +59,8 @@ def share(
         os.close(descriptor)  # the mappings keep the memory
     if failures:
         raise LaunchError(
-            f"ranks could not share {nbytes / 2**20:.1f} MiB of memory each: {os.strerror(failures[0])}"
+            f"ranks could not share {nbytes / 2**20:.1f} MiB of memory each: "
+            f"{os.strerror(failures[0])} [R321]"
         )
     return parts, [pid for pid, _, _ in places]
 

@@ -79,7 +79,7 @@ class Topology:
                     return (
                         f"rank {rank} lost its connection to the host {self._described(number)}"
                         f"{reason and f': {reason}'}; see whether that host is up, what its ranks say, and "
-                        "the network between"
+                        "the network between [R199]"
                     )
         return complaint
 

@@ -167,10 +167,10 @@ class Waiting:
             if looks % _LOOK_AT_STATE_EVERY == 0 and len(peers) == 1:
                 stopped = stopped + _LOOK_AT_STATE_EVERY if _is_stopped(self._pids[peers[0]]) else 0
                 if stopped >= _STOPPED_LOOKS:
-                    raise PeerLost(f"{self.name(peers[0])} is stopped; `kill -CONT` lets it go on")
+                    raise PeerLost(f"{self.name(peers[0])} is stopped; `kill -CONT` lets it go on [R200]")
             if monotonic() > end:
                 whom = " and ".join(self.name(peer) for peer in peers)
-                raise PeerLost(f"{whom} did not come within {self.timeout:.0f} s")
+                raise PeerLost(f"{whom} did not come within {self.timeout:.0f} s [R200]")
 
     def _look_for_deaths(self) -> None:
         for descriptor, _ in self._deaths.poll(0):

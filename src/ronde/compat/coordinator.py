@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from ronde.comm.keepalive import watch
 from ronde.compat.negotiation import Negotiation, Request, Response
 from ronde.errors import LaunchError, PeerLost
+from ronde.messages import as_note
 
 __all__ = ["Coordinator", "Link", "Lost", "connect"]
 
@@ -86,7 +87,7 @@ class Link:
         except OSError as error:
             raise Lost(str(error)) from None
         if not data:
-            raise Lost("the connection has ended")
+            raise Lost("the connection has ended [R712]")
         self._received += data
         found: list[object] = []
         while len(self._received) >= _LENGTH.size:
@@ -119,7 +120,9 @@ def connect(address: tuple[str, int], rank: int, token: bytes, *, starts_within:
     try:
         connection = socket.create_connection(address, timeout=starts_within)
     except OSError as error:
-        raise LaunchError(f"rank {rank} cannot reach rank 0 at {address[0]}:{address[1]}: {error}") from None
+        raise LaunchError(
+            f"rank {rank} cannot reach rank 0 at {address[0]}:{address[1]}: {error} [R710]"
+        ) from None
     connection.sendall(token + _LENGTH.pack(rank))
     return Link(connection)
 
@@ -206,7 +209,7 @@ class Coordinator:
                 missing = sorted({*range(1, self._ranks)} - {*self._links})
                 raise LaunchError(
                     f"ranks {missing} have not called init() within {self._starts_within:.0f} s; all must "
-                    "call it"
+                    "call it [R710]"
                 ) from None
             if not hmac.compare_digest(said[: len(self._token)], self._token):
                 connection.close()
@@ -256,13 +259,14 @@ class Coordinator:
                     self._end("")
                 elif names := self._negotiation.outstanding_of(rank):
                     self._end(
-                        f"rank {rank} has shut down, while others wait for it to submit {_listed(names)}"
+                        f"rank {rank} has shut down, while others wait for it to submit "
+                        f"{_listed(names)} [R712]"
                     )
                 return
             self._negotiation.add(rank, request)
             gone = self._leaving.intersection(self._negotiation.sets.get(request.process_set, ()))
             if gone:
-                self._end(f"rank {min(gone)} has shut down, and will not submit {request.name!r}")
+                self._end(f"rank {min(gone)} has shut down, and will not submit {request.name!r} [R712]")
 
     def _answer(self) -> None:
         """Send ready responses to their members, and execute them here. Called with `_turn` held."""
@@ -289,9 +293,9 @@ class Coordinator:
         with self._known:
             names = self._negotiation.outstanding_of(rank)
         if names:
-            self._end(f"rank {rank} has ended, while others wait for it to submit {_listed(names)}")
+            self._end(f"rank {rank} has ended, while others wait for it to submit {_listed(names)} [R712]")
         else:
-            self._end(f"rank {rank} has ended")
+            self._end(f"rank {rank} has ended [R712]")
 
     def _end(self, why: str) -> None:
         """Stop the exchange on all ranks, with an error unless `why` is ""."""
@@ -315,16 +319,15 @@ class Coordinator:
                     f"rank {rank} has last submitted {self._negotiation.last_of(rank) or 'nothing'}"
                     for rank in missing
                 )
-                print(
-                    f"ronde: {name!r} was submitted by ranks {list(there)} {seconds:.0f} s ago, and not by "
-                    f"ranks {list(missing)}; {lasts}",
-                    file=sys.stderr,
-                    flush=True,
+                told = (
+                    f"{name!r} was submitted by ranks {list(there)} {seconds:.0f} s ago, and not by ranks "
+                    f"{list(missing)}; {lasts} [R713]"
                 )
+                print(f"ronde: {as_note(told)}", file=sys.stderr, flush=True)
         for name, seconds, there, missing in too_late[:1]:
             self._end(
                 f"{name!r} was submitted by ranks {list(there)} {seconds:.0f} s ago, and not by ranks "
-                f"{list(missing)}"
+                f"{list(missing)} [R713]"
             )
 
 

@@ -201,7 +201,7 @@ class Engine:
                 if key in self._awaited or key in self._pending:
                     raise ValueError(
                         f"a tensor named {entry.request.name!r} was submitted before, and its handle has not "
-                        "been waited for; call synchronize() on it first, or give another name"
+                        "been waited for; call synchronize() on it first, or give another name [R714]"
                     )
             for entry in entries:
                 key = entry.request.process_set, entry.request.name
@@ -257,7 +257,7 @@ class Engine:
         try:
             link.send(*(entry.request for entry in entries))
         except Lost:
-            self._fail("rank 0, which coordinates, has ended")
+            self._fail("rank 0, which coordinates, has ended [R712]")
 
     def shutdown(self) -> None:
         """Leave, and wait until all ranks have left; a second call does nothing."""
@@ -277,7 +277,7 @@ class Engine:
             comm.close()
         self._comms.clear()
         self._store = None
-        self._fail("Horovod has been shut down")
+        self._fail("Horovod has been shut down [R712]")
 
     def _meet(self) -> None:
         place, within = self.place, self.options.starts_within
@@ -302,7 +302,7 @@ class Engine:
             told: bytes = store.get("coordinator")
         except dist.DistStoreError:
             raise LaunchError(
-                f"rank 0 has not called init() within {within:.0f} s; all must call it"
+                f"rank 0 has not called init() within {within:.0f} s; all must call it [R710]"
             ) from None
         host, _, port = told[16:].decode().rpartition(":")
         self._link = connect((host, int(port)), place.rank, told[:16], starts_within=within)
@@ -349,7 +349,7 @@ class Engine:
                     if response.kind == "close":
                         return
         except Lost:
-            self._fail("rank 0, which coordinates, has ended")
+            self._fail("rank 0, which coordinates, has ended [R712]")
         except PeerLost as lost:
             self._fail(str(lost))
 

@@ -87,6 +87,6 @@ def read_place(environment: Mapping[str, str]) -> JobPlace:
         if rank in environment and environment.get(size, "1") not in ("", "1"):
             raise LaunchError(
                 f"{launcher} has started {environment[size]} ranks; start this script by `ronde horovodrun "
-                f"-np {environment[size]} python SCRIPT`, by which its ranks find one another"
+                f"-np {environment[size]} python SCRIPT`, by which its ranks find one another [R709]"
             )
     return JobPlace()

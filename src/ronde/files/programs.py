@@ -81,7 +81,7 @@ def starting(files: RankFiles, plain: Callable[..., None]) -> Callable[..., None
         if called_by_script() and files.callers.in_step():
             files.note(
                 f"{_name(args)!r} was started by every rank, because the script goes on while it runs; "
-                f"subprocess.run starts a program once"
+                f"subprocess.run starts a program once [R319]"
             )
         elif called_by_script(or_by=_STARTERS):
             _say_of_threads(files, args)
@@ -103,11 +103,11 @@ def _say_of_threads(files: RankFiles, command: Any) -> None:
     if made is not None:
         raise UsageError(
             f"a thread of the script starts {_name(command)!r} on {made!r}, which a thread has written, and "
-            f"which other ranks have elsewhere; start the program in the main thread"
+            f"which other ranks have elsewhere; start the program in the main thread [R375]"
         )
     files.note(
         f"{_name(command)!r} was started by every rank, because a thread of the script starts it; started "
-        f"in the main thread it runs once"
+        f"in the main thread it runs once [R319]"
     )
 
 

@@ -260,13 +260,13 @@ class RankFiles:
             theirs = f"{outcome.operation} {outcome.path!r}" if met else repr(outcome)
             raise PeerLost(
                 f"Rank {self._comm.rank} came to {operation} {located!r} while rank 0 came to {theirs}: "
-                f"the ranks take different paths through the script."
+                f"the ranks take different paths through the script. [R190]"
             )
         if outcome.path != located:
             self._aliases[located] = outcome.path
             self.note(
                 f"File names differ between ranks (a time or a process id in them?): {located!r} on rank "
-                f"{self._comm.rank} stands for {outcome.path!r}, which rank 0 wrote."
+                f"{self._comm.rank} stands for {outcome.path!r}, which rank 0 wrote. [R318]"
             )
         return outcome
 

@@ -174,7 +174,7 @@ class Serializers:
         if self._files.history is not None:
             raise UsageError(
                 f"{label} of {path}: what it holds at a step cannot be brought back, as it is written in "
-                "place; leave out --checkpoint, or write files"
+                "place; leave out --checkpoint, or write files [R515]"
             )
         made: list[Any] = []
 

@@ -21,7 +21,7 @@ __all__ = ["patch_tensorboard", "patch_wandb"]
 
 _WATCH = (
     "wandb.watch was passed over: its hooks would see one rank's part of every gradient, not the whole; log "
-    "parameter.grad after backward instead"
+    "parameter.grad after backward instead [R320]"
 )
 _NAMES = ("id", "dir", "project", "entity", "path", "start_time", "disabled")
 

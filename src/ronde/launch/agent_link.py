@@ -83,7 +83,7 @@ class AgentLink:
         except OSError as error:
             raise LaunchError(
                 f"{words[0]}, by which {self.name} is reached, cannot be started: {error.strerror}; install "
-                "it, or name another command by --ssh-command"
+                "it, or name another command by --ssh-command [R114]"
             ) from None
         assert self._process.stdin is not None
         self._sender = Sender(self._process.stdin.fileno())
@@ -160,7 +160,7 @@ class AgentLink:
                     else:
                         self.tell(kind, content)
         except FrameError as error:
-            self.said.append(f"{error} came in place of an agent's words")
+            self.said.append(f"{error} came in place of an agent's words [R117]")
         self._process.wait()
         complaints.join(_PATIENCE_S)
         self.tell(None, b"")

@@ -108,7 +108,7 @@ class Agents:
         for index in sorted(waited_for):
             name = links[index].name
             by_hand = self._hosts.way.try_by_hand(name)
-            what = f"{name} has not answered for {within:g} s"
+            what = f"{name} has not answered for {within:g} s [R105]"
             fix = f"see whether it is overloaded: {by_hand}"
             troubles.append(Trouble(host=name, check="reached", what=what, fix=fix))
         return answers, troubles

@@ -55,7 +55,7 @@ def mark_folder(folder: str) -> Iterator[str]:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
     except OSError as error:
-        raise UsageError(f"--checkpoint {folder} cannot be written: {error.strerror}") from None
+        raise UsageError(f"--checkpoint {folder} cannot be written: {error.strerror} [R503]") from None
     try:
         yield str(mark)
     finally:

@@ -49,7 +49,7 @@ class Clock:
             host=host,
             check="clock",
             what=f"the clock of {host} is {abs(self.wall):.0f} s {side} this host's, so times that the "
-            "script writes there differ",
+            "script writes there differ [R113]",
             fix="let chrony or systemd-timesyncd correct both (ronde corrects the times in what it writes)",
         )
 

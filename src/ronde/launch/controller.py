@@ -156,7 +156,7 @@ class Controller:
             self.run_end.abort(
                 "store",
                 f"the store, where ranks meet, has ended (exit code {shell_code(self._store.returncode)}); "
-                "start the run again",
+                "start the run again [R123]",
             )
 
     def _end_if_failed(self) -> None:

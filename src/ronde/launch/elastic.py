@@ -81,7 +81,10 @@ class ElasticHosts:
         shares = self._wait_for_hosts()
         count = sum(ranks for _, ranks in shares)
         if job.attempt:
-            words = f"going on with {count} ranks on {', '.join(f'{name}:{ranks}' for name, ranks in shares)}"
+            words = (
+                f"going on with {count} ranks on "
+                f"{', '.join(f'{name}:{ranks}' for name, ranks in shares)} [R158]"
+            )
             self._say(words)
             write_event(job.run_directory.path, "restart", words)
         return dataclasses.replace(job, ranks=count), dataclasses.replace(hosts, shares=shares)
@@ -123,9 +126,9 @@ class ElasticHosts:
             trouble = f" ({self._membership.trouble})" if self._membership.trouble else ""
             if time.monotonic() > until:
                 raise LaunchError(
-                    f"{words} after {bounds.patience:g} s{trouble}; start hosts, or lower --min-ranks"
+                    f"{words} after {bounds.patience:g} s{trouble}; start hosts, or lower --min-ranks [R157]"
                 )
             if not waiting:
-                self._say(f"{words}; waiting for hosts{trouble}")
+                self._say(f"{words}; waiting for hosts{trouble} [R157]")
                 waiting = True
             time.sleep(_WAITING_S)

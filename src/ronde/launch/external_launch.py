@@ -63,13 +63,13 @@ def become_rank(job: Job, place: ClusterEnvironment, observer: Sequence[str] = (
     if Plan.parse(job.run.plan).state.server_count and not job.run.servers:
         raise UsageError(
             f"{place.launcher} starts ranks, and no parameter servers: start each with `ronde server "
-            "--listen tcp://HOST:PORT`, and give --servers tcp://HOST:PORT,... to every rank"
+            "--listen tcp://HOST:PORT`, and give --servers tcp://HOST:PORT,... to every rank [R418]"
         )
     own = has_own_devices(job.environment)
     if job.devices and place.local_world_size > len(job.devices) and not own:
         raise LaunchError(
             f"{place.launcher} has started {place.local_world_size} ranks on this host, but it offers "
-            f"{len(job.devices)} CUDA devices; {_fewer(place, len(job.devices))}"
+            f"{len(job.devices)} CUDA devices; {_fewer(place, len(job.devices))} [R180]"
         )
     if place.local_rank == 0:
         remove_temporary_of_the_dead()
@@ -99,7 +99,8 @@ def check_store(place: ClusterEnvironment) -> None:
     """Raise LaunchError where ranks have no store to meet at."""
     if place.launcher == "torchrun" and not place.agent_store:
         raise LaunchError(
-            "this torchrun does not share its store with the ranks; unset TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+            "this torchrun does not share its store with the ranks; unset "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE [R180]"
         )
 
 
@@ -190,14 +191,14 @@ def find_store(place: ClusterEnvironment, meeting: Path, log: Path) -> tuple[str
     if place.master_address and not is_this_host(place.master_address):
         raise LaunchError(
             f"MASTER_ADDR={place.master_address} is to be the host of rank 0, which is "
-            f"{socket.gethostname()}; set it to an address of that host, or unset it"
+            f"{socket.gethostname()}; set it to an address of that host, or unset it [R162]"
         )
     try:
         listener = listen_everywhere(place.master_port)
     except OSError as error:
         raise LaunchError(
             f"port {place.master_port}, where the ranks of this job are to meet, cannot be had "
-            f"({os.strerror(error.errno or 0)}); choose another for all of them: MASTER_PORT=N"
+            f"({os.strerror(error.errno or 0)}); choose another for all of them: MASTER_PORT=N [R162]"
         ) from None
     with listener:
         start_store(listener, log, linger=_LINGER_S)
@@ -222,7 +223,7 @@ def _await(place: ClusterEnvironment, meeting: Path) -> tuple[str, int]:
     raise LaunchError(
         f"{place.launcher} does not tell rank {place.rank} on {socket.gethostname()} where rank 0 is, and "
         f"{meeting.parent} is not shared with it; pass MASTER_ADDR, the first host's address, to all ranks "
-        "(mpirun -x MASTER_ADDR=... or -genv MASTER_ADDR ...), or give a shared --run-dir"
+        "(mpirun -x MASTER_ADDR=... or -genv MASTER_ADDR ...), or give a shared --run-dir [R161]"
     )
 
 
@@ -234,7 +235,7 @@ def _write(path: Path, text: str) -> None:
     except OSError as error:
         raise LaunchError(
             f"cannot write {path}, where other hosts look for rank 0: {error.strerror}; give another "
-            "--run-dir"
+            "--run-dir [R161]"
         ) from None
 
 

@@ -58,12 +58,14 @@ def _told(
     """Return the lines of the report, the failure first; () for no news."""
     where = f"logs of all ranks: {directory.path}"
     if not directory.path.exists():
-        gone = "the run directory was removed while ranks wrote to it; keep it until the run has ended"
+        gone = "the run directory was removed while ranks wrote to it; keep it until the run has ended [R182]"
         return (f"{first.summary}; {gone}: {directory.path}",)
     if ends.abort is not None and first.kind == ends.abort.kind:
         return (ends.abort.said, where)
     if first.kind == "exit" and not shutil.disk_usage(directory.path).free:
-        full = "the disk of the run directory is full; free some space, or take another by --run-dir DIR"
+        full = (
+            "the disk of the run directory is full; free some space, or take another by --run-dir DIR [R182]"
+        )
         return (f"{first.summary}; {full}: {directory.path}",)
     if first.kind == "diverged" and first.error is not None:
         return (first.error.message, where)
@@ -114,17 +116,17 @@ def _advice_on_signal(number: int, world_size: int) -> Sequence[str]:
         fewer, parts = ("fewer ranks, ", "zero3,") if world_size > 1 else ("", "")
         return (
             "mostly it is the kernel that kills a rank, when memory runs out (dmesg tells); to need less: "
-            f"a smaller batch, {fewer}or --plan {parts}micro-batches=4",
+            f"a smaller batch, {fewer}or --plan {parts}micro-batches=4 [R195]",
         )
     if number == signal.SIGBUS:
         return (
             "mostly shared memory is full, or the disk of a mapped file: see df /dev/shm, and make it larger "
-            "(docker run --shm-size=8g)",
+            "(docker run --shm-size=8g) [R196]",
         )
     if number in _CRASHES:
         return (
             "compiled code has crashed, of torch or another library; to see which line of the script called "
-            "it: PYTHONFAULTHANDLER=1 ronde run ...",
+            "it: PYTHONFAULTHANDLER=1 ronde run ... [R197]",
         )
     return ()
 
@@ -142,7 +144,7 @@ def _left_early(first: RankFailure, ends: Ends, standings: Sequence[Standing]) -
         return ""
     rank = min(ended)
     others = _who_waits(standings, but=rank) or "others waited"
-    return f"rank {rank} came to the end of the script while {others}"
+    return f"rank {rank} came to the end of the script while {others} [R190]"
 
 
 def _who_waits(standings: Sequence[Standing], *, but: int) -> str:

@@ -44,7 +44,7 @@ class FileReceiver:
             link.send(Kind.CLOSED, Kind.SAVED.value)
             words = (
                 f"no more checkpoints and published versions come from {link.name} ({error}); new ones stay "
-                f"there, in its run directory {self._job.node_run_id(link.index)}"
+                f"there, in its run directory {self._job.node_run_id(link.index)} [R125]"
             )
             link.tell(Kind.NOTICE, words.encode())
 
@@ -53,5 +53,5 @@ class FileReceiver:
         do = "does" if len(names) == 1 else "do"
         return (
             f"{', '.join(names)} {do} not see {self._job.run.checkpoint} of this host: checkpoints are sent "
-            "to and fro"
+            "to and fro [R124]"
         )

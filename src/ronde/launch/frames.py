@@ -108,14 +108,14 @@ def frames(descriptor: int) -> Iterator[tuple[Kind, bytes]]:
             return
         kind, length = _HEAD.unpack(head)
         if length > _LARGEST:
-            raise FrameError(f"a frame of {length} bytes")
+            raise FrameError(f"a frame of {length} bytes [R117]")
         content = _exactly(descriptor, length)
         if content is None:
             return
         try:
             yield Kind(kind), content
         except ValueError:
-            raise FrameError(f"a frame of the kind {kind!r}") from None
+            raise FrameError(f"a frame of the kind {kind!r} [R117]") from None
 
 
 def skip_to_magic(descriptor: int) -> bool:
@@ -140,7 +140,7 @@ def unpack(content: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise FrameError(str(error)) from None
     if not isinstance(found, dict):
-        raise FrameError("a frame without fields")
+        raise FrameError("a frame without fields [R117]")
     return found
 
 

@@ -72,7 +72,7 @@ def launch(
         KeyboardInterrupt: the user typed Ctrl-C; the ranks have ended.
     """
     if not callable(fn):
-        raise UsageError(f"ronde.launch takes a function, not {_short(fn)}; pass train, not train()")
+        raise UsageError(f"ronde.launch takes a function, not {_short(fn)}; pass train, not train() [R170]")
     check_linux()
     words: list[str] = []
     if plan is not None:
@@ -105,7 +105,7 @@ def pickled_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     elif own:
         raise UsageError(
             f"{name} lives in this notebook or script alone, so it travels to the ranks by cloudpickle "
-            "only; pip install 'ronde[notebook]', or move it to a module"
+            "only; pip install 'ronde[notebook]', or move it to a module [R171]"
         )
     else:
         dump = pickle.dumps
@@ -114,7 +114,7 @@ def pickled_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     except Exception as error:  # pickling runs code of the user's objects
         raise UsageError(
             f"{name} and its arguments cannot be sent to the ranks: {error}; make what cannot be pickled "
-            "inside of the function"
+            "inside of the function [R171]"
         ) from error
 
 
@@ -186,9 +186,11 @@ def _error(directory: RunDirectory, ranks: int, code: int) -> FunctionError:
     first = first_failure([], found)
     if first is None or first.error is None:
         return FunctionError(
-            f"the ranks ended with exit code {code}, see above; logs of all ranks: {directory.path}"
+            f"the ranks ended with exit code {code}, see above; logs of all ranks: {directory.path} [R172]"
         )
-    return FunctionError(f"{first.summary}; logs of all ranks: {directory.path}\n{first.error.traceback}")
+    return FunctionError(
+        f"{first.summary}; logs of all ranks: {directory.path}\n{first.error.traceback} [R172]"
+    )
 
 
 def _short(value: Any) -> str:

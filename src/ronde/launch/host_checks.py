@@ -85,17 +85,17 @@ def differences(
                     if what == "python"
                     else f"on {name}: {python} -m pip install {what}=={told[what]}"
                 )
-                words = f"{name} has {what} {found[what] or '(none)'}, {first} has {told[what]}"
+                words = f"{name} has {what} {found[what] or '(none)'}, {first} has {told[what]} [R108]"
                 troubles.append(Trouble(host=name, check="versions", what=words, fix=fix))
         if script and not found["script"]:
             fix = "copy the project there, or use a shared file system"
             troubles.append(Trouble(host=name, check="script", what=f"{name} has no {script}", fix=fix))
         elif found["script"] != told["script"]:
-            words = f"{name} has another {script} than {first}"
+            words = f"{name} has another {script} than {first} [R107]"
             fix = "copy the project there again"
             troubles.append(Trouble(host=name, check="script", what=words, fix=fix))
         if 0 <= found["disk"] < _LEAST_DISK:
-            words = f"{name} has {found['disk'] >> 20} MiB free on the disk of its run directory"
+            words = f"{name} has {found['disk'] >> 20} MiB free on the disk of its run directory [R112]"
             fix = "free some there, or take another disk: --run-dir DIR"
             troubles.append(Trouble(host=name, check="disk", what=words, fix=fix))
     return troubles + _device_troubles(hosts)
@@ -117,7 +117,8 @@ def missing_states(
         Trouble(
             host=name,
             check="server-state",
-            what=f"{name} sees the tables of {len(numbers)} of {count} servers in --server-state {directory}",
+            what=f"{name} sees the tables of {len(numbers)} of {count} servers in --server-state "
+            f"{directory} [R136]",
             fix="have it on a file system that all hosts share, or copy its folders server-N of all hosts "
             "there",
         )
@@ -145,7 +146,7 @@ def names_of_loopback(names: Sequence[str], addresses_of: Callable[[str], Sequen
                 Trouble(
                     host=name,
                     check="host-name",
-                    what=f"{name} means {found[0]} here, which is this host itself",
+                    what=f"{name} means {found[0]} here, which is this host itself [R111]",
                     fix=f"give {host} its own address in /etc/hosts, or write the address in its place",
                 )
             )
@@ -157,7 +158,8 @@ def unconnected(name: str, others: Sequence[str]) -> Trouble:
     return Trouble(
         host=name,
         check="connections",
-        what=f"{name} cannot connect to {', '.join(others)} (TCP, any port), and its ranks would have to",
+        what=f"{name} cannot connect to {', '.join(others)} (TCP, any port), and its ranks would have "
+        "to [R116]",
         fix=f"open the firewall's ports {ephemeral_ports()} between the hosts",
     )
 
@@ -185,15 +187,15 @@ def _device_troubles(hosts: Sequence[tuple[str, int, Mapping[str, Any]]]) -> lis
         if not offered:
             add(
                 name,
-                f"{name} offers no CUDA device, {with_devices[0]} does",
+                f"{name} offers no CUDA device, {with_devices[0]} does [R109]",
                 f'leave {name} out, or run on the CPU with CUDA_VISIBLE_DEVICES=""',
             )
         elif ranks > offered:
-            words = f"{ranks} ranks on {name} need a CUDA device each, it offers {offered}"
+            words = f"{ranks} ranks on {name} need a CUDA device each, it offers {offered} [R109]"
             add(name, words, f"give it fewer: {name}:{offered}")
         if found["machine"] in machines:
             other = machines[found["machine"]]
-            words = f"{other} and {name} are one machine, whose devices two hosts cannot have"
+            words = f"{other} and {name} are one machine, whose devices two hosts cannot have [R110]"
             add(name, words, "name it once, with all its slots")
         machines[found["machine"]] = name
     return troubles

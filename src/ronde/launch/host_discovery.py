@@ -96,14 +96,14 @@ def discovered(script: Path, slots: int = 1) -> tuple[HostSlots, ...]:
         )
     except OSError as error:
         raise UsageError(
-            f"{option} cannot be run: {error.strerror}; it is a program that prints host:slots"
+            f"{option} cannot be run: {error.strerror}; it is a program that prints host:slots [R156]"
         ) from None
     except subprocess.TimeoutExpired:
         raise UsageError(
-            f"{option} has not ended for {_SCRIPT_S:g} s; it is to print host:slots and end"
+            f"{option} has not ended for {_SCRIPT_S:g} s; it is to print host:slots and end [R156]"
         ) from None
     if done.returncode:
         last = (done.stderr.strip() or "no word").splitlines()[-1]
-        raise UsageError(f"{option} failed with exit code {done.returncode}: {last}")
+        raise UsageError(f"{option} failed with exit code {done.returncode}: {last} [R156]")
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     return parse_hosts(",".join(lines), origin=option, slots=slots) if lines else ()

@@ -56,12 +56,12 @@ def start_here(job: Job, terminal: UsersTerminal, inbox: SignalInbox, opened: co
 
 def _check(job: Job) -> None:
     if job.ranks < 1:
-        raise UsageError(f"ranks must be at least 1, not {job.ranks}")
+        raise UsageError(f"ranks must be at least 1, not {job.ranks} [R178]")
     if job.devices and job.ranks > len(job.devices):
         raise UsageError(
             f"{job.ranks} ranks need {job.ranks} CUDA devices, one each, but this host offers "
             f"{len(job.devices)} ({', '.join(job.devices)}); use --ranks {len(job.devices)}, or run on the "
-            'CPU with CUDA_VISIBLE_DEVICES=""'
+            'CPU with CUDA_VISIBLE_DEVICES="" [R178]'
         )
 
 

@@ -165,7 +165,7 @@ class ObservedNode(Node):
             self._events.aborted(
                 "gone",
                 f"rank {rank} is gone without a word, killed or by os._exit, and nobody tells which; see "
-                "what the launcher says that has started it",
+                "what the launcher says that has started it [R122]",
             )
 
     def _conclude(self) -> NodeEnd:

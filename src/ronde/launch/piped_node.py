@@ -81,7 +81,7 @@ class PipedNode:
         if node.cuda and len(self._devices) < node.ranks:
             raise LaunchError(
                 f"{node.ranks} ranks need {node.ranks} CUDA devices, one each, but this host offers "
-                f"{len(self._devices)}; give it fewer slots (HOST:{len(self._devices)})"
+                f"{len(self._devices)}; give it fewer slots (HOST:{len(self._devices)}) [R109]"
             )
         self._pulse = Pulse.create(self._directory.pulse)
         self._outlet = _PipeOutlet(node, self._directory)

@@ -60,7 +60,7 @@ def resolve_placement(
     if named and place is not None:
         raise UsageError(
             f"{origin} contradicts {place.launcher}, which has started {place.world_size} processes, each of "
-            f"which would start all ranks; leave {origin} out, or start `ronde run` once"
+            f"which would start all ranks; leave {origin} out, or start `ronde run` once [R137]"
         )
     if named:
         return Placement(origin=origin, hosts=named)
@@ -79,7 +79,7 @@ def _named(
 ) -> tuple[tuple[HostSlots, ...], str]:
     """Return the hosts that the user has named, and the option."""
     if hosts is not None and hostfile is not None:
-        raise UsageError("-H and --hostfile both name the hosts; leave one of them out")
+        raise UsageError("-H and --hostfile both name the hosts; leave one of them out [R134]")
     if hosts is not None:
         return parse_hosts(hosts), "-H"
     if hostfile is not None:

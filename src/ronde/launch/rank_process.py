@@ -63,7 +63,8 @@ class RankProcess:
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise LaunchError(
-                f"rank {rank} could not be started ({error}); see `ulimit -u` and this host's free memory"
+                f"rank {rank} could not be started ({error}); see `ulimit -u` and this host's free "
+                "memory [R183]"
             ) from None
         return cls(rank, process, own_group=own_group)
 

@@ -100,36 +100,36 @@ def _told(
     port = f" -p {way.port}" if way.port is not None else ""
     if code == NO_DIRECTORY:
         return (
-            f"{host} has no directory {directory}",
+            f"{host} has no directory {directory} [R106]",
             "start in one that is on every host (a shared file system, or a copy)",
         )
     if code == NO_INTERPRETER:
-        return f"{host} has no {python}", "install the same environment there, at the same path"
+        return f"{host} has no {python} [R106]", "install the same environment there, at the same path"
     if "No module named 'ronde'" in words:
-        return f"{host} has no ronde for {python}", f"install it there: {python} -m pip install ronde"
+        return f"{host} has no ronde for {python} [R106]", f"install it there: {python} -m pip install ronde"
     if way.kind == "srun":
-        last = f"srun started no agent on {host}: {_last(said, code)}"
+        last = f"srun started no agent on {host}: {_last(said, code)} [R105]"
         return last, f"try: srun --nodelist={host} true"
     if way.kind == "ray":
-        return f"Ray started no agent on {host}: {_last(said, code)}", "try: ray status"
+        return f"Ray started no agent on {host}: {_last(said, code)} [R166]", "try: ray status"
     if "Permission denied" in words:
-        return f"{host} asks for a password", f"give it your key: ssh-copy-id{port} {host}"
+        return f"{host} asks for a password [R101]", f"give it your key: ssh-copy-id{port} {host}"
     if "Host key verification failed" in words:
-        return f"{host} is not known yet", f"look at its key once, by hand: ssh{port} {host}"
+        return f"{host} is not known yet [R102]", f"look at its key once, by hand: ssh{port} {host}"
     if "Could not resolve" in words:
-        return f"{host} is no host that this one knows", "write its address, or add it to /etc/hosts"
+        return f"{host} is no host that this one knows [R103]", "write its address, or add it to /etc/hosts"
     if "Connection refused" in words:
         return (
-            f"{host} runs no ssh server on this port",
+            f"{host} runs no ssh server on this port [R104]",
             "start it there, or give the right port by --ssh-port",
         )
     by_hand = way.try_by_hand(host)
     if code == _SSH_FAILED:
         return (
-            f"{host} is not reached by ssh: {_last(said, code)}",
+            f"{host} is not reached by ssh: {_last(said, code)} [R105]",
             f"see whether it is up; try: {by_hand}",
         )
-    return f"no agent came up on {host}: {_last(said, code)}", f"try: {by_hand}"
+    return f"no agent came up on {host}: {_last(said, code)} [R105]", f"try: {by_hand}"
 
 
 def _last(said: Sequence[str], code: int) -> str:

@@ -99,7 +99,7 @@ class Rendezvous:
         if missing:
             names = ", ".join(missing)
             raise UsageError(
-                f"--env {names} is not set here; set it, or give its value: --env {missing[0]}=VALUE"
+                f"--env {names} is not set here; set it, or give its value: --env {missing[0]}=VALUE [R132]"
             )
         _refuse(names_of_loopback([link.name for link in self._links], addresses_of))
         self._agents.start(inbox, self._job.environment, "launch.agent")
@@ -157,7 +157,7 @@ class Rendezvous:
                     host=link.name,
                     check="disk",
                     what=f"{link.name} does not see --checkpoint {run.checkpoint} of this host and cannot "
-                    f"keep it in {each['problem']}",
+                    f"keep it in {each['problem']} [R124]",
                     fix="free some space there, or choose another disk by --run-dir DIR",
                 )
                 for link, each in zip(far, answers, strict=True)
@@ -216,7 +216,7 @@ class Rendezvous:
                 raise LaunchError(
                     f"{', '.join(failed)} cannot connect to this host, where ranks meet, at "
                     f"{', '.join(by_name)} (TCP, any port); {fix}, or open the firewall's ports "
-                    f"{ephemeral_ports()} between the hosts"
+                    f"{ephemeral_ports()} between the hosts [R115]"
                 )
             own = [each["reached"][address] for each in found]
             self._try_mesh(word, own, [each["mesh"] for each in found])
@@ -271,4 +271,6 @@ def _refuse(troubles: Sequence[Trouble]) -> None:
     if len(troubles) == 1:
         raise LaunchError(str(troubles[0]))
     if troubles:
-        raise LaunchError("the hosts cannot run this together:\n  " + "\n  ".join(map(str, troubles)))
+        raise LaunchError(
+            "the hosts cannot run this together:\n  " + "\n  ".join(map(str, troubles)) + " [R100]"
+        )

@@ -60,11 +60,12 @@ def launch_with_policy(
         if decision is Decision.RAISE:
             return outcome or Outcome(exit_code=1)
         if decision is Decision.RESIZE:
-            words = "the hosts have changed"
+            words = "the hosts have changed [R158]"
         else:
             failures += 1
             words = (
-                f"restart {failures} of {policy.restarts}, from the newest checkpoint in {job.run.checkpoint}"
+                f"restart {failures} of {policy.restarts}, from the newest checkpoint in "
+                f"{job.run.checkpoint} [R158]"
             )
         say(words)
         write_event(job.run_directory.path, "restart", words)

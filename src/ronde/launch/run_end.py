@@ -145,7 +145,7 @@ class RunEnd:
         new_line = self._in_mid_line()
         for text in [*lines, *([words] if words else [])]:
             if job.shown:
-                say(text, new_line=new_line)
+                say(text, new_line=new_line, error=text is words)
                 new_line = False
         told = failure.summary if failure is not None else f"exit code {code}"
         write_event(job.run_directory.path, "end", told, exit_code=code)
@@ -214,15 +214,15 @@ class RunEnd:
         where = "on all ranks" if everywhere else f"first on rank {rank}"
         return (
             f"gradients are not finite (NaN or infinite) since step {step}, {where}; "
-            f"ronde doctor {directory} tells more",
+            f"ronde doctor {directory} tells more [R194]",
         )
 
     def _ended_by(self, number: int) -> str:
         """Report the loss by a batch system's signal, unless a rank has."""
         name = signal.Signals(number).name
         if self._job.run.checkpoint:
-            return f"the run was ended by {name}"
-        return f"the run was ended by {name}; with --checkpoint DIR it would save first"
+            return f"the run was ended by {name} [R193]"
+        return f"the run was ended by {name}; with --checkpoint DIR it would save first [R193]"
 
 
 def _named(evidence: Evidence, node: NodeOfRun) -> Evidence:
@@ -241,7 +241,7 @@ def _left_running(nodes: Sequence[NodeOfRun], left: Mapping[int, Sequence[str]],
         return ()
     return [
         f"ended what the script had left running{f' on {nodes[node].name}' if nodes[node].name else ''}: "
-        f"{', '.join(names)}"
+        f"{', '.join(names)} [R126]"
         for node, names in sorted(left.items())
         if names
     ]

@@ -126,7 +126,7 @@ def read_durability(text: str) -> tuple[str, str]:
     if durability not in DURABILITIES or not known:
         raise UsageError(
             f"--durability {text}: log, snapshot and none are possible, and log with ,sync=always, "
-            ",sync=group or ,sync=never"
+            ",sync=group or ,sync=never [R412]"
         )
     return durability, sync or "never"
 
@@ -147,6 +147,6 @@ def read_token(environment: Mapping[str, str]) -> str:
         found = "is not set" if not token else "is not one"
         raise UsageError(
             f"servers know a run by its token, and {TOKEN_KEY} {found}: set it, for servers and ranks "
-            "alike, to what `openssl rand -hex 16` prints"
+            "alike, to what `openssl rand -hex 16` prints [R417]"
         )
     return token

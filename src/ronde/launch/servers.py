@@ -103,18 +103,18 @@ class Servers:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             log = self._directory.server_log(index)
             if code == CANNOT_SERVE:
-                return f"server {index} cannot serve: {_refusal(each.config, log)}"
+                return f"server {index} cannot serve: {_refusal(each.config, log)} [R401]"
             most = _MOST_RESTARTS_IN_A_ROW if code > 0 else _MOST_KILLS_IN_A_ROW
             if lived < _STABLE_S and each.failures > most:
-                return f"server {index} ended {each.failures} times in a row ({how}); see {log}"
+                return f"server {index} ended {each.failures} times in a row ({how}); see {log} [R401]"
             if each.config.durability != "log":
                 return (
                     f"server {index} ended ({how}), and what it had is lost under --durability "
-                    f"{each.config.durability}; begin again from the script's checkpoint; see {log}"
+                    f"{each.config.durability}; begin again from the script's checkpoint; see {log} [R402]"
                 )
             each.config = dataclasses.replace(each.config, started=each.config.started + 1)
             each.process, each.begun = self._start(each.config), time.monotonic()
-            say(f"server {index} ended ({how}) and was started again; workers wait for it; see {log}")
+            say(f"server {index} ended ({how}) and was started again; workers wait for it; see {log} [R400]")
         return ""
 
     def end(self) -> None:
@@ -152,7 +152,8 @@ class Servers:
                 )
         except (OSError, subprocess.SubprocessError) as error:
             raise LaunchError(
-                f"server {config.index} could not be started ({error}); see `ulimit -u` and free memory"
+                f"server {config.index} could not be started ({error}); see `ulimit -u` and free "
+                "memory [R420]"
             ) from None
         self.pids.add(process.pid)
         return process

@@ -80,7 +80,7 @@ def told_early(evidence: Evidence, explanation: Explanation | None, timeout: flo
     lines = [] if explanation is None else explanation.lines()
     return (
         f"ranks have waited for {notice_after(timeout):g} s; the run is ended after {timeout:g} s of this "
-        "(--timeout)\n" + "\n".join([places(evidence).rstrip(), *lines])
+        "(--timeout)\n" + "\n".join([places(evidence).rstrip(), *lines]) + " [R200]"
     )
 
 
@@ -90,7 +90,7 @@ def told_at_last(evidence: Evidence, timeout: float) -> str:
         f"the run stood still for {timeout:g} s and has been ended (--timeout)\n"
         f"{places(evidence)}"
         "if they were right to take so long, give them more time: --timeout SECONDS\n"
-        f"{ADVICE_ON_DIVERGENCE}"
+        f"{ADVICE_ON_DIVERGENCE} [R200]"
     )
 
 

@@ -141,7 +141,7 @@ class Supervisor:
             return
         self._events.noticed(
             f"rank {death.rank} was killed by {signal_name(-death.code)}; the others go on without it; log: "
-            f"{self._directory.log(death.rank)}"
+            f"{self._directory.log(death.rank)} [R422]"
         )
 
     def _fail(self) -> None:

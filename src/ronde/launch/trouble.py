@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from ronde.messages import lift
+
 __all__ = ["Trouble"]
 
 
@@ -13,7 +15,7 @@ class Trouble:
 
     Attributes:
         check: name of what was looked at, as `docs/reference/doctor.md` lists it.
-        what, fix: what is the matter, and what to do.
+        what, fix: what is the matter, with a code, and what to do.
     """
 
     host: str
@@ -22,4 +24,5 @@ class Trouble:
     fix: str
 
     def __str__(self) -> str:
-        return f"{self.what}; {self.fix}"
+        code, what = lift(self.what)
+        return f"{what}; {self.fix} [{code}]"

@@ -40,5 +40,5 @@ def _refusal() -> UsageError:
     return UsageError(
         "under pipeline=N each stage has the keys and values of its own layers, and no rank has the whole "
         "cache that the model returned in training; call the model inside torch.no_grad(), or take a plan "
-        "without pipeline"
+        "without pipeline [R236]"
     )

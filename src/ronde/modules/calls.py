@@ -86,5 +86,6 @@ class SmallBatches:
             return ""
         return (
             f"{self._small} of {self._calls} calls of modules in training were on fewer rows than there are "
-            f"ranks ({ranks}): every rank computed them whole, right but no faster; larger batches can be cut"
+            f"ranks ({ranks}): every rank computed them whole, right but no faster; larger batches can be "
+            "cut [R303]"
         )

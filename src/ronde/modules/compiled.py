@@ -88,7 +88,7 @@ def _eager_in_scripts(
         if not ours:
             note(
                 f"{name} was given to torch.compile and runs uncompiled, as it works on values of all ranks; "
-                f"what may be compiled is a model, which runs on one rank's rows: torch.compile(model)"
+                f"what may be compiled is a model, which runs on one rank's rows: torch.compile(model) [R307]"
             )
         return function(*args, **kwargs)
 

@@ -107,7 +107,7 @@ class Crossing:
             return alike(made, value)
         self._note(
             f"what models return as {kind.__name__} is gathered on every rank at once, as only plain "
-            f"tensors stay in rows; give the models x.as_subclass(torch.Tensor)"
+            f"tensors stay in rows; give the models x.as_subclass(torch.Tensor) [R306]"
         )
         return alike(materialize(made), value)
 

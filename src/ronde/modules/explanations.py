@@ -41,7 +41,7 @@ class _Told:
     @property
     def sentence(self) -> str:
         inside = f", because of {', '.join(self.because_of)} inside it" if self.because_of else ""
-        return f"{self._name} runs in parts{self.often}, not as one piece{inside}: {self.reason}"
+        return f"{self._name} runs in parts{self.often}, not as one piece{inside}: {self.reason} [R300]"
 
 
 class Explanations:
@@ -75,7 +75,7 @@ class Explanations:
         if batch.searched and batch.likely:
             name = type(call.module).__name__
             self._calls.notes.say(
-                f"{name}: the batch was found on the second axis of its arguments (batch-dim=1)"
+                f"{name}: the batch was found on the second axis of its arguments (batch-dim=1) [R301]"
             )
 
     def _is_no_batch(self, call: Call, verdict: Verdict) -> bool:
@@ -137,7 +137,7 @@ class Explanations:
         """
         reason = (
             f"one of its arguments is a {kind}, which is not taken apart; give the model the tensors in it, "
-            f"or a dict, a dataclass or a plain object of them"
+            f"or a dict, a dataclass or a plain object of them [R347]"
         )
         self._tell_of_arguments(module, reason)
         return self.inside(module, Verdict(False, reason))
@@ -201,7 +201,9 @@ class Explanations:
         """Note it unless more is known of the module already."""
         if not self._is_told(name):
             self._calls.explained = True
-            self._calls.notes.say(f"{name} is computed whole where a rank has a single row: {verdict.reason}")
+            self._calls.notes.say(
+                f"{name} is computed whole where a rank has a single row: {verdict.reason} [R302]"
+            )
 
 
 def is_computed_whole(calls: Calls, batch: Batch) -> bool:
@@ -225,7 +227,7 @@ def _is_criterion(module: torch.nn.Module, verdict: Verdict) -> bool:
     return alone or (verdict.reason == NO_AXIS and not module._modules)
 
 
-_ARRAYS = "its arguments are NumPy arrays, which are not cut; give it tensors (torch.as_tensor(...))"
+_ARRAYS = "its arguments are NumPy arrays, which are not cut; give it tensors (torch.as_tensor(...)) [R347]"
 
 
 def _cause(reason: str) -> str:

@@ -34,7 +34,7 @@ from ronde.tensor.tree import map_leaves
 __all__ = ["FirstCalls"]
 
 Observable = Callable[..., ShardedCall]
-_ONE_ROW = "of a single row it makes something else than of one of several"
+_ONE_ROW = "of a single row it makes something else than of one of several [R333]"
 # Number of rows that are tried where not all are observed.
 _FEW = 5
 
@@ -144,17 +144,17 @@ class FirstCalls:
         traits = self._observations.traits(call.module)
         if traits.hooked():
             self._context.gradients_watched = True
-            return "it has hooks, which are to see the whole batch"
+            return "it has hooks, which are to see the whole batch [R338]"
         if traits.is_lazy():
-            return "it has lazy layers, which are made by their first call"
+            return "it has lazy layers, which are made by their first call [R352]"
         if used := used_up_by(call.module, traits.outside()):
-            return f"it reads {used}, which is used up as it is read"
+            return f"it reads {used}, which is used up as it is read [R350]"
         return ""
 
     def _on(self, plain: Callable[..., Any], call: Call, batch: Batch) -> Observed:
         """Observe a call with this candidate for its batch."""
         if any(axis is not None and _is_sparse(value) for value, axis in zip(call.values, batch.axes)):
-            reason = "one of its arguments is a sparse matrix, which is not cut into rows"
+            reason = "one of its arguments is a sparse matrix, which is not cut into rows [R347]"
             return Observed(Verdict(False, reason, batch.axes))
         if AMBIGUOUS in self._observations.sizes(call, batch):
             return Observed(Verdict(False, COUNTS, batch.axes))

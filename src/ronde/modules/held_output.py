@@ -88,7 +88,7 @@ def _no_files() -> Iterator[None]:
     def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         own = threading.get_ident() == thread and is_users(sys._getframe(1).f_code)
         if own and set(mode) & set("wax+"):
-            raise MixesRows(f"it opens a file for writing ({file})")
+            raise MixesRows(f"it opens a file for writing ({file}) [R350]")
         return plain(file, mode, *args, **kwargs)
 
     builtins.open = io.open = opened  # type: ignore[assignment]

@@ -152,7 +152,7 @@ class ModelEdge:
                     raise RondeError(
                         f"a hook was registered on a parameter of shape {list(tensor.shape)} between a "
                         f"forward pass and its backward, where it would see the gradient of one rank's "
-                        f"rows; register it before the forward pass"
+                        f"rows; register it before the forward pass [R374]"
                     )
                 return hook(gradient)
 
@@ -206,7 +206,7 @@ class ModelEdge:
         if seen_by is not None:
             self._note_uncut(
                 f"{seen_by} sees what models compute, which on shards would be one rank's rows: every rank "
-                f"computes the whole batch there, right but no faster"
+                f"computes the whole batch there, right but no faster [R305]"
             )
         too_few = not (large or listed) or self._first_calls.has_too_few(module, found, least)
         if seen_by is not None or any(map(_is_nested, values)) or too_few:
@@ -389,12 +389,12 @@ class ModelEdge:
             if self._watches_draws(verdict):
                 self._calls.notes.say(
                     f"{name} was given to torch.compile and runs uncompiled where it draws random numbers "
-                    f"(dropout), which are made for the whole batch and then cut"
+                    f"(dropout), which are made for the whole batch and then cut [R307]"
                 )
             if verdict.joint and torch.is_grad_enabled():
                 self._calls.notes.say(
                     f"{name} was given to torch.compile and runs uncompiled in training because of its batch "
-                    f"norm: ranks meet in the midst of it for the statistics of the whole batch"
+                    f"norm: ranks meet in the midst of it for the statistics of the whole batch [R307]"
                 )
 
     def _watches_draws(self, verdict: Verdict) -> bool:
@@ -438,11 +438,11 @@ def _is_nested(value: Any) -> bool:
 
 _IN_TRANSFORM = (
     "a module was called inside a transform of torch.func (vmap, grad), where every rank computes the whole "
-    "batch: right but no faster"
+    "batch: right but no faster [R305]"
 )
 _WITH_TANGENTS = (
     "a module was called under forward-mode differentiation (torch.autograd.forward_ad), where every rank "
-    "computes the whole batch: right but no faster"
+    "computes the whole batch: right but no faster [R305]"
 )
 # torch's losses are functions of global tensors that have rules of their own.
 _HANDLED_BY_RULES = {"torch.nn.modules.loss"}

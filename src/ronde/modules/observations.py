@@ -220,11 +220,13 @@ def _changes(traits: Traits, form: Form) -> str:
         return verdicts[-1].reason  # independent of the numbers: the reason has been reported
     places = sorted(form.changing())
     if not places:
-        return "its operations are others from call to call"
+        return "its operations are others from call to call [R337]"
     arguments = ["an argument"] * (len(form.observed[0].numbers) - len(traits.places) - 1)
     known = [*(place.name for place in traits.places), *arguments, "sizes"]
     names = [known[each] for each in places]
-    return f"what it does may depend on what changes again and again ({', '.join(dict.fromkeys(names))})"
+    return (
+        f"what it does may depend on what changes again and again ({', '.join(dict.fromkeys(names))}) [R337]"
+    )
 
 
 def _other(value: Any) -> Any:

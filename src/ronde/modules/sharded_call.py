@@ -157,12 +157,13 @@ def _drew() -> RondeError:
     return RondeError(
         "a model drew random numbers that it did not draw in its first call; ranks would draw different "
         "ones. Let it draw at every call, or keep what decides whether it draws in an attribute of its "
-        "own, as a number or a flag"
+        "own, as a number or a flag [R370]"
     )
 
 
 def another_form(module: torch.nn.Module) -> RondeError:
     return RondeError(
         f"{type(module).__name__} returned another form of output than in its first call, under the same "
-        f"modes and attributes; keep what decides that in an attribute of its own, as a number or a flag"
+        "modes and attributes; keep what decides that in an attribute of its own, as a number or a "
+        "flag [R370]"
     )

@@ -53,7 +53,9 @@ def _dense(parameter: torch.Tensor, name: str) -> torch.Tensor:
     """
     gradient: Any = parameter.grad
     if gradient.is_sparse:
-        raise RuntimeError(f"{name} does not support sparse gradients; use sparse=False, or SparseAdam")
+        raise RuntimeError(
+            f"{name} does not support sparse gradients; use sparse=False, or SparseAdam [R295]"
+        )
     return gradient
 
 
@@ -63,4 +65,5 @@ def check(name: str, value: float, *, below: float = float("inf")) -> None:
         raise ValueError(
             f"{name}={value} is out of range; give a number from 0"
             + ("" if below == float("inf") else f" and below {below:g}")
+            + " [R295]"
         )

@@ -92,5 +92,5 @@ def require_compiler(environment: Mapping[str, str]) -> None:
     if not any(shutil.which(name) for name in ([named] if named else _COMPILERS)):
         raise UsageError(
             f"compile=true needs a C++ compiler, and there is no {named or ' or '.join(_COMPILERS)} on the "
-            f"PATH; install one (apt install g++), or leave compile=true out of the plan"
+            f"PATH; install one (apt install g++), or leave compile=true out of the plan [R218]"
         )

@@ -98,11 +98,11 @@ def call_fused(
     """
     values = [*args, *kwargs.values()]
     if len(values) != 3 or not all(isinstance(each, torch.Tensor) for each in values):
-        raise Cannot("it is not given tokens, choices and weights")
+        raise Cannot("it is not given tokens, choices and weights [R256]")
     tokens, choices, weights = values
     shapes_fit = tokens.dim() == 2 and choices.dim() == 2 and choices.shape == weights.shape
     if not shapes_fit or len(tokens) != len(choices) or choices.is_floating_point():
-        raise Cannot("it is not given tokens, choices and weights")
+        raise Cannot("it is not given tokens, choices and weights [R256]")
     chosen = choices.reshape(-1)
     order = chosen.argsort(stable=True)
     of_token = order // choices.shape[1]
@@ -174,7 +174,7 @@ def call_listed(
             raise UsageError(
                 f"{type(mixture.module).__name__} gives its experts other tokens when these answer: under "
                 f"expert={comm.world_size} what an expert is given cannot depend on another's answer; take a "
-                f"plan without expert"
+                f"plan without expert [R259]"
             )
         return answers[place]
 
@@ -260,7 +260,7 @@ def _answering(mixture: Mixture, answer: Callable[[int, Any], Any]) -> Iterator[
     def caller(number: int) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor) or not args[0].dim():
-                raise Cannot("its experts are given more than tokens")
+                raise Cannot("its experts are given more than tokens [R256]")
             return answer(number, args[0])
 
         return forward

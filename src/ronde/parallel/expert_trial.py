@@ -83,7 +83,7 @@ class Given:
             if not isinstance(value, torch.Tensor):
                 return value
             if not self.is_of_rows(value, sum(self.sizes)):
-                raise Cannot("what it returns is not of tokens")
+                raise Cannot("what it returns is not of tokens [R256]")
             return value.narrow(self.axis, before, self.size)
 
         return map_leaves(rows, output)

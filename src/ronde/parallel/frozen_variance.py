@@ -57,7 +57,7 @@ def frozen_step(optimizer: Any) -> None:
         if group["amsgrad"]:
             raise UsageError(
                 "compressed=momentum leaves the second moment as it is, of which amsgrad=True "
-                "takes the largest; use amsgrad=False, or compressed=gradient"
+                "takes the largest; use amsgrad=False, or compressed=gradient [R294]"
             )
         decoupled = isinstance(optimizer, AdamW) or group.get("decoupled_weight_decay", False)
         for tensor in group["params"]:

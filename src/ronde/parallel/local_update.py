@@ -362,7 +362,7 @@ def _on_first_server(tensor: torch.Tensor, servers: int) -> ShardSpec:
     """Assign a tensor that is not worth cutting to the first server."""
     if tensor.is_complex():
         raise UsageError(
-            f"a parameter of {tensor.dtype} cannot be on parameter servers; use --plan ps, or ddp"
+            f"a parameter of {tensor.dtype} cannot be on parameter servers; use --plan ps, or ddp [R424]"
         )
     return ShardSpec(((0, tensor.numel()), *[None] * servers))
 
@@ -374,7 +374,7 @@ def _refuse_others(optimizer: Any, *_: Any) -> None:
         raise UsageError(
             f"servers that step by themselves take no sparse gradient, which {parameter_name(sparse)} has; "
             f"use --plan hybrid, which spreads the rows of embeddings, or ps, or geo,every=K, where ranks "
-            "step"
+            "step [R424]"
         )
     if is_elementwise(optimizer) and can_step_on_servers(optimizer):
         return
@@ -382,5 +382,5 @@ def _refuse_others(optimizer: Any, *_: Any) -> None:
     raise UsageError(
         f"servers that step by themselves know {known} of torch.optim, with plain numbers for "
         f"hyper-parameters, and {type(optimizer).__name__} is another; use --plan geo,every=K, where ranks "
-        "step, or ps"
+        "step, or ps [R424]"
     )

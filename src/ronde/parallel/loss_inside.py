@@ -235,7 +235,9 @@ class _Split:
         with self._calls.context.enter(Region.REPLICATED), self._quiet(), forwards(returned):
             result = self._record.model.forward(*args, **kwargs)
         if any(isinstance(leaf, FakeTensor) for leaf in leaves(result)):
-            raise ValueError("the model returns what it makes of another layer's output than the last one's")
+            raise ValueError(
+                "the model returns what it makes of another layer's output than the last one's [R223]"
+            )
         return result
 
     def _stand_ins(self, output: Any) -> dict[nn.Module, Callable[..., Any]]:
@@ -301,7 +303,7 @@ class _Spent(torch.autograd.Function):
     def backward(ctx: Any, *given: Any) -> NoReturn:
         raise UsageError(
             "the script's loss uses another output of the model beside the loss that the model returns, and "
-            "this schedule has gone back by that one alone; take schedule=gpipe"
+            "this schedule has gone back by that one alone; take schedule=gpipe [R237]"
         )
 
 

@@ -164,7 +164,8 @@ class LossScaling:
         def register_post_accumulate_grad_hook(tensor: Any, hook: Any) -> Any:
             raise UsageError(
                 "precision=fp16 scales the loss, and a register_post_accumulate_grad_hook would see scaled "
-                "gradients; use precision=bf16, which needs no scale, or step the optimizer after backward"
+                "gradients; use precision=bf16, which needs no scale, or step the optimizer after "
+                "backward [R382]"
             )
 
         patches.set(torch.amp.GradScaler, "__init__", init)
@@ -177,7 +178,7 @@ class LossScaling:
         if any(callable(value) for value in (*args[1:], *kwargs.values())):
             raise UsageError(
                 f"precision=fp16 cannot skip a step of {type(optimizer).__name__} that computes the loss "
-                f"itself (step(closure)); use precision=bf16, which needs no scale"
+                f"itself (step(closure)); use precision=bf16, which needs no scale [R382]"
             )
         if not self._fresh.get(optimizer):
             return

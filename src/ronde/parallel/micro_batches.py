@@ -45,7 +45,7 @@ class MicroBatches:
                 "micro-batches cannot give the single-device answer for a model with batch norm: the "
                 "statistics are those of the whole batch, and a piece has others; leave micro-batches out "
                 "and take recompute=full, which saves memory too, or a norm that does not mix rows, such as "
-                "GroupNorm"
+                "GroupNorm [R380]"
             )
         cut = in_pieces(call, self._pieces)
         if cut.world_size < 2 or not self._divides(call):
@@ -59,13 +59,15 @@ class MicroBatches:
         if call.verdict.keeps and not call.verdict.joint:
             call.calls.notes.say(
                 f"{type(call.module).__name__} runs in one piece, without {self._asked}: each of its calls "
-                f"leaves something behind, which several pieces would do several times ({call.verdict.keeps})"
+                "leaves something behind, which several pieces would do several times "
+                f"({call.verdict.keeps}) [R313]"
             )
             return False
         if (kernel := call.drawn_in_kernels) and call.stream is None:
             call.calls.notes.say(
                 f"{type(call.module).__name__} runs in one piece, without {self._asked}: {kernel} draws "
-                "inside of its kernel, of which no rows can be taken; with rng=per-rank each piece draws anew"
+                "inside of its kernel, of which no rows can be taken; with rng=per-rank each piece draws "
+                "anew [R313]"
             )
             return False
         # A single layer keeps only its argument, which would be kept all the same.

@@ -128,7 +128,7 @@ def _differentiated(
     with torch.enable_grad():
         loss = loss_fn(map_leaves(leaf, output), target)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise ValueError("its value is no tensor of one element")
+        raise ValueError("its value is no tensor of one element [R223]")
     asked = [each for each in given if each.requires_grad]
     _refuse_others(loss, asked)
     with DisableTorchFunction():  # a mode would receive the session's function in place of this one
@@ -161,7 +161,7 @@ def _refuse_others(loss: torch.Tensor, asked: Sequence[torch.Tensor]) -> None:
         seen.add(node)
         leaf = getattr(node, "variable", None)
         if leaf is not None and id(leaf) not in known:
-            raise ValueError("it depends on more than the model's output")
+            raise ValueError("it depends on more than the model's output [R223]")
         ahead += [each for each, _ in node.next_functions]
 
 

@@ -158,18 +158,19 @@ class Pipeline:
             raise UsageError(
                 f"{self._asked} cannot give the single-device answer for {name}, which has batch norm: its "
                 f"statistics are those of the whole batch, and change on the rank of its stage only; take a "
-                f"norm that does not mix rows, such as GroupNorm, or a plan without pipeline"
+                f"norm that does not mix rows, such as GroupNorm, or a plan without pipeline [R380]"
             )
         if any(map(is_compiled, call.module.modules())):
             raise UsageError(
                 f"{self._asked} does not cut {name}, which the script has given to torch.compile: compiled "
-                f"code is one piece; leave torch.compile out of the script, or take a plan without pipeline"
+                "code is one piece; leave torch.compile out of the script, or take a plan without "
+                "pipeline [R233]"
             )
         if call.verdict.keeps:
             raise UsageError(
                 f"{self._asked} cannot cut {name}: each of its calls leaves something behind "
                 f"({call.verdict.keeps}), which the rank of its stage alone would know; take a plan without "
-                f"pipeline"
+                f"pipeline [R232]"
             )
 
     def _run(self, call: ShardedCall, losses: PieceLosses | None, look_ups: LookUps) -> Any:
@@ -179,7 +180,7 @@ class Pipeline:
         if (kernel := call.drawn_in_kernels) and call.stream is None and whole.world_size > 1:
             call.calls.notes.say(
                 f"{type(call.module).__name__} runs in one micro-batch: {kernel} draws inside of its kernel, "
-                f"of which no rows can be taken; with rng=per-rank each micro-batch draws anew"
+                f"of which no rows can be taken; with rng=per-rank each micro-batch draws anew [R234]"
             )
             whole = in_pieces(call, 1)
         if losses is not None:

@@ -29,7 +29,7 @@ def refuse_lone_gradients(patches: Patches, in_stage: Callable[[torch.Tensor], b
             raise UsageError(
                 f"a hook was registered on the gradient of a parameter of shape {list(tensor.shape)}, "
                 f"which under {item} one rank alone computes; step the optimizer after backward, or "
-                f"take a plan without pipeline"
+                f"take a plan without pipeline [R242]"
             )
         return plain_hook(tensor, hook)
 
@@ -39,7 +39,8 @@ def refuse_lone_gradients(patches: Patches, in_stage: Callable[[torch.Tensor], b
             if isinstance(each, torch.Tensor) and in_stage(each):
                 raise UsageError(
                     f"gradients of single parameters were asked for (shape {list(each.shape)}), which "
-                    f"under {item} one rank alone computes; use loss.backward(), or a plan without pipeline"
+                    f"under {item} one rank alone computes; use loss.backward(), or a plan without "
+                    "pipeline [R243]"
                 )
 
     def around_grad(plain: Callable[..., Any]) -> Callable[..., Any]:

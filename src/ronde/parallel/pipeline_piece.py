@@ -176,7 +176,7 @@ class PieceOfCall:
                     raise UsageError(
                         f"{type(table).__name__} is looked up by ids that one stage of {self._asked} "
                         f"computes, and every rank looks them up; make the ids of the model's inputs, or "
-                        f"take a plan without pipeline"
+                        f"take a plan without pipeline [R241]"
                     )
                 return self._of_every_rank(self._look_ups.rows(lambda: forward(*args, **kwargs)))
 
@@ -322,7 +322,7 @@ class PieceOfCall:
         return UsageError(
             f"under {self._asked} a model goes another way than in its first call of the same "
             f"form, at {name}: ranks would wait for one another; keep what decides that in an attribute of "
-            f"its own, as a number or a flag"
+            f"its own, as a number or a flag [R238]"
         )
 
     def _moved(self, move: Move, value: Any) -> Any:
@@ -400,7 +400,7 @@ def _name_of(parameter: torch.Tensor, stages: Stages, user: StageUnit) -> str:
                 return f"{unit.name}|{name}"
     raise UsageError(
         f"{user.name} uses a parameter of a model that it is no part of, of which another rank of the "
-        f"pipeline has the elements; make it a part of the module that uses it"
+        f"pipeline has the elements; make it a part of the module that uses it [R240]"
     )
 
 
@@ -411,6 +411,6 @@ def _refuse_checkpoint(unit: StageUnit, asked: str) -> None:
             raise UsageError(
                 f"the model calls {unit.name} in a checkpoint (torch.utils.checkpoint), which computes it "
                 f"again in backward, and {asked} does not go with that in this version; switch its "
-                f"checkpoints off"
+                f"checkpoints off [R235]"
             )
         frame = frame.f_back

@@ -182,7 +182,7 @@ def moves_to(
         names = " and ".join(sorted({name for name, _ in told}))
         raise UsageError(
             f"ranks of a pipeline came to different modules, {names}: the model's own code goes another way "
-            f"on different ranks; have it decide by its arguments, not by values of a stage"
+            f"on different ranks; have it decide by its arguments, not by values of a stage [R238]"
         )
     rerouted = False
     moves: list[Move] = []
@@ -235,7 +235,7 @@ def _reroute(comm: Comm, route: Route, absence: Absence, value: Any, to: int) ->
     if made is None:
         raise UsageError(
             "a model computes, in code of its own between its stages, a tensor of what two stages have made, "
-            "and changes it in place: no rank of the pipeline has it; put that code into a module"
+            "and changes it in place: no rank of the pipeline has it; put that code into a module [R239]"
         )
     told = comm.all_gather_object([_told(leaf) for leaf in made.given])
     moves = list(route.between.get(made.place, ()))

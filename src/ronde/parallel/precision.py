@@ -72,7 +72,7 @@ class Precision:
         if parameter.dtype not in (torch.float32, self._dtype):
             self._note(
                 f"{type(module).__name__} computes in {_name(parameter.dtype)}, as its parameters are: "
-                f"{self._asked} is for models in float32"
+                f"{self._asked} is for models in float32 [R315]"
             )
         return parameter.dtype is torch.float32
 
@@ -80,7 +80,8 @@ class Precision:
         if dtype is not self._dtype:
             raise UsageError(
                 f"the script computes in {_name(dtype)} by an autocast of its own, which contradicts "
-                f"{self._asked}; leave {self._asked} out of the plan, or the autocast out of the script"
+                f"{self._asked}; leave {self._asked} out of the plan, or the autocast out of the "
+                "script [R381]"
             )
 
     def _narrow(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
@@ -107,7 +108,7 @@ class _Thread(threading.local):
 def allow_tf32(patches: Patches, note: Callable[[str], object]) -> None:
     """Allow TF32 in matrix products and convolutions on CUDA devices."""
     if not torch.cuda.is_available():
-        note("precision=tf32 changes nothing on a CPU, which computes in float32; try precision=bf16")
+        note("precision=tf32 changes nothing on a CPU, which computes in float32; try precision=bf16 [R316]")
         return
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
 

@@ -167,11 +167,11 @@ class Recompute:
         self._told.add(model)
         name = type(uncompiled(model)).__name__
         if is_compiled(model):
-            self._note(f"{name} was given to torch.compile, into which {self._asked} does not reach")
+            self._note(f"{name} was given to torch.compile, into which {self._asked} does not reach [R314]")
         elif not self._blocks:
             self._note(
                 f"{name} keeps all its activations: {self._asked} computes repeated blocks again, and it has "
-                f"none (modules of one class, made of others)"
+                f"none (modules of one class, made of others) [R314]"
             )
 
     def _may_run_again(self, block: torch.nn.Module, given: Any) -> bool:
@@ -182,20 +182,20 @@ class Recompute:
         if found:
             self._note(
                 f"{type(block).__name__} keeps all its activations: it is given a {found[0]}, which may hold "
-                f"something else when {self._asked} computes it again"
+                f"something else when {self._asked} computes it again [R314]"
             )
             return False
         if any(part._forward_hooks or part._forward_pre_hooks for part in block.modules()):
             self._note(
                 f"{type(block).__name__} keeps all its activations: it has forward hooks, which "
-                f"{self._asked} would call a second time"
+                f"{self._asked} would call a second time [R314]"
             )
             return False
         used = used_up_by(block, self._replay.outside(block))
         if used:
             self._note(
                 f"{type(block).__name__} keeps all its activations: it uses {used}, which "
-                f"{self._asked} could not put back to compute it again"
+                f"{self._asked} could not put back to compute it again [R314]"
             )
             return False
         return True

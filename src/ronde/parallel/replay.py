@@ -89,7 +89,7 @@ class Replay:
                     raise UsageError(
                         f"an argument of {type(module).__name__} was changed in place between its forward "
                         f"and its backward, and {asked} computes it again from that in backward; change a "
-                        f"copy, or leave {asked} out of the plan"
+                        f"copy, or leave {asked} out of the plan [R379]"
                     )
                 with moment.restored(), Kept(kept, results) if kept else nullcontext():
                     try:
@@ -110,7 +110,8 @@ class Replay:
             if any(tensor._version != version for tensor, version in before):
                 raise UsageError(
                     f"{type(module).__name__} changes its argument in place, and {asked} computes it again "
-                    f"in backward from that argument; let it change a copy, or leave {asked} out of the plan"
+                    f"in backward from that argument; let it change a copy, or leave {asked} out of the "
+                    "plan [R379]"
                 )
             return result
 
@@ -179,7 +180,7 @@ class _Moment:
             raise UsageError(
                 f"parameters or tensors of {self._name} were changed in place between its forward and its "
                 f"backward, and {self._asked} computes it again in backward; change them after backward, or "
-                f"leave {self._asked} out of the plan"
+                f"leave {self._asked} out of the plan [R379]"
             )
         changed = [
             (tensor, value) for tensor, value, version in self._unchanged if tensor._version != version

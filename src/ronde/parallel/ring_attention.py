@@ -138,7 +138,8 @@ class _Once(_Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise UsageError(
-            "attention whose keys go around a ring has no second derivative; take context-attention=gather"
+            "attention whose keys go around a ring has no second derivative; take "
+            "context-attention=gather [R252]"
         )
 
 

@@ -36,7 +36,8 @@ class RowUnits:
             if why:
                 whole.add(id(table.weight))
                 self._note(
-                    f"the rows of {_named(name)} ({type(table).__name__}) stay whole on every rank: {why}"
+                    f"the rows of {_named(name)} ({type(table).__name__}) stay whole on every rank: "
+                    f"{why} [R471]"
                 )
         found = {id(table.weight): table.weight for _, table in tables if id(table.weight) not in whole}
         return [[weight] for weight in found.values()]

@@ -88,7 +88,7 @@ class Sequences:
             raise UsageError(
                 f"{self._item} cuts sequences over ranks, and {name} attends to {length} entries inside of "
                 f"{inside}, which no module is given as [rows, entries, ...]; take a plan without context, "
-                f"such as tensor={self.context.world_size}"
+                f"such as tensor={self.context.world_size} [R250]"
             )
         with self._cutting(call.context, tokens), self._refusing(name):
             return run_on(call, values)
@@ -188,7 +188,7 @@ class Sequences:
                     f"{self._item} cuts sequences of {known._layout.rows} entries over ranks, and {model} "
                     f"works along them by {name}, where only attention may; have it attend by "
                     f"scaled_dot_product_attention, or take a plan without context, such as "
-                    f"tensor={self.context.world_size}"
+                    f"tensor={self.context.world_size} [R250]"
                 )
 
         self.context.on_whole = refuse

@@ -80,7 +80,7 @@ class StandIns:
                 raise UsageError(
                     f"the forward of {kind} writes into its parameter {name}, of which tensor=N gives each "
                     f'rank a block; write {name} = "replicated" into [tensor-cuts] of a plan file to have '
-                    f"it whole"
+                    f"it whole [R227]"
                 )
 
     def of(self, parameter: torch.Tensor) -> GlobalTensor | None:

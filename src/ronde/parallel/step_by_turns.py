@@ -138,7 +138,9 @@ class StepByTurns:
 
     def _give_up(self, why: str) -> None:
         self._weighing, self.took_effect = None, True
-        self._note(f"steps run schedule=gpipe: the loss does not come apart for {self._asked}, as {why}")
+        self._note(
+            f"steps run schedule=gpipe: the loss does not come apart for {self._asked}, as {why} [R223]"
+        )
 
 
 def _holds(micro: MicroLosses, output: Any, weighing: Weighing, expected: Gradients) -> bool:

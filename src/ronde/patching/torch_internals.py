@@ -112,7 +112,7 @@ try:
 except (AttributeError, ImportError) as error:
     raise UsageError(
         f"torch {torch.__version__} lacks a name that ronde needs ({error}); install one that ronde was "
-        "tried with: pip install 'torch==2.13.0'"
+        "tried with: pip install 'torch==2.13.0' [R185]"
     ) from None
 
 

@@ -62,15 +62,16 @@ def choose(
         return _fitting(sizes, device, keeps_order_of_stores(machine))
     asked = f"algorithm={algorithm}"
     if device != "cpu":
-        raise PlanError(f"{asked} is for ranks on the CPU; NCCL chooses by itself: use algorithm=auto")
+        raise PlanError(f"{asked} is for ranks on the CPU; NCCL chooses by itself: use algorithm=auto [R211]")
     if algorithm in ("shared-memory", "hierarchical") and not keeps_order_of_stores(machine):
         raise PlanError(
             f"{asked} shares memory as x86-64 processors do, and this is {machine or os.uname().machine}; "
-            "use algorithm=auto"
+            "use algorithm=auto [R211]"
         )
     if algorithm == "shared-memory" and len(sizes) > 1:
         raise PlanError(
-            f"{asked} needs all ranks on one host, and they are on {len(sizes)}; use algorithm=hierarchical"
+            f"{asked} needs all ranks on one host, and they are on {len(sizes)}; use "
+            "algorithm=hierarchical [R211]"
         )
     if algorithm == "hierarchical" and len(sizes) == 1:
         return Choice(algorithm="shared-memory", reason=f"{asked}, and there is one host only")

@@ -75,7 +75,9 @@ def items_of_table(table: Mapping[str, Any]) -> tuple[Item, ...]:
     presets = table.get("preset", [])
     names = [presets] if isinstance(presets, str) else presets
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise PlanError(f'preset = {presets!r} is not a preset; write preset = "ddp" or a list of such names')
+        raise PlanError(
+            f'preset = {presets!r} is not a preset; write preset = "ddp" or a list of such names [R216]'
+        )
     return tuple(Item(name=name) for name in names) + tuple(_items_of_keys(table))
 
 
@@ -123,10 +125,14 @@ def _in_own_words(item: Item) -> tuple[Item, ...]:
 def _item(piece: str, whole: str) -> Item:
     name, sign, text = (part.strip() for part in piece.partition("="))
     if not name or (sign and not text):
-        raise PlanError(f"plan {whole!r} has an incomplete item {piece!r}; an item is a preset or key=value")
+        raise PlanError(
+            f"plan {whole!r} has an incomplete item {piece!r}; an item is a preset or key=value [R214]"
+        )
     if _OTHER_MARK.search(name + text):
         items = _OTHER_MARK.sub(",", re.sub(r"\s*=\s*", "=", piece).strip("; "))
-        raise PlanError(f"items of a plan are separated by commas; write {items} in place of {piece!r}")
+        raise PlanError(
+            f"items of a plan are separated by commas; write {items} in place of {piece!r} [R214]"
+        )
     return Item(name=name, text=text if sign else None)
 
 
@@ -138,9 +144,11 @@ def _items_of_file(path: Path) -> tuple[Item, ...]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise PlanError(f"plan file {path} cannot be read: {error.strerror}; give a TOML file") from error
+        raise PlanError(
+            f"plan file {path} cannot be read: {error.strerror}; give a TOML file [R216]"
+        ) from error
     except ValueError as error:
-        raise PlanError(f"plan file {path} is not TOML: {error}") from error
+        raise PlanError(f"plan file {path} is not TOML: {error} [R216]") from error
     return items_of_table(document)
 
 
@@ -155,10 +163,14 @@ def _items_of_keys(table: Mapping[str, Any]) -> Iterator[Item]:
             yield Item(name=name, text=_text_of(name, value))
             continue
         if name not in AXES:
-            raise PlanError(f"[{name}] is not an axis{did_you_mean(name, AXES)}; there are {', '.join(AXES)}")
+            raise PlanError(
+                f"[{name}] is not an axis{did_you_mean(name, AXES)}; there are {', '.join(AXES)} [R216]"
+            )
         for key_name, inner in value.items():
             if axis_of(_known_key(key_name).name) != name:
-                raise PlanError(f"{key_name} is not a key of [{name}]; it belongs in [{axis_of(key_name)}]")
+                raise PlanError(
+                    f"{key_name} is not a key of [{name}]; it belongs in [{axis_of(key_name)}] [R216]"
+                )
             yield Item(name=key_name, text=_text_of(key_name, inner))
 
 
@@ -168,17 +180,19 @@ def _text_of(name: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, str | int | float):
         return str(value)
-    raise PlanError(f"{name} = {value!r} is not a plan value; write a string, a number, true or false")
+    raise PlanError(f"{name} = {value!r} is not a plan value; write a string, a number, true or false [R216]")
 
 
 def _known_key(name: str) -> Key:
     if name in KEYS:
         return KEYS[name]
     if name in PRESETS:
-        raise PlanError(f"{name} is a preset, not a key; write it as a bare word")
+        raise PlanError(f"{name} is a preset, not a key; write it as a bare word [R214]")
     if plain(name) in SEVERAL_MEANINGS:
         raise PlanError(_several_meanings(name))
-    raise PlanError(f"unknown key {name!r} in a plan{did_you_mean(name, KEYS)}; keys are {', '.join(KEYS)}")
+    raise PlanError(
+        f"unknown key {name!r} in a plan{did_you_mean(name, KEYS)}; keys are {', '.join(KEYS)} [R214]"
+    )
 
 
 def _preset_values(name: str, explicit: Mapping[str, object]) -> dict[str, object]:
@@ -196,7 +210,7 @@ def _preset_values(name: str, explicit: Mapping[str, object]) -> dict[str, objec
             before = key.write(explicit[item.name])
             raise PlanError(
                 f"preset {name} sets {item.name}={item.text}, but {before} stands before it; "
-                "write the preset first, or leave one of them out"
+                "write the preset first, or leave one of them out [R210]"
             )
     return values
 
@@ -209,27 +223,30 @@ def _check_presets(
         if earlier.get(key, value) != value:
             first, second = KEYS[key].write(earlier[key]), KEYS[key].write(value)
             raise PlanError(
-                f"preset {set_by[key]} sets {first} and preset {name} sets {second}; keep one of them"
+                f"preset {set_by[key]} sets {first} and preset {name} sets {second}; keep one of them [R210]"
             )
 
 
 def _unknown_preset(name: str) -> str:
     if plain(name) in KEY_ALIASES:
-        return f"{name} is {KEY_ALIASES[plain(name)]}=N here; write how many ways it cuts"
+        return f"{name} is {KEY_ALIASES[plain(name)]}=N here; write how many ways it cuts [R215]"
     if plain(name) in SEVERAL_MEANINGS:
         return _several_meanings(name)
     if name in KEYS:
-        return f"{name} is a key, not a preset; write {name}=VALUE ({KEYS[name].kind.expected})"
+        return f"{name} is a key, not a preset; write {name}=VALUE ({KEYS[name].kind.expected}) [R214]"
     takers = [key.name for key in KEYS.values() if isinstance(key.kind, Choice) and name in key.kind.words]
     if takers:
-        return f"{name} is a value, not a preset; write {' or '.join(f'{taker}={name}' for taker in takers)}"
-    return f"unknown preset {name!r}{did_you_mean(name, PRESETS)}; presets are {', '.join(PRESETS)}"
+        return (
+            f"{name} is a value, not a preset; write "
+            f"{' or '.join(f'{taker}={name}' for taker in takers)} [R214]"
+        )
+    return f"unknown preset {name!r}{did_you_mean(name, PRESETS)}; presets are {', '.join(PRESETS)} [R214]"
 
 
 def _several_meanings(name: str) -> str:
-    return f"{name} has several plans here; write {SEVERAL_MEANINGS[plain(name)]}"
+    return f"{name} has several plans here; write {SEVERAL_MEANINGS[plain(name)]} [R215]"
 
 
 def _twice(name: str, first: object, second: object) -> str:
     key = KEYS[name]
-    return f"{key.write(first)} and {key.write(second)} contradict each other; keep one of them"
+    return f"{key.write(first)} and {key.write(second)} contradict each other; keep one of them [R210]"

@@ -182,7 +182,7 @@ class Key:
         hint = ""
         if isinstance(self.kind, Choice) and isinstance(value, str):
             hint = did_you_mean(value, self.kind.words)
-        return f"{self.name}={value} is not a value of {self.name}{hint}; write {self.kind.expected}"
+        return f"{self.name}={value} is not a value of {self.name}{hint}; write {self.kind.expected} [R214]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

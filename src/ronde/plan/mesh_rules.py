@@ -47,7 +47,7 @@ def not_built_together(plan: Values) -> Iterator[str]:
     if plan.mesh.cuts is not None and plan.mesh.tensor == 1:
         yield (
             f"tensor-cuts says what tensor=N cuts, and tensor=1 cuts nothing; nearest legal: tensor=2,"
-            f"{plan.item('tensor-cuts')}"
+            f"{plan.item('tensor-cuts')} [R225]"
         )
 
 
@@ -60,7 +60,7 @@ def without_other_rows(plan: Values, world_size: int | None) -> Iterator[str]:
     if mesh.expert > 1 and plan.update.rule in _AMONG_RANKS:
         yield (
             f"{plan.item('update')} has ranks train by themselves, and {plan.item('expert')} has them "
-            f"exchange tokens in each step; nearest legal: {plan.item('expert')},update=sync"
+            f"exchange tokens in each step; nearest legal: {plan.item('expert')},update=sync [R255]"
         )
     if mesh.model_ranks == 1 or world_size == 1:
         return
@@ -72,7 +72,7 @@ def without_other_rows(plan: Values, world_size: int | None) -> Iterator[str]:
         if plan.value(key) not in others:
             yield (
                 f"{plan.item(key)} {does} ranks that have other rows of the batch, and {cut} with data=1 has "
-                f"no such ranks; nearest legal: data=2,{cut},{plan.item(key)}"
+                f"no such ranks; nearest legal: data=2,{cut},{plan.item(key)} [R221]"
             )
 
 
@@ -82,7 +82,7 @@ def _among(plan: Values, degree: str, built: dict[str, tuple[object, ...]]) -> I
             nearest = "" if values[0] is None else f",{name}={_word(values[0])}"
             yield (
                 f"{plan.item(degree)} with {plan.item(name)} is not available in this version; "
-                f"nearest legal: {plan.item(degree)}{nearest}"
+                f"nearest legal: {plan.item(degree)}{nearest} [R220]"
             )
 
 

@@ -73,13 +73,13 @@ def _refinements(plan: Values) -> Iterator[str]:
         remedy = f"state=server,update=bounded,{plan.item('staleness')}"
         yield _contradiction(plan.item("staleness"), plan.item("update"), remedy)
     if rule == "local" and plan.update.every is None and not plan.update.adaptive:
-        yield "update=local needs every=K or adaptive=true; nearest legal: update=local,every=8"
+        yield "update=local needs every=K or adaptive=true; nearest legal: update=local,every=8 [R213]"
     if rule == "geo" and plan.update.every is None:
-        yield "update=geo needs every=K; nearest legal: update=geo,every=100"
+        yield "update=geo needs every=K; nearest legal: update=geo,every=100 [R213]"
     if rule == "decentralized" and plan.update.peers is None:
-        yield "update=decentralized needs peers; nearest legal: update=decentralized,peers=all"
+        yield "update=decentralized needs peers; nearest legal: update=decentralized,peers=all [R213]"
     if rule == "bounded" and plan.update.staleness is None:
-        yield "update=bounded needs staleness=S; nearest legal: update=bounded,staleness=4"
+        yield "update=bounded needs staleness=S; nearest legal: update=bounded,staleness=4 [R213]"
     if plan.communication.compressor == "none":
         if plan.communication.error_feedback:
             remedy = "compressor=topk,error-feedback=true"
@@ -172,7 +172,7 @@ def _offload(plan: Values, world_size: int | None, device: str | None) -> Iterat
         # Regardless of other errors: no plan with it would do.
         yield (
             f"{item} moves state from a CUDA device to host memory, and these ranks are on the CPU: their "
-            f"state is there already; leave {item} out"
+            f"state is there already; leave {item} out [R212]"
         )
     elif state.offloads_parts and not state.cuts_parameters:
         yield _contradiction(item, plan.item("state"), f"state=zero3,{item}")

@@ -29,7 +29,8 @@ def not_combined(plan: Values) -> Iterator[str]:
         return
     known = f"update=sync, or for int8 {lowprec}"
     yield (
-        f"{compressor} with {plan.item('update')} is not available in this version; available with: {known}"
+        f"{compressor} with {plan.item('update')} is not available in this version; available with: "
+        f"{known} [R280]"
     )
 
 
@@ -49,7 +50,9 @@ def _refinements(plan: Values) -> Iterator[str]:
             yield contradiction(item, plan.item("compressor"), f"compressor={nearest},{item}")
     density = plan.communication.density
     if density is not None and density > 1:
-        yield f"{plan.item('density')} is more than all elements; write a number up to 1, such as 0.001"
+        yield (
+            f"{plan.item('density')} is more than all elements; write a number up to 1, such as 0.001 [R281]"
+        )
     if plan.update.warm_up is not None and not _warms_up(plan):
         item = plan.item("warm-up")
         yield contradiction(

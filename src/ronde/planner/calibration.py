@@ -34,12 +34,12 @@ def calibrated(cluster: Cluster, graph: CostGraph, run: Path) -> Cluster:
     if summary is None:
         raise UsageError(
             f"--calibrate {run} has no account of a run (rank-0.summary.json); give the directory of a run "
-            "that has ended, as by ronde run --run-dir DIR"
+            "that has ended, as by ronde run --run-dir DIR [R815]"
         )
     if not summary.steps_per_second or summary.steps < _FEWEST_STEPS:
         raise UsageError(
             f"--calibrate {run}: that run made {summary.steps} optimizer steps, too few to time; let it make "
-            f"{_FEWEST_STEPS} at least"
+            f"{_FEWEST_STEPS} at least [R815]"
         )
     measured = 1 / summary.steps_per_second
     factor = measured / predicted_seconds(cluster, graph, summary)

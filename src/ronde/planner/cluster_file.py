@@ -121,14 +121,14 @@ def read_cluster(source: str) -> Cluster:
             known = (*PRESETS, THIS_HOST)
             raise UsageError(
                 f"--cluster {source} is not a preset{did_you_mean(source, known)}; give one of "
-                f"{', '.join(known)}, or a .toml file"
+                f"{', '.join(known)}, or a .toml file [R800]"
             )
         return parse_cluster(preset_text(source), source)
     try:
         text = Path(source).read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"cannot read --cluster {source}: {error.strerror}; give a preset or a .toml file"
+            f"cannot read --cluster {source}: {error.strerror}; give a preset or a .toml file [R800]"
         ) from None
     except UnicodeDecodeError as error:
         raise _no_toml(source, error) from None
@@ -143,12 +143,12 @@ def parse_cluster(text: str, source: str) -> Cluster:
         raise _no_toml(source, error) from None
     wrong = list(_mistakes(fields))
     if wrong:
-        raise UsageError(f"{source}: {'; '.join(wrong)}")
+        raise UsageError(f"{source}: {'; '.join(wrong)} [R802]")
     return _cluster(fields)
 
 
 def _no_toml(source: str, error: ValueError) -> UsageError:
-    return UsageError(f"{source} is not TOML: {error}; see docs/guides/finding-a-plan.md for the form")
+    return UsageError(f"{source} is not TOML: {error}; see docs/guides/finding-a-plan.md for the form [R802]")
 
 
 def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:

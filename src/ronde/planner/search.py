@@ -113,7 +113,7 @@ def search(
         if not inexact:
             notes.append(
                 "no plan that changes the update goes with what is fixed, or fits as copies: try "
-                "--plan precision=fp32"
+                "--plan precision=fp32 [R820]"
             )
     choices.sort(key=lambda choice: choice.seconds)
     return dataclasses.replace(answer, choices=tuple(choices[:top]), notes=tuple(notes))
@@ -354,24 +354,24 @@ def _none_legal(graph: CostGraph, devices: int, base: Plan, keys: Collection[str
     return (
         f"no plan{under} gives each of {devices} devices a sample of each micro-batch, of a batch of "
         f"{graph.batch}, and a layer of {graph.layers}; take fewer --devices, a larger --batch, or leave out "
-        "keys of --plan"
+        "keys of --plan [R801]"
     )
 
 
 def _notes(graph: CostGraph, cluster: Cluster, base: Plan, keys: Collection[str]) -> Iterator[str]:
     if cluster.calibration:
-        yield f"calibrated by {cluster.calibration}: seconds are times {cluster.factor:.3f}"
+        yield f"calibrated by {cluster.calibration}: seconds are times {cluster.factor:.3f} [R817]"
     devices = cluster.devices
     if graph.batch < devices:
-        yield f"a batch of {graph.batch} has fewer samples than there are devices ({devices})"
+        yield f"a batch of {graph.batch} has fewer samples than there are devices ({devices}) [R818]"
     elif graph.batch % devices:
         nearest = max(1, round(graph.batch / devices)) * devices
         yield (
             f"a batch of {graph.batch} does not divide over {devices} devices, some ranks have one sample "
-            f"more; the nearest that does is {nearest}"
+            f"more; the nearest that does is {nearest} [R818]"
         )
     for key in keys:
         if key in NOT_MODELLED:
-            yield f"{base.item(key)} has no cost in the model: {NOT_MODELLED[key]}"
+            yield f"{base.item(key)} has no cost in the model: {NOT_MODELLED[key]} [R819]"
     if len({group.device.name for group in cluster.groups}) > 1:
-        yield "devices differ: seconds are those of the slowest, memory that of the smallest"
+        yield "devices differ: seconds are those of the slowest, memory that of the smallest [R821]"

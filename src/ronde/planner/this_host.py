@@ -39,7 +39,9 @@ def measured_host(ranks: int | None = None) -> Cluster:
         found = Path(folder) / "host.json"
         if done.returncode or not found.exists():
             last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-            raise UsageError(f"this host cannot be measured ({last}); give a preset or a file by --cluster")
+            raise UsageError(
+                f"this host cannot be measured ({last}); give a preset or a file by --cluster [R816]"
+            )
         return host_of(json.loads(found.read_text()))
 
 

@@ -32,13 +32,14 @@ def traced(script: str, arguments: Sequence[str], *, real: bool = False) -> Cost
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT)
         except subprocess.TimeoutExpired:
             raise UsageError(
-                f"{script} has made no second optimizer step in {_TIMEOUT} s; give its sizes by --model"
+                f"{script} has made no second optimizer step in {_TIMEOUT} s; give its sizes by "
+                "--model [R810]"
             ) from None
         if not out.exists():
             last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             raise UsageError(
                 f"{script} ended its interpreter while it was traced ({last or done.returncode}); give its "
-                "sizes by --model"
+                "sizes by --model [R810]"
             )
         amounts = json.loads(out.read_text())
     if "problem" in amounts:

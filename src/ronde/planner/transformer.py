@@ -117,21 +117,21 @@ def read_model(source: str) -> Transformer:
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise UsageError(
                 f"--model {source} is not a known model{hint}; give one of {', '.join(MODELS)}, or a "
-                ".toml file"
+                ".toml file [R800]"
             )
         return MODELS[source]
     try:
         fields = tomllib.loads(Path(source).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
-            f"cannot read --model {source}: {error.strerror}; give a name or a .toml file"
+            f"cannot read --model {source}: {error.strerror}; give a name or a .toml file [R800]"
         ) from None
     # The text is not TOML, or the bytes are not text.
     except ValueError as error:
-        raise UsageError(f"--model {source} is not TOML: {error}") from None
+        raise UsageError(f"--model {source} is not TOML: {error} [R802]") from None
     wrong = list(_mistakes(fields))
     if wrong:
-        raise UsageError(f"--model {source}: {'; '.join(wrong)}")
+        raise UsageError(f"--model {source}: {'; '.join(wrong)} [R802]")
     return Transformer(**{key.replace("-", "_"): value for key, value in fields.items()})
 
 

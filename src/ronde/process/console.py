@@ -187,7 +187,7 @@ class _Elsewhere(io.TextIOBase):
     def read(self, size: int | None = -1, /) -> str:
         raise UsageError(
             "the script reads sys.stdin, which only rank 0 has; use input(), whose answer every rank "
-            "gets, or give the script a file"
+            "gets, or give the script a file [R384]"
         )
 
     readline = read  # pyright: ignore[reportAssignmentType]

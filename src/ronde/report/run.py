@@ -120,7 +120,8 @@ def find_run(path: Path | None, environment: Mapping[str, str]) -> Path:
         ]
         if not runs:
             raise UsageError(
-                f"there is no run under {root}; name the directory that the first line of ronde run has"
+                f"there is no run under {root}; name the directory that the first line of ronde run "
+                "has [R600]"
             )
         return max(runs, key=lambda entry: (entry.stat().st_mtime, entry.name))
     if not path.is_dir():
@@ -128,7 +129,7 @@ def find_run(path: Path | None, environment: Mapping[str, str]) -> Path:
         if RUN_ID.fullmatch(str(path)) and named.is_dir():
             return named
         raise UsageError(
-            f"{path} is not a directory; name the directory that the first line of ronde run has"
+            f"{path} is not a directory; name the directory that the first line of ronde run has [R600]"
         )
     return path
 
@@ -149,7 +150,7 @@ def read_run(path: Path) -> Run:
     if not found:
         raise UsageError(
             f"no rank has written down steps in {path}; a script that distributes its work itself "
-            "(--native) writes none, nor does one that has not begun"
+            "(--native) writes none, nor does one that has not begun [R602]"
         )
     failures = {event.rank: event for event in _failures(path)}
     by_agents = record is not None and record.by_agents

@@ -234,7 +234,7 @@ class SlicedDraws(TorchDispatchMode):
                 return layout, draw.order if mine == 1 else ()
         raise UnknownDraw(
             f"the model drew {name} of shape {list(shape)}, which it did not in its first call; "
-            f"use rng=per-rank, or keep its draws the same in every call"
+            f"use rng=per-rank, or keep its draws the same in every call [R370]"
         )
 
     def _drawn(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:

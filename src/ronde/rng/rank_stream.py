@@ -93,7 +93,7 @@ class RankStream:
         self._note(
             f"a model drew {name}, which it did not in its first call: with rng=per-rank the script's "
             "generator does not go on with it, so what the script shuffles and draws later is not "
-            "one device's"
+            "one device's [R308]"
         )
 
 

@@ -30,7 +30,7 @@ from ronde.rowwise.watch import Away, Watch
 
 __all__ = ["applied_by", "ends_recomputation", "functions_tried"]
 
-MIXING = "its backward (a torch.autograd.Function) mixes rows, or is not linear in the gradient"
+MIXING = "its backward (a torch.autograd.Function) mixes rows, or is not linear in the gradient [R340]"
 # A power of two, which is exact, and large, to reveal thresholds.
 _FACTOR = 2.0**10
 
@@ -118,7 +118,7 @@ def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
     results = tensors(result)
     given = {id(each) for each in tensors(args)}
     if any(id(each) in given for each in results):
-        raise MixesRows(f"it changes its argument in place ({name})")
+        raise MixesRows(f"it changes its argument in place ({name}) [R343]")
     with watch.looking_away(), _generators_kept(watch), DisableTorchFunction():
         watch.made(results)
         orders = _orders(watch, args)

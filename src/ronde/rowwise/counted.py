@@ -48,13 +48,13 @@ def call(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
     if _writes(name, kwargs):
         raise MixesRows(COUNTS)
     if name == "randperm":
-        raise MixesRows("its random draws cannot be cut (randperm)")
+        raise MixesRows("its random draws cannot be cut (randperm) [R349]")
     parts = [_made(watch, func, name, _with(args, kwargs, lambda rows, n=n: rows.part(n))) for n in PARTS]
     with DisableTorchFunction(), watch.looking_away():
         lies = _spread(watch, parts)
     if name in _DRAWS:
         if lies is None or lies[1] is not watch.orders.batch:
-            raise MixesRows(f"its random draws cannot be cut ({name})")
+            raise MixesRows(f"its random draws cannot be cut ({name}) [R349]")
         watch.drawn = lies
     result = _here(func, args, kwargs)
     watch.drawn = None

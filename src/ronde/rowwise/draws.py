@@ -25,7 +25,7 @@ _OF_FIRST = {
 
 def carry_out(watch: Watch, op: Operation) -> Any:
     if op.kwargs.get("generator") is not None:
-        raise _cannot_be_cut(f"{op.facts.name} with a generator of its own")
+        raise _cannot_be_cut(f"{op.facts.name} with a generator of its own [R349]")
     sized, watch.drawn = watch.drawn, None
     if op.labels:
         return _of_rows(watch, op)
@@ -86,4 +86,4 @@ def _drawn(
 
 
 def _cannot_be_cut(what: str) -> MixesRows:
-    return MixesRows(f"its random draws cannot be cut ({what})")
+    return MixesRows(f"its random draws cannot be cut ({what}) [R349]")

@@ -110,14 +110,16 @@ class Functions(TorchFunctionMode):
 
     def _check(self, func: Any, name: str, args: Any) -> None:
         if name in _HOOKS:
-            raise MixesRows(f"it asks for gradients inside ({name}), which would be those of one rank's rows")
+            raise MixesRows(
+                f"it asks for gradients inside ({name}), which would be those of one rank's rows [R339]"
+            )
         if name == "backward":
             raise MixesRows(BACKWARD)
         if name in _READS and (mark := self._watch.of(args[0])) is not None and not only_checks():
             if type(mark) is not Drawn:
                 raise MixesRows(HOST_READ)
             if name in _CONVERSIONS:
-                raise MixesRows(f"its forward reads {mark.what} on the host")
+                raise MixesRows(f"its forward reads {mark.what} on the host [R335]")
         if name == "__set__" or name == "requires_grad_":
             self._check_set(func, name, args[0])
 
@@ -125,7 +127,7 @@ class Functions(TorchFunctionMode):
         """Reject setting an attribute of a tensor that is not local to the call."""
         if (called := self._watch.undo.called(tensor)) is not None:
             what = name if name != "__set__" else f".{func.__self__.__name__} ="
-            raise MixesRows(f"it changes {called} ({what})")
+            raise MixesRows(f"it changes {called} ({what}) [R343]")
 
     def _length(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Return a length, shape or number of entries, with `Rows` where due."""

@@ -40,10 +40,10 @@ def normalize(watch: Watch, value: torch.Tensor, run: Callable[[], Any], *, keep
         label = watch.rows_of(value)
     if label is None:
         if keeps:
-            raise MixesRows("its batch norm keeps statistics of something that has no batch axis")
+            raise MixesRows("its batch norm keeps statistics of something that has no batch axis [R341]")
         watch.batchless = True
     elif type(label) is not Label or label.axis != 0:
-        raise MixesRows("its batch norm is given rows of the batch as channels, or some of them")
+        raise MixesRows("its batch norm is given rows of the batch as channels, or some of them [R341]")
     else:
         watch.joint = True
         require_all(watch)

@@ -131,7 +131,7 @@ class Observation:
         check_variables(watch, self._outside())
         kept.check(box)
         if watch.undo.generators[0].moved():
-            raise MixesRows("it draws random numbers by other means than torch's own generator")
+            raise MixesRows("it draws random numbers by other means than torch's own generator [R349]")
         return box[0], self._verdict(
             outputs=outputs,
             draws=tuple(watch.draws),
@@ -156,12 +156,12 @@ class Observation:
         if isinstance(error, Unhashable):
             return self._refused(COUNTS)
         if isinstance(error, Opaque):
-            return self._refused(f"it returns tensors inside a {error}")
+            return self._refused(f"it returns tensors inside a {error} [R345]")
         if isinstance(error, UnknownDraw):
-            return self._refused(f"its random draws cannot be cut ({error})")
+            return self._refused(f"its random draws cannot be cut ({error}) [R349]")
         lines = str(error).strip().splitlines() or [""]
         said = f"{type(error).__name__}: {lines[0][:120]}"
-        reason = f"it failed on {self._watch.counts.mine} rows ({said})"
+        reason = f"it failed on {self._watch.counts.mine} rows ({said}) [R334]"
         return self._verdict(reason, raised=error.with_traceback(None))
 
     def _begin(self) -> None:

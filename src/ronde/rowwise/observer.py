@@ -83,7 +83,7 @@ class Observer(TorchDispatchMode):
         if op.facts.written:
             _check_writes(watch, op)
         if keeps_statistics(op):
-            raise MixesRows(f"it keeps {_STATISTICS}, which depends on the batch, on itself")
+            raise MixesRows(f"it keeps {_STATISTICS}, which depends on the batch, on itself [R342]")
         return _carry_out(watch, op)
 
     def _note(self, op: Operation) -> None:
@@ -97,7 +97,7 @@ class Observer(TorchDispatchMode):
         for target in op.written:
             name = watch.undo.name_of(target)
             if name is not None and not watch.marks.is_new(target):
-                raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
+                raise MixesRows(f"it keeps {name}, which depends on the batch, on itself [R342]")
 
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Analyse an operation that bypassed the dispatcher, such as a recurrent layer."""
@@ -161,7 +161,9 @@ class Observer(TorchDispatchMode):
 def _check_words(op: Operation) -> None:
     names = op.facts.names
     if "scale_grad_by_freq" in names and op.given(names.index("scale_grad_by_freq")):
-        raise MixesRows("its backward counts how often a word is in the batch (scale_grad_by_freq=True)")
+        raise MixesRows(
+            "its backward counts how often a word is in the batch (scale_grad_by_freq=True) [R340]"
+        )
 
 
 def _check_operands(watch: Watch, op: Operation) -> None:
@@ -171,7 +173,7 @@ def _check_operands(watch: Watch, op: Operation) -> None:
             if watch.undo.name_of(operand) is not None or watch.undo.is_given(operand):
                 continue
             if operand.grad_fn is not None and address(operand) not in watch.foreign:
-                raise MixesRows("it uses a value with a gradient that was computed outside of it")
+                raise MixesRows("it uses a value with a gradient that was computed outside of it [R348]")
             watch.foreign.add(address(operand))
 
 
@@ -180,13 +182,13 @@ def _check_writes(watch: Watch, op: Operation) -> None:
     rows = any(mark is not None and type(mark) is not Drawn for mark in op.marks)
     for target in written:
         if watch.undo.is_given(target):
-            raise MixesRows(f"it changes its argument in place ({op.facts.name})")
+            raise MixesRows(f"it changes its argument in place ({op.facts.name}) [R343]")
         if not rows or watch.marks.is_new(target):
             continue
         name = watch.undo.name_of(target)
         if name is not None:
-            raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
-        raise MixesRows(f"it changes a tensor that is none of its own in place ({op.facts.name})")
+            raise MixesRows(f"it keeps {name}, which depends on the batch, on itself [R342]")
+        raise MixesRows(f"it changes a tensor that is none of its own in place ({op.facts.name}) [R343]")
     watch.undo.keep(written, watch.marks)
 
 
@@ -201,7 +203,7 @@ def _carry_out(watch: Watch, op: Operation) -> Any:
     if kinds == {Drawn}:
         mark = next(mark for mark in op.marks if type(mark) is Drawn)
         if (name in _READS or _shape_tells(op)) and not only_checks():
-            raise MixesRows(f"its forward reads {mark.what} on the host")
+            raise MixesRows(f"its forward reads {mark.what} on the host [R335]")
         return _without_rows(watch, op, mark)
     if name in _READS or _shape_tells(op):
         if name in _READS and (watch.checking or only_checks()):

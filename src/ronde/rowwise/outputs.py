@@ -17,8 +17,8 @@ from ronde.tensor.tensor_class import dispatches
 
 __all__ = ["axes_of", "same_as"]
 
-_LOSS = "an output without a batch axis depends on the batch (a loss of its own?)"
-_NUMBER = "a number or text among its outputs depends on the batch (a count of its rows?)"
+_LOSS = "an output without a batch axis depends on the batch (a loss of its own?) [R331]"
+_NUMBER = "a number or text among its outputs depends on the batch (a count of its rows?) [R332]"
 
 
 def axes_of(watch: Watch, results: Sequence[Any]) -> tuple[OutputAxis, ...]:
@@ -28,7 +28,7 @@ def axes_of(watch: Watch, results: Sequence[Any]) -> tuple[OutputAxis, ...]:
         MixesRows: an output depends on the batch without being rows of it.
     """
     if any(map(dispatches, results)):
-        raise MixesRows("its output is of a class that carries out operations itself, below autograd")
+        raise MixesRows("its output is of a class that carries out operations itself, below autograd [R345]")
     if any(map(is_counted, results)):
         raise MixesRows(_NUMBER)
     found = [_axis(watch, result) for result in results]
@@ -76,6 +76,6 @@ def same_as(results: Sequence[Any], given: Sequence[Any]) -> tuple[int | None, .
             continue
         place = next((place for place, value in enumerate(given) if value is result), None)
         if place is None and address(result) in memories:
-            raise MixesRows("it returns a view of its argument, which shares memory with it")
+            raise MixesRows("it returns a view of its argument, which shares memory with it [R344]")
         found.append(place)
     return tuple(found)

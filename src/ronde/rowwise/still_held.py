@@ -26,21 +26,21 @@ from ronde.rowwise.watch import Watch
 
 __all__ = ["Kept", "check_tree", "check_variables"]
 
-_ELSEWHERE = "it keeps values of the batch in a variable or object that is not its own"
+_ELSEWHERE = "it keeps values of the batch in a variable or object that is not its own [R342]"
 
 
 def check_tree(watch: Watch, module: torch.nn.Module) -> None:
     """Refuse batch data, or numbers of rows, in the module's tree."""
     for name in _of_rows(watch, Held.by(module)):
-        raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
+        raise MixesRows(f"it keeps {name}, which depends on the batch, on itself [R342]")
     if watch.undo.writes_on_arguments() or watch.undo.arguments.changed():
-        raise MixesRows("it changes a list, dict or object among its arguments")
+        raise MixesRows("it changes a list, dict or object among its arguments [R342]")
 
 
 def check_variables(watch: Watch, variables: Iterable[tuple[str, Any]]) -> None:
     """Refuse batch data, or numbers of rows, in variables that the code names."""
     for name in _of_rows(watch, Held(variables)):
-        raise MixesRows(f"the variable {name} depends on the batch")
+        raise MixesRows(f"the variable {name} depends on the batch [R342]")
 
 
 def _of_rows(watch: Watch, held: Held) -> list[str]:

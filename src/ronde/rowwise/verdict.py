@@ -26,12 +26,12 @@ __all__ = [
 # Path of a module, name of its attribute, and the multiples of the number of rows in it.
 Attribute = tuple[str, str, tuple[int, ...]]
 
-MIXES = "rows of its output depend on other rows, or on their number"
-COUNTS = "what it does depends on how many rows there are"
-HOST_READ = "its forward reads a value of the batch on the host"
-CATCHES = "its forward catches what an operation raises (try)"
-BACKWARD = "its forward runs backward"
-NO_AXIS = "its output has no batch axis"
+MIXES = "rows of its output depend on other rows, or on their number [R330]"
+COUNTS = "what it does depends on how many rows there are [R332]"
+HOST_READ = "its forward reads a value of the batch on the host [R335]"
+CATCHES = "its forward catches what an operation raises (try) [R336]"
+BACKWARD = "its forward runs backward [R339]"
+NO_AXIS = "its output has no batch axis [R331]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

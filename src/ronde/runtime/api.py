@@ -66,7 +66,7 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     if session is not None:
         if asked is not None and asked != session.plan:
             raise UsageError(
-                f"this run has the plan {session.plan}; give `--plan {asked}` to ronde run instead"
+                f"this run has the plan {session.plan}; give `--plan {asked}` to ronde run instead [R383]"
             )
         return
     place = ClusterEnvironment.detect(os.environ)
@@ -104,7 +104,8 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     if parsed.in_local_view:
         raise UsageError(
             f"{parsed.item('update')} runs a script in local view from its first line on; start it by "
-            f"`ronde run --plan {parsed}`, under torchrun `-m ronde run`, and leave ronde.init() as it is"
+            f"`ronde run --plan {parsed}`, under torchrun `-m ronde run`, and leave ronde.init() as it "
+            "is [R285]"
         )
     session = Session(config, parsed, entropy=entropy)
     atexit.register(session.close)

@@ -92,7 +92,7 @@ def _refuse_clipping(patches: Patches, plan: Plan) -> None:
         raise UsageError(
             f"clip_grad_norm_ and {plan.item('update')} contradict each other: ranks are at "
             "different steps, and no gradient has a norm over all of them; use clip_grad_value_, "
-            "or --plan local-sgd, where each rank clips its own"
+            "or --plan local-sgd, where each rank clips its own [R286]"
         )
 
     patches.set(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
@@ -103,7 +103,7 @@ def _refuse_tables(patches: Patches, module: ModuleType, plan: Plan) -> None:
     def __init__(*_: Any, **__: Any) -> None:
         raise UsageError(
             f"EmbeddingTable and {plan.item('update')} contradict each other: rows are not averaged; use "
-            "--plan hybrid, or geo,every=K with servers"
+            "--plan hybrid, or geo,every=K with servers [R287]"
         )
 
     patches.set(module.EmbeddingTable, "__init__", __init__)

@@ -63,12 +63,12 @@ class Backward:
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
             if context.region is Region.OBSERVED:
-                raise MixesRows("its forward runs backward")
+                raise MixesRows("its forward runs backward [R339]")
             if not context.on_main_thread():
                 if crosses_ranks(tensors):
                     raise RondeError(
                         "backward of a loss over ranks was called in another thread than the script's main "
-                        "one, where ranks are not in step; call it in the main thread"
+                        "one, where ranks are not in step; call it in the main thread [R374]"
                     )
                 return plain(tensors, grad_tensors, *args, **kwargs)
             before = clock.enter(Part.OWN) if clock.armed else None

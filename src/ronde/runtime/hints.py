@@ -39,25 +39,25 @@ def hint(error: BaseException, config: RankConfig) -> str:
     if isinstance(error, KeyError) and error.args and error.args[0] in torchrun_environment(config):
         return (
             f"the script reads {error.args[0]} itself: it is written for many ranks already. Run it with "
-            "`ronde run --native`, or leave the ranks out of the script"
+            "`ronde run --native`, or leave the ranks out of the script [R173]"
         )
     if _has(text, _NO_SHARED_MEMORY) or _of_a_semaphore(error):
         return (
             f"shared memory{_size('/dev/shm')} is too small for the batches that loader workers hand over on "
             f"{config.place.local_world_size} ranks: make it larger (docker run --shm-size=8g), or use a "
-            "smaller num_workers"
+            "smaller num_workers [R196]"
         )
     if _of_an_address(error, text) and config.place.local_world_size > 1:
         return (
             "another program on this host has the address, a Unix socket's file was left there, or several "
             "ranks open it. Give each rank its own, PORT + ronde.rank(), or open it behind `if "
-            "ronde.is_main():`. A script that starts ranks itself runs by python, or with --ranks 1"
+            "ronde.is_main():`. A script that starts ranks itself runs by python, or with --ranks 1 [R174]"
         )
     if _has(text, _NO_KERNEL):
         return (
             "torch has no kernel of oneDNN for this on this CPU, mostly an LSTM in 16 bits: leave "
             "precision=bf16 out of the plan, or autocast out of the script, or set "
-            "torch.backends.mkldnn.enabled = False there"
+            "torch.backends.mkldnn.enabled = False there [R204]"
         )
     return _about_batches(text) or _about_devices(text, config.place.device) or _about_classes(text)
 
@@ -71,7 +71,7 @@ def _about_classes(text: str) -> str:
     return (
         f"a {kind[1]} is a {base} in parts, which is none by its exact class: where that is asked by "
         f"type(...), write isinstance(..., {base}); where a library asks, give it a whole value, "
-        "torch.from_numpy(x.numpy(force=True)), or run the script by python"
+        "torch.from_numpy(x.numpy(force=True)), or run the script by python [R202]"
     )
 
 
@@ -80,37 +80,41 @@ def _about_batches(text: str) -> str:
     if "default_collate: batch must contain" in text:
         return (
             "the samples of this data set are of a class that torch cannot make a batch of: return tensors, "
-            "numbers, or tuples and dicts of them, or give the DataLoader a collate_fn"
+            "numbers, or tuples and dicts of them, or give the DataLoader a collate_fn [R204]"
         )
     kind = _NO_TENSOR.search(text)
     if kind is None:
         return ""
     return (
         f"a {kind[1]} stands where a tensor belongs: torch.stack makes one of tensors, torch.as_tensor of "
-        "numbers or an array; a DataLoader does so by itself without collate_fn"
+        "numbers or an array; a DataLoader does so by itself without collate_fn [R204]"
     )
 
 
 def _about_devices(text: str, device: str) -> str:
     """Explain tensors on the wrong device; `device` is that of the ranks."""
     if "invalid device ordinal" in text and device == "cuda":
-        return 'each rank sees one CUDA device, its own: write "cuda" or "cuda:0" instead of another number'
+        return (
+            'each rank sees one CUDA device, its own: write "cuda" or "cuda:0" instead of another '
+            "number [R203]"
+        )
     if _has(text, _NO_CUDA) and device == "cpu":
         return (
             'the script asks for a CUDA device, and these ranks are on the CPU: write device = "cuda" if '
-            'torch.cuda.is_available() else "cpu", and use it in place of "cuda"'
+            'torch.cuda.is_available() else "cpu", and use it in place of "cuda" [R203]'
         )
     apart = _are_apart(text)
     if "meta tensor" in text or (apart and re.search(r"\bmeta\b", text)):
         return (
             'what is on the device "meta" has no values: leave that device out of the script, or call '
-            f'model.to_empty(device="{device}") and load the parameters'
+            f'model.to_empty(device="{device}") and load the parameters [R203]'
         )
     if not apart:
         return ""
     return (
         "a model and what it is called on must be on one device, here that of the ranks: "
-        f'model.to("{device}") before the optimizer is made, and .to("{device}") for every tensor of a batch'
+        f'model.to("{device}") before the optimizer is made, and .to("{device}") for every tensor of a '
+        "batch [R203]"
     )
 
 

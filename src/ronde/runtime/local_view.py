@@ -205,7 +205,7 @@ class LocalView:
             raise UsageError(
                 f"{self.plan.item('update')} gives each rank its slice of every batch of a DataLoader, and "
                 "this script has trained on none: all ranks would do the same; use a plan that cuts any "
-                "batch, such as ps or ddp"
+                "batch, such as ps or ddp [R425]"
             )
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:

@@ -121,13 +121,13 @@ class Publishing:
         if not self._leads:
             return
         if self._publication.trouble:
-            self._say(f"the last version was not published: {self._publication.trouble}")
+            self._say(f"the last version was not published: {self._publication.trouble} [R732]")
         elif not self._publication.durable:
-            self._say("nothing was published: the script trained no model that it called")
+            self._say("nothing was published: the script trained no model that it called [R731]")
         elif self._no_program:
             self._say(
                 f"the model is published without a program, so a replica looks up rows but does not predict: "
-                f"{self._no_program}"
+                f"{self._no_program} [R734]"
             )
 
     def _after_step(self, *_: Any) -> None:

@@ -78,7 +78,7 @@ def _find_file(script: str) -> tuple[types.CodeType, str, None]:
         with io.open_code(os.path.abspath(script)) as file:
             source = file.read()
     except OSError as error:
-        raise UsageError(f"cannot read the script {script!r}: {error.strerror}") from error
+        raise UsageError(f"cannot read the script {script!r}: {error.strerror} [R175]") from error
     return compile(source, script, "exec"), script, None
 
 
@@ -89,9 +89,9 @@ def _find_module(name: str) -> tuple[types.CodeType, str, importlib.machinery.Mo
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
     except (ImportError, ValueError) as error:
-        raise UsageError(f"cannot find the module {name!r}: {error}") from error
+        raise UsageError(f"cannot find the module {name!r}: {error} [R176]") from error
     loader: Any = spec.loader if spec else None
     code = loader.get_code(spec.name) if spec and hasattr(loader, "get_code") else None
     if spec is None or code is None or spec.origin is None:
-        raise UsageError(f"no module named {name!r} that could be run; is it on the path?")
+        raise UsageError(f"no module named {name!r} that could be run; is it on the path? [R176]")
     return code, spec.origin, spec

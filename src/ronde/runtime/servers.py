@@ -34,13 +34,13 @@ def connect(config: RankConfig, plan: Plan) -> Client | None:
     if len(config.run.servers) != count:
         raise UsageError(
             f"the plan has {count} parameter servers, and {len(config.run.servers)} are known; start the run "
-            f"by `ronde run --servers {count}`"
+            f"by `ronde run --servers {count}` [R418]"
         )
     try:
         from ronde.server.transport.client import Client
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"parameter servers need {error.name}, which is not installed: pip install 'ronde[server]'"
+            f"parameter servers need {error.name}, which is not installed: pip install 'ronde[server]' [R419]"
         ) from None
     return Client(
         config.run.servers,

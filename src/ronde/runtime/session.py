@@ -482,7 +482,7 @@ class Session:
         elif not isinstance(thing, DataLoader):
             raise UsageError(
                 f"ronde.prepare takes models, optimizers and loaders, not a {type(thing).__name__}; "
-                f"pass the torch.nn.Module, torch.optim.Optimizer or DataLoader itself"
+                f"pass the torch.nn.Module, torch.optim.Optimizer or DataLoader itself [R383]"
             )
 
     def retire(self) -> None:

@@ -71,7 +71,7 @@ def model_of_script(script: str, arguments: Sequence[str]) -> tuple[torch.nn.Mod
             patches.restore()
     raise UsageError(
         f"{script} has called no model with parameters, so there is nothing to list; "
-        f"give it the arguments with which it trains, behind its name"
+        f"give it the arguments with which it trains, behind its name [R229]"
     )
 
 

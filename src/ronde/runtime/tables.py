@@ -74,7 +74,7 @@ def why_none_is_spread(plan: Plan, world_size: int, *, spread: bool) -> str:
     return (
         "sparse=sharded spreads nothing: it is for rows of a ronde.EmbeddingTable, or of an nn.Embedding or "
         "nn.EmbeddingBag with sparse=True (without compile=true, precision=fp16 and a cut "
-        "model), and the script has none that can be spread"
+        "model), and the script has none that can be spread [R470]"
     )
 
 

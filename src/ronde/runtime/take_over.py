@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ronde.launch.rank_config import RankConfig
+from ronde.messages import as_note
 from ronde.patching.patches import Patches
 from ronde.runtime.torchrun import torchrun_environment
 
@@ -30,11 +31,8 @@ def install(patches: Patches, config: RankConfig, retire: Callable[[], None]) ->
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         """Withdraw ronde from a script that distributes its work; set torchrun's environment."""
         if config.place.rank == 0 and not config.run.quiet:
-            print(
-                "ronde: the script calls init_process_group: it runs as under torchrun, unchanged "
-                "(use --native to say so from the start)",
-                file=sys.stderr,
-            )
+            said = "the script calls init_process_group: it runs as under torchrun, unchanged (use --native "
+            print(f"ronde: {as_note(f'{said}to say so from the start) [R173]')}", file=sys.stderr)
         retire()
         os.environ.update(torchrun_environment(config))
         return plain(*args, **kwargs)

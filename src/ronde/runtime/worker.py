@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ronde.errors import DivergedError, PeerLost, RaisedAlone, RondeError
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.run_spec import DEFAULT_PLAN
+from ronde.messages import as_error, as_note
 from ronde.runtime.account import give_account, open_tally, summarize
 from ronde.runtime.ending import exit_code, groups_have_threads, leave
 from ronde.runtime.script import execute
@@ -45,7 +46,7 @@ _WAIT_FOR_END = 10
 _WAIT_FOR_TORCHRUN = 3
 _CAUGHT_ALONE = (
     "the script would catch this, but one rank alone has raised it while others wait for what it was to send "
-    "them: all end. Check for it before the model is called, or take a plan without pipeline"
+    "them: all end. Check for it before the model is called, or take a plan without pipeline [R192]"
 )
 
 
@@ -87,7 +88,7 @@ def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> No
         if not ours and not config.place.observed:
             own = f"rank {config.place.rank} lost"
             told = str(lost) if str(lost).startswith(own) else f"{own} its peers ({lost})"
-            print(f"ronde: error: {told}", file=sys.stderr, flush=True)
+            print(f"ronde: {as_error(told)}", file=sys.stderr, flush=True)
         signal.alarm(_WAIT_FOR_END if ours else _WAIT_FOR_TORCHRUN)
         signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
         while True:
@@ -109,7 +110,7 @@ def _end_by(config: RankConfig, error: BaseException, advice: str = "") -> NoRet
     from ronde.runtime.hints import hint
 
     advice = advice or hint(error, config)
-    words = f"ronde: {advice}\n" if advice else ""
+    words = f"ronde: {as_note(advice)}\n" if advice else ""
     _report(config, "script", error, formatted(error) + words, advice=advice)
     show(error)
     sys.stderr.write(words)
@@ -119,14 +120,14 @@ def _end_by(config: RankConfig, error: BaseException, advice: str = "") -> NoRet
 def _end_diverged(config: RankConfig, diverged: DivergedError) -> NoReturn:
     _report(config, "diverged", diverged, str(diverged), paths=diverged.paths)
     if not config.place.has_launcher and not config.place.observed:
-        print(f"ronde: error: {diverged}", file=sys.stderr)
+        print(f"ronde: {as_error(str(diverged))}", file=sys.stderr)
     # Exit handlers might meet the other ranks again.
     _end_without_handlers(1)
 
 
 def _refuse(config: RankConfig, error: RondeError) -> None:
     _report(config, "ronde", error, str(error))
-    print(f"ronde: error: {error}", file=sys.stderr)
+    print(f"ronde: {as_error(str(error))}", file=sys.stderr)
 
 
 def _end_from_a_thread(config: RankConfig, error: DivergedError | RondeError) -> NoReturn:

@@ -47,7 +47,7 @@ def records_from(path: str, record_bytes: int) -> Iterator[Array]:
         while batch := reader.stdout.read(PAGE_ROWS * record_bytes):
             yield records_of(batch, record_bytes)
     if reader.returncode:
-        raise OSError(5, f"the process that reads rows on disk ended with {reader.returncode}")
+        raise OSError(5, f"the process that reads rows on disk ended with {reader.returncode} [R410]")
 
 
 def rows_now(table: Table, frozen: tuple[str, int] | None) -> Iterator[RowsOfTable]:
@@ -72,7 +72,7 @@ def _paged(rows: Iterator[RowsOfTable], count: int) -> Iterator[RowsOfTable]:
             yield together.of(slice(PAGE_ROWS))
             waiting = [together.of(slice(PAGE_ROWS, None))]
     if found != count:
-        raise ValueError(f"{count} rows are on disk, and {found} have been found there")
+        raise ValueError(f"{count} rows are on disk, and {found} have been found there [R410]")
     yield joined(waiting)
 
 

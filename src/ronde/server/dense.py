@@ -320,22 +320,24 @@ def _joined(messages: Sequence[Message]) -> Answer:
     """
     first = messages[0].meta
     if first["class"] not in STEPPED:
-        raise ValueError(f"there is no optimizer {str(first['class'])[:40]} on servers")
+        raise ValueError(f"there is no optimizer {str(first['class'])[:40]} on servers [R430]")
     for group in first["groups"]:
         if not isinstance(group["options"], dict) or not all(type(key) is int for key in group["keys"]):
-            raise ValueError("a group has keys and options")
+            raise ValueError("a group has keys and options [R430]")
     values: list[list[Any]] = []
     state: list[list[Any]] = []
     of_values: list[Array] = []
     of_state: list[Array] = []
     for message in messages:
         if message.meta["groups"] != first["groups"]:
-            raise ValueError(f"worker {message.worker} steps with other hyper-parameters or parameters")
+            raise ValueError(
+                f"worker {message.worker} steps with other hyper-parameters or parameters [R426]"
+            )
         arrays = iter(message.arrays)
         for key, name, dtype, size in message.meta["values"]:
             array = next(arrays)
             if array.nbytes != size * DTYPES[dtype].itemsize or name not in ("value", "gradient"):
-                raise ValueError(f"key {key} has other elements than it says")
+                raise ValueError(f"key {key} has other elements than it says [R430]")
             values.append([key, name, dtype, None])
             of_values.append(array)
         for entry in message.meta["state"]:

@@ -65,7 +65,7 @@ def _dtype_of(name: Any) -> torch.dtype:
     """Return the dtype of this name, if servers support it."""
     dtype = DTYPES.get(name) if isinstance(name, str) else None
     if dtype is None:
-        raise ValueError(f"there is no dtype {str(name)[:32]} on servers")
+        raise ValueError(f"there is no dtype {str(name)[:32]} on servers [R430]")
     return dtype
 
 
@@ -73,9 +73,9 @@ def _keys_of(meta: Mapping[str, Any]) -> list[int]:
     """Return the keys of a request: distinct non-negative integers."""
     keys = meta["keys"]
     if not isinstance(keys, list) or not all(type(key) is int and 0 <= key < _LARGEST_KEY for key in keys):
-        raise ValueError("keys are a list of whole numbers")
+        raise ValueError("keys are a list of whole numbers [R430]")
     if len(set(keys)) < len(keys):
-        raise ValueError("a key comes twice")
+        raise ValueError("a key comes twice [R430]")
     return keys
 
 
@@ -95,21 +95,21 @@ def check_parts(message: Message, held: Values, *, adds: bool, floating: bool = 
         or len(sizes) != len(keys)
         or not all(type(size) is int and 0 <= size < _LARGEST_SIZE for size in sizes)
     ):
-        raise ValueError("there is a size for each key")
+        raise ValueError("there is a size for each key [R430]")
     if len(message.arrays) != 1:
-        raise ValueError("values of all keys come in one array")
+        raise ValueError("values of all keys come in one array [R430]")
     _check_array(message.arrays[0], sum(sizes), dtype)
     if floating and not dtype.is_floating_point:
         raise ValueError(f"gradients are floats, not {meta['dtype']}")
     fresh = meta["fresh"] if message.operation is Operation.ADD_GRADIENTS else [0] * len(keys)
     if not isinstance(fresh, list) or len(fresh) != len(keys):
-        raise ValueError("there is a word for each key whether it is fresh")
+        raise ValueError("there is a word for each key whether it is fresh [R430]")
     for key, size, anew in zip(keys, sizes, fresh, strict=True):
         there = held.get(key)
         if adds and not anew and there is not None and (there.numel() != size or there.dtype != dtype):
             raise ValueError(
                 f"{size} elements of {meta['dtype']} for key {key}, which has "
-                f"{there.numel()} of {there.dtype}"
+                f"{there.numel()} of {there.dtype} [R430]"
             )
 
 
@@ -119,7 +119,7 @@ def check_push_step(message: Message, values: Values) -> None:
     _all_there(_keys_of(meta), values)
     check_parts(message, values, adds=True, floating=True)
     if type(meta["optimizer"]) is not int or meta["class"] not in STEPPED:
-        raise ValueError("an optimizer has a whole number, and a class that servers know")
+        raise ValueError("an optimizer has a whole number, and a class that servers know [R430]")
     _options_of(meta["class"], meta["options"])
 
 
@@ -130,14 +130,14 @@ def check_same(messages: Sequence[Message], *names: str) -> None:
         for name in names:
             if message.meta.get(name) != first.get(name):
                 raise ValueError(
-                    f"worker {message.worker} says other {name} than worker {messages[0].worker}"
+                    f"worker {message.worker} says other {name} than worker {messages[0].worker} [R430]"
                 )
 
 
 def check_scale(meta: Mapping[str, Any], gradients: Values) -> None:
     """Check a factor for the gradients of some keys."""
     if type(meta["factor"]) not in (int, float):
-        raise ValueError("a factor is a number")
+        raise ValueError("a factor is a number [R430]")
     float(meta["factor"])
     _all_there(_keys_of(meta), gradients)
 
@@ -156,9 +156,9 @@ def check_step(
         sent, of_state: the arrays of `meta["values"]`, and of the entries of `meta["state"]` that have one.
     """
     if not _dtype_of(meta["default"]).is_floating_point:
-        raise ValueError("steps are counted in a floating-point type")
+        raise ValueError("steps are counted in a floating-point type [R430]")
     if type(meta["optimizer"]) is not int or type(meta["anew"]) not in (bool, int):
-        raise ValueError("an optimizer is known by a whole number, and begins anew or not")
+        raise ValueError("an optimizer is known by a whole number, and begins anew or not [R430]")
     sizes = {key: (value.numel(), value.dtype) for key, value in values.items()}
     of_gradients = {key: (value.numel(), value.dtype) for key, value in gradients.items()}
     for (key, name, dtype, _), array in zip(meta["values"], sent, strict=True):
@@ -174,7 +174,7 @@ def check_step(
         if own:
             needed = _options_of(meta["class"], group["options"])
     if len(set(keys)) < len(keys):
-        raise ValueError("a key comes in two groups")
+        raise ValueError("a key comes in two groups [R430]")
     for key in keys:
         if sizes[key] != of_gradients[key] or not sizes[key][1].is_floating_point:
             raise ValueError(f"key {key} has {sizes[key]}, its gradient {of_gradients[key]}")
@@ -199,15 +199,15 @@ def _check_state(
     found: dict[int, set[str]] = {}
     for key, name, dtype, scalar in entries:
         if type(key) is not int or not isinstance(name, str):
-            raise ValueError("an entry of state has a key and a name")
+            raise ValueError("an entry of state has a key and a name [R430]")
         given = found.setdefault(key, set())
         if dtype is not None or scalar is not None:
             given.add(name)
         count, _ = sizes[key]
         if scalar is not None and type(scalar) not in (bool, int, float):
-            raise ValueError("an entry of state is a number, or an array")
+            raise ValueError("an entry of state is a number, or an array [R430]")
         if name in given and name in needed and (dtype is None or needed[name] != int(scalar is None)):
-            raise ValueError("an entry of state is a number, or an array")
+            raise ValueError("an entry of state is a number, or an array [R430]")
         if dtype is not None:
             kind = _dtype_of(dtype)
             if scalar is None:
@@ -216,7 +216,9 @@ def _check_state(
                 torch.tensor(scalar, dtype=kind)
     for key, names in found.items():
         if not (optional or needed.keys() <= names):
-            raise ValueError(f"the state of key {key} lacks {', '.join(sorted(needed.keys() - names))}")
+            raise ValueError(
+                f"the state of key {key} lacks {', '.join(sorted(needed.keys() - names))} [R430]"
+            )
 
 
 def _options_of(kind: str, options: Any) -> dict[str, int]:
@@ -244,7 +246,7 @@ def _tried(kind: str, shapes: tuple[tuple[str, Any], ...]) -> dict[str, int]:
         made.step()
         made.step()  # the second step uses state that the first one made, such as a momentum
     except Exception as error:
-        raise ValueError(f"{kind} does not take these hyper-parameters: {error}") from None
+        raise ValueError(f"{kind} does not take these hyper-parameters: {error} [R430]") from None
     kept = made.state[element].items()
     return {name: value.dim() for name, value in kept if isinstance(value, torch.Tensor)}
 
@@ -255,10 +257,10 @@ def _shape_of(value: Any) -> Any:
     if value is None or isinstance(value, (bool, str)):
         return ("is", value)
     if isinstance(value, int) and abs(value) >= _LARGEST_KEY:
-        raise ValueError("a hyper-parameter is too large")
+        raise ValueError("a hyper-parameter is too large [R430]")
     if isinstance(value, (int, float)):
         return ("number", type(value) is int)
-    raise ValueError("a hyper-parameter is a number, a word, or a list of such")
+    raise ValueError("a hyper-parameter is a number, a word, or a list of such [R430]")
 
 
 def _value_of(shape: Any) -> Any:
@@ -278,29 +280,29 @@ def check_rows(message: Message, values: Values) -> tuple[torch.Tensor, torch.Te
     (rows,) = message.arrays
     value = values[key]
     if type(dim) is not int or dim < 1 or value.numel() % dim:
-        raise ValueError(f"{value.numel()} elements are no rows of {str(dim)[:20]}")
+        raise ValueError(f"{value.numel()} elements are no rows of {str(dim)[:20]} [R430]")
     if rows.dtype != np.int64 or rows.ndim != 1:
-        raise ValueError("rows are numbered by int64 of one axis")
+        raise ValueError("rows are numbered by int64 of one axis [R430]")
     shaped = value.view(-1, dim)
     if len(rows) and not (rows.min() >= 0 and rows.max() < len(shaped)):
         raise ValueError(f"there are {len(shaped)} rows")
     if len(rows) * dim > _MOST_ELEMENTS:
-        raise ValueError("so many rows are too many for an answer")
+        raise ValueError("so many rows are too many for an answer [R430]")
     return shaped, torch.from_numpy(np.array(rows))
 
 
 def check_answer(tensors: Sequence[torch.Tensor]) -> None:
     """Check that an answer has at most `_MOST_ELEMENTS` elements."""
     if sum(each.numel() for each in tensors) > _MOST_ELEMENTS:
-        raise ValueError("so many elements are too many for an answer")
+        raise ValueError("so many elements are too many for an answer [R430]")
 
 
 def _check_array(array: Array, numel: int, dtype: torch.dtype) -> None:
     if array.nbytes != numel * dtype.itemsize or array.dtype != _NUMPY[dtype]:
-        raise ValueError(f"{array.nbytes} bytes of {array.dtype} are not {numel} elements of {dtype}")
+        raise ValueError(f"{array.nbytes} bytes of {array.dtype} are not {numel} elements of {dtype} [R430]")
 
 
 def _all_there(keys: Sequence[int], held: Values) -> None:
     for key in keys:
         if key not in held:
-            raise KeyError(f"there is nothing by key {key}")
+            raise KeyError(f"there is nothing by key {key} [R430]")

@@ -94,9 +94,11 @@ class EmbeddingTable(nn.Module):
         super().__init__()
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if dtype not in _DTYPES:
-            raise UsageError(f"EmbeddingTable(dtype={dtype}): rows are torch.float32 or torch.float64")
+            raise UsageError(f"EmbeddingTable(dtype={dtype}): rows are torch.float32 or torch.float64 [R461]")
         if pooling not in (None, "sum", "mean"):
-            raise UsageError(f'EmbeddingTable(pooling={pooling!r}): "sum" and "mean" are possible, or None')
+            raise UsageError(
+                f'EmbeddingTable(pooling={pooling!r}): "sum" and "mean" are possible, or None [R461]'
+            )
         config = TableConfig(
             dim=dim,
             optimizer=Adagrad() if optimizer is None else optimizer,
@@ -135,10 +137,10 @@ class EmbeddingTable(nn.Module):
             UsageError: ids are not integers; only one of `offsets` and `pooling` is given.
         """
         if ids.dtype not in (torch.int64, torch.int32):
-            raise UsageError(f"EmbeddingTable: ids are {ids.dtype}; int64 is needed (ids.long())")
+            raise UsageError(f"EmbeddingTable: ids are {ids.dtype}; int64 is needed (ids.long()) [R462]")
         if (offsets is None) != (self.pooling is None):
             raise UsageError(
-                'EmbeddingTable: bags need both `offsets` in the call and `pooling="sum"` or "mean"'
+                'EmbeddingTable: bags need both `offsets` in the call and `pooling="sum"` or "mean" [R462]'
             )
         rows: torch.Tensor = _LookUp.apply(self.anchor, ids, self)  # pyright: ignore[reportAssignmentType]
         return rows if offsets is None else self._pooled(rows, offsets)

@@ -31,22 +31,22 @@ def misfit(about: Mapping[str, Any], known_run: str, hello: Mapping[str, Any]) -
     if hello.get("workers") != about["workers"]:
         return (
             f"it was started for {about['workers']} workers, and this run has {told('workers')}; start it "
-            f"again with --workers {told('workers')}"
+            f"again with --workers {told('workers')} [R432]"
         )
     if differs("servers") or differs("server"):
         return (
             f"it is server {about['server']} of {about['servers']}, and this run has it as {told('server')} "
-            f"of {told('servers')}; give --servers all endpoints, in the order of their --index"
+            f"of {told('servers')}; give --servers all endpoints, in the order of their --index [R432]"
         )
     if differs("update") or (about.get("update") == "bounded" and differs("staleness")):
         return (
             f"it was started with --update {about['update']} --staleness {about['staleness']}, and the plan "
-            f"needs --update {told('update')} --staleness {told('staleness')}"
+            f"needs --update {told('update')} --staleness {told('staleness')} [R432]"
         )
     run = hello.get("run")
     if known_run and run and run != known_run:
         return (
             "it has what an earlier run has learnt; a new run needs a server that was started anew, with "
-            "another --state directory or none"
+            "another --state directory or none [R432]"
         )
     return ""

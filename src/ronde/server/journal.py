@@ -117,7 +117,8 @@ class Journal:
             self._mend()
         why = RondeError(
             f"nothing was changed: {self._directory}, where changes are written before they are made, takes "
-            f"no more ({error.strerror}); free some space there, or give the run a --run-dir on a larger disk"
+            f"no more ({error.strerror}); free some space there, or give the run a --run-dir on a larger "
+            "disk [R405]"
         )
         if not self._is_full:
             self._tell(str(why))
@@ -143,7 +144,7 @@ def read_records(
     for place, (first, path) in enumerate(files):
         if first != begin:
             raise RondeError(
-                f"the log in {directory} has no changes {begin} to {first - 1}: {path.name} is next"
+                f"the log in {directory} has no changes {begin} to {first - 1}: {path.name} is next [R408]"
             )
         try:
             for each in frames_of(path):
@@ -153,10 +154,11 @@ def read_records(
             if place < len(files) - 1 or has_frame(path, damage.offset):
                 raise RondeError(
                     f"{path} is damaged at byte {damage.offset} ({damage}), and changes follow that were "
-                    "confirmed: restore the file, or begin with an empty directory"
+                    "confirmed: restore the file, or begin with an empty directory [R408]"
                 ) from None
             tell(
-                f"{path.name}: the last change was written half ({damage}) and confirmed to nobody; taken off"
+                f"{path.name}: the last change was written half ({damage}) and confirmed to nobody; taken "
+                "off [R407]"
             )
             if mend:
                 os.truncate(path, damage.offset)
@@ -171,7 +173,9 @@ def open_directory(directory: Path) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise RondeError(f"{directory}, for the log of a server, cannot be made: {error.strerror}") from None
+        raise RondeError(
+            f"{directory}, for the log of a server, cannot be made: {error.strerror} [R405]"
+        ) from None
     return directory
 
 

@@ -29,12 +29,13 @@ class ServerOptimizer:
         name = kind.__name__
         if name not in STEPPED or getattr(torch.optim, name) is not kind:
             raise UsageError(
-                f"KVStore.set_optimizer({name}): servers run {', '.join(STEPPED)} of torch.optim"
+                f"KVStore.set_optimizer({name}): servers run {', '.join(STEPPED)} of torch.optim [R444]"
             )
         made: Any = optimizer if kind is not optimizer else kind([torch.zeros(1)], **options)
         if len(made.param_groups) != 1 or (kind is not optimizer and options):
             raise UsageError(
-                f"KVStore.set_optimizer({name}): an optimizer has one group, and options go with a class"
+                f"KVStore.set_optimizer({name}): an optimizer has one group, and options go with a "
+                "class [R444]"
             )
         self.number = number
         self.torch_optimizer: torch.optim.Optimizer = made

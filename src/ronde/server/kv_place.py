@@ -80,7 +80,7 @@ class Place:
         if tuple(value.shape) != self.shape or value.dtype != self.dtype:
             raise UsageError(
                 f"KVStore.{what}({self.key!r}): {list(value.shape)} {value.dtype}, and init() gave this key "
-                f"{list(self.shape)} {self.dtype}"
+                f"{list(self.shape)} {self.dtype} [R443]"
             )
 
 
@@ -98,7 +98,8 @@ def place_of(key: Key, value: torch.Tensor, servers: int, bound: int) -> Place:
     """
     if value.dtype not in DTYPES.values():
         raise UsageError(
-            f"KVStore.init({key!r}): servers do not know {value.dtype}; they know {', '.join(sorted(DTYPES))}"
+            f"KVStore.init({key!r}): servers do not know {value.dtype}; they know "
+            f"{', '.join(sorted(DTYPES))} [R443]"
         )
     number, numel = key_number(key), value.numel()
     rows = value.shape[0] if value.dim() else 1
@@ -128,13 +129,15 @@ def listed(what: str, key: Any, value: Any, *, sums: bool = False) -> list[tuple
     keys: Sequence[Any] = key if many else [key]
     values: Sequence[Any] = value if many else [value]
     if len(keys) != len(values):
-        raise UsageError(f"KVStore.{what}: {len(keys)} keys and {len(values)} values; one for each is needed")
+        raise UsageError(
+            f"KVStore.{what}: {len(keys)} keys and {len(values)} values; one for each is needed [R443]"
+        )
     if len(set(keys)) < len(keys):
-        raise UsageError(f"KVStore.{what}: a key comes twice in {list(keys)!r}")
+        raise UsageError(f"KVStore.{what}: a key comes twice in {list(keys)!r} [R443]")
     found: list[tuple[Key, torch.Tensor]] = []
     for each, given in zip(keys, values, strict=True):
         if isinstance(each, bool) or not isinstance(each, (int, str)):
-            raise UsageError(f"KVStore.{what}({each!r}): a key is a whole number or a word")
+            raise UsageError(f"KVStore.{what}({each!r}): a key is a whole number or a word [R443]")
         found.append((each, _tensor(what, each, given, sums)))
     return found
 
@@ -149,7 +152,9 @@ def _tensor(what: str, key: Key, given: Any, sums: bool) -> torch.Tensor:
         if len({(each.shape, each.dtype) for each in tensors}) == 1:
             with torch.no_grad():
                 return torch.stack(tensors).sum(0, dtype=tensors[0].dtype) if len(tensors) > 1 else tensors[0]
-    raise UsageError(f"KVStore.{what}({key!r}): a value is a tensor, or for push() a list of equal shapes")
+    raise UsageError(
+        f"KVStore.{what}({key!r}): a value is a tensor, or for push() a list of equal shapes [R443]"
+    )
 
 
 def by_server(places: Sequence[Place]) -> dict[tuple[int, torch.dtype], list[tuple[int, Part]]]:

@@ -68,7 +68,7 @@ class KVStore:
         timeout: float = 1800.0,
     ) -> None:
         if type not in ("local", *_RULES):
-            raise UsageError(f"KVStore({type!r}): there are local, dist_sync and dist_async")
+            raise UsageError(f"KVStore({type!r}): there are local, dist_sync and dist_async [R440]")
         self.type: Kind = type
         self._bound = bigarray_bound
         self._places: dict[Key, Place] = {}
@@ -88,7 +88,7 @@ class KVStore:
         if not all(endpoints) or not endpoints:
             raise UsageError(
                 f"KVStore({type!r}): {SERVERS_KEY} does not say where servers are; start the program by "
-                "`ronde run --native --servers N`, or give servers=[...]"
+                "`ronde run --native --servers N`, or give servers=[...] [R441]"
             )
         known = token if token is not None else read_token(os.environ)
         self._client = Client(
@@ -117,7 +117,7 @@ class KVStore:
         tensors: list[tuple[Place, torch.Tensor]] = []
         for each, tensor in pairs:
             if each in self._places:
-                raise UsageError(f"KVStore.init({each!r}): this key has a value; push() changes it")
+                raise UsageError(f"KVStore.init({each!r}): this key has a value; push() changes it [R443]")
             place = place_of(each, tensor, self._client.servers, self._bound)
             tensors.append((place, tensor))
         if self.type == "dist_sync" or self.rank == 0:
@@ -190,14 +190,14 @@ class KVStore:
         numbers = torch.as_tensor(row_ids, dtype=torch.int64).reshape(-1).cpu()
         if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < place.rows:
             raise UsageError(
-                f"KVStore.row_sparse_pull({key!r}): rows are numbered from 0 to {place.rows - 1}"
+                f"KVStore.row_sparse_pull({key!r}): rows are numbered from 0 to {place.rows - 1} [R443]"
             )
         if out is None:
             out = torch.empty((len(numbers), *place.shape[1:]), dtype=place.dtype)
         elif tuple(out.shape) != (len(numbers), *place.shape[1:]):
             raise UsageError(
                 f"KVStore.row_sparse_pull({key!r}): out is {list(out.shape)}, and "
-                f"{[len(numbers), *place.shape[1:]]} is needed"
+                f"{[len(numbers), *place.shape[1:]]} is needed [R443]"
             )
         asked: list[tuple[torch.Tensor, Request]] = []
         dim = max(place.numel // max(place.rows, 1), 1)
@@ -278,7 +278,7 @@ class KVStore:
             self._client.close()
             raise UsageError(
                 f"KVStore({self.type!r}): the servers were started for update={rule}; start them with "
-                f"update={_RULES[self.type][0]}"
+                f"update={_RULES[self.type][0]} [R442]"
             )
 
     def _known(self, what: str, key: Key) -> Place:
@@ -286,7 +286,7 @@ class KVStore:
         if place is None:
             raise UsageError(
                 f"KVStore.{what}({key!r}): this key has no value yet; call init({key!r}, value) first, "
-                "on every worker"
+                "on every worker [R443]"
             )
         return place
 
@@ -424,5 +424,5 @@ def _number(name: str, given: int | None, variable: str) -> int:
     except ValueError:
         raise UsageError(
             f"KVStore: {variable} is {found!r}, which is not a number; give {name}=, or start the program by "
-            "`ronde run --native --servers N`"
+            "`ronde run --native --servers N` [R441]"
         ) from None

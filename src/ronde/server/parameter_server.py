@@ -114,14 +114,14 @@ class ParameterServer:
         """Answer a message, at once or when it is due; raises `WireError` on refusal."""
         if message.incarnation < self._incarnations.get(message.worker, 0):
             raise WireError(
-                "incarnation", f"worker {message.worker} has been started again since it sent this"
+                "incarnation", f"worker {message.worker} has been started again since it sent this [R403]"
             )
         if message.operation in (Operation.HELLO, Operation.STATUS, Operation.LEAVE, Operation.STOP):
             if message.operation is Operation.STATUS and message.worker < self._workers:
                 self._presence.heard(message.worker)
             self._administer(message, reply)
         elif not 0 <= message.worker < self._workers:
-            raise WireError("worker", f"there is no worker {message.worker} among {self._workers}")
+            raise WireError("worker", f"there is no worker {message.worker} among {self._workers} [R426]")
         else:
             self._presence.heard(message.worker)
             self._serve(message, reply)
@@ -148,7 +148,7 @@ class ParameterServer:
         if message.operation is Operation.STOP:
             self._on_stop()
         elif message.operation is not Operation.STATUS and not 0 <= message.worker < self._workers:
-            raise WireError("worker", f"there is no worker {message.worker} among {self._workers}")
+            raise WireError("worker", f"there is no worker {message.worker} among {self._workers} [R426]")
         elif message.operation is Operation.LEAVE:
             self._presence.left(message.worker)
             self._write_and_apply(Record(message.operation, {}, [], {message.worker: message.sequence}))
@@ -190,7 +190,7 @@ class ParameterServer:
             return
         expected = max(self._accepted.get(worker, 0), made) + 1
         if sequence > expected:
-            raise WireError("order", f"request {sequence} of worker {worker} comes before {expected}")
+            raise WireError("order", f"request {sequence} of worker {worker} comes before {expected} [R426]")
         self._accepted[worker] = max(sequence, expected - 1)
         if self._rule == "sync":
             gathered = self._rounds.setdefault(sequence, {})
@@ -206,7 +206,9 @@ class ParameterServer:
         messages = [message for message, _ in together]
         try:
             if len({message.operation for message in messages}) > 1:
-                raise WireError("request", "workers ask for different changes; they run different scripts?")
+                raise WireError(
+                    "request", "workers ask for different changes; they run different scripts? [R426]"
+                )
             record = self.shard.prepare(messages)
             refusal = self._write_and_apply(record)
         except WireError as error:
@@ -253,7 +255,7 @@ class ParameterServer:
             self._answer(message, reply)
         else:
             if len(self._deferred) >= _MOST_DEFERRED:
-                raise WireError("deferred", f"{len(self._deferred)} requests wait already")
+                raise WireError("deferred", f"{len(self._deferred)} requests wait already [R430]")
             self._deferred[message.worker, message.request] = message, reply
 
     def _answer(self, message: Message, reply: Reply) -> None:

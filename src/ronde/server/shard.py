@@ -82,7 +82,9 @@ class Shard:
         """
         part = self._reads.get(message.operation)
         if part is None:
-            raise WireError("request", f"{message.operation.name.lower()} is nothing that this server knows")
+            raise WireError(
+                "request", f"{message.operation.name.lower()} is nothing that this server knows [R430]"
+            )
         return self._asked(part.read, message)
 
     def freeze(self) -> None:

@@ -103,7 +103,7 @@ def snapshots(directory: Path, tell: Callable[[str], object] = lambda words: Non
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        tell(f"{path} cannot be read ({error}); the snapshots beside it are tried, newest first")
+        tell(f"{path} cannot be read ({error}); the snapshots beside it are tried, newest first [R409]")
         return sorted(there, reverse=True)
 
 
@@ -117,11 +117,11 @@ def read_snapshot(directory: Path, records: int) -> Answer:
     try:
         head, *sections = frames_of(path)
     except (DamagedFrame, OSError, ValueError) as error:
-        raise ValueError(f"{path.name} is damaged: {error}") from None
+        raise ValueError(f"{path.name} is damaged: {error} [R741]") from None
     meta: dict[str, Any] = head.meta
     arrays: list[Array] = [array for section in sections for array in section.arrays]
     if meta.get("version") != _VERSION or len(arrays) != meta["arrays"]:
-        raise ValueError(f"{path.name} is of another version, or its end is missing")
+        raise ValueError(f"{path.name} is of another version, or its end is missing [R408]")
     return meta["state"], arrays
 
 

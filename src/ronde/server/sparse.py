@@ -62,7 +62,7 @@ class SparseShard:
         for message in messages:
             check_update(message, table)
             if message.meta["table"] != number or message.meta["lr"] != first["lr"]:
-                raise ValueError(f"worker {message.worker} updates another table, or by another rate")
+                raise ValueError(f"worker {message.worker} updates another table, or by another rate [R430]")
         # Before the change is logged: a full disk refuses it.
         table.make_ready(np.concatenate([message.arrays[0] for message in messages]))
         # Copies, as the record outlives the messages.
@@ -106,7 +106,7 @@ class SparseShard:
             case _:
                 (ids,) = message.arrays
                 if ids.dtype != np.int64 or ids.ndim != 1:
-                    raise ValueError(f"ids are int64 of one axis, not {ids.dtype} of {ids.ndim}")
+                    raise ValueError(f"ids are int64 of one axis, not {ids.dtype} of {ids.ndim} [R430]")
                 rows = table.look_up(ids)
         return {}, [to_half(rows) if table.config.half_rows else rows]
 

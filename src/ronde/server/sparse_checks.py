@@ -27,23 +27,23 @@ def check_update(message: Message, table: Table) -> None:
     """
     ids, gradients, counts = message.arrays
     if ids.dtype != np.int64 or ids.ndim != 1 or counts.dtype != np.int64 or counts.shape != ids.shape:
-        raise ValueError("ids and counts are int64 of one axis")
+        raise ValueError("ids and counts are int64 of one axis [R430]")
     if gradients.shape != (len(ids), table.config.dim) or gradients.dtype.kind != "f":
-        raise ValueError(f"gradients of shape {list(gradients.shape)} for {len(ids)} ids")
+        raise ValueError(f"gradients of shape {list(gradients.shape)} for {len(ids)} ids [R430]")
     if len(counts) and not (counts.min() >= 0 and counts.max() < 1 << 32):
-        raise ValueError("a count is no negative number")
+        raise ValueError("a count is no negative number [R430]")
     lr = message.meta["lr"]
     if lr is not None and type(lr) not in (int, float):
-        raise ValueError("a learning rate is a number")
+        raise ValueError("a learning rate is a number [R430]")
     if lr is None and table.config.optimizer.lr is None:
-        raise ValueError("neither the table nor the request has a learning rate")
+        raise ValueError("neither the table nor the request has a learning rate [R430]")
 
 
 def check_rows(meta: Mapping[str, Any], arrays: Sequence[Array], table: Table) -> None:
     """Check a table's state, as `Table.state` returns it."""
     entries, own = meta["entries"], Table(dataclasses.replace(table.config, cold=None)).state()
     if not isinstance(entries, list) or sorted(entries) != sorted(own) or len(entries) != len(arrays):
-        raise ValueError("these are not the entries of such a table")
+        raise ValueError("these are not the entries of such a table [R430]")
     state = dict(zip(entries, arrays, strict=True))
     rows = len(state["ids"])
     wide = {"embeddings": table.config.dim, "states": table.config.optimizer.state(table.config.dim)}
@@ -53,12 +53,14 @@ def check_rows(meta: Mapping[str, Any], arrays: Sequence[Array], table: Table) -
         if name in ROWS and came.shape != shape:
             raise ValueError(f"{name} of shape {list(came.shape)} for {rows} rows")
         if came.ndim != value.ndim or came.dtype.kind != value.dtype.kind:
-            raise ValueError(f"{name} is {came.dtype} of {came.ndim} axes, not {value.dtype} of {value.ndim}")
+            raise ValueError(
+                f"{name} is {came.dtype} of {came.ndim} axes, not {value.dtype} of {value.ndim} [R430]"
+            )
     counters = ADMISSION + "counters"
     if counters in own and own[counters].shape != state[counters].shape:
-        raise ValueError(f"a filter of {own[counters].shape} counters, not {state[counters].shape}")
+        raise ValueError(f"a filter of {own[counters].shape} counters, not {state[counters].shape} [R430]")
     waiting, counts = state.get(ADMISSION + "ids"), state.get(ADMISSION + "counts")
     if waiting is not None and counts is not None and waiting.shape != counts.shape:
-        raise ValueError("each id that waits has a count")
+        raise ValueError("each id that waits has a count [R430]")
     if len(np.unique(state["ids"])) < rows:
-        raise ValueError("an id has two rows")
+        raise ValueError("an id has two rows [R430]")

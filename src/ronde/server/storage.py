@@ -128,7 +128,7 @@ class Storage:
                 process = os.fork()
         except (OSError, RondeError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            self._tell(f"no snapshot could be begun: {why}; the log goes on")
+            self._tell(f"no snapshot could be begun: {why}; the log goes on [R410]")
             self._shard.thaw()
             return
         if not process:
@@ -190,7 +190,9 @@ class Storage:
             self._state_bytes = (self._directory / name_of(records)).stat().st_size
         except OSError as error:
             remove_unfinished(self._directory)
-            self._tell(f"a snapshot could not be written ({error.strerror}); the log goes on, and grows")
+            self._tell(
+                f"a snapshot could not be written ({error.strerror}); the log goes on, and grows [R410]"
+            )
             return
         self._tell(
             f"snapshot of {records} changes, {self._state_bytes / 1e6:.1f} MB; it held this server up for "
@@ -213,7 +215,7 @@ def recover(
         try:
             state = read_snapshot(directory, each)
         except ValueError as error:
-            tell(f"{error}; the snapshot before it is taken, with its log")
+            tell(f"{error}; the snapshot before it is taken, with its log [R409]")
             damaged.append(each)
             continue
         shard.load(*state)
@@ -223,7 +225,7 @@ def recover(
         # Without snapshots the log starts at change 0, unless the run started from a snapshot.
         if found and (0 in found or not logs or logs[0][0]):
             raise RondeError(
-                f"no snapshot in {directory} is whole: restore one, or begin with an empty directory"
+                f"no snapshot in {directory} is whole: restore one, or begin with an empty directory [R408]"
             )
         begun = 0
     else:
@@ -250,7 +252,9 @@ def _locked(directory: Path) -> int:
         if not os.access(directory, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise RondeError(f"{directory}, for the log of a server, cannot be used: {error.strerror}") from None
+        raise RondeError(
+            f"{directory}, for the log of a server, cannot be used: {error.strerror} [R434]"
+        ) from None
     until = time.monotonic() + _LOCK_S
     while True:
         try:
@@ -259,7 +263,8 @@ def _locked(directory: Path) -> int:
             if time.monotonic() > until:
                 os.close(descriptor)
                 raise RondeError(
-                    f"another server uses {directory}: end it, or give each server a directory of its own"
+                    f"another server uses {directory}: end it, or give each server a directory of its "
+                    "own [R434]"
                 ) from None
             time.sleep(0.05)
         except OSError:

@@ -56,7 +56,9 @@ def take_tables(
         recover(folder, Shard({"dense": DenseShard(), "sparse": sparse}), tell, mend=False)
         for number, table in sparse.tables.items():
             if configs.setdefault(number, table.config) != table.config:
-                raise RondeError(f"the servers in {source} have made table {number} with different values")
+                raise RondeError(
+                    f"the servers in {source} have made table {number} with different values [R415]"
+                )
             parts.setdefault(number, []).append(divide(table.state_in_memory(), mine))
     taken = SparseShard(directory=str(directory))
     for number, states in parts.items():
@@ -71,7 +73,9 @@ def take_tables(
         write_snapshot(directory, 0, state)
         commit(directory, 0, 1)
     except OSError as error:
-        raise RondeError(f"{directory} does not take the tables of {source}: {error.strerror}") from None
+        raise RondeError(
+            f"{directory} does not take the tables of {source}: {error.strerror} [R415]"
+        ) from None
     rows = sum(len(table) for table in taken.tables.values())
     tell(f"{rows} rows of {len(taken.tables)} tables are taken over from {len(folders)} servers of {source}")
 
@@ -80,7 +84,7 @@ def _folders(source: Path) -> list[Path]:
     numbered = server_states(source)
     if not numbered or sorted(numbered) != list(range(len(numbered))):
         raise UsageError(
-            f"--server-state {source}: no folders server-0, server-1, ... of an earlier run's servers"
+            f"--server-state {source}: no folders server-0, server-1, ... of an earlier run's servers [R414]"
         )
     return [numbered[number] for number in sorted(numbered)]
 

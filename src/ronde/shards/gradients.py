@@ -90,7 +90,7 @@ def _attribute(
         if not context.on_main_thread():
             raise UsageError(
                 "a gradient that is spread over the ranks was read in another thread than the script's main "
-                "one, where ranks are not in step; read it in the main thread"
+                "one, where ranks are not in step; read it in the main thread [R374]"
             )
         return parts.whole(tensor)
 

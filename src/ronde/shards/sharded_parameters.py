@@ -340,7 +340,7 @@ class ShardedParameters:
         if any(of_several_processes(each) for each in self._table.uncut(module) if not is_lazy(each)):
             self._note(
                 "parameters in memory of several processes (share_memory()) are whole on every rank, and not "
-                "cut: the other processes read there what they become"
+                "cut: the other processes read there what they become [R311]"
             )
         self.rest(keep_last=False)
         give_back()  # the former memory of parameters
@@ -358,7 +358,7 @@ class ShardedParameters:
         if not context.is_in_step():
             raise UsageError(
                 "a parameter that is spread over the ranks was used in another thread than the script's main "
-                "one, where ranks are not in step; use it in the main thread"
+                "one, where ranks are not in step; use it in the main thread [R374]"
             )
         if context.together is not None:
             context.together(lambda: None)  # no rank that has ended an observed call is waited for

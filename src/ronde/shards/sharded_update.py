@@ -85,7 +85,8 @@ class ShardedUpdate:
         if not self._context.on_main_thread():
             raise UsageError(
                 f"the state of {type(optimizer).__name__} is cut over the ranks, and was read in another "
-                f"thread than the script's main one, where ranks are not in step; read it in the main thread"
+                "thread than the script's main one, where ranks are not in step; read it in the main "
+                "thread [R374]"
             )
         vars(optimizer)["state"] = as_on_device(optimizer, held.whole())
         return vars(optimizer)["state"]
@@ -128,7 +129,7 @@ class ShardedUpdate:
         self._note(
             f"the state of {type(optimizer).__name__} was whole on every rank for some steps, because "
             f"the script held what it had read of it or loaded into it; del it, or keep or load a "
-            f"copy.deepcopy of it, to have it cut again"
+            f"copy.deepcopy of it, to have it cut again [R310]"
         )
         return True
 

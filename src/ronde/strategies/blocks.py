@@ -456,7 +456,7 @@ class ModelBlocks:
                 raise UsageError(
                     f"a hook was registered on a parameter of shape {list(tensor.shape)}, of whose gradient "
                     f"{item} gives each rank a block; register it before the model's first call, then the "
-                    f"parameter stays whole"
+                    f"parameter stays whole [R228]"
                 )
             return plain(tensor, hook)
 

@@ -81,5 +81,5 @@ class ContextStrategy(Strategy):
             return []
         return [
             f"{self._item} cuts nothing: no module that runs as one piece attends to its sequences, so every "
-            f"rank of a group computed everything"
+            f"rank of a group computed everything [R251]"
         ]

@@ -152,18 +152,20 @@ class MixtureCalls:
         said: list[str] = []
         for module, found in list(self._calls.tried.items()):
             said += [
-                f"{self._item} does not spread the experts of {type(module).__name__}: {why}"
+                f"{self._item} does not spread the experts of {type(module).__name__}: {why} [R256]"
                 for why in found.values()
                 if why
             ]
         said += [
             f"{self._item} does not spread the experts of {name}: a model that runs in parts calls it, and "
-            f"{self._plan.item('pipeline')} has stages of what is one piece"
+            f"{self._plan.item('pipeline')} has stages of what is one piece [R257]"
             for name in self._apart
         ]
         if not (self._calls.tried or self._apart) and self._without:
             names = ", ".join(self._without)
-            said.append(f"{self._item} spreads nothing of {names}: no mixture of experts was found in it")
+            said.append(
+                f"{self._item} spreads nothing of {names}: no mixture of experts was found in it [R258]"
+            )
         return list(dict.fromkeys(said))
 
     def stand_in(self, parameter: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor | None:
@@ -248,14 +250,14 @@ class MixtureCalls:
     def not_any_more(self, mixture: Mixture, why: str) -> UsageError:
         return UsageError(
             f"{self._item} has spread the experts of {type(mixture.module).__name__} in earlier calls, and "
-            f"cannot in this one: {why}; take a plan without expert"
+            f"cannot in this one: {why}; take a plan without expert [R259]"
         )
 
     def made_anew(self, mixture: Mixture) -> UsageError:
         return UsageError(
             f"{type(mixture.module).__name__} was made anew after the first call of a model like the one "
             f"that has it, in which {self._plan.item('pipeline')},{self._item} has tried what is "
-            f"spread; make one model, or take a plan without pipeline"
+            f"spread; make one model, or take a plan without pipeline [R260]"
         )
 
     def _by_calls(self, yes: bool) -> AbstractContextManager[None]:
@@ -284,4 +286,4 @@ def _refuse_use(parameter: torch.Tensor) -> None:
 
     Ranks have tokens of their own, so not all of them would reach a collective for an idle expert.
     """
-    raise Cannot("its forward uses parameters of an expert itself, not by calling it")
+    raise Cannot("its forward uses parameters of an expert itself, not by calling it [R256]")

@@ -116,12 +116,12 @@ class OwnMixtures:
     def not_any_more(self, mixture: Mixture, why: str) -> UsageError:
         return UsageError(
             f"{self._item} has cut the tokens of {type(mixture.module).__name__} in earlier calls, and "
-            f"cannot in this one: {why}; take a plan without {self._item.partition('=')[0]}"
+            f"cannot in this one: {why}; take a plan without {self._item.partition('=')[0]} [R259]"
         )
 
     def made_anew(self, mixture: Mixture) -> UsageError:
         return UsageError(
             f"{type(mixture.module).__name__} was made anew after the first call of a model like the one "
             f"that has it, in which {self._item} has tried whether its tokens are independent; make one "
-            f"model, or take a plan without pipeline"
+            f"model, or take a plan without pipeline [R260]"
         )

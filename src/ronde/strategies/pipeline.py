@@ -271,7 +271,7 @@ class PipelineStrategy(Strategy):
             if self.stages(model).chunks < chunks_of(self._schedule):
                 notes.append(
                     f"steps of {type(model).__name__} run schedule=1f1b instead of {asked}: it has fewer "
-                    f"units than there are chunks, or was called before its ronde.Step was"
+                    f"units than there are chunks, or was called before its ronde.Step was [R224]"
                 )
         if self._schedule == "gpipe" or any(each.took_effect for each in self._steps):
             return notes
@@ -282,7 +282,7 @@ class PipelineStrategy(Strategy):
             else "the script computes its loss when all micro-batches have come through; train by "
             "ronde.Step(model, optimizer, loss_fn), or have the model return its loss"
         )
-        return [*notes, f"{asked} had no effect, schedule=gpipe was run: {why}"]
+        return [*notes, f"{asked} had no effect, schedule=gpipe was run: {why} [R222]"]
 
     def stages(self, module: torch.nn.Module) -> Stages:
         found = self._known.get(module)

@@ -83,7 +83,7 @@ class RowStrategy(Strategy):
             known = ", ".join(kind.__name__ for kind in ROW_OPTIMIZERS)
             self._note(
                 f"{type(optimizer).__name__} has the rows of an embedding whole on every rank for each step: "
-                f"sparse=sharded leaves them spread for the steps of {known} without momentum"
+                f"sparse=sharded leaves them spread for the steps of {known} without momentum [R471]"
             )
 
     def notes(self) -> list[str]:

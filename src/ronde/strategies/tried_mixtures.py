@@ -226,7 +226,7 @@ class TriedMixtures:
             if not isinstance(value, torch.Tensor):
                 return value
             if value.dim() <= layout.dim or value.shape[layout.dim] != size:
-                raise Cannot("what it returns is not of tokens")
+                raise Cannot("what it returns is not of tokens [R256]")
             return rewrap(like, value, layout)
 
         return map_leaves(over, made)
@@ -251,7 +251,7 @@ class TriedMixtures:
             raise UsageError(
                 f"{self._plan.item('context')} cuts sequences over ranks, and what "
                 f"{type(mixture.module).__name__} makes of a token depends on others of its sequence; take a "
-                f"plan without context"
+                f"plan without context [R250]"
             )
 
 

@@ -36,5 +36,5 @@ class UncutModels:
             return []
         return [
             f"{self._item} cuts nothing of {', '.join(self._found)}: every rank of a group computes all of "
-            f"it, right but no faster; `ronde plan show --script` lists why"
+            f"it, right but no faster; `ronde plan show --script` lists why [R226]"
         ]

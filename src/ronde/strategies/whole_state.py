@@ -31,23 +31,23 @@ def why_state_is_whole(plan: Plan, optimizer: Any, state: State) -> str:
         if is_differentiable:
             return (
                 f"the optimizer state of {name} is whole on every rank: a step with differentiable=True has "
-                f"a graph of whole tensors; leave that out to have {placement}"
+                f"a graph of whole tensors; leave that out to have {placement} [R309]"
             )
         return (
             f"the optimizer state of {name} is whole on every rank: {placement} cuts that of {known}, which "
-            f"update each element by itself"
+            f"update each element by itself [R309]"
         )
     if is_differentiable:
         return (
             f"the optimizer state of {name} is whole, and stays on the device: a step with "
-            f"differentiable=True has a graph of whole tensors; leave that out to have {offload}"
+            f"differentiable=True has a graph of whole tensors; leave that out to have {offload} [R309]"
         )
     if not elementwise:
         return (
             f"the optimizer state of {name} is whole, and stays on the device: {offload} moves that of "
-            f"{known}, which update each element by itself"
+            f"{known}, which update each element by itself [R309]"
         )
     return (
         f"the optimizer state of {name} is whole, and stays on the device: a step with capturable=True is "
-        f"for devices only; leave that out to have {offload}"
+        f"for devices only; leave that out to have {offload} [R309]"
     )

@@ -119,7 +119,7 @@ class Bucket:
             raise UsageError(
                 f"{parameter_name(tensor)} has a sparse gradient that is not from an embedding with "
                 f"sparse=True; no plan averages it over ranks: make it dense (sparse_grad=False, a dense "
-                f"matrix), or use --ranks 1"
+                f"matrix), or use --ranks 1 [R378]"
             )
         if self.launched:
             self.stale = True

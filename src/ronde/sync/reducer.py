@@ -255,7 +255,7 @@ class Reducer:
             raise UsageError(
                 "the loss is scaled (by a GradScaler), and what an encoded gradient loses would be "
                 "added to the next by another scale; use precision=bf16 in place of the scaler, or "
-                "compressor=none"
+                "compressor=none [R293]"
             )
         if self._depth:
             self._in_parts = True
@@ -481,7 +481,9 @@ class Reducer:
         """
         if not (self._in_parts or self._by_word):
             if any(bucket.stale for bucket in buckets):
-                raise RondeError("a gradient was accumulated twice in one backward; use Tensor.backward()")
+                raise RondeError(
+                    "a gradient was accumulated twice in one backward; use Tensor.backward() [R377]"
+                )
             return
         for bucket, count in zip(
             buckets, self._comm.votes([bucket.stale for bucket in buckets]), strict=True

@@ -90,7 +90,7 @@ def _layer_of_grad(
         if options.get("is_grads_batched") and crosses_ranks(given[0]):
             raise UsageError(
                 "several gradients at once (is_grads_batched=True, vectorize=True) are taken by vmap, in "
-                "which ranks cannot meet; take them one after another, or without vectorize"
+                "which ranks cannot meet; take them one after another, or without vectorize [R376]"
             )
         if not whole:
             return plain(given[0], asked, given[1], **options)

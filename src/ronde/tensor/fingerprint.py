@@ -44,7 +44,7 @@ def require_alike(comm: Comm, what: str, values: Sequence[Any]) -> None:
         what,
         whole,
         "ranks were given different batches, by threads or processes of the script, or by a data set in no "
-        "fixed order or with samples that differ at each reading; take the same samples in one order",
+        "fixed order or with samples that differ at each reading; take the same samples in one order [R372]",
     )
 
 
@@ -62,7 +62,7 @@ def compare_losses(context: Context, roots: Any) -> None:
             f"backward of {', '.join(f'{each.item():.6g}' for each in values if not each.dim())}",
             values,
             "ranks were given different values for a loss, by threads or processes of the script; give them "
-            "by a queue, or compute them alike on all ranks",
+            "by a queue, or compute them alike on all ranks [R372]",
             _SLACK,
         )
 

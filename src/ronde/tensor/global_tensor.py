@@ -94,11 +94,11 @@ class GlobalTensor(Shard):
         context = first._context
         region = context.region
         if region is Region.OBSERVED:
-            raise StrayBatch("it uses a batch that is not among its arguments")
+            raise StrayBatch("it uses a batch that is not among its arguments [R348]")
         if region is Region.SHARDED:
             raise RondeError(
                 "a model used a batch that is not among its arguments, as it did not in its first call; "
-                "pass it to the model as an argument"
+                "pass it to the model as an argument [R370]"
             )
         if func in METADATA and isinstance(args[0], GlobalTensor):
             with DisableTorchFunctionSubclass():

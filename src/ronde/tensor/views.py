@@ -86,7 +86,7 @@ def open_to_write(value: Shard) -> None:
     if _leaves_graph(value) and root._rows is not None and root._rows.requires_grad:
         raise RondeError(
             "the script writes into .data of what a model returned, past the graph: what backward needs lies "
-            "in rows on each rank; make a new tensor instead: out = out.masked_fill(mask, 0)"
+            "in rows on each rank; make a new tensor instead: out = out.masked_fill(mask, 0) [R373]"
         )
     hold_whole(value)
 

@@ -71,7 +71,7 @@ class Manifest:
         except (TypeError, KeyError) as error:
             raise ValueError(str(error)) from None
         if manifest.format != _FORMAT:
-            raise ValueError(f"its format is {manifest.format}, and this ronde reads {_FORMAT}")
+            raise ValueError(f"its format is {manifest.format}, and this ronde reads {_FORMAT} [R511]")
         return manifest
 
 

@@ -264,7 +264,8 @@ def _make_writable(directory: Path) -> Path:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise LaunchError(_no_space(directory)) from None
         raise LaunchError(
-            f"cannot write the run directory {directory}: {error.strerror}; choose another with --run-dir DIR"
+            f"cannot write the run directory {directory}: {error.strerror}; choose another with --run-dir "
+            "DIR [R182]"
         ) from None
     if free < LEAST_FREE_BYTES:
         raise LaunchError(_no_space(directory))
@@ -273,7 +274,8 @@ def _make_writable(directory: Path) -> Path:
 
 def _no_space(directory: Path) -> str:
     return (
-        f"no space left for the run directory {directory}; free some, or take another disk by --run-dir DIR"
+        f"no space left for the run directory {directory}; free some, or take another disk by "
+        "--run-dir DIR [R182]"
     )
 
 
@@ -289,7 +291,8 @@ def _lock(directory: Path, kind: int) -> int:
         os.close(handle)
         if error.errno == errno.EWOULDBLOCK:
             raise LaunchError(
-                f"the run directory {directory} is in use by another run; choose another with --run-dir DIR"
+                f"the run directory {directory} is in use by another run; choose another with --run-dir "
+                "DIR [R182]"
             ) from None
         return -1
     return handle

@@ -75,7 +75,7 @@ def too_small_line(found: Division | None, steps: int) -> str:
         f"an undisturbed step took {_ms(found.divided)} ms on {found.ranks} ranks, and would take about "
         f"{_ms(found.about)} ms in one process, {_ms(found.most)} ms at most: it is too small to be "
         f"divided, as ronde's own code and collectives take {_ms(found.cost)} ms of it; use "
-        f"--ranks 1, or larger batches"
+        f"--ranks 1, or larger batches [R322]"
     )
 
 

@@ -27,12 +27,12 @@ def check(path: Path) -> None:
     """
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(
-            f"--plot {path} is none of {', '.join(SUFFIXES)}; try --plot {path.stem or 'loss'}.png"
+            f"--plot {path} is none of {', '.join(SUFFIXES)}; try --plot {path.stem or 'loss'}.png [R620]"
         )
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"--plot {path}: there is no folder {path.absolute().parent}; make it first")
+        raise UsageError(f"--plot {path}: there is no folder {path.absolute().parent}; make it first [R620]")
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib; pip install 'ronde[plot]'")
+        raise UsageError("--plot needs matplotlib; pip install 'ronde[plot]' [R620]")
 
 
 def draw(proof: Proof, path: Path) -> None:
@@ -44,7 +44,7 @@ def draw(proof: Proof, path: Path) -> None:
     if not proof.curves:
         raise UsageError(
             f"{proof.job.script} read no number and took no optimizer step that both runs share, so there is "
-            "nothing to plot; leave --plot out"
+            "nothing to plot; leave --plot out [R620]"
         )
     figure(proof).savefig(path)
 

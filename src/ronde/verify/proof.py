@@ -81,7 +81,7 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = (), starter: S
     if inexact := Plan.parse(job.plan).inexact_because:
         raise UsageError(
             f"ronde verify compares with one device, from which {', '.join(inexact)} departs by its design; "
-            f"nearest legal: --plan ddp"
+            f"nearest legal: --plan ddp [R623]"
         )
     if job.precision != "fp32":
         # The plan's own rounding is compared.
@@ -96,7 +96,7 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = (), starter: S
         if refusal := _refusal(run):
             raise UsageError(
                 f"{job.script} does not run under the plan {job.plan}, so there is nothing to compare: "
-                f"{refusal}"
+                f"{refusal} [R621]"
             )
 
         def start(twin: Twin) -> Run:
@@ -122,7 +122,7 @@ def _plain(job: Job, place: Path, starter: Starter) -> tuple[Job, Run, str]:
     if plain.exit_code:
         raise UsageError(
             f"{job.script} fails in plain python (exit code {plain.exit_code}), so there is no answer to "
-            f"compare with; make it run first:\n{plain.stderr.rstrip()}"
+            f"compare with; make it run first:\n{plain.stderr.rstrip()} [R621]"
         )
     return job, plain, ""
 
@@ -133,7 +133,7 @@ def _is_double(plain: Run) -> bool:
 
 def _why_not_double(plain: Run) -> str:
     if not plain.exit_code:
-        return "it keeps parameters of another type"
+        return "it keeps parameters of another type [R624]"
     last = plain.stderr.strip().splitlines()[-1:] or [f"exit code {plain.exit_code}"]
     return f"it fails: {last[0][:300]}"
 
@@ -143,8 +143,10 @@ def _refusal(run: Run) -> str:
 
     A refusal does not break a clause.
     """
-    said = re.search(r"^ronde: error: (.*)", run.stderr, re.MULTILINE)
-    return said[1] if said and run.exit_code == UsageError.exit_code else ""
+    said = re.search(r"^ronde: error(\[R\d\d\d\])?: (.*)", run.stderr, re.MULTILINE)
+    if said is None or run.exit_code != UsageError.exit_code:
+        return ""
+    return f"{said[2]} {said[1]}" if said[1] else said[2]
 
 
 def judge(
@@ -219,7 +221,7 @@ def _unrepeatable(job: Job, plain: Run, parting: Parting) -> UsageError:
     return UsageError(
         f"{job.script}: plain python does not repeat itself, so there is nothing to compare ranks with: two "
         f"runs with one seed and one clock differ in {parting.what}; {why(plain)}; make it do the same in "
-        "every run"
+        "every run [R622]"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -296,7 +297,7 @@ def test_a_script_without_a_model_publishes_nothing(tmp_path: Path) -> None:
 def test_served_and_exported(tmp_path: Path) -> None:
     train(tmp_path, SCRIPT, 1, "ddp", publish=60)
     done = forked.run(["export", "run", "--rows", "int8"], directory=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "ronde: version 1 is in run/export-1\n")
+    assert (done.returncode, done.stderr) == (0, "ronde: note[R738]: version 1 is in run/export-1\n")
     port, token = _free_port(), os.urandom(16).hex()
     endpoint = f"ipc://@ronde-test-{token}"
     serving = forked.ForkedCommand(
@@ -319,8 +320,8 @@ def test_served_and_exported(tmp_path: Path) -> None:
         serving.terminate()
         _, said = serving.communicate(30)
     assert said == (
-        f"ronde: serves version 1 at {address}\n"
-        f"ronde: answers the binary protocol at {endpoint}, to whoever has the token\n"
+        f"ronde: note[R738]: serves version 1 at {address}\n"
+        f"ronde: note[R738]: answers the binary protocol at {endpoint}, to whoever has the token\n"
     )
 
 
@@ -369,4 +370,5 @@ def _ask(url: str, body: Any) -> Any:
 def test_mistakes_on_the_command_line(tmp_path: Path, command: list[str], said: str) -> None:
     (tmp_path / "train.py").write_text("")
     done = forked.run(command, directory=tmp_path)
-    assert (done.returncode, done.stderr) == (2, f"ronde: error: {said}\n")
+    assert done.returncode == 2
+    assert re.sub(r"\[R\d\d\d\]", "", done.stderr) == f"ronde: error: {said}\n"

@@ -40,7 +40,8 @@ def peers_or_missing(asked: Sequence[Contender] | None) -> tuple[list[Contender]
     for peer in asked:
         if peer.name in missing:
             raise UsageError(
-                f"the peer {peer.name!r} is not installed: {missing[peer.name]}; or leave it out of --against"
+                f"the peer {peer.name!r} is not installed: {missing[peer.name]}; or leave it out of "
+                "--against [R851]"
             )
     return list(asked), {}
 
@@ -66,7 +67,7 @@ def compare(
         BenchError: when a contender fails, or its result is wrong.
     """
     if ranks < 2:
-        raise UsageError(f"--ranks {ranks} has nobody to exchange data with; give --ranks 2 or more")
+        raise UsageError(f"--ranks {ranks} has nobody to exchange data with; give --ranks 2 or more [R850]")
     machine = Machine.here()
     threads = max(1, machine.cores // ranks)
     # The interface that ronde's local ranks use too.

@@ -63,7 +63,9 @@ class RankSet:
             missing = [each for each in self._connections if each not in found]
             ready = wait(missing, max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise BenchError(f"{self._title} did not answer within {timeout:.0f} s; {self._last_words()}")
+                raise BenchError(
+                    f"{self._title} did not answer within {timeout:.0f} s; {self._last_words()} [R852]"
+                )
             for connection in missing:
                 if connection in ready:
                     found[connection] = self._answer(connection)
@@ -73,7 +75,7 @@ class RankSet:
         try:
             outcome, value = connection.recv()
         except (EOFError, ConnectionResetError):
-            raise BenchError(f"a rank of {self._title} died: {self._last_words()}") from None
+            raise BenchError(f"a rank of {self._title} died: {self._last_words()} [R852]") from None
         if outcome == "failed":
             raise BenchError(f"{self._title} failed: {value}")
         return value
@@ -128,7 +130,8 @@ def _listen(listener: socket.socket, path: Path, ranks: int) -> None:
         listener.bind(str(path))
     except OSError as error:
         raise UsageError(
-            f"cannot open a socket in {path.parent} ({error}); set TMPDIR to a folder with a shorter name"
+            f"cannot open a socket in {path.parent} ({error}); set TMPDIR to a folder with a shorter "
+            "name [R852]"
         ) from None
     listener.listen(ranks)
     listener.settimeout(_LOOK_EVERY)
@@ -150,7 +153,7 @@ def _accept(
         except TimeoutError:
             code = next((code for code in (child.poll() for child in children) if code is not None), None)
             if code is not None:
-                raise BenchError(f"{failure}: exit code {code}: {_last_words(folder)}") from None
+                raise BenchError(f"{failure}: exit code {code}: {_last_words(folder)} [R852]") from None
             if time.monotonic() > deadline:
                 raise BenchError(f"{failure} within {_START_TIMEOUT:.0f} s: {_last_words(folder)}") from None
             continue

@@ -25,7 +25,9 @@ def parse_size(text: str) -> int:
     factor = _BY_NAME.get(found[2]) if found else None
     nbytes = round(float(found[1]) * factor) if found and factor else 0
     if nbytes < 1:
-        raise UsageError(f"{text!r} is no size; write a number and a unit among {', '.join(_UNITS)}: 4KB")
+        raise UsageError(
+            f"{text!r} is no size; write a number and a unit among {', '.join(_UNITS)}: 4KB [R850]"
+        )
     return nbytes
 
 

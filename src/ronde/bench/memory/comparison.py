@@ -69,7 +69,7 @@ def compare(
         check(described, ranks, device_of_ranks(environment))
         if described.mesh.cuts_models or described.state.placement not in FORMULAS:
             known = ", ".join(plans_with_formulas())
-            raise UsageError(f"there is no formula for the memory of {plan}; choose among {known}")
+            raise UsageError(f"there is no formula for the memory of {plan}; choose among {known} [R850]")
     machine = Machine.here()
     sizes = sizes_of(workload, environment)
     told = any(expand(plan).compute != Compute() for plan in plans)
@@ -121,7 +121,9 @@ def measure_plan(
 def _memory(directory: RunDirectory, rank: int) -> Memory:
     summary = read_summary(directory.summary(rank))
     if summary is None or summary.memory is None:
-        raise BenchError(f"rank {rank} left no account of its memory in {directory.summary(rank).name}")
+        raise BenchError(
+            f"rank {rank} left no account of its memory in {directory.summary(rank).name} [R852]"
+        )
     return summary.memory
 
 
@@ -129,5 +131,5 @@ def _check_alike(first: PlanMemory, other: PlanMemory, rounding: float) -> None:
     if not abs(first.loss - other.loss) <= rounding * max(abs(first.loss), abs(other.loss), 0.1):
         raise BenchError(
             f"the plans did not train alike: the last loss is {first.loss:.6g} under {first.plan} and "
-            f"{other.loss:.6g} under {other.plan}; run `ronde verify --plan {shlex.quote(other.plan)}`"
+            f"{other.loss:.6g} under {other.plan}; run `ronde verify --plan {shlex.quote(other.plan)}` [R854]"
         )

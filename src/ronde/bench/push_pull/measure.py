@@ -129,4 +129,4 @@ def _answer(worker: subprocess.Popen[str], wanted: str | None = None) -> str:
         word = line.strip()
         if word == wanted or (wanted is None and word.replace(".", "", 1).replace("e-", "", 1).isdigit()):
             return word
-    raise BenchError(f"{' '.join(map(str, worker.args))} ended before it had answered")  # pyright: ignore[reportArgumentType]
+    raise BenchError(f"{' '.join(map(str, worker.args))} ended before it had answered [R852]")  # pyright: ignore[reportArgumentType]

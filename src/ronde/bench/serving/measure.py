@@ -92,7 +92,7 @@ def measure(
 
             ask("beside training")
             if training.poll() is not None:
-                raise BenchError("the training was over before the requests were; give more --seconds")
+                raise BenchError("the training was over before the requests were; give more --seconds [R852]")
             training.wait(_PATIENCE)
             ask("alone")
         finally:
@@ -128,10 +128,10 @@ def _ask(
         words = [sys.executable, "-m", "ronde.bench.serving.load", json.dumps(dataclasses.asdict(load))]
         done = subprocess.run(words, env=environment, capture_output=True, text=True)
         if done.returncode:
-            raise BenchError(f"requests could not be made: {done.stderr[-500:]}")
+            raise BenchError(f"requests could not be made: {done.stderr[-500:]} [R852]")
         seen = Seen(**json.loads(done.stdout))
         if not seen.milliseconds:
-            raise BenchError(f"no request was answered: {done.stderr[-500:]}")
+            raise BenchError(f"no request was answered: {done.stderr[-500:]} [R852]")
         took = sorted(seen.milliseconds)
         medians.append(took[len(took) // 2])
         tails.append(took[int(len(took) * 0.99)])
@@ -176,5 +176,5 @@ def _await(come: Callable[[], bool], process: subprocess.Popen[bytes], log: Path
     until = monotonic() + _PATIENCE
     while not come():
         if process.poll() is not None or monotonic() > until:
-            raise BenchError(f"what is to be measured has failed: {log.read_text()[-500:]}")
+            raise BenchError(f"what is to be measured has failed: {log.read_text()[-500:]} [R852]")
         sleep(0.1)

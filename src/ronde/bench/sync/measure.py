@@ -203,5 +203,5 @@ def _run(processes: Sequence[Process], contender: Contender) -> dict[str, Any]:
             raise BenchError(f"{contender.name}: {error}") from None
     lines = [line for line in said.splitlines() if line.startswith('{"steps"')]
     if not lines:
-        raise BenchError(f"{contender.name} has ended without figures; it said: {said[-300:]}")
+        raise BenchError(f"{contender.name} has ended without figures; it said: {said[-300:]} [R852]")
     return json.loads(lines[-1])

@@ -47,7 +47,7 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
     if num_workers not in (size(), size() // local_size()):
         raise NotImplementedError(
             f"resume(num_workers={num_workers}): ranks are those that the job was started with, and there "
-            f"are {size()}"
+            f"are {size()} [R726]"
         )
     basics.init()
 
@@ -61,7 +61,7 @@ def _place() -> JobPlace:
     if basics.is_initialized():
         return basics.engine().place
     if _state.place is None:
-        raise ValueError("BytePS has not been initialized; call bps.init() first")
+        raise ValueError("BytePS has not been initialized; call bps.init() first [R715]")
     return _state.place
 
 

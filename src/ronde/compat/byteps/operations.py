@@ -87,7 +87,7 @@ def DistributedOptimizer(
     """
     if options:
         raise NotImplementedError(
-            f"DistributedOptimizer: {', '.join(sorted(options))} is not in this version"
+            f"DistributedOptimizer: {', '.join(sorted(options))} is not in this version [R726]"
         )
     return OfHorovod(optimizer, named_parameters, compression, backward_passes_per_step)
 

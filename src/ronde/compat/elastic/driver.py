@@ -251,7 +251,7 @@ class _Driver:
             elif not each.is_ready and now > each.until:
                 self._say(
                     f"the ranks on {each.unit.host} have not called init() for {self._bounds.start:g} s, "
-                    "and are ended"
+                    "and are ended [R706]"
                 )
                 self._dismiss(each)
                 self._hosts.fail(each.unit.host)
@@ -333,7 +333,7 @@ class _Driver:
         if has_begun and self._bounds.resets is not None and self._resets >= self._bounds.resets:
             raise LaunchError(
                 f"ranks have met anew {self._bounds.resets} times, and --reset-limit allows no more; see "
-                "above why hosts were lost, or raise it"
+                "above why hosts were lost, or raise it [R706]"
             )
         self._world = World(
             generation=newest + 1, members=members, addresses=_addresses([unit.host for unit in ready])
@@ -360,7 +360,7 @@ class _Driver:
             said = ", ".join(f"{host}:{count}" for host, count in ranks.items())
             many = len(self._world.members)
             what = "going on" if is_reset else "beginning"
-            self._say(f"{what} with {many} rank{'s' if many > 1 else ''} on {said}")
+            self._say(f"{what} with {many} rank{'s' if many > 1 else ''} on {said} [R704]")
 
     def _look_at_rendezvous(self) -> None:
         """Dismiss the youngest unit if living ranks fail to connect twice. It may not reach the others."""
@@ -382,7 +382,7 @@ class _Driver:
             host = youngest.unit.host
             self._say(
                 f"ranks cannot meet those on {host}, and go on without them; see whether {host} reaches the "
-                "other hosts (TCP, any port)"
+                "other hosts (TCP, any port) [R705]"
             )
             self._dismiss(youngest)
             self._hosts.fail(host)
@@ -418,10 +418,10 @@ class _Driver:
         words = f"{sum(host.slots for host in hosts)} of at least {least} slots are there"
         if self._too_few_since is None:
             self._too_few_since = now
-            self._say(f"{words}; waiting for hosts{trouble}")
+            self._say(f"{words}; waiting for hosts{trouble} [R703]")
         elif now - self._too_few_since > self._bounds.patience:
             raise LaunchError(
-                f"{words} after {self._bounds.patience:g} s{trouble}; start hosts, or lower --min-np"
+                f"{words} after {self._bounds.patience:g} s{trouble}; start hosts, or lower --min-np [R703]"
             )
 
 

@@ -15,6 +15,7 @@ from ronde.launch.job import Job
 from ronde.launch.launcher import launch
 from ronde.launch.linux_process import bind_to_parent, load_prctl
 from ronde.launch.run_end import Explain
+from ronde.messages import as_error
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["main", "start_launcher"]
@@ -53,6 +54,6 @@ def main() -> None:
         job = dataclasses.replace(job, run_directory=RunDirectory.create(directory, job.environment))
         code = launch(job, hosts, explain).exit_code
     except RondeError as error:
-        print(f"ronde: error: {error}", file=sys.stderr)
+        print(f"ronde: {as_error(str(error))}", file=sys.stderr)
         code = 1
     sys.exit(code)

@@ -52,7 +52,7 @@ class Rendezvous:
         try:
             return cls(connect_store(address, 1, timedelta(seconds=within)))
         except RuntimeError as error:
-            raise LaunchError(f"the launcher's store at {address} is not reached: {error}") from None
+            raise LaunchError(f"the launcher's store at {address} is not reached: {error} [R706]") from None
 
     # Methods of ranks.
 
@@ -90,7 +90,7 @@ class Rendezvous:
             elif before and time.monotonic() > until:
                 raise LaunchError(
                     f"no other ranks have come for {within:g} s; see what the launcher says, or raise "
-                    "--elastic-timeout"
+                    "--elastic-timeout [R706]"
                 )
             time.sleep(_POLL_S)
 

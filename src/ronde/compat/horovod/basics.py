@@ -46,7 +46,7 @@ class ProcessSet:
     def __init__(self, ranks_or_comm: Sequence[int] | Any) -> None:
         if not isinstance(ranks_or_comm, Iterable):
             raise NotImplementedError(
-                f"ProcessSet({ranks_or_comm!r}): communicators are not taken; give the ranks as a list"
+                f"ProcessSet({ranks_or_comm!r}): communicators are not taken; give the ranks as a list [R716]"
             )
         self.ranks: list[int] | None = sorted({int(each) for each in ranks_or_comm})
         self.process_set_id: int | None = None
@@ -62,13 +62,13 @@ class ProcessSet:
             ValueError: the set is not added, or this rank is not a member.
         """
         if not self.included():
-            raise ValueError(f"rank {rank()} is no member of {self}")
+            raise ValueError(f"rank {rank()} is no member of {self} [R716]")
         return self._members().index(rank())
 
     def included(self) -> bool:
         """Return whether this rank is a member."""
         if self.process_set_id is None:
-            raise ValueError(f"{self} has not been added; give it to init() or add_process_set()")
+            raise ValueError(f"{self} has not been added; give it to init() or add_process_set() [R716]")
         return rank() in self._members()
 
     def _members(self) -> Sequence[int]:
@@ -146,7 +146,7 @@ def _come(place: JobPlace) -> JobPlace:
     try:
         found = _state.rendezvous.come(dataclasses.replace(place, generation=_state.generation), within)
     except LeftOut:
-        say("the job goes on without this rank, or has come to its end")
+        say("the job goes on without this rank, or has come to its end [R704]")
         raise SystemExit(0) from None
     _state.generation = found.generation
     os.environ.update(found.variables())
@@ -157,7 +157,7 @@ def _begin(place: JobPlace, comm: Any, process_sets: Sequence[ProcessSet] | str 
     if comm is not None and not (isinstance(comm, Iterable) and sorted(comm) == list(range(place.size))):
         raise NotImplementedError(
             "init(comm=...) of some ranks is not there; call init() on all, and exchange tensors of some by "
-            "process_set=hvd.ProcessSet([...])"
+            "process_set=hvd.ProcessSet([...]) [R716]"
         )
     dynamic = process_sets == "dynamic" or os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in (
         "",
@@ -165,12 +165,14 @@ def _begin(place: JobPlace, comm: Any, process_sets: Sequence[ProcessSet] | str 
     )
     given = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
     if isinstance(process_sets, str) and not dynamic:
-        raise ValueError(f"init(process_sets={process_sets!r}): give a list of ProcessSet, or 'dynamic'")
+        raise ValueError(
+            f"init(process_sets={process_sets!r}): give a list of ProcessSet, or 'dynamic' [R716]"
+        )
     members = [_checked(each, place) for each in given]
     known = [tuple(range(place.size))]
     for each in members:
         if each in known:
-            raise ValueError(f"there are two process sets of ranks {list(each)}; give each once")
+            raise ValueError(f"there are two process sets of ranks {list(each)}; give each once [R716]")
         known.append(each)
     _state.engine = Engine(place, Options.of(os.environ), members)
     _state.may_change = dynamic
@@ -186,7 +188,7 @@ def _checked(process_set: ProcessSet, place: JobPlace) -> tuple[int, ...]:
     ranks = process_set.ranks or []
     wrong = [each for each in ranks if not 0 <= each < place.size]
     if wrong or not ranks:
-        raise ValueError(f"{process_set}: ranks are numbers from 0 to {place.size - 1}")
+        raise ValueError(f"{process_set}: ranks are numbers from 0 to {place.size - 1} [R716]")
     return tuple(ranks)
 
 
@@ -223,7 +225,7 @@ def engine() -> Engine:
         ValueError: `init` has not been called.
     """
     if _state.engine is None:
-        raise ValueError("Horovod has not been initialized; call hvd.init() first")
+        raise ValueError("Horovod has not been initialized; call hvd.init() first [R715]")
     return _state.engine
 
 
@@ -283,7 +285,7 @@ def _check_dynamic() -> None:
     if not _state.may_change:
         raise ValueError(
             "process sets may not change; call init(process_sets='dynamic'), or set "
-            "HOROVOD_DYNAMIC_PROCESS_SETS=1"
+            "HOROVOD_DYNAMIC_PROCESS_SETS=1 [R716]"
         )
 
 
@@ -326,7 +328,7 @@ def mpi_threads_supported() -> bool:
     Raises:
         ValueError: MPI is not supported.
     """
-    raise ValueError("MPI is not built in: ranks exchange tensors by ronde's collectives")
+    raise ValueError("MPI is not built in: ranks exchange tensors by ronde's collectives [R722]")
 
 
 def mpi_enabled() -> bool:

@@ -32,7 +32,9 @@ def broadcast_parameters(
     if isinstance(params, Mapping):
         named = list(params.items())
     elif isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
-        raise ValueError(f"params are a state_dict() or named_parameters(), not {type(params).__name__}")
+        raise ValueError(
+            f"params are a state_dict() or named_parameters(), not {type(params).__name__} [R721]"
+        )
     else:
         named = [each if isinstance(each, tuple) else (None, each) for each in params]
     handles = [
@@ -61,7 +63,7 @@ def broadcast_optimizer_state(
         ValueError: the optimizer is LBFGS.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("the state of LBFGS is of one process, and is not broadcast")
+        raise ValueError("the state of LBFGS is of one process, and is not broadcast [R721]")
     is_root = rank() == root_rank
     given = optimizer.state_dict()
     tensors: list[torch.Tensor] = []

@@ -105,7 +105,9 @@ def get_host_assignments(
         shares.append((host.hostname, share))
         size += share
     if size < min_num_proc:
-        raise ValueError(f"{size} slots are fewer than {min_num_proc} ranks; give the hosts more (HOST:N)")
+        raise ValueError(
+            f"{size} slots are fewer than {min_num_proc} ranks; give the hosts more (HOST:N) [R725]"
+        )
     found: list[SlotInfo] = []
     for place, (name, share) in enumerate(shares):
         for local in range(share):

@@ -36,11 +36,11 @@ def operation_of(average: bool | None, op: int | None) -> int:
         ValueError: both are given, or `op` is unknown.
     """
     if op is not None and average is not None:
-        raise ValueError("op and average say the same; give only op")
+        raise ValueError("op and average say the same; give only op [R717]")
     if op is None:
         return Sum if average is False else Average
     if op not in range(len(_OPERATIONS)):
-        raise ValueError(f"op={op!r} is none of Average, Sum, Adasum, Min, Max, Product")
+        raise ValueError(f"op={op!r} is none of Average, Sum, Adasum, Min, Max, Product [R717]")
     return op
 
 
@@ -169,11 +169,11 @@ def _into(target: torch.Tensor, output: torch.Tensor) -> Callable[[torch.Tensor]
 
 def _check_adasum(current: Engine, process_set: ProcessSet) -> None:
     if process_set.process_set_id != global_process_set.process_set_id:
-        raise NotImplementedError("op=Adasum is for all ranks; leave out process_set")
+        raise NotImplementedError("op=Adasum is for all ranks; leave out process_set [R717]")
     ranks = current.place.size
     if ranks & (ranks - 1):
         raise NotImplementedError(
-            f"op=Adasum adds ranks by pairs, and {ranks} is no power of 2; start 2, 4, 8, ... ranks"
+            f"op=Adasum adds ranks by pairs, and {ranks} is no power of 2; start 2, 4, 8, ... ranks [R717]"
         )
 
 
@@ -182,7 +182,7 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Start to sum or average a sparse COO tensor over ranks. Call the returned function for the result."""
     if op not in (Sum, Average):
-        raise NotImplementedError("sparse_allreduce_async takes op=Sum or op=Average")
+        raise NotImplementedError("sparse_allreduce_async takes op=Sum or op=Average [R717]")
     given = tensor.coalesce()
     indices = allgather_async(given.indices().t().contiguous(), f"{name}.indices", process_set)
     values = allgather_async(given.values(), f"{name}.values", process_set)
@@ -241,7 +241,7 @@ def _broadcast(
 ) -> int:
     current = _engine_of(process_set)
     if root not in current.sets[_number(process_set)]:
-        raise ValueError(f"root_rank={root} is no member of {process_set}")
+        raise ValueError(f"root_rank={root} is no member of {process_set} [R716]")
     entries = _entries(current, "broadcast", [output], name, process_set, fields={"root": int(root)})
     entries[0].finish = _into(target, output)
     return _submitted(current, entries)
@@ -266,16 +266,18 @@ def alltoall_async(
     if splits is None:
         if given.shape[0] % members:
             raise ValueError(
-                f"alltoall of {given.shape[0]} rows on {members} ranks needs splits: rows for each rank"
+                f"alltoall of {given.shape[0]} rows on {members} ranks needs splits: rows for each "
+                "rank [R718]"
             )
         rows = [given.shape[0] // members] * members
     else:
         if isinstance(splits, torch.Tensor) and splits.dim() != 1:
-            raise ValueError(f"splits are [members], not of shape {list(splits.shape)}")
+            raise ValueError(f"splits are [members], not of shape {list(splits.shape)} [R718]")
         rows = [int(each) for each in splits]
         if len(rows) != members or min(rows) < 0 or sum(rows) != given.shape[0]:
             raise ValueError(
-                f"splits {rows} must be {members} numbers that add up to the tensor's {given.shape[0]} rows"
+                f"splits {rows} must be {members} numbers that add up to the tensor's {given.shape[0]} "
+                "rows [R718]"
             )
     entries = _entries(current, "alltoall", [given], name, process_set, fields={"splits": tuple(rows)})
     entries[0].finish = None if splits is not None else lambda result: result[0]
@@ -319,7 +321,7 @@ def _reducescatter(
     grouped: bool,
 ) -> int:
     if op not in (Average, Sum):
-        raise NotImplementedError("reducescatter takes op=Average or op=Sum")
+        raise NotImplementedError("reducescatter takes op=Average or op=Sum [R717]")
     current = _engine_of(process_set)
     fields = {"operation": _OPERATIONS[op], "before": float(before), "after": float(after)}
     given = [_with_rows(each) for each in tensors]
@@ -394,7 +396,7 @@ def synchronize(handle: int) -> Any:
 def _number(process_set: ProcessSet) -> int:
     number = process_set.process_set_id
     if number is None:
-        raise ValueError(f"{process_set} has not been added; give it to init() or add_process_set()")
+        raise ValueError(f"{process_set} has not been added; give it to init() or add_process_set() [R716]")
     return number
 
 
@@ -406,13 +408,15 @@ def _engine_of(process_set: ProcessSet) -> Engine:
     """
     current = engine()
     if current.place.rank not in current.sets.get(_number(process_set), ()):
-        raise ValueError(f"rank {current.place.rank} is no member of {process_set}")
+        raise ValueError(f"rank {current.place.rank} is no member of {process_set} [R716]")
     return current
 
 
 def _with_rows(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.dim():
-        raise ValueError("a tensor without dimensions has no rows to be exchanged; give it one: tensor[None]")
+        raise ValueError(
+            "a tensor without dimensions has no rows to be exchanged; give it one: tensor[None] [R718]"
+        )
     return tensor.detach().contiguous()
 
 

@@ -78,7 +78,7 @@ class _Reducing:
         if key in self._handles and self._delay[key] <= 0:
             raise AssertionError(
                 f"there were more backwards than backward_passes_per_step={self.backward_passes_per_step} "
-                "before step(); give DistributedOptimizer as many as your loop accumulates"
+                "before step(); give DistributedOptimizer as many as your loop accumulates [R719]"
             )
         self._delay[key] -= 1
         if self._delay[key] == 0:
@@ -194,7 +194,7 @@ class _Reducing:
             if self._synchronized:
                 warnings.warn(
                     "step() reduces the gradients once more after synchronize(); call it inside "
-                    "`with optimizer.skip_synchronize():`",
+                    "`with optimizer.skip_synchronize():` [R719]",
                     stacklevel=2,
                 )
             self.synchronize()
@@ -206,7 +206,7 @@ class _Reducing:
         if self._handles:
             raise AssertionError(
                 "zero_grad() was called while gradients are being reduced; call it after step() or "
-                "synchronize()"
+                "synchronize() [R719]"
             )
         plain: Any = super()
         return plain.zero_grad(*args, **kwargs)
@@ -223,7 +223,9 @@ class _Adding:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        raise AssertionError("under op=Adasum updates are exchanged by step(): there is nothing to skip")
+        raise AssertionError(
+            "under op=Adasum updates are exchanged by step(): there is nothing to skip [R719]"
+        )
         yield
 
     def step(self, closure: Any = None) -> Any:
@@ -272,12 +274,12 @@ def DistributedOptimizer(  # noqa: PLR0913 - Horovod's name and arguments
     """
     named = _checked_names(optimizer, named_parameters)
     if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor goes with op=Average only")
+        raise ValueError("gradient_predivide_factor goes with op=Average only [R720]")
     if num_groups:
-        warnings.warn("groups=N does what num_groups does", DeprecationWarning, stacklevel=2)
+        warnings.warn("groups=N does what num_groups does [R720]", DeprecationWarning, stacklevel=2)
         groups = groups or num_groups
     if groups is not None and not isinstance(groups, int) and not isinstance(groups, (list, tuple)):
-        raise ValueError(f"groups={groups!r}: give a number, or lists of parameters")
+        raise ValueError(f"groups={groups!r}: give a number, or lists of parameters [R720]")
     added = _Adding if op == Adasum else _Reducing
     kind = type(optimizer)
     made: Any = object.__new__(type(kind.__name__, (added, kind), {}))
@@ -285,7 +287,7 @@ def DistributedOptimizer(  # noqa: PLR0913 - Horovod's name and arguments
     made._parameter_names = {parameter: name for name, parameter in named}
     if op == Adasum:
         if process_set is not global_process_set:
-            raise NotImplementedError("op=Adasum is for all ranks; leave out process_set")
+            raise NotImplementedError("op=Adasum is for all ranks; leave out process_set [R717]")
         made._begin(compression)
         return made
     made._begin(
@@ -306,16 +308,16 @@ def _checked_names(optimizer: torch.optim.Optimizer, named: Any) -> list[tuple[s
         ]
     given = list(named)
     if any(not isinstance(each, tuple) for each in given):
-        raise ValueError("named_parameters are pairs of name and parameter: model.named_parameters()")
+        raise ValueError("named_parameters are pairs of name and parameter: model.named_parameters() [R720]")
     names = [name for name, _ in given]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise ValueError(f"named_parameters has a name twice: {', '.join(twice)}")
+        raise ValueError(f"named_parameters has a name twice: {', '.join(twice)} [R720]")
     known = {id(each) for _, each in given}
     missing = [place for place, each in enumerate(parameters) if id(each) not in known]
     if missing:
         raise ValueError(
             f"named_parameters lacks {len(missing)} of the optimizer's parameters, the first of shape "
-            f"{list(parameters[missing[0]].shape)}; give model.named_parameters() of the whole model"
+            f"{list(parameters[missing[0]].shape)}; give model.named_parameters() of the whole model [R720]"
         )
     return given

@@ -51,12 +51,12 @@ def run(  # noqa: PLR0913 - Horovod's options
     if given:
         raise NotImplementedError(
             f"horovod.run: {', '.join(given)} is not in this version of ronde; put the function in a script, "
-            "and start it by ronde horovodrun"
+            "and start it by ronde horovodrun [R724]"
         )
     if hosts is not None and not all(is_this_host(each.name) for each in parse_hosts(hosts)):
         raise NotImplementedError(
             f"horovod.run(hosts={hosts!r}) takes this host only; put the function in a script, and start it "
-            f"by ronde horovodrun -H {hosts}"
+            f"by ronde horovodrun -H {hosts} [R724]"
         )
     options = {
         "-np": np or num_proc,
@@ -70,7 +70,7 @@ def run(  # noqa: PLR0913 - Horovod's options
         Path(folder, CALL).write_bytes(pickled_call(func, (tuple(args), dict(kwargs or {}))))
         code = run_launcher(["horovodrun", *words, sys.executable, "-m", __name__, folder])
         if code:
-            raise RuntimeError(f"horovod.run: the ranks ended with exit code {code}, see above")
+            raise RuntimeError(f"horovod.run: the ranks ended with exit code {code}, see above [R724]")
         return [pickle.loads(_result(folder, rank).read_bytes()) for rank in range(np or num_proc)]
 
 

@@ -37,7 +37,7 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
         ImportError: the framework is not PyTorch.
     """
     if not extension_available(ext_name.rpartition(".")[2]):
-        raise ImportError(f"{ext_name}: ronde has the PyTorch interface only, horovod.torch")
+        raise ImportError(f"{ext_name}: ronde has the PyTorch interface only, horovod.torch [R723]")
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
@@ -130,5 +130,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
     from torch.torch_version import TorchVersion
 
     if not isinstance(ver, str) or not isinstance(target, str) or target.count(".") != 2:
-        raise ValueError(f"versions {ver!r} and {target!r}: give texts, the second as major.minor.patch")
+        raise ValueError(
+            f"versions {ver!r} and {target!r}: give texts, the second as major.minor.patch [R725]"
+        )
     return TorchVersion(ver) >= TorchVersion(target)

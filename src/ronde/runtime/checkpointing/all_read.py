@@ -24,7 +24,7 @@ def check_all_read(folder: str, found: Sequence[tuple[int, str]]) -> None:
             raise UsageError(
                 f"--checkpoint {folder}: rank 0 on {host} {_finds(step)}, rank {rank} on {elsewhere} "
                 f"{_finds(other)}; give a folder that all hosts see, or a URL such as s3://bucket/run, or "
-                "copy the folder to all hosts"
+                "copy the folder to all hosts [R512]"
             )
 
 

@@ -162,10 +162,10 @@ class Checkpoints:
             config, many = self._config, self._config.place.world_size
             self._output.tell(
                 f"{manifest.ranks} ranks of {manifest.plan} had steps of their own; {many} of "
-                f"{config.run.plan} go on where rank 0 was, with what servers had"
+                f"{config.run.plan} go on where rank 0 was, with what servers had [R506]"
                 if Plan.parse(manifest.plan).is_local
                 else f"{manifest.ranks} ranks of {manifest.plan} had a model each; {many} of "
-                f"{config.run.plan} go on with the mean"
+                f"{config.run.plan} go on with the mean [R506]"
             )
         return Replayer(self._journal, self._scope, self._leaves, manifest, state)
 
@@ -177,13 +177,13 @@ class Checkpoints:
         if self._own is None:
             self._output.tell(
                 f"what ranks held back of gradients under {manifest.plan} is dropped: {config.run.plan} "
-                "holds nothing back"
+                "holds nothing back [R283]"
             )
         elif not has_place(manifest.plan, manifest.ranks, config.run.plan, ranks):
             raise UsageError(
                 f"the checkpoint in {config.run.checkpoint} has what each of {manifest.ranks} ranks held "
                 f"back under {manifest.plan}, and {ranks} ranks of {config.run.plan} have other parts of "
-                "the model; go on with the same plan and as many ranks, or without a compressor"
+                "the model; go on with the same plan and as many ranks, or without a compressor [R284]"
             )
 
     def _described(self, digest: str) -> tuple[Manifest, bytes]:
@@ -318,7 +318,7 @@ class Checkpoints:
         """
         self._runs_script = False
         if self._replayer is not None:
-            raise self._mismatch("it has ended before it came there")
+            raise self._mismatch("it has ended before it came there [R514]")
         said = self._saver.finish()
         if said:
             self._say(said)
@@ -332,9 +332,9 @@ class Checkpoints:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not self._scope.begun or self._replayer is not None:
             self._output.tell(
-                "ended by SIGTERM before its first step, so nothing was saved"
+                "ended by SIGTERM before its first step, so nothing was saved [R507]"
                 if self._replayer is None
-                else "ended by SIGTERM on its way back to the checkpoint, which stays as it is"
+                else "ended by SIGTERM on its way back to the checkpoint, which stays as it is [R507]"
             )
             os.kill(os.getpid(), signal.SIGTERM)
         self._saver.end_soon()
@@ -415,14 +415,14 @@ class Checkpoints:
         self._leaves.forget_made()
         self._on_resumed(step)
         took = perf_counter() - self._replay_begun
-        self._output.tell(f"resumed at step {step}, {took:.1f} s after the start")
+        self._output.tell(f"resumed at step {step}, {took:.1f} s after the start [R504]")
 
     def _mismatch(self, how: str) -> RondeError:
         self._output.speak_again()
         return RondeError(
             f"the script cannot be brought back to the checkpoint in "
             f"{self._config.run.checkpoint}: {how}. It "
-            f"must be the same script, and take the same course; see docs/checkpoints.md"
+            f"must be the same script, and take the same course; see docs/checkpoints.md [R514]"
         )
 
     def _tell_changes(self, manifest: Manifest, digest: str) -> None:
@@ -430,7 +430,7 @@ class Checkpoints:
         if changes:
             self._output.tell(
                 f"since the checkpoint of step {manifest.step} the script has changed: "
-                f"{' and '.join(changes)}; the steps before it are not done again"
+                f"{' and '.join(changes)}; the steps before it are not done again [R505]"
             )
 
 

@@ -60,7 +60,7 @@ class Recorder:
                 entry.payload = self._outlines.of(output)
             except NoOutline as reason:
                 raise RondeError(
-                    f"--checkpoint cannot record what {name} returns: {reason}; leave out --checkpoint"
+                    f"--checkpoint cannot record what {name} returns: {reason}; leave out --checkpoint [R519]"
                 ) from None
             return output
 

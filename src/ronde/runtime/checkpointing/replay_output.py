@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.repeated_lines import count_lines, write_position
+from ronde.messages import as_note
 
 __all__ = ["ReplayOutput", "flush_output"]
 
@@ -27,7 +28,7 @@ class ReplayOutput:
     def tell(self, words: str) -> None:
         """Say something to the user, once."""
         if self._leads and not self._config.run.quiet:
-            os.write(self._kept[1] if self._kept else 2, f"ronde: {words}\n".encode())
+            os.write(self._kept[1] if self._kept else 2, f"ronde: {as_note(words)}\n".encode())
 
     def silence(self) -> None:
         """Discard output from now on: in a replay it was printed before."""

@@ -135,7 +135,7 @@ class Saver:
         made = {number: optimizer for optimizer, number in self._numbers.items()}
         for number, state in states:
             if number not in made:
-                raise Mismatch(f"it no longer holds optimizer {number + 1}")
+                raise Mismatch(f"it no longer holds optimizer {number + 1} [R514]")
             assert self._models is not None
             self._models.go_on(made[number], state)
         if self._models is not None:
@@ -148,11 +148,11 @@ class Saver:
         if self._writing is not None:
             self._writing.join()
         if self._trouble:
-            return f"the last checkpoint was not written: {self._trouble}"
+            return f"the last checkpoint was not written: {self._trouble} [R509]"
         if self._leads and self.saved == 0:
             return (
                 f"no checkpoint was made: the script came to no place where one is due "
-                f"({self.steps} optimizer steps)"
+                f"({self.steps} optimizer steps) [R510]"
             )
         return ""
 
@@ -164,15 +164,19 @@ class Saver:
         return self.steps, self.saved, self._ending
 
     def _end_unsaved(self, meets: bool = True) -> None:
-        told = "nothing was saved: a rank has come to the end of its script; the checkpoint before stays"
+        told = (
+            "nothing was saved: a rank has come to the end of its script; the checkpoint before stays [R507]"
+        )
         self._end(told, meets=meets)
 
     def _end(self, told: str = "", *, meets: bool = True) -> None:
         """Die of the signal, as the script would, after the checkpoint is durable."""
         if self._writing is not None:
             self._writing.join()
-        told = told or (self._trouble and f"nothing was saved: {self._trouble}")
-        self._output.tell(told or f"saved at step {self.steps}, as the run is to end; go on by --resume")
+        told = told or (self._trouble and f"nothing was saved: {self._trouble} [R508]")
+        self._output.tell(
+            told or f"saved at step {self.steps}, as the run is to end; go on by --resume [R508]"
+        )
         flush_output()
         if meets:
             self._comm.barrier()
@@ -245,7 +249,7 @@ class Saver:
             kind = type(stepped[0]).__name__
             raise RondeError(
                 f"--checkpoint: {kind}, which has stepped, is in no variable of the script and of the "
-                "objects that its variables lead to; keep it in one, or leave out --checkpoint"
+                "objects that its variables lead to; keep it in one, or leave out --checkpoint [R517]"
             )
 
     def _write(self, manifest: Manifest, state: State, content: bytes) -> None:

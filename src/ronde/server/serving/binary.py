@@ -66,7 +66,9 @@ class ReadOnly:
                 self._predict_later(message, reply, begin)
             case _:
                 name = message.operation.name.lower()
-                raise WireError("read-only", f"{name}: a replica is read only, and knows look_up and predict")
+                raise WireError(
+                    "read-only", f"{name}: a replica is read only, and knows look_up and predict [R748]"
+                )
 
     def tick(self) -> None:
         """Send finished predictions."""
@@ -81,7 +83,9 @@ class ReadOnly:
 
     def _predict_later(self, message: Message, reply: Reply, begin: float) -> None:
         if self._waiting >= _MOST_PREDICTIONS:
-            raise WireError("busy", f"predict: {self._waiting} predictions wait already; ask again later")
+            raise WireError(
+                "busy", f"predict: {self._waiting} predictions wait already; ask again later [R748]"
+            )
         self._waiting += 1
 
         def predict() -> None:
@@ -106,12 +110,14 @@ class ReadOnly:
     def _look_up(self, message: Message) -> tuple[dict[str, Any], list[Array]]:
         table = message.meta.get("table")
         if not isinstance(table, str):
-            raise WireError("request", "the table is a text")
+            raise WireError("request", "the table is a text [R748]")
         if len(message.arrays) != 1 or message.arrays[0].dtype != np.int64 or message.arrays[0].ndim != 1:
-            raise WireError("request", "ids are one array of int64 [n]")
+            raise WireError("request", "ids are one array of int64 [n] [R748]")
         (ids,) = message.arrays
         if len(ids) > MOST_IDS:
-            raise WireError("request", f"{len(ids)} ids were asked for; {MOST_IDS} are possible at a time")
+            raise WireError(
+                "request", f"{len(ids)} ids were asked for; {MOST_IDS} are possible at a time [R744]"
+            )
         snapshot = self._replica.snapshot
         return {"version": snapshot.version}, [self._replica.look_up(table, ids, snapshot)]
 
@@ -122,7 +128,7 @@ class ReadOnly:
         try:
             told = take_apart(outputs, _array_of, arrays)
         except TypeError as error:
-            raise Unfit(f"the model returns what has no form here: {error}") from None
+            raise Unfit(f"the model returns what has no form here: {error} [R748]") from None
         return {"version": snapshot.version, "outputs": told}, arrays
 
     def _status(self) -> dict[str, Any]:
@@ -195,7 +201,7 @@ def _inputs(message: Message) -> Mapping[str, torch.Tensor] | list[torch.Tensor]
         case [*names] if _all_once(names) and len(names) == len(tensors):
             return dict(zip(names, tensors, strict=True))
         case _:
-            raise WireError("request", "inputs are named once each, or not at all")
+            raise WireError("request", "inputs are named once each, or not at all [R748]")
 
 
 def _all_once(names: list[Any]) -> bool:

@@ -21,7 +21,7 @@ try:
     from ronde.server.transport.wire import Message, Operation
 except ImportError as missing:
     raise UsageError(
-        f"ronde.ReplicaClient needs a package that is missing ({missing}): pip install 'ronde[server]'"
+        f"ronde.ReplicaClient needs a package that is missing ({missing}): pip install 'ronde[server]' [R746]"
     ) from None
 
 __all__ = ["Predicted", "ReplicaClient", "ReplicaGone", "Rows"]
@@ -66,7 +66,7 @@ class ReplicaClient:
     def __init__(self, endpoint: str, *, token: str | None = None, timeout: float = 30.0) -> None:
         _check_endpoint(endpoint)
         if not 0 < timeout < float("inf"):
-            raise UsageError(f"timeout={timeout:g} is not a number of seconds above 0; try timeout=30")
+            raise UsageError(f"timeout={timeout:g} is not a number of seconds above 0; try timeout=30 [R746]")
         key = read_token(os.environ if token is None else {TOKEN_KEY: token})
         self.endpoint = endpoint
         self._timeout = timeout
@@ -95,7 +95,9 @@ class ReplicaClient:
             ReplicaGone: the replica did not answer within the timeout.
         """
         if not isinstance(table, str):
-            raise UsageError(f"the table is to be its name, not a {type(table).__name__}; see status()")
+            raise UsageError(
+                f"the table is to be its name, not a {type(table).__name__}; see status() [R748]"
+            )
         flat, shape = _ids(ids)
         answer = self._ask(Operation.LOOK_UP, {"table": table}, [flat])
         (rows,) = answer.arrays
@@ -120,7 +122,7 @@ class ReplicaClient:
         if not isinstance(inputs, (Mapping, list, tuple)):
             raise UsageError(
                 f"inputs is a {type(inputs).__name__}; it is to be a dict of arrays by name, or a list of "
-                "all in order"
+                "all in order [R748]"
             )
         names = list(inputs) if isinstance(inputs, Mapping) else None
         given = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
@@ -129,7 +131,9 @@ class ReplicaClient:
         ]
         total = sum(array.nbytes for array in arrays)
         if total > MOST_BYTES:
-            raise UsageError(f"inputs of {total} bytes were given; {MOST_BYTES} are possible at a time")
+            raise UsageError(
+                f"inputs of {total} bytes were given; {MOST_BYTES} are possible at a time [R748]"
+            )
         answer = self._ask(Operation.PREDICT, {"inputs": names}, arrays)
         own = [np.array(array) for array in answer.arrays]
         return Predicted(put_together(answer.meta["outputs"], own), answer.meta["version"])
@@ -165,7 +169,7 @@ class ReplicaClient:
         try:
             request = self._client.send(0, operation, meta, arrays)
         except zmq.ZMQError:
-            raise UsageError("this client was closed; make another ronde.ReplicaClient") from None
+            raise UsageError("this client was closed; make another ronde.ReplicaClient [R746]") from None
         try:
             (answer,) = self._client.wait([request])
         except PeerLost:
@@ -179,18 +183,18 @@ class ReplicaClient:
     def _gone(self) -> ReplicaGone:
         return ReplicaGone(
             f"no replica has answered at {self.endpoint} for {self._timeout:g} s: is ronde serve running "
-            "there, and is this the address of its --binary, not of HTTP?"
+            "there, and is this the address of its --binary, not of HTTP? [R747]"
         )
 
     def _refused(self, error: ServerRefused) -> ServerRefused:
-        return ServerRefused(f"the replica at {self.endpoint} refuses: {error.why}", error.why)
+        return ServerRefused(f"the replica at {self.endpoint} refuses: {error.why} [R748]", error.why)
 
 
 def _check_endpoint(endpoint: str) -> None:
     if not isinstance(endpoint, str) or not endpoint.startswith(("tcp://", "ipc://")):
         raise UsageError(
             f"a replica is asked at tcp://ADDRESS:PORT or ipc://NAME, as ronde serve --binary says, not at "
-            f"{endpoint}"
+            f"{endpoint} [R746]"
         )
 
 
@@ -200,11 +204,13 @@ def _ids(given: Any) -> tuple[Array, tuple[int, ...]]:
     if not ids.size:
         ids = ids.astype(np.int64)
     if ids.dtype.kind not in "iu":
-        raise UsageError(f"ids are to be whole numbers, and are {ids.dtype.name}; try ids.astype('int64')")
+        raise UsageError(
+            f"ids are to be whole numbers, and are {ids.dtype.name}; try ids.astype('int64') [R748]"
+        )
     if ids.dtype == np.uint64 and ids.max(initial=0) > np.iinfo(np.int64).max:
-        raise UsageError("ids go from -2**63 to 2**63 - 1; hash what is larger")
+        raise UsageError("ids go from -2**63 to 2**63 - 1; hash what is larger [R748]")
     if ids.size > MOST_IDS:
-        raise UsageError(f"{ids.size} ids were given; {MOST_IDS} are possible at a time")
+        raise UsageError(f"{ids.size} ids were given; {MOST_IDS} are possible at a time [R748]")
     return np.ascontiguousarray(ids, np.int64).reshape(-1), ids.shape
 
 
@@ -215,5 +221,7 @@ def _input(given: Any, name: Any) -> Array:
         array = np.empty(0, object)
     sent = travels_as(array)
     if sent is None:
-        raise UsageError(f"input {name} is not an array of numbers: numpy makes {array.dtype.name} of it")
+        raise UsageError(
+            f"input {name} is not an array of numbers: numpy makes {array.dtype.name} of it [R748]"
+        )
     return sent

@@ -35,9 +35,9 @@ def check_digest(path: Path, expected: str) -> None:
     try:
         found = digest(path)
     except OSError as error:
-        raise DamagedFile(f"{path} cannot be read: {error.strerror}") from None
+        raise DamagedFile(f"{path} cannot be read: {error.strerror} [R741]") from None
     if found != expected:
-        raise DamagedFile(f"{path} is damaged: its checksum is not the one that its manifest names")
+        raise DamagedFile(f"{path} is damaged: its checksum is not the one that its manifest names [R741]")
 
 
 def replace(path: Path, content: bytes) -> None:

@@ -46,7 +46,7 @@ def export(snapshot: Snapshot, folder: Path, *, int8: bool = False) -> None:
         UsageError: the folder exists and is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is there already; choose another folder by --out DIR")
+        raise UsageError(f"{folder} is there already; choose another folder by --out DIR [R737]")
     beside = folder.absolute().with_name(f".{folder.absolute().name}.{os.getpid()}")
     beside.mkdir(parents=True)
     try:
@@ -113,11 +113,13 @@ class Exported:
             form = self._fields["format"]
             self._version = int(self._fields["version"])
         except OSError as error:
-            raise DamagedFile(f"{path} cannot be read: {error.strerror}") from None
+            raise DamagedFile(f"{path} cannot be read: {error.strerror} [R741]") from None
         except (ValueError, KeyError, TypeError):
-            raise DamagedFile(f"{path} is damaged: it is not a manifest") from None
+            raise DamagedFile(f"{path} is damaged: it is not a manifest [R741]") from None
         if form != _FORMAT:
-            raise UsageError(f"{path} has the form {form} of another ronde; this one reads form {_FORMAT}")
+            raise UsageError(
+                f"{path} has the form {form} of another ronde; this one reads form {_FORMAT} [R742]"
+            )
 
     def versions(self) -> list[int]:
         return [self._version]
@@ -130,7 +132,7 @@ class Exported:
         """
         del near
         if version != self._version:
-            raise NoSuchVersion(f"there is no version {version}; there are {self._version}")
+            raise NoSuchVersion(f"there is no version {version}; there are {self._version} [R743]")
         fields = self._fields
         for name, expected in fields["files"].items():
             check_digest(self._folder / Path(name).name, expected)
@@ -160,7 +162,7 @@ def _read_rows(path: Path, shape: Shape) -> tuple[Any, Any, Any]:
         rows = table["row"].combine_chunks().flatten().to_numpy().reshape(len(ids), shape.dim)
         scales = table["scale"].to_numpy() if shape.stored == "int8" else None
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise DamagedFile(f"{path} is damaged: {error}") from None
+        raise DamagedFile(f"{path} is damaged: {error} [R741]") from None
     if ids.dtype != np.int64 or rows.dtype != np.dtype(shape.stored):
-        raise DamagedFile(f"{path} is damaged: its columns are not what its manifest names")
+        raise DamagedFile(f"{path} is damaged: its columns are not what its manifest names [R741]")
     return ids, rows, scales

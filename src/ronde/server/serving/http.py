@@ -159,7 +159,7 @@ async def _body(request: Request) -> bytes:
     async for part in request.stream():
         size += len(part)
         if size > MOST_BYTES:
-            raise _Malformed(f"a request has at most {MOST_BYTES} bytes; ask for less at a time", 413)
+            raise _Malformed(f"a request has at most {MOST_BYTES} bytes; ask for less at a time [R744]", 413)
         parts.append(part)
     return b"".join(parts)
 
@@ -171,14 +171,14 @@ async def _object(request: Request, fields: dict[str, Any]) -> dict[str, Any]:
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):
-        raise _Malformed(f"the request is not JSON; it is to be {form}") from None
+        raise _Malformed(f"the request is not JSON; it is to be {form} [R744]") from None
     if not isinstance(asked, dict) or set(asked) != set(fields):
-        raise _Malformed(f"the request is to be {form}")
+        raise _Malformed(f"the request is to be {form} [R744]")
     for name, kind in fields.items():
         if not isinstance(asked[name], kind) or isinstance(asked[name], bool):
             kinds = kind if isinstance(kind, tuple) else (kind,)
             wanted = " or ".join(_JSON_NAMES[each] for each in kinds)
-            raise _Malformed(f"{name} is to be {wanted}")
+            raise _Malformed(f"{name} is to be {wanted} [R744]")
     return asked
 
 
@@ -187,7 +187,7 @@ _JSON_NAMES = {str: "a string", list: "a list", dict: "an object", int: "a whole
 
 def _ids(given: list[Any]) -> np.ndarray[Any, Any]:
     if len(given) > MOST_IDS:
-        raise _Malformed(f"{len(given)} ids were asked for; {MOST_IDS} are possible at a time", 413)
+        raise _Malformed(f"{len(given)} ids were asked for; {MOST_IDS} are possible at a time [R744]", 413)
     if not given:
         return np.empty(0, np.int64)
     try:
@@ -195,7 +195,7 @@ def _ids(given: list[Any]) -> np.ndarray[Any, Any]:
     except (ValueError, OverflowError, TypeError):
         ids = np.empty((0, 0))
     if ids.dtype != np.int64 or ids.ndim != 1:
-        raise _Malformed("ids is to be a list of whole numbers from -2**63 to 2**63 - 1")
+        raise _Malformed("ids is to be a list of whole numbers from -2**63 to 2**63 - 1 [R744]")
     return ids
 
 

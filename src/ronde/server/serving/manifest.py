@@ -63,7 +63,7 @@ class TableEntry:
         law = dict(self.initial)
         kind = _LAWS.get(law.pop("law", ""))
         if kind is None or self.stored not in ("float32", "float64", "int8") or self.dim < 1:
-            raise DamagedFile(f"a manifest names a table of {self}, which no ronde has written")
+            raise DamagedFile(f"a manifest names a table of {self}, which no ronde has written [R741]")
         return Shape(dim=self.dim, stored=self.stored, initial=kind(**law), seed=self.seed)
 
 
@@ -113,21 +113,23 @@ class Manifest:
             fields = json.loads(path.read_bytes())
             form = fields.pop("format")
         except OSError as error:
-            raise DamagedFile(f"{path} cannot be read: {error.strerror}") from None
+            raise DamagedFile(f"{path} cannot be read: {error.strerror} [R741]") from None
         except (ValueError, AttributeError, KeyError, TypeError):
-            raise DamagedFile(f"{path} is damaged: it is not a manifest") from None
+            raise DamagedFile(f"{path} is damaged: it is not a manifest [R741]") from None
         if form != FORMAT:
-            raise UsageError(f"{path} has the form {form} of another ronde; this one reads form {FORMAT}")
+            raise UsageError(
+                f"{path} has the form {form} of another ronde; this one reads form {FORMAT} [R742]"
+            )
         try:
             tables = {name: TableEntry(**entry) for name, entry in fields.pop("tables").items()}
             lists = {name: tuple(fields.pop(name)) for name in ("delta", "whole")}
             made = cls(tables=tables, **lists, **fields)
         except (AttributeError, KeyError, TypeError):
-            raise DamagedFile(f"{path} is damaged: it is not a manifest") from None
+            raise DamagedFile(f"{path} is damaged: it is not a manifest [R741]") from None
         if path_of(path.parent, made.version) != path:
-            raise DamagedFile(f"{path} is damaged: it is not a manifest")
+            raise DamagedFile(f"{path} is damaged: it is not a manifest [R741]")
         if any(Path(name).name != name for name in made.files):
-            raise DamagedFile(f"{path} names files outside of its folder")
+            raise DamagedFile(f"{path} names files outside of its folder [R741]")
         return made
 
     def check(self, folder: Path, *names: str) -> None:
@@ -138,7 +140,7 @@ class Manifest:
         """
         for name in names:
             if name not in self.files:
-                raise DamagedFile(f"the manifest of version {self.version} has no checksum of {name}")
+                raise DamagedFile(f"the manifest of version {self.version} has no checksum of {name} [R741]")
             check_digest(folder / name, self.files[name])
 
 

@@ -187,7 +187,7 @@ def export(model: nn.Module, example: Example) -> bytes:
     """
     unknown = next((leaf for leaf in example.leaves if isinstance(leaf, _Unknown)), None)
     if unknown is not None:
-        raise NoProgram(f"it is called with a {unknown.name}, of which torch.export knows no parts")
+        raise NoProgram(f"it is called with a {unknown.name}, of which torch.export knows no parts [R734]")
     held = Held.by(model)
     generators = States.of_hosts(held.generators), States.of_torch(())
     args, kwargs, axes = example.arguments()
@@ -244,17 +244,17 @@ class Input:
                 # JSON numbers are doubles, which torch would convert to its default dtype.
                 given = torch.tensor(given, dtype=torch.float64) if whole.is_floating_point() else whole
             except (ValueError, TypeError, RuntimeError, OverflowError):
-                raise Unfit(f"input {self.name} is not an array of numbers; it is {wanted}") from None
+                raise Unfit(f"input {self.name} is not an array of numbers; it is {wanted} [R744]") from None
         if given.numel() == 0:
             given = given.to(dtype)
         lossy = given.is_floating_point() and not dtype.is_floating_point
         if lossy or (given.is_complex() and not dtype.is_complex):
-            raise Unfit(f"input {self.name} has {str(given.dtype)[6:]} values; it is {wanted}")
+            raise Unfit(f"input {self.name} has {str(given.dtype)[6:]} values; it is {wanted} [R744]")
         fits = given.dim() == len(self.shape) and all(
             own is None or own == size for own, size in zip(self.shape, given.shape, strict=True)
         )
         if not fits:
-            raise Unfit(f"input {self.name} has the shape {list(given.shape)}; it is {wanted}")
+            raise Unfit(f"input {self.name} has the shape {list(given.shape)}; it is {wanted} [R744]")
         return given.to(dtype)
 
 
@@ -275,7 +275,7 @@ class Program:
         try:
             self._program = torch.export.load(path)
         except Exception as error:
-            raise DamagedFile(f"{path} is not a program that this torch can load: {error}") from None
+            raise DamagedFile(f"{path} is not a program that this torch can load: {error} [R742]") from None
         self._module = self._program.module()
         self._lock = threading.Lock()
         self.inputs = tuple(_inputs(self._program))
@@ -305,7 +305,9 @@ class Program:
             with self._lock, torch.inference_mode():
                 return torch.func.functional_call(self._module, dict(dense), args, kwargs)
         except (RuntimeError, AssertionError, IndexError, ValueError) as error:
-            raise Unfit(f"the model cannot take these inputs: {' '.join(str(error).split())[:300]}") from None
+            raise Unfit(
+                f"the model cannot take these inputs: {' '.join(str(error).split())[:300]} [R744]"
+            ) from None
         finally:
             _looks_up.reset(token)
 
@@ -321,14 +323,14 @@ class Program:
         names = ", ".join(each.name for each in tensors)
         if not isinstance(given, Mapping):
             if len(given) != len(tensors):
-                raise Unfit(f"{len(given)} inputs were given; the model takes {len(tensors)}: {names}")
+                raise Unfit(f"{len(given)} inputs were given; the model takes {len(tensors)}: {names} [R744]")
             given = {each.name: value for each, value in zip(tensors, given, strict=True)}
         unknown = sorted(set(given) - {each.name for each in tensors})
         if unknown:
-            raise Unfit(f"there is no input {unknown[0]}; the model takes {names}")
+            raise Unfit(f"there is no input {unknown[0]}; the model takes {names} [R744]")
         missing = [each.name for each in tensors if each.name not in given]
         if missing:
-            raise Unfit(f"input {missing[0]} is missing; the model takes {names}")
+            raise Unfit(f"input {missing[0]} is missing; the model takes {names} [R744]")
         return [each.tensor(given[each.name]) if each.dtype else each.value for each in self.inputs]
 
 

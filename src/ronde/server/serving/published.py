@@ -58,7 +58,7 @@ class Published:
             if near is None and (first.whole or not first.tables):
                 return chain
             if first.follows is None:
-                raise DamagedFile(f"version {version} rests on rows of a version that is gone")
+                raise DamagedFile(f"version {version} rests on rows of a version that is gone [R741]")
             if first.follows == near:
                 return chain
             chain.insert(0, Manifest.read(path_of(self._folder, first.follows)))
@@ -118,7 +118,7 @@ def read_dense(path: Path) -> dict[str, Any]:
     try:
         return load_tensors(path)
     except (OSError, SafetensorError) as error:
-        raise DamagedFile(f"{path} is damaged: {error}") from None
+        raise DamagedFile(f"{path} is damaged: {error} [R741]") from None
 
 
 def _read(path: Path, shapes: dict[str, Shape]) -> dict[str, tuple[Any, Any, Any]]:
@@ -126,14 +126,14 @@ def _read(path: Path, shapes: dict[str, Shape]) -> dict[str, tuple[Any, Any, Any
     try:
         arrays = _arrays(path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFile(f"{path} is damaged: {error}") from None
+        raise DamagedFile(f"{path} is damaged: {error} [R741]") from None
     out: dict[str, tuple[Any, Any, Any]] = {}
     for name, shape in shapes.items():
         found = [arrays.get(f"{name}/{field}") for field in ("ids", "rows", "removed")]
         if all(each is None for each in found):
             continue
         if not _fit(found, shape):
-            raise DamagedFile(f"{path} is damaged: its arrays of table {name} do not fit together")
+            raise DamagedFile(f"{path} is damaged: its arrays of table {name} do not fit together [R741]")
         out[name] = (found[0], found[1], found[2])
     return out
 

@@ -108,7 +108,7 @@ class Replica:
         tables = (snapshot or self._snapshot).tables
         if table not in tables:
             names = ", ".join(sorted(tables)) or "none"
-            raise NoSuchTable(f"there is no table {table!r}; the model has {names}")
+            raise NoSuchTable(f"there is no table {table!r}; the model has {names} [R744]")
         rows, found = tables[table].look_up(np.ascontiguousarray(ids, np.int64))
         with self._counting:
             self.counts.asked += len(ids)
@@ -131,7 +131,7 @@ class Replica:
         """
         used = snapshot or self._snapshot
         if used.program is None:
-            raise NoProgram(f"this model has no program to predict by: {used.no_program}")
+            raise NoProgram(f"this model has no program to predict by: {used.no_program} [R745]")
 
         def look_up(table: str, ids: torch.Tensor) -> torch.Tensor:
             rows = self.look_up(table, ids.detach().reshape(-1).cpu().numpy(), used)
@@ -199,16 +199,16 @@ class Replica:
     def _known(self, version: int | None) -> int:
         versions = self._source.versions()
         if not versions:
-            raise NoSuchVersion("nothing is published there yet")
+            raise NoSuchVersion("nothing is published there yet [R743]")
         if version is None:
             return versions[-1]
         if version not in versions:
             there = ", ".join(map(str, versions))
-            raise NoSuchVersion(f"there is no version {version}; there are {there}")
+            raise NoSuchVersion(f"there is no version {version}; there are {there} [R743]")
         return version
 
     def _complain(self, version: int, error: Exception) -> None:
-        trouble = f"version {version} cannot be served, {self._snapshot.version} still is: {error}"
+        trouble = f"version {version} cannot be served, {self._snapshot.version} still is: {error} [R740]"
         if trouble != self.trouble:
             self.trouble = trouble
             self._say(trouble)

@@ -40,7 +40,9 @@ def source_of(path: Path) -> Source:
         return Exported(path)
     if (path / FOLDER).is_dir() or (path / "store").exists():
         return Published(path / FOLDER)
-    raise UsageError(f"{path} is neither the directory of a run with --publish nor a model of ronde export")
+    raise UsageError(
+        f"{path} is neither the directory of a run with --publish nor a model of ronde export [R736]"
+    )
 
 
 def serve(
@@ -71,7 +73,7 @@ def serve(
     answering = None if binary is None else _binary(*binary)
     source = source_of(path)
     if not source.versions():
-        say(f"waits for the first version in {path}; a run makes them with --publish")
+        say(f"waits for the first version in {path}; a run makes them with --publish [R738]")
     while not source.versions():
         sleep(_LOOK_EVERY)
     replica = Replica(source, version, say)
@@ -79,9 +81,12 @@ def serve(
     listening.listen(_WAITING_AT_MOST)
     host, port = listening.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host
-    say(f"serves version {replica.snapshot.version} at http://{name}:{port}")
+    say(f"serves version {replica.snapshot.version} at http://{name}:{port} [R738]")
     if not ipaddress.ip_address(host).is_loopback:
-        say("whoever reaches this address may look up, predict and roll back: nobody is asked who they are")
+        say(
+            "whoever reaches this address may look up, predict and roll back: nobody is asked who they "
+            "are [R739]"
+        )
     # Objects made so far live on: exclude them from garbage collection.
     gc.collect()
     gc.freeze()
@@ -90,7 +95,7 @@ def serve(
     config = uvicorn.Config(made, log_level="warning", access_log=False, lifespan="off")
     if answering is not None:
         answering.start(replica, metrics)
-        say(f"answers the binary protocol at {answering.endpoint}, to whoever has the token")
+        say(f"answers the binary protocol at {answering.endpoint}, to whoever has the token [R738]")
     try:
         uvicorn.Server(config).run(sockets=[listening])
     finally:
@@ -104,7 +109,7 @@ def _binary(endpoint: str, token: bytes) -> BinaryReplica:
         from ronde.server.serving.binary import BinaryReplica
     except ImportError as error:
         raise UsageError(
-            f"--binary needs a package that is missing ({error}): pip install 'ronde[serve,server]'"
+            f"--binary needs a package that is missing ({error}): pip install 'ronde[serve,server]' [R737]"
         ) from None
     return BinaryReplica(endpoint, token)
 
@@ -117,5 +122,5 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
     except OSError as error:
-        raise LaunchError(f"cannot listen at {host}, port {port}: {error.strerror}") from None
+        raise LaunchError(f"cannot listen at {host}, port {port}: {error.strerror} [R737]") from None
     return listening

@@ -69,7 +69,8 @@ class AdmitWithProbability:
     def __post_init__(self) -> None:
         if not 0 < self.probability <= 1:
             raise UsageError(
-                f"AdmitWithProbability({self.probability}): a probability above 0, at most 1, is needed"
+                f"AdmitWithProbability({self.probability}): a probability above 0, at most 1, is "
+                "needed [R461]"
             )
 
     def filter(self, seed: int, max_rows: int) -> Filter:
@@ -97,10 +98,12 @@ class AdmitByBloomFilter:
         _at_least_one("AdmitByBloomFilter", "ids", self.ids)
         if self.count > 255:
             raise UsageError(
-                f"AdmitByBloomFilter(count={self.count}): its counters end at 255; use AdmitAfter"
+                f"AdmitByBloomFilter(count={self.count}): its counters end at 255; use AdmitAfter [R461]"
             )
         if not 0 < self.error < 1:
-            raise UsageError(f"AdmitByBloomFilter(error={self.error}): a share between 0 and 1 is needed")
+            raise UsageError(
+                f"AdmitByBloomFilter(error={self.error}): a share between 0 and 1 is needed [R461]"
+            )
 
     def filter(self, seed: int, max_rows: int) -> Filter:
         """Make an empty filter."""
@@ -112,7 +115,7 @@ Admission = AdmitAfter | AdmitWithProbability | AdmitByBloomFilter
 
 def _at_least_one(name: str, key: str, value: int) -> None:
     if value < 1:
-        raise UsageError(f"{name}({key}={value}): {key} is 1 or more")
+        raise UsageError(f"{name}({key}={value}): {key} is 1 or more [R461]")
 
 
 class _Counting:
@@ -191,7 +194,8 @@ class _Bloom:
         if len(state["counters"]) != len(self._counters):
             raise UsageError(
                 f"a Bloom filter of {len(state['counters'])} counters cannot be loaded into one of "
-                f"{len(self._counters)}: give AdmitByBloomFilter the `ids` and `error` that it was saved with"
+                f"{len(self._counters)}: give AdmitByBloomFilter the `ids` and `error` that it was saved "
+                "with [R464]"
             )
         self._counters[:] = state["counters"]
 

@@ -60,7 +60,7 @@ class ColdFolder:
         except OSError as error:
             raise RondeError(
                 f"no folder for rows of a table can be made in {above} ({error.strerror}): give "
-                "OnDisk(directory=) another"
+                "OnDisk(directory=) another [R468]"
             ) from None
         return cls(path, lock, os.getpid())
 

@@ -173,7 +173,7 @@ class ColdStore:
         if os.getpid() != self._folder.process:
             raise ColdRowsFailed(
                 "rows of a table that lie on disk can be had by the process that made it, not by one that "
-                "was forked from it: look rows up in the main process"
+                "was forked from it: look rows up in the main process [R469]"
             )
         try:
             return call(*arguments)
@@ -207,9 +207,9 @@ def _failure(path: str, error: Exception) -> ColdRowsFailed:
     if "No space left" in said:
         return ColdRowsFailed(
             f"the disk of {path} is full, and takes no more rows of a table: they stay in memory, and none "
-            "is lost; make room there, give OnDisk(directory=) another disk, or raise its memory_rows"
+            "is lost; make room there, give OnDisk(directory=) another disk, or raise its memory_rows [R182]"
         )
-    return ColdRowsFailed(f"rows of a table cannot be moved to {path}, or back ({said})")
+    return ColdRowsFailed(f"rows of a table cannot be moved to {path}, or back ({said}) [R468]")
 
 
 def _open(path: str) -> Any:

@@ -103,7 +103,7 @@ class ColdTier:
         if evict is not None and not hasattr(evict, "ends"):
             raise UsageError(
                 f"EmbeddingTable(evict={type(evict).__name__}(...), cold=OnDisk(...)): rows on disk are "
-                "given up by the rules of ronde.table only"
+                "given up by the rules of ronde.table only [R467]"
             )
         self._config, self._evict, self._rows, self._index = config, evict, rows, index
         self._store: ColdStore | None = None  # made for the first row

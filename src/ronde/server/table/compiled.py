@@ -18,7 +18,7 @@ try:
     from numba.extending import intrinsic
 except ImportError as error:
     raise UsageError(
-        f"embedding tables need numba, which cannot be imported ({error}): pip install 'ronde[server]'"
+        f"embedding tables need numba, which cannot be imported ({error}): pip install 'ronde[server]' [R460]"
     ) from None
 
 __all__ = ["compiled", "inlined", "prefetch"]

@@ -31,7 +31,8 @@ class ReservedMemory:
         except OSError as error:
             raise MemoryError(
                 f"{self.nbytes / 2**30:.0f} GiB of addresses could not be reserved for a table ({error}): "
-                "set vm.overcommit_memory to 0 or 1, lift `ulimit -v`, or give the table a smaller `max_rows`"
+                "set vm.overcommit_memory to 0 or 1, lift `ulimit -v`, or give the table a smaller "
+                "`max_rows` [R466]"
             ) from None
         self.array: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self._map, np.uint8)
 

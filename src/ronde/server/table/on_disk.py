@@ -31,12 +31,13 @@ class OnDisk:
 
     def __post_init__(self) -> None:
         if not isinstance(self.memory_rows, int) or self.memory_rows < 1:
-            raise UsageError(f"OnDisk(memory_rows={self.memory_rows}): memory_rows is 1 or more")
+            raise UsageError(f"OnDisk(memory_rows={self.memory_rows}): memory_rows is 1 or more [R467]")
         if self.directory is not None:
             object.__setattr__(self, "directory", os.fspath(self.directory))
             if not os.path.isdir(self.directory):
-                raise UsageError(f"OnDisk(directory={self.directory}): there is no such directory")
+                raise UsageError(f"OnDisk(directory={self.directory}): there is no such directory [R467]")
         if importlib.util.find_spec("rocksdict") is None:
             raise UsageError(
-                "rows on disk (OnDisk) need rocksdict, which is not installed: pip install 'ronde[server]'"
+                "rows on disk (OnDisk) need rocksdict, which is not installed: pip install "
+                "'ronde[server]' [R467]"
             )

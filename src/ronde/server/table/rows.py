@@ -115,7 +115,7 @@ class Rows:
         return (
             f"a table holds {held} rows and cannot take {count} more: its `max_rows` is "
             f"{self.max_rows}, of {self.row_bytes} bytes each; evict rows (`evict=`), or admit fewer "
-            "(`admit=`)"
+            "(`admit=`) [R465]"
         )
 
     def give_back(self, slots: np.ndarray[Any, Any]) -> None:

@@ -39,7 +39,7 @@ def write_config(config: TableConfig) -> dict[str, Any]:
         if _KINDS.get(type(part).__name__) is not type(part):
             raise UsageError(
                 f"EmbeddingTable({name}={type(part).__name__}(...)): servers and files know the classes of "
-                "ronde.table only"
+                "ronde.table only [R461]"
             )
         options = dataclasses.asdict(part)
         told[name] = [
@@ -68,4 +68,4 @@ def read_config(told: Any) -> TableConfig:
                 fields[name] = _KINDS[kind](**given)
         return TableConfig(**fields)
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"this is not what a table is made with: {error!r}") from None
+        raise UsageError(f"this is not what a table is made with: {error!r} [R461]") from None

@@ -156,7 +156,8 @@ class Table:
         rate = self.config.optimizer.lr if self.config.optimizer.lr is not None else lr
         if rate is None:
             raise UsageError(
-                f"{type(self.config.optimizer).__name__}() of a table has no learning rate: give it `lr=`"
+                f"{type(self.config.optimizer).__name__}() of a table has no learning rate: give it "
+                "`lr=` [R463]"
             )
         distinct = unique(ids)
         if len(distinct.ids) < len(ids):
@@ -324,7 +325,7 @@ class Table:
         if shapes != own:
             raise UsageError(
                 f"a table of {shapes[0]} floats and {shapes[1]} of optimizer state a row cannot be loaded "
-                f"into one of {own[0]} and {own[1]}: make it with the same `dim` and `optimizer`"
+                f"into one of {own[0]} and {own[1]}: make it with the same `dim` and `optimizer` [R464]"
             )
         self.clear()
         if self.touched is not None:

@@ -253,7 +253,7 @@ class Client:
                     raise PeerLost(
                         f"server {request.server} at {self.endpoints[request.server]} has not answered for "
                         f"{self._timeout:g} s ({request.message.operation.name.lower()}); see its log in the "
-                        "run directory, or start it again with `ronde server`"
+                        "run directory, or start it again with `ronde server` [R421]"
                     )
             answer = request.answer
             if answer.operation is Operation.REFUSED:
@@ -280,7 +280,7 @@ class Client:
             self._told_of.add(server)
             self._say_so(
                 f"server {server} at {self.endpoints[server]} has not answered for {silent:.0f} s; it is "
-                f"waited for up to {self._timeout:g} s (--timeout)"
+                f"waited for up to {self._timeout:g} s (--timeout) [R421]"
             )
 
     def room(self, nbytes: int) -> Array:
@@ -357,7 +357,7 @@ class Client:
         except zmq.ZMQError as error:
             raise UsageError(
                 f"there can be no server at {endpoint} ({error.strerror}): it listens at tcp://HOST:PORT or "
-                "ipc://NAME"
+                "ipc://NAME [R433]"
             ) from None
         return socket
 
@@ -458,7 +458,7 @@ class Client:
         self._heard_at[server] = time.monotonic()
         if server in self._told_of:
             self._told_of.discard(server)
-            self._say_so(f"server {server} at {self.endpoints[server]} answers again")
+            self._say_so(f"server {server} at {self.endpoints[server]} answers again [R421]")
         try:
             answer = decode(frames, self._token, arena=self.arena)
         except WireError as error:
@@ -534,13 +534,14 @@ class Client:
 
 
 def _refusal(server: int, answer: Message) -> str:
-    return f"server {server}: {answer.meta.get('why', 'refused')}"
+    return f"server {server}: {answer.meta.get('why', 'refused')} [R430]"
 
 
 def _lost(server: int, missing: int) -> str:
     return (
         f"server {server} was started again without {missing} changes that it had confirmed: its state is "
-        "lost; begin again from the script's checkpoint, and use --durability log to survive a killed server"
+        "lost; begin again from the script's checkpoint, and use --durability log to survive a killed "
+        "server [R402]"
     )
 
 

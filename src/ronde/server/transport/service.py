@@ -121,7 +121,7 @@ class Service:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise UsageError(f"a server cannot listen at {endpoint}: {error}") from None
+            raise UsageError(f"a server cannot listen at {endpoint}: {error} [R423]") from None
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.refused: collections.Counter[str] = collections.Counter()
         # In order of their last hello, the newest last.
@@ -174,7 +174,7 @@ class Service:
             if message.operation is Operation.HELLO:
                 self._meet(identity, message)
             elif known is None and message.operation not in _FIRST:
-                raise WireError("hello", "this connection has not said hello")
+                raise WireError("hello", "this connection has not said hello [R427]")
             self._hand_over(identity, message)
         except WireError as error:
             # HELLO announces the arena; after a restart this server must see it again.
@@ -264,7 +264,7 @@ class Service:
     def _waiting(self, identity: bytes, asked: Any) -> list[int] | None:
         """Return the requests in `asked` that are pending; None before hello."""
         if not isinstance(asked, list):
-            raise WireError("request", "status: what was asked is a list of numbers of requests")
+            raise WireError("request", "status: what was asked is a list of numbers of requests [R748]")
         connection = self._connections.get(identity)
         if connection is None:
             return None
@@ -284,10 +284,10 @@ def check_endpoint(endpoint: str) -> None:
     if re.match(r"tcp://(\*|0\.0\.0\.0|\[?::0?\]?):[\d*!]+$", endpoint):
         raise UsageError(
             f"a server does not listen on all interfaces ({endpoint}): name the address of one, such as "
-            "tcp://127.0.0.1:4000 or that of a private network"
+            "tcp://127.0.0.1:4000 or that of a private network [R435]"
         )
     if not endpoint.startswith(("tcp://", "ipc://")):
-        raise UsageError(f"a server listens at tcp://ADDRESS:PORT or ipc://NAME, not at {endpoint}")
+        raise UsageError(f"a server listens at tcp://ADDRESS:PORT or ipc://NAME, not at {endpoint} [R435]")
 
 
 def _placed(answer: Message, arena: PeerArena, into: Any) -> Message:

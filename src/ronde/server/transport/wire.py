@@ -168,7 +168,7 @@ class NoArena:
         return None
 
     def view(self, place: int, nbytes: int) -> memoryview:
-        raise WireError("arena", "an array is said to lie in shared memory, and there is none")
+        raise WireError("arena", "an array is said to lie in shared memory, and there is none [R429]")
 
 
 _NO_ARENA = NoArena()
@@ -211,24 +211,28 @@ def decode(
     limits = limits or _LIMITS
     views = [memoryview(frame).cast("B") for frame in frames]
     if not views or views[0].nbytes < _HEADER.size:
-        raise WireError("truncated", f"the first of {len(views)} frames has less than {_HEADER.size} bytes")
+        raise WireError(
+            "truncated", f"the first of {len(views)} frames has less than {_HEADER.size} bytes [R428]"
+        )
     head, meta = views[0][: _HEADER.size], views[0][_HEADER.size :]
     magic, version, operation, _, worker, incarnation, sequence, clock, request, theirs, checksum = (
         _HEADER.unpack(head)
     )
     if magic != _MAGIC:
-        raise WireError("magic", "not a message of ronde")
+        raise WireError("magic", "not a message of ronde [R427]")
     if version != _VERSION:
-        raise WireError("version", f"version {version} of the protocol; this server speaks {_VERSION}")
+        raise WireError("version", f"version {version} of the protocol; this server speaks {_VERSION} [R427]")
     if not hmac.compare_digest(theirs, token):
-        raise WireError("token", "the token is not that of this run")
+        raise WireError("token", "the token is not that of this run [R427]")
     _check_size(views[0].nbytes, views[1:], len(views) - 1, limits)
     if checksum != _checksum(head[:-_CHECKSUM_BYTES], meta, views[1:]):
-        raise WireError("checksum", "the checksum is not that of the message: it was damaged on its way")
+        raise WireError(
+            "checksum", "the checksum is not that of the message: it was damaged on its way [R428]"
+        )
     try:
         known = Operation(operation)
     except ValueError:
-        raise WireError("operation", f"there is no operation {operation}") from None
+        raise WireError("operation", f"there is no operation {operation} [R428]") from None
     told, arrays = _read(meta, views[1:], _NO_ARENA if arena is None else arena, limits)
     return Message(known, told, arrays, worker, incarnation, sequence, clock, request)
 
@@ -247,13 +251,13 @@ def _read(
     try:
         told, described = json.loads(bytes(meta))
     except (ValueError, TypeError, RecursionError):
-        raise WireError("meta", "no JSON list of an object and of arrays follows the header") from None
+        raise WireError("meta", "no JSON list of an object and of arrays follows the header [R428]") from None
     if not isinstance(told, dict) or not isinstance(described, list) or len(described) > limits.arrays:
-        raise WireError("meta", "no JSON list of an object and of arrays follows the header")
+        raise WireError("meta", "no JSON list of an object and of arrays follows the header [R428]")
     left = list(frames)
     arrays = [_array(each, left, arena, limits) for each in described]
     if left:
-        raise WireError("arrays", f"{len(left)} frames belong to no array")
+        raise WireError("arrays", f"{len(left)} frames belong to no array [R428]")
     return told, arrays
 
 
@@ -264,25 +268,27 @@ def _array(described: Any, frames: list[memoryview], arena: Arena, limits: Limit
         case [str(name), list(shape), int(place)]:
             pass
         case _:
-            raise WireError("arrays", "an array is described by its dtype and shape")
+            raise WireError("arrays", "an array is described by its dtype and shape [R428]")
     dtype = _DTYPES.get(name)
     if (
         dtype is None
         or not all(type(size) is int and 0 <= size < 1 << 48 for size in shape)
         or len(shape) > 8
     ):
-        raise WireError("arrays", f"there is no array of dtype {name[:32]} and shape {str(shape)[:64]}")
+        raise WireError(
+            "arrays", f"there is no array of dtype {name[:32]} and shape {str(shape)[:64]} [R428]"
+        )
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes > limits.nbytes:
-        raise WireError("oversized", f"an array of {nbytes} bytes is too large")
+        raise WireError("oversized", f"an array of {nbytes} bytes is too large [R428]")
     if place is not None:
         content = arena.view(place, nbytes)
     elif frames:
         content = frames.pop(0)
     else:
-        raise WireError("arrays", "an array is described, and its frame is missing")
+        raise WireError("arrays", "an array is described, and its frame is missing [R428]")
     if content.nbytes != nbytes:
-        raise WireError("arrays", f"an array of {nbytes} bytes came in {content.nbytes}")
+        raise WireError("arrays", f"an array of {nbytes} bytes came in {content.nbytes} [R428]")
     return np.frombuffer(content, dtype).reshape(shape)
 
 
@@ -291,7 +297,8 @@ def _check_size(first: int, frames: Sequence[memoryview], arrays: int, limits: L
     if total > limits.nbytes or first - _HEADER.size > limits.meta_bytes or arrays > limits.arrays:
         raise WireError(
             "oversized",
-            f"a message of {total} bytes with {arrays} arrays is too large; it is smaller with more servers",
+            f"a message of {total} bytes with {arrays} arrays is too large; it is smaller with more "
+            "servers [R428]",
         )
 
 

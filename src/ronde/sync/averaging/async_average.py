@@ -55,7 +55,7 @@ class AsyncAverage(Averaging):
             raise UsageError(
                 "update=async-average averages the parameters of all optimizers at once, and one "
                 "has stepped for the first time after others had begun to; let all step in the "
-                "first round, or use update=local,every=K"
+                "first round, or use update=local,every=K [R288]"
             )
         self._optimizers.append(optimizer)
         members = self.members_of(optimizer)

@@ -37,7 +37,7 @@ class Decentralized(Averaging):
         if peers == "shift-one" and comm.world_size % 2:
             raise UsageError(
                 f"peers=shift-one pairs ranks, and {comm.world_size} is odd; use an even number of "
-                "ranks, or peers=all"
+                "ranks, or peers=all [R282]"
             )
         self._peers = peers
         self._under_way: weakref.WeakKeyDictionary[Any, list[_Sent]] = weakref.WeakKeyDictionary()

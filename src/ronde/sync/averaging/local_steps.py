@@ -76,7 +76,7 @@ class LocalSteps(Averaging):
         if self.last_loss is None:
             raise UsageError(
                 "adaptive=true goes by the loss from which backward begins, and this script's has not been a "
-                "single number; use update=local,every=K"
+                "single number; use update=local,every=K [R289]"
             )
         return float(self.last_loss)
 

@@ -155,7 +155,7 @@ def members_of(optimizer: Any) -> list[torch.Tensor]:
     if any(each.is_complex() for each in found):
         raise UsageError(
             "a parameter of a complex dtype is not averaged between ranks that train by "
-            "themselves; use --plan ddp"
+            "themselves; use --plan ddp [R290]"
         )
     return [each for each in found if each.is_floating_point()]
 
@@ -196,7 +196,7 @@ def _average_gradients(comm: Comm, members: Sequence[torch.Tensor]) -> None:
     if (found := next(sparse, None)) is not None:
         raise UsageError(
             f"during the warm-up ranks average dense gradients only, and that of {parameter_name(found)} is "
-            f"sparse; use sparse=False, or leave warm-up out"
+            f"sparse; use sparse=False, or leave warm-up out [R291]"
         )
     there = comm.votes([each.grad is not None for each in members])
     computed = [each for each, count in zip(members, there, strict=True) if count]

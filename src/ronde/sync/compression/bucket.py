@@ -66,7 +66,7 @@ class CompressedBucket(Bucket):
             raise UsageError(
                 "a gradient was computed a second time in one backward, after it had been encoded "
                 "and sent, as checkpoints with use_reentrant=True do; use use_reentrant=False, or "
-                "compressor=none"
+                "compressor=none [R292]"
             )
         self.launched = True
         exchange, fresh = self._choose()

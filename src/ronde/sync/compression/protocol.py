@@ -288,7 +288,7 @@ class _Source:
             name = "no optimizer" if optimizer is None else type(optimizer).__name__
             raise UsageError(
                 f"compressed=momentum averages the first moment of torch.optim.Adam or AdamW, and these "
-                f"parameters have {name}; use one of the two, or compressed=gradient"
+                f"parameters have {name}; use one of the two, or compressed=gradient [R294]"
             )
         betas = self._asked(lambda group: float(group["betas"][0]), 0.9)
         state = optimizer.state

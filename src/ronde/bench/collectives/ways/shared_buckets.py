@@ -21,7 +21,9 @@ class SharedBucketsWay(CommWay):
         comm = self.comm
         (buffer,) = comm.allocate([(elements, torch.float32)], [torch.device("cpu")])
         if not isinstance(buffer, (SharedBuffer, SmallBuffer)):
-            raise BenchError(f"buckets do not lie in shared memory here: {comm.note or comm.backend.name}")
+            raise BenchError(
+                f"buckets do not lie in shared memory here: {comm.note or comm.backend.name} [R855]"
+            )
         memory, _ = buffer.open(0)
         operand = Operand(
             operation, elements, rank=comm.rank, ranks=comm.world_size, memory=memory, mean=True

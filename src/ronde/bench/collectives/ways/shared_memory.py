@@ -58,5 +58,5 @@ def join(meeting: Meeting) -> SharedMemoryWay:
     comm = join_comm(meeting)
     backend = comm.backend
     if not isinstance(backend, SharedMemoryBackend):
-        raise BenchError(f"ranks do not use shared memory on this host: {comm.note or backend.name}")
+        raise BenchError(f"ranks do not use shared memory on this host: {comm.note or backend.name} [R855]")
     return SharedMemoryWay(comm, backend)

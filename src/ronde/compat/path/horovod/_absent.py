@@ -15,12 +15,12 @@ class Absent:
             return
         part = rest.partition(".")[0]
         if part in _FRAMEWORKS:
-            raise ModuleNotFoundError(f"{name}: ronde has the PyTorch interface only, horovod.torch")
+            raise ModuleNotFoundError(f"{name}: ronde has the PyTorch interface only, horovod.torch [R723]")
         if part == "runner":
             raise ModuleNotFoundError(
                 f"{name}: ronde starts ranks by itself; call horovod.run(function, np=N), or start a script "
-                "by ronde horovodrun -np N python SCRIPT"
+                "by ronde horovodrun -np N python SCRIPT [R723]"
             )
         raise ModuleNotFoundError(
-            f"{name} is not in this version of ronde; it has what docs/horovod.md names"
+            f"{name} is not in this version of ronde; it has what docs/horovod.md names [R723]"
         )

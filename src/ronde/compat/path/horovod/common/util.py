@@ -22,6 +22,6 @@ def __getattr__(name):
     if name in ("get_ext_suffix", "get_extension_full_path"):
         raise ImportError(
             f"horovod.common.util.{name}: ronde has no compiled extension of Horovod's; ask "
-            "extension_available('torch')"
+            "extension_available('torch') [R723]"
         )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r} [R383]")

@@ -1,0 +1,62 @@
+"""Explanations of codes, parsed from a Markdown file for each topic."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from importlib import resources
+
+__all__ = ["Explanation", "Topic", "explanations", "parse_topic", "topics"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """An explanation of one code.
+
+    Attributes:
+        code: "R104".
+        title: the situation in a few words.
+        text: Markdown; what it means and what to do.
+    """
+
+    code: str
+    title: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Topic:
+    """One file of explanations.
+
+    Attributes:
+        name: the file's name without its ending.
+        title: its heading.
+        explanations: the explanations in the order of the file.
+    """
+
+    name: str
+    title: str
+    explanations: tuple[Explanation, ...]
+
+
+def topics() -> list[Topic]:
+    """Read all topics, in the order of their codes."""
+    files = [each for each in resources.files("ronde.messages").iterdir() if each.name.endswith(".md")]
+    read = [parse_topic(each.name.removesuffix(".md"), each.read_text(encoding="utf-8")) for each in files]
+    return sorted(read, key=lambda topic: topic.explanations[0].code)
+
+
+def explanations() -> dict[str, Explanation]:
+    """Read all explanations by code."""
+    return {each.code: each for topic in topics() for each in topic.explanations}
+
+
+def parse_topic(name: str, markdown: str) -> Topic:
+    """Parse one file: `# Title`, then `## R104: title` with an explanation below for each code."""
+    head, *sections = re.split(r"^## ", markdown, flags=re.MULTILINE)
+    found: list[Explanation] = []
+    for section in sections:
+        heading, _, text = section.partition("\n")
+        code, _, title = heading.partition(": ")
+        found.append(Explanation(code=code, title=title, text=text.strip()))
+    return Topic(name=name, title=head.strip().removeprefix("# ").split("\n")[0], explanations=tuple(found))
