@@ -24,9 +24,9 @@ from ronde.trace.explanation import Explanation, read_explanation
 
 NAMED = {case.name: case for case in CASES}
 DAILY = ("kill -9", "sleep", "extra collective on one rank")
-# Ways in which ranks die, and one in which they part; a stall is in tests/launch/test_hosts.py.
+# Ways in which ranks die, and one in which they part. A stall is in tests/launch/test_hosts.py, SIGKILL in
+# tests/launch/test_two_hosts.py.
 DAILY_ON_TWO_HOSTS = (
-    "kill -9",
     "SIGTERM from outside",
     "module missing",
     "os._exit(3)",

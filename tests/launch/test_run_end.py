@@ -85,6 +85,15 @@ def test_a_silent_host_is_named_in_the_stall_that_it_brings(end: RunEnd, tmp_pat
     assert "cause: nothing has come from two (rank 2) for 11 s" in end.outcome().report
 
 
+def test_a_node_that_is_late_with_its_answer_is_not_called_silent(end: RunEnd, tmp_path: Path) -> None:
+    """64 ranks of one machine: nodes need longer to look at their ranks than they are given."""
+    end.hear_nothing_of({0: 0.4, 1: 11.0})
+    waiting = evidence(rank(2, standing="waiting"), reason="stall")
+    end.stalled({1: waiting}, is_over=False)
+    told = read_events(tmp_path)[0].text.splitlines()
+    assert told[1:3] == ["  rank 2 waits", "  ranks 0 to 1: one has not answered yet"]
+
+
 def test_a_rank_that_names_the_lost_host_says_more_than_that_all_have_waited(tmp_path: Path) -> None:
     """An observer sees one host of the two."""
     job = Job(

@@ -11,6 +11,7 @@ from pathlib import Path
 from apart import command_apart
 from ronde.doctor.run import examine
 from ronde.report.run import read_run
+from ronde.testing import forked
 from ronde.trace.checkpoint_manifest import checkpoints_in
 
 SCRIPT = """
@@ -51,7 +52,10 @@ def test_a_killed_rank_is_known_to_all_tools(tmp_path: Path) -> None:
     assert "cause: rank 1 was killed from outside (SIGKILL)" in done.stderr
     assert "after step 20, it was last seen at train.py:" in done.stderr
     evidence, found = examine(run_dir)
-    assert (found.cause, found.rank) == ("killed", 1)
+    assert (found.cause, found.rank, found.host) == ("killed", 1, "127.0.0.2")
+    assert len(evidence.ranks) == 2
+    again = forked.run(["doctor", "run"], directory=tmp_path)
+    assert (again.returncode, again.stdout.splitlines()[0]) == (1, f"cause: {found.summary}")
     assert [host.name for host in evidence.hosts] == ["127.0.0.1", "127.0.0.2"]
     run = read_run(run_dir)
     assert [(each.rank, each.steps.steps, each.life) for each in run.ranks] == [

@@ -108,8 +108,10 @@ def places(evidence: Evidence) -> str:
             place = place_in(rank.stack) or _last_seen(rank)
         lines.append(f"  rank {rank.rank} {place}\n")
     for host in evidence.silent:
-        ranks = ", ".join(map(str, host.ranks))
-        lines.append(f"  rank {ranks}: nothing has come from {host.name} for {host.seconds:.0f} s\n")
+        first, last = host.ranks[0], host.ranks[-1]
+        ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
+        said = f"nothing has come from {host.name} for {host.seconds:.0f} s"
+        lines.append(f"  {ranks}: {said if host.is_lost else f'{host.name} has not answered yet'}\n")
     return "".join(lines)
 
 

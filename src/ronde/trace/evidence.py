@@ -30,6 +30,8 @@ __all__ = [
     "write_evidence",
 ]
 
+_SILENT_S = 3.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Process:
@@ -144,6 +146,11 @@ class SilentHost:
     ranks: tuple[int, ...]
     seconds: float
     address: str = ""
+
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether signs of life are missing: an agent gives one each second."""
+        return self.seconds >= _SILENT_S
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

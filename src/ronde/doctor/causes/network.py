@@ -11,8 +11,6 @@ from ronde.trace.run_hosts import RunHost
 
 __all__ = ["host_lost", "host_silent", "link_cut", "slow_link", "waits_for_hosts"]
 
-# An agent gives a sign of life each second.
-_SILENT_S = 3.0
 # The kernel doubles its patience each time, from 0.2 s on: so many are 3 s. A busy link loses no such row.
 _IN_VAIN = 4
 # What waits to be sent by a rank that the network holds up, and the rate of a link that is called slow.
@@ -37,7 +35,7 @@ def host_lost(evidence: Evidence) -> Explanation | None:
     if failure is None or failure.kind != "host":
         return None
     host = next((each for each in evidence.silent if failure.rank in each.ranks), None)
-    if host is not None and host.seconds >= _SILENT_S:
+    if host is not None and host.is_lost:
         return None  # which says more
     return Explanation(
         cause="host-lost",
@@ -53,7 +51,7 @@ def host_silent(evidence: Evidence) -> Explanation | None:
     """Explain a host of which no sign has come, not even from its agent."""
     if evidence.failure is not None and evidence.failure.kind not in _LOST:
         return None
-    silent = [each for each in evidence.silent if each.seconds >= _SILENT_S]
+    silent = [each for each in evidence.silent if each.is_lost]
     if not silent:
         return None
     host = max(silent, key=lambda each: each.seconds)
