@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import pickle
 import selectors
 import socket
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from ronde.comm.keepalive import watch
 from ronde.compat.negotiation import Negotiation, Request, Response
@@ -32,20 +34,26 @@ _CHUNK = 1 << 16
 # Flag in a length: the rest is the number of an earlier message, which is repeated.
 _AGAIN = 1 << 31
 _MOST_KNOWN = 1 << 16
+_MOST_BYTES = 1 << 26
+
+T = TypeVar("T")
 
 
 class Lost(Exception):
     """Raised when the peer of a connection is gone."""
 
 
-class Link:
-    """One end of a connection that carries pickled objects.
+class Link(Generic[T]):
+    """One end of a connection that carries typed messages, in MessagePack.
 
-    A repeated object is sent as its number: training submits the same names in every step. Repeated objects
+    A repeated message is sent as its number: training submits the same names in every step. Repeated messages
     are received as the same instance, and must not be changed.
+
+    Args:
+        receives: type of the messages that the peer sends.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, receives: type[T]) -> None:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         watch(connection, _SILENCE_S)
@@ -53,7 +61,9 @@ class Link:
         self._received = bytearray()
         self._sending = threading.Lock()
         self._sent: dict[object, int] = {}
-        self._known: list[object] = []
+        self._known: list[T] = []
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_number)
+        self._decoder = msgspec.msgpack.Decoder(receives)
 
     def send(self, *messages: object) -> None:
         """Send messages; thread-safe.
@@ -71,39 +81,43 @@ class Link:
         number = self._sent.get(message)
         if number is not None:
             return _LENGTH.pack(_AGAIN | number)
-        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        data = self._encoder.encode(message)
         if len(self._sent) < _MOST_KNOWN:
             self._sent[message] = len(self._sent)
         return _LENGTH.pack(len(data)) + data
 
-    def receive(self) -> list[object]:
+    def receive(self) -> list[T]:
         """Wait for some bytes, and return the messages that are complete.
 
         Raises:
-            Lost: the peer is gone.
+            Lost: the peer is gone, or sent something else than a message.
         """
         try:
             data = self.connection.recv(_CHUNK)
-        except OSError as error:
+            if not data:
+                raise Lost("the connection has ended [R712]")
+            self._received += data
+            return list(self._messages())
+        except (OSError, msgspec.MsgspecError, RecursionError) as error:
             raise Lost(str(error)) from None
-        if not data:
-            raise Lost("the connection has ended [R712]")
-        self._received += data
-        found: list[object] = []
+
+    def _messages(self) -> Iterator[T]:
         while len(self._received) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._received)
-            if length & _AGAIN:
-                del self._received[: _LENGTH.size]
-                found.append(self._known[length ^ _AGAIN])
-                continue
-            end = _LENGTH.size + length
+            end = _LENGTH.size + (0 if length & _AGAIN else length)
+            if end > _MOST_BYTES or (length & _AGAIN and length ^ _AGAIN >= len(self._known)):
+                raise Lost(f"{length:#x} is neither a length nor the number of a message [R712]")
             if len(self._received) < end:
-                break
-            found.append(pickle.loads(self._received[_LENGTH.size : end]))
+                return
+            message: T
+            if length & _AGAIN:
+                message = self._known[length ^ _AGAIN]
+            else:
+                message = self._decoder.decode(self._received[_LENGTH.size : end])
+                if len(self._known) < _MOST_KNOWN:
+                    self._known.append(message)
             del self._received[:end]
-            if len(self._known) < _MOST_KNOWN:
-                self._known.append(found[-1])
-        return found
+            yield message
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -111,7 +125,7 @@ class Link:
         self.connection.close()
 
 
-def connect(address: tuple[str, int], rank: int, token: bytes, *, starts_within: float) -> Link:
+def connect(address: tuple[str, int], rank: int, token: bytes, *, starts_within: float) -> Link[Response]:
     """Connect this rank to the coordinator, within `starts_within` seconds.
 
     Raises:
@@ -124,7 +138,12 @@ def connect(address: tuple[str, int], rank: int, token: bytes, *, starts_within:
             f"rank {rank} cannot reach rank 0 at {address[0]}:{address[1]}: {error} [R710]"
         ) from None
     connection.sendall(token + _LENGTH.pack(rank))
-    return Link(connection)
+    return Link(connection, Response)
+
+
+def _number(value: Any) -> int | float:
+    """Return the number in a NumPy scalar or a tensor of one element."""
+    return value.item()
 
 
 class Coordinator:
@@ -158,7 +177,7 @@ class Coordinator:
         self._told: set[str] = set()
         self._server = socket.create_server((host, 0), backlog=ranks)
         self.address: tuple[str, int] = self._server.getsockname()[:2]
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, Link[Request]] = {}
         self._leaving: set[int] = set()
         self._woken, self._wake = socket.socketpair()
         self._known = threading.Lock()
@@ -198,24 +217,49 @@ class Coordinator:
         self._thread.join()
 
     def _accept(self) -> None:
+        """Accept connections until each rank has shown the token; strangers delay nobody."""
         until = time.monotonic() + self._starts_within
-        while len(self._links) < self._ranks - 1:
+        self._server.setblocking(False)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._server, selectors.EVENT_READ)
             try:
-                self._server.settimeout(max(until - time.monotonic(), 0.001))
-                connection, _ = self._server.accept()
-                connection.settimeout(max(until - time.monotonic(), 0.001))
-                said = _read(connection, len(self._token) + _LENGTH.size)
-            except TimeoutError:
-                missing = sorted({*range(1, self._ranks)} - {*self._links})
-                raise LaunchError(
-                    f"ranks {missing} have not called init() within {self._starts_within:.0f} s; all must "
-                    "call it [R710]"
-                ) from None
-            if not hmac.compare_digest(said[: len(self._token)], self._token):
-                connection.close()
-                continue
-            (rank,) = _LENGTH.unpack(said[len(self._token) :])
-            self._links[rank] = Link(connection)
+                while len(self._links) < self._ranks - 1:
+                    events = selector.select(max(until - time.monotonic(), 0.0))
+                    if not events or time.monotonic() > until:
+                        missing = sorted({*range(1, self._ranks)} - {*self._links})
+                        raise LaunchError(
+                            f"ranks {missing} have not called init() within {self._starts_within:.0f} s; all "
+                            "must call it [R710]"
+                        )
+                    for key, _ in events:
+                        self._greet(selector, key)
+            finally:
+                for key in selector.get_map().values():
+                    if isinstance(key.data, bytearray):
+                        key.fileobj.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _greet(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+        """Accept a connection, or read the token and rank that it sends first."""
+        if key.fileobj is self._server:
+            with contextlib.suppress(OSError):  # it is gone
+                selector.register(self._server.accept()[0], selectors.EVENT_READ, bytearray())
+            return
+        connection: Any = key.fileobj
+        wanted = len(self._token) + _LENGTH.size
+        try:
+            data = connection.recv(wanted - len(key.data))
+        except OSError:
+            data = b""
+        key.data.extend(data)
+        if data and len(key.data) < wanted:
+            return
+        selector.unregister(connection)
+        rank = int.from_bytes(key.data[len(self._token) :], "little")
+        is_known = len(key.data) == wanted and hmac.compare_digest(key.data[: len(self._token)], self._token)
+        if is_known and 0 < rank < self._ranks and rank not in self._links:
+            self._links[rank] = Link(connection, Request)
+        else:
+            connection.close()
 
     def _run(self) -> None:
         try:
@@ -240,7 +284,6 @@ class Coordinator:
                     continue
                 try:
                     for request in self._links[key.data].receive():
-                        assert isinstance(request, Request)
                         self._hear(key.data, request)
                 except Lost:
                     selector.unregister(key.fileobj)
@@ -329,14 +372,6 @@ class Coordinator:
                 f"{name!r} was submitted by ranks {list(there)} {seconds:.0f} s ago, and not by ranks "
                 f"{list(missing)} [R713]"
             )
-
-
-def _read(connection: socket.socket, size: int) -> bytes:
-    """Return `size` bytes, or fewer if the connection ends."""
-    said = b""
-    while len(said) < size and (part := connection.recv(size - len(said))):
-        said += part
-    return said
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:

@@ -155,7 +155,7 @@ class Engine:
         self._counts: dict[str, int] = {}
         self._comms: dict[tuple[int, str], Comm] = {}
         self._coordinator: Coordinator | None = None
-        self._link: Link | None = None
+        self._link: Link[Response] | None = None
         self._number = place.generation or next(_starts)
         self._negotiation = Negotiation(place.size, options.fusion_bytes, sets)
         self._stream: Any = None
@@ -339,12 +339,11 @@ class Engine:
                 found.backend.set_timeout(timedelta(seconds=place.timeout))
         return found
 
-    def _execute(self, link: Link) -> None:
+    def _execute(self, link: Link[Response]) -> None:
         """Run the executor's thread, on all ranks but rank 0."""
         try:
             while not self.failure:
                 for response in link.receive():
-                    assert isinstance(response, Response)
                     self._told(response)
                     if response.kind == "close":
                         return
