@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ronde.comm.process_group import Comm
+from typing import Any, Protocol
 
 __all__ = ["Arriving", "Pending"]
+
+
+class _Waits(Protocol):
+    """Group of a collective, as its handle uses it."""
+
+    def block(self, work: Callable[[], Any], number: int = 0) -> Any: ...
+
+    def tell(self, operation: str, begun: int, nbytes: int) -> None: ...
 
 
 class Pending:
@@ -26,7 +31,7 @@ class Pending:
 
     def __init__(
         self,
-        comm: Comm,
+        comm: _Waits,
         work: Any,
         number: int = 0,
         finish: Callable[[], None] | None = None,
