@@ -7,32 +7,48 @@ data sheet. The exit code is 1 where a target is missed.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import sys
-from pathlib import Path
 
-from benchmarks.planner.figures import figures
-from benchmarks.planner.report import PlannerFigure, PlannerReport, table
+from benchmarks.planner.figures import Figure, figures
+from benchmarks.report_options import add_options, say, show
 from ronde.bench.machine import Machine
+from ronde.bench.report import Quantity, Report, Result
 
 __all__ = ["main"]
+
+_NUMBERS = ("value", "worst", "constant", "sheet", "rows", "fitted")
+_TITLES = {"value": "here", "constant": "constant share", "sheet": "data sheet"}
 
 
 def main() -> int:
     """Print the figures, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description=__doc__)
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the report to this file")
+    add_options(parser)
     asked = parser.parse_args()
     machine = Machine.here()
-    results: list[PlannerFigure] = []
+    found: list[Figure] = []
     for figure in figures():
-        results.append(PlannerFigure(**dataclasses.asdict(figure)))
-        print(f"{figure.name}: done", file=sys.stderr, flush=True)
-    report = PlannerReport(machine=machine, results=tuple(results))
-    if asked.json is not None:
-        asked.json.write_text(report.to_json())
-    print(table(report))
-    return 0 if all(each.reached for each in results) else 1
+        found.append(figure)
+        say(f"{figure.name}: done")
+    report = Report(
+        kind="planner",
+        machine=machine,
+        settings={},
+        quantities={_TITLES.get(name, name): Quantity() for name in _NUMBERS},
+        results=tuple(map(row_of, found)),
+        notes=("mean errors on rows to which no constant was fitted",),
+    )
+    show(report, asked)
+    return 0 if all(each.reached for each in found) else 1
+
+
+def row_of(figure: Figure) -> Result:
+    """Return the row of a figure; its target is a label."""
+    target = f"{'>=' if figure.at_least else '<='} {figure.target:g} {figure.unit}".rstrip()
+    numbers = {_TITLES.get(name, name): getattr(figure, name) for name in _NUMBERS}
+    return Result(
+        labels={"figure": figure.name, "target": target, "reached": "yes" if figure.reached else "missed"},
+        samples={name: (float(value),) for name, value in numbers.items() if value is not None},
+    )
 
 
 if __name__ == "__main__":

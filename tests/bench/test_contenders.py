@@ -17,6 +17,9 @@ def test_commands_can_be_repeated_and_hold_no_paths_of_the_host() -> None:
 
 
 def test_some_workloads_are_a_script_of_their_own() -> None:
-    assert plain("tiny", ["--steps", "3"], environment={}).command == "python workloads/tiny.py --steps 3"
+    assert (
+        plain("tiny", ["--steps", "3"], environment={}).command
+        == "python workloads/short_steps.py tiny --steps 3"
+    )
     ours = under_ronde("start-up", [], ranks=1, threads=None, environment={})
     assert ours.command == "python -m ronde run --ranks 1 --seed 0 workloads/start_up.py"

@@ -6,9 +6,7 @@ import os
 
 import pytest
 
-from ronde.bench.first_call import FirstCall, FirstCallReport, measure, table
-from ronde.bench.kinds import read_report
-from ronde.bench.machine import Machine
+from benchmarks.first_call.__main__ import FirstCall, measure, row_of
 from ronde.errors import UsageError
 
 
@@ -32,28 +30,20 @@ def test_figures_are_told_in_steps() -> None:
     assert found.share == pytest.approx((2 + 7 * 0.5) / 200)
 
 
-def test_a_report_is_read_again() -> None:
-    report = FirstCallReport(machine=Machine.here(), ranks=2, plan="ddp", results=(_measured(),))
-    assert read_report(report.to_json()) == report
-    assert "2.50" in table(report)
-
-
-def test_something_else_is_no_report() -> None:
-    with pytest.raises(UsageError):
-        read_report('{"kind": "first-call"}')
+def test_a_row_has_them() -> None:
+    samples = row_of(_measured()).samples
+    assert (samples["in steps"], samples["first call"], samples["of peaks"]) == ((2.5,), (2500.0,), (1.2,))
 
 
 @pytest.mark.soak
 def test_a_workload_is_run_on_ranks() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    heard: list[FirstCall] = []
-    report = measure(["mlp-20k"], ranks=2, plan="ddp", environment=environment, progress=heard.append)
-    assert report.results == tuple(heard)
-    assert len(heard[0].seconds) == len(heard[0].peaks) == 16
-    assert min(heard[0].seconds) > 0
-    assert min(heard[0].peaks) > 0
+    (found,) = measure(["mlp-20k"], ranks=2, plan="ddp", environment=environment)
+    assert len(found.seconds) == len(found.peaks) == 16
+    assert min(found.seconds) > 0
+    assert min(found.peaks) > 0
 
 
 def test_an_unknown_workload_is_named() -> None:
     with pytest.raises(UsageError, match="nothing"):
-        measure(["nothing"], ranks=2, plan="ddp", environment=os.environ, progress=lambda _: None)
+        measure(["nothing"], ranks=2, plan="ddp", environment=os.environ)

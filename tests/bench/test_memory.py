@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 from typing import Any
 
@@ -11,15 +9,21 @@ import pytest
 import torch
 from torch import nn
 
-from bench.samples import memory_report
-from ronde.bench.kinds import read_report
-from ronde.bench.memory import comparison, picture
-from ronde.bench.memory.activations import Activations, expected_activations
-from ronde.bench.memory.comparison import activations_of, compare, measure_plan, plans_with_formulas, sizes_of
-from ronde.bench.memory.formula import FORMULAS, Sizes, expected
-from ronde.bench.memory.report import PlanMemory
-from ronde.bench.memory.saved_tensors import saved_by
-from ronde.bench.memory.table import table
+from bench.samples import SIZES, memory, memory_report
+from ronde.bench.memory import measure
+from ronde.bench.memory.formula import FORMULAS, Activations, Sizes, expected, expected_activations
+from ronde.bench.memory.measure import (
+    activations_of,
+    compare,
+    measure_plan,
+    notes_of,
+    plans_with_formulas,
+    rows_of,
+    sizes_of,
+)
+from ronde.bench.memory.probe import saved_by
+from ronde.bench.reading import read_report
+from ronde.bench.table import table
 from ronde.errors import BenchError, PlanError, UsageError
 from ronde.plan import Compute, expand
 from ronde.plan.state import Placement
@@ -61,33 +65,20 @@ def test_every_placement_of_ranks_has_a_formula() -> None:
     assert set(FORMULAS) == set(Placement.__args__) - {"server"}  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_the_rank_furthest_from_its_formula_is_shown() -> None:
+def test_a_row_for_each_rank_has_its_formula() -> None:
     report = memory_report()
-    ddp, zero1 = report.results
-    assert ddp.shown(report.sizes) == 0
-    assert zero1.shown(report.sizes) == 1
-    assert zero1.ratio(report.sizes, 1) == pytest.approx(1.1)
-    lines = table(report).splitlines()
-    assert [cell.strip() for cell in lines[4].split("  ") if cell] == [
-        "zero1", "3.91 KiB", "3.91 KiB", "5.08 KiB", "12.9 KiB", "11.7 KiB", "1.100", "100 B", "unknown",
-        "1.00 MiB", "1",
-    ]  # fmt: skip
+    rows = {tuple(row.labels.values()): row.samples for row in report.results}
+    assert rows["zero1", "rank 1"]["state"] == (13200.0,)
+    assert rows["zero1", "rank 1"]["ratio"] == (pytest.approx(1.1),)
+    assert rows["ddp", "rank 0"]["formula"] == (16000.0,)
+    (line,) = [line for line in table(report).splitlines() if line.startswith("zero1  rank 1")]
+    assert line.split()[-5:] == ["1.100", "100", "B", "1.00", "MiB"]
 
 
 def test_json_and_back() -> None:
-    report = memory_report()
-    assert read_report(report.to_json()) == report
-    fields = json.loads(report.to_json())
-    assert fields["results"][1]["figures"] == {"formula": [12000, 12000], "ratio": [1.0, 1.1]}
+    assert read_report(memory_report().to_json()) == memory_report()
     with pytest.raises(UsageError, match="not a report of ronde bench"):
         read_report('{"kind": "memory"}')
-
-
-def test_a_picture_has_a_bar_for_each_plan_and_kind() -> None:
-    pytest.importorskip("matplotlib")
-    (axes,) = picture.draw(memory_report()).axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["ddp", "zero1"]
-    assert len(axes.patches) == 2 * 4
 
 
 KEPT = Activations(
@@ -129,39 +120,30 @@ def test_what_autograd_saves_is_told_apart_by_block() -> None:
 
 
 def test_activations_stand_beside_their_formula() -> None:
-    report = memory_report()
-    memory = dataclasses.replace(
-        report.results[0].ranks[0], peaks={**report.results[0].ranks[0].peaks, "activations": 778}
+    (row, _) = rows_of("recompute=full", [memory(8000, activations=778)] * 2, SIZES, KEPT)
+    assert row.samples["activations by formula"] == (708.0,)
+    assert row.samples["their ratio"] == (pytest.approx(778 / 708),)
+    assert "activations by formula: from what autograd saves of 8 rows" in notes_of(
+        ["recompute=full"], SIZES, KEPT, "process"
     )
-    full = PlanMemory(plan="recompute=full", command="ronde run", ranks=(memory, memory), loss=2.0)
-    told = dataclasses.replace(report, results=(report.results[0], full), activations=KEPT)
-    assert read_report(told.to_json()) == told
-    assert json.loads(told.to_json())["results"][1]["figures"]["activations"] == 708
-    headings, _, row = table(told).splitlines()[2:5]
-    assert headings.split()[8:13] == ["activations", "by", "formula", "its", "ratio"]
-    assert [cell.strip() for cell in row.split("  ") if cell][8:11] == ["778 B", "708 B", "1.099"]
-    pytest.importorskip("matplotlib")
-    (axes,) = picture.draw(told).axes
-    assert [bar.get_height() * 2**20 for bar in axes.patches] == [0, pytest.approx(778)]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("plan", ["ddp", "micro-batches=4", "recompute=full", "recompute=selective"])
 def test_activations_are_what_the_formula_says(plan: str) -> None:
     activations = activations_of("transformer", 2, ENVIRONMENT)
-    measured = measure_plan("transformer", plan, ranks=2, environment=ENVIRONMENT)
-    formula = measured.activations_formula(activations)
+    memories, _ = measure_plan("transformer", plan, ranks=2, environment=ENVIRONMENT)
+    formula = expected_activations(expand(plan).compute, activations)
     assert formula is not None
-    for memory in measured.ranks:
-        if "activations" in memory.peaks:
-            assert 0.95 * formula <= memory.peaks["activations"] <= 1.1 * formula
+    for each in memories:
+        if "activations" in each.peaks:
+            assert 0.95 * formula <= each.peaks["activations"] <= 1.1 * formula
 
 
 def test_plans_that_trained_otherwise_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    ddp, zero1 = memory_report().results
-    runs = {"ddp": ddp, "zero1": type(zero1)(plan="zero1", command="", ranks=zero1.ranks, loss=3.0)}
-    monkeypatch.setattr(comparison, "measure_plan", lambda _workload, plan, **_: runs[plan])
-    monkeypatch.setattr(comparison, "sizes_of", lambda *_: ADAM)
+    runs = {"ddp": ((memory(8000),) * 2, 2.0), "zero1": ((memory(4000),) * 2, 3.0)}
+    monkeypatch.setattr(measure, "measure_plan", lambda _workload, plan, **_: runs[plan])
+    monkeypatch.setattr(measure, "sizes_of", lambda *_: ADAM)
     with pytest.raises(BenchError, match="the last loss is 2 under ddp and 3 under zero1"):
         compare("mlp", ["ddp", "zero1"], ranks=2, environment={}, progress=lambda _: None)
 
@@ -187,9 +169,8 @@ def test_a_workloads_parameters_are_counted(sizes: Sizes) -> None:
 )
 def test_what_ranks_hold_is_what_the_formula_says(plan: str, sizes: Sizes) -> None:
     """The figures to reach: at most 1.05 times, on every rank. Two units are the most that is gathered."""
-    measured = measure_plan("mlp-512", plan, ranks=2, environment=ENVIRONMENT)
+    memories, _ = measure_plan("mlp-512", plan, ranks=2, environment=ENVIRONMENT)
     gathered = 2 * sizes.largest_unit * sizes.itemsize if expand(plan).state.cuts_parameters else 0
-    for rank in (0, 1):
-        assert 0.95 * (measured.formula(sizes, rank) - gathered) < measured.ranks[rank].state
-        assert measured.ratio(sizes, rank) <= 1.05
-    assert "--plan " + plan in measured.command
+    for each in rows_of(plan, memories, sizes, None):
+        (state,), (formula,) = each.samples["state"], each.samples["formula"]
+        assert 0.95 * (formula - gathered) < state <= 1.05 * formula

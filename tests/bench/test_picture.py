@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.samples import report, result
-from ronde.bench.picture import draw, panels, save
+from bench.samples import memory_report, report, result
+from ronde.bench.picture import draw, save
 from ronde.bench.report import Report
 from ronde.cli import plot_option
 from ronde.cli.plot_option import check_drawable
@@ -16,53 +16,43 @@ DP = report(
     result("gpt", ronde=[100, 100, 100], ddp=[80, 80, 80], fabric=[100, 100, 100]),
 )
 OVERHEAD = report(
-    result("tiny", ronde=[50], plain=[100]),
-    result("start-up", ronde=[50], plain=[100]),
-    kind="overhead",
-    ranks=1,
-    threads=None,
+    result("tiny", ronde=[50], plain=[100]), result("start-up", ronde=[50], plain=[100]), kind="overhead"
 )
 
 
-def heights(drawn: Report) -> list[list[float]]:
-    """Of the bars, panel by panel."""
+def bars(drawn: Report) -> dict[tuple[str, str], list[float]]:
+    """Lengths of bars by title and axis of the panels."""
     pytest.importorskip("matplotlib")
-    return [[bar.get_height() for group in axes.containers for bar in group] for axes in bars_only(drawn)]
+    return {
+        (axes.get_title(), axes.get_xlabel()): [bar.get_width() for bar in axes.patches]
+        for axes in draw(drawn).axes
+        if axes.get_visible()
+    }
 
 
-def bars_only(drawn: Report) -> list:
-    from matplotlib.container import BarContainer
-
-    figure = draw(drawn)
-    for axes in figure.axes:
-        axes.containers[:] = [each for each in axes.containers if isinstance(each, BarContainer)]
-    return figure.axes
-
-
-def test_a_bar_for_each_workload_and_peer() -> None:
-    (panel,) = panels(DP)
-    assert [(bar.workload, bar.series) for bar in panel.bars] == [
-        ("mlp", "DDP"),
-        ("mlp", "Fabric"),
-        ("gpt", "DDP"),
-        ("gpt", "Fabric"),
-    ]
-    assert panel.level == 1.0
-
-
-def test_heights_are_medians_of_ratios() -> None:
-    (drawn,) = heights(DP)
-    assert drawn == pytest.approx([0.98, 1.25, 1.96, 1.0])  # DDP's, then Fabric's
+def test_a_panel_for_each_workload_has_a_bar_for_each_peer() -> None:
+    drawn = bars(DP)
+    assert list(drawn) == [("mlp", "ratio x"), ("gpt", "ratio x")]
+    assert list(drawn.values()) == [pytest.approx([0.98, 1.96]), pytest.approx([1.25, 1.0])]
+    labels = [label.get_text() for label in draw(DP).axes[0].get_yticklabels()]
+    assert labels == ["DDP", "Fabric"]
 
 
 def test_steps_and_start_up_have_an_axis_each() -> None:
-    assert [panel.axis for panel in panels(OVERHEAD)] == [
-        "microseconds a step, over plain python",
-        "seconds, over plain python",
-    ]
-    steps, start = heights(OVERHEAD)
-    assert steps == pytest.approx([100_000])
-    assert start == pytest.approx([1.0])
+    drawn = bars(OVERHEAD)
+    assert drawn["tiny", "added us/step"] == pytest.approx([100_000])
+    assert drawn["start-up", "added to the whole run s"] == pytest.approx([1.0])
+
+
+def test_memory_is_drawn_in_mebibytes() -> None:
+    drawn = bars(memory_report())
+    assert drawn["zero1", "state MiB"] == pytest.approx([12000 / 2**20, 13200 / 2**20])
+
+
+def test_a_report_without_drawn_quantities_is_refused() -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(UsageError, match="a report of dp has nothing to draw; leave out --plot"):
+        draw(report(result("mlp", ronde=[1], ddp=[1]), quantities={}))
 
 
 @pytest.mark.parametrize(("name", "begins"), [("x.png", b"\x89PNG"), ("x.svg", b"<?xml"), ("x.pdf", b"%PDF")])

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from bench.samples import report, result
-from ronde.bench.kinds import KINDS, read_report
 from ronde.bench.machine import Machine, cpu_model
+from ronde.bench.peers import PEERS
+from ronde.bench.reading import KINDS, read_report
+from ronde.bench.spread import Spread
+from ronde.bench.table import table
 from ronde.errors import UsageError
 
 MLP = result("mlp", ronde=[110, 90, 98], ddp=[100, 100, 100], fabric=[55, 45, 49])
@@ -18,24 +21,40 @@ def test_json_and_back() -> None:
     assert read_report(written.to_json()) == written
 
 
-def test_json_holds_the_figures_and_what_it_takes_to_repeat_them() -> None:
-    fields = json.loads(report(MLP, versions={"ddp": "torch 2.13.0", "fabric": "fabric 2.6"}).to_json())
-    assert fields["machine"]["cpu"] == "Example 9000"
-    assert fields["machine"]["memory_gib"] == 15.6
-    assert fields["versions"]["fabric"] == "fabric 2.6"
-    (measured,) = fields["results"]
-    assert measured["figures"]["ddp"]["ratio"]["median"] == 0.98
-    assert measured["figures"]["fabric"]["ratio_of_medians"] == 2.0
-    assert measured["commands"]["fabric"] == "python fabric"
-    assert [each["samples"]["ronde"]["samples_per_second"] for each in measured["rounds"]] == [110, 90, 98]
+def test_json_holds_every_sample_and_the_machine() -> None:
+    fields = json.loads(report(MLP).to_json())
+    assert (fields["form"], fields["kind"], fields["machine"]["cpu"]) == (2, "dp", "Example 9000")
+    assert fields["settings"]["ddp"] == "torch 2.13.0"
+    ddp, fabric = fields["results"]
+    assert ddp["labels"] == {"workload": "mlp", "against": "DDP"}
+    assert ddp["samples"]["ronde"] == [110, 90, 98]
+    assert ddp["samples"]["ratio"] == pytest.approx([1.1, 0.9, 0.98])
+    assert fabric["samples"]["of medians"] == pytest.approx([2.0])
+
+
+def test_figures_of_an_earlier_form_are_those_of_its_own_table() -> None:
+    kept = json.loads((RESULTS / "2026-11-22-shm-resnet18-peers.json").read_text())
+    rows = {tuple(row.labels.values()): row for row in read_report(json.dumps(kept)).results}
+    for each in kept["results"]:
+        for peer, figures in each["figures"].items():
+            row = rows[each["workload"], PEERS[peer].title]
+            assert Spread.of(row.samples["ratio"]).median == pytest.approx(figures["ratio"]["median"])
+            assert row.samples["of medians"] == pytest.approx((figures["ratio_of_medians"],))
+
+
+def test_collectives_of_an_earlier_form_are_compared_as_they_were() -> None:
+    kept = json.loads((RESULTS / "2026-11-22-collectives-4-KB.json").read_text())
+    against = kept["results"][0]["figures"]["against"]["shared-memory"]["gloo"]
+    (row,) = read_report(json.dumps(kept)).results
+    assert Spread.of(row.samples["ratio"]).median == pytest.approx(against["ratio"]["median"])
 
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks" / "results"
 OLDER = {"2026-11-21-dp-2-cores.json": "dp", "2026-11-21-overhead-2-cores.json": "overhead"}
 
 
-# What a module prints that is no command of `ronde bench`.
-OF_MODULES = {"chaos", "checkpoints", "kills", "log", "planner"}
+# Reports of programs that have no table.
+OF_MODULES = {"checkpoints", "kills", "log"}
 REPORTS = [
     path
     for path in sorted(RESULTS.glob("*.json"))
@@ -47,7 +66,9 @@ REPORTS = [
 def test_reports_that_the_documentation_shows(path: Path) -> None:
     text = path.read_text()
     if path.name not in OLDER:
-        assert read_report(text).results
+        found = read_report(text)
+        assert found.results
+        assert table(found).count("\n") > len(found.results)
         return
     kind = OLDER[path.name]
     with pytest.raises(UsageError) as refused:

@@ -4,8 +4,10 @@ import pytest
 
 from bench.samples import result, sample
 from ronde.bench.contenders import Contender
-from ronde.bench.rounds import Round, check_same_training, measure, orders
+from ronde.bench.report import Result
+from ronde.bench.rounds import check_same_training, measure, orders
 from ronde.bench.sample import Sample
+from ronde.bench.spread import Spread
 from ronde.errors import BenchError
 
 
@@ -27,37 +29,37 @@ def contender(name: str, speed: float, order: list[str], **changed: object) -> C
 
 def test_runs_alternate_and_never_overlap() -> None:
     order: list[str] = []
-    heard: list[tuple[int, list[str]]] = []
-
-    def progress(number: int, measured: Round) -> None:
-        heard.append((number, list(measured.samples)))
-
+    heard: list[str] = []
     contenders = [contender("ronde", 90, order), contender("ddp", 100, order)]
-    measured = measure("mlp", contenders, rounds=3, progress=progress)
+    measured = measure("mlp", contenders, rounds=3, progress=heard.append)
     assert order == ["ronde", "ddp", "ddp", "ronde", "ronde", "ddp"]
-    assert heard == [(1, ["ronde", "ddp"]), (2, ["ddp", "ronde"]), (3, ["ronde", "ddp"])]
-    assert measured.against("ddp").ratio.median == pytest.approx(0.9)
-    assert measured.peers == ("ddp",)
-    assert measured.commands == {"ronde": "python ronde", "ddp": "python ddp"}
+    assert [each.partition(":")[0] for each in heard] == [f"mlp, round {n} of 3" for n in (1, 2, 3)]
+    assert heard[0].endswith("ddp 100.0 (ratio 0.900)")
+    assert [each.samples_per_second for each in measured["ddp"]] == [100, 100, 100]
+
+
+def median(row: Result, quantity: str) -> float:
+    return Spread.of(row.samples[quantity]).median
 
 
 def test_each_peer_is_compared_with_our_run_of_its_round() -> None:
-    measured = result("mlp", ronde=[100, 50], ddp=[100, 40], fabric=[50, 100])
-    assert measured.against("ddp").ratio.median == pytest.approx((1 + 1.25) / 2)
-    assert measured.against("fabric").ratio.median == pytest.approx((2 + 0.5) / 2)
+    ddp, fabric = result("mlp", ronde=[100, 50], ddp=[100, 40], fabric=[50, 100])
+    assert median(ddp, "ratio") == pytest.approx((1 + 1.25) / 2)
+    assert median(fabric, "ratio") == pytest.approx((2 + 0.5) / 2)
 
 
 def test_the_median_of_ratios_is_not_the_ratio_of_medians() -> None:
-    comparison = result("mlp", ronde=[100, 50, 30], ddp=[100, 40, 60]).against("ddp")
-    assert comparison.ratio.median == 1.0
-    assert comparison.ratio_of_medians == pytest.approx(50 / 60)
+    (row,) = result("mlp", ronde=[100, 50, 30], ddp=[100, 40, 60])
+    assert median(row, "ratio") == 1.0
+    assert row.samples["of medians"] == pytest.approx((50 / 60,))
 
 
-def test_what_is_added_is_time_behind_the_peer() -> None:
-    comparison = result("mlp", ronde=[50], plain=[100]).against("plain")
-    assert comparison.added_microseconds.median == pytest.approx(100_000)
-    assert comparison.added_per_cent.median == pytest.approx(100)
-    assert comparison.added_wall_seconds.median == pytest.approx(1.0)
+def test_time_is_added_to_that_of_the_peer() -> None:
+    (row,) = result("mlp", ronde=[50], plain=[100])
+    assert median(row, "added") == pytest.approx(100_000)
+    assert median(row, "added part") == pytest.approx(100)
+    (start,) = result("start-up", ronde=[50], plain=[100])
+    assert median(start, "added to the whole run") == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_different_work_is_not_compared(changed: dict[str, object], message: str
 def test_a_round_with_different_work_ends_the_measurement() -> None:
     contenders = [contender("ronde", 90, []), contender("ddp", 100, [], loss=1.0)]
     with pytest.raises(BenchError, match="with ddp"):
-        measure("mlp", contenders, rounds=3, progress=lambda *_: None)
+        measure("mlp", contenders, rounds=3, progress=lambda _: None)
 
 
 def test_rounding_is_no_difference() -> None:
@@ -99,15 +101,17 @@ def failing(name: str, times: int, order: list[str]) -> Contender:
             raise BenchError("it ended with exit code -6")
         return sample(100)
 
-    return Contender(name=name, command=f"python {name}", run=run)
+    return Contender(name=name, command=f"python {name}", run=run, retries=0 if name == "ronde" else 2)
 
 
 def test_a_peer_that_fails_once_runs_again_and_the_round_says_so() -> None:
     order: list[str] = []
     contenders = [contender("ronde", 90, order), failing("ddp", 1, order)]
-    measured = measure("mlp", contenders, rounds=2, progress=lambda number, round_: None)
+    heard: list[str] = []
+    measure("mlp", contenders, rounds=2, progress=heard.append)
     assert order == ["ronde", "ddp", "ddp", "ddp", "ronde"]
-    assert [each.failed for each in measured.rounds] == [{"ddp": "it ended with exit code -6"}, {}]
+    assert heard[0] == "ddp failed in this round and ran once more: it ended with exit code -6"
+    assert len(heard) == 3
 
 
 @pytest.mark.parametrize(("name", "times"), [("ddp", 3), ("ronde", 1)])
@@ -115,5 +119,5 @@ def test_a_peer_that_always_fails_and_ourselves_end_the_measurement(name: str, t
     order: list[str] = []
     others = [contender(other, 90, order) for other in ("ronde", "ddp") if other != name]
     with pytest.raises(BenchError, match="exit code -6"):
-        measure("mlp", [*others, failing(name, times, order)], rounds=1, progress=lambda number, round_: None)
+        measure("mlp", [*others, failing(name, times, order)], rounds=1, progress=lambda _: None)
     assert order.count(name) == times

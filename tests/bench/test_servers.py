@@ -1,27 +1,24 @@
-"""What a worker exchanges with a server, timed."""
+"""Exchanges of a worker and a server, timed."""
 
 from __future__ import annotations
 
 import pytest
 
-from ronde.bench.kinds import read_report
-from ronde.bench.servers import Figures, measure, table
-from ronde.errors import UsageError
+from benchmarks.servers import measure as servers
+from ronde.bench.reading import read_report
 
 
 @pytest.mark.soak
-def test_a_small_table_of_a_server_is_measured_and_its_report_read_again() -> None:
-    heard: list[Figures] = []
-    report = measure(ids=3000, dim=4, rounds=2, progress=heard.append)
-    assert report.results == tuple(heard)
-    assert [each.what for each in heard] == ["0.003 M rows x 4, uniform", "0.003 M rows x 4, zipf"]
-    for each in heard:
-        assert next(iter(each.ways)) == "pull and push"
-        assert all(len(figures) == 2 and min(figures) > 0 for figures in each.ways.values())
+def test_a_small_table_of_a_server_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.servers.push_pull.SIZES", {"4 KB": (1024, 3)})
+    heard: list[str] = []
+    report = servers.measure(ids=3000, dim=4, rounds=2, workers=1, mxnet=None, say=heard.append)
+    subjects = ["0.003 M rows x 4, uniform", "0.003 M rows x 4, zipf", "push and pull 4 KB, 1 worker"]
+    assert heard == [f"{subject}: done" for subject in subjects]
+    assert list(dict.fromkeys(each.labels["subject"] for each in report.results)) == subjects
+    assert report.results[0].labels["way"] == "pull and push"
+    for each in report.results:
+        (figures,) = each.samples.values()
+        assert len(figures) == 2
+        assert min(figures) > 0
     assert read_report(report.to_json()) == report
-    assert "0.003 M rows x 4, zipf" in table(report)
-
-
-def test_something_else_is_no_report() -> None:
-    with pytest.raises(UsageError):
-        read_report('{"kind": "servers"}')

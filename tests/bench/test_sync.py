@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bench.samples import MACHINE
-from ronde.bench.kinds import read_report
-from ronde.bench.sync.measure import HERE, Training, measure
-from ronde.bench.sync.report import SLOW_RANK, Sample, SyncReport, Way, hidden, table
-from ronde.testing.hosts import Network
+from benchmarks.sync.figures import SLOW_RANK, Sample, Way, hidden, notes_of, rows_of
+from benchmarks.sync.measure import Training, measure, training_of
+from ronde.errors import UsageError
 
 
 def way(name: str, *rates: float, megabytes: float = 10.0, **fields: object) -> Way:
@@ -21,34 +20,27 @@ def way(name: str, *rates: float, megabytes: float = 10.0, **fields: object) -> 
     return Way(name=name, place="100mbit", samples=samples, **fields)  # pyright: ignore[reportArgumentType]
 
 
-def report(*results: Way) -> SyncReport:
-    return SyncReport(machine=MACHINE, batch_size=64, target=0.85, results=results)
-
-
-def test_a_row_has_the_median_of_the_rounds_ratios_and_the_accuracies() -> None:
+def test_a_row_has_the_rounds_ratios_and_the_accuracies() -> None:
     trained = way("twobit", 4.0, 6.0, 9.0, steps_to=120, accuracies=(0.85, 0.87))
-    *_, row = table(report(way("DDP by hand", 1.0, 2.0, 3.0), trained)).splitlines()
-    assert row.split()[:4] == ["100mbit", "twobit", "6.00", "3.00"]
-    assert row.endswith("20 s  86.00% (85.00% to 87.00%)")
+    _, row = rows_of([way("DDP by hand", 1.0, 2.0, 3.0), trained])
+    assert row.labels == {"between": "100mbit", "way": "twobit"}
+    assert row.samples["times DDP by hand"] == (4.0, 3.0, 3.0)
+    assert row.samples["time to accuracy"] == (20.0,)
+    assert [row.samples[name] for name in ("accuracy", "least", "most")] == [(86.0,), (85.0,), (87.0,)]
 
 
-def test_the_heading_says_which_model() -> None:
+def test_a_note_says_which_model() -> None:
     plain = way("twobit", 4.0)
     slow = dataclasses.replace(plain, place=SLOW_RANK)
-    assert report(plain).model == "MLP of 5.8 M parameters"
-    assert report(plain, slow).model == "MLP of 5.8 M parameters, of 0.67 M where a rank is slow"
+    assert notes_of([plain]) == ("MLP of 5.8 M parameters",)
+    assert notes_of([plain, slow]) == ("MLP of 5.8 M parameters, of 0.67 M where a rank is slow",)
 
 
 def test_what_an_exchange_hides_is_counted_by_its_bytes() -> None:
     """A step alone takes 1 s, DDP's 10 MB take 1 s more; of 5 MB, which would take 0.5 s, 0.1 s is seen."""
     alone, base = way("no exchange", 1.0, megabytes=0), way("DDP by hand", 0.5)
     own = way("async-average", 1 / 1.1, megabytes=5.0)
-    assert hidden(own.samples, alone.samples, base.samples) == pytest.approx(0.8)
-
-
-def test_reports_are_read_again() -> None:
-    now = report(way("ddp", 1.0, steps_to=7, accuracies=(0.9,)))
-    assert read_report(now.to_json()) == now
+    assert hidden(own, alone, base) == pytest.approx(0.8)
 
 
 def pictures(folder: Path) -> Path:
@@ -70,26 +62,28 @@ def pictures(folder: Path) -> Path:
 def test_ways_are_timed_and_trained(tmp_path: Path) -> None:
     training = Training(data=pictures(tmp_path / "data"), target=0.9, epochs=1, seeds=2)
     names = ["DDP by hand", "twobit", "local-sgd"]
-    told: list[Way] = []
+    told: list[str] = []
     found = measure(
-        names=names, places=[HERE], ranks=2, steps=2, rounds=2, batch_size=1000, training=training,
-        networks=lambda hosts, rate: Network(hosts, rate=rate), progress=told.append,
+        names=names, places=["host"], ranks=2, steps=2, rounds=2, batch_size=1000, training=training,
+        say=told.append,
     )  # fmt: skip
-    assert [each.name for each in told] == names
+    assert [each.split(": ")[0] for each in told] == [f"one host, {name}" for name in names]
     for each in found.results:
-        assert len(each.samples) == 2
-        assert min(sample.steps_per_second for sample in each.samples) > 0
-        assert min(each.accuracies) > 0.9
-        assert each.steps_to is not None
+        assert len(each.samples["speed"]) == 2
+        assert min(each.samples["speed"]) > 0
+        assert min(each.samples["by seed"]) > 90
+        assert each.samples["steps to accuracy"]
 
 
-def test_a_picture_has_bars_of_rates_and_of_seconds() -> None:
-    pytest.importorskip("matplotlib")
-    from ronde.bench.sync.picture import draw
-
-    trained = way("twobit", 4.0, 6.0, 9.0, steps_to=120, accuracies=(0.85,))
-    rates, seconds = draw(report(way("DDP by hand", 1.0, 2.0, 3.0), trained)).axes
-    assert [bar.get_width() for bar in rates.patches] == [2.0, 6.0]
-    assert [(bar.get_y() + bar.get_height() / 2, bar.get_width()) for bar in seconds.patches] == [(1.0, 20.0)]
-    assert [text.get_text() for text in rates.texts] == ["2, 10 MB", "6, 10 MB"]
-    assert draw(report(way("ddp", 1.0))).axes[0].get_title() == "100mbit"
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": 0.9}, "--target 0.9 needs --data FOLDER with Fashion-MNIST"),
+        ({"seeds": 2}, "--data, --epochs and --seeds are of runs to an accuracy; give it by --target"),
+    ],
+)
+def test_options_of_runs_to_an_accuracy_go_together(options: dict[str, Any], message: str) -> None:
+    nothing: dict[str, Any] = {"data": None, "target": None, "epochs": None, "seeds": None}
+    assert training_of(**nothing) is None
+    with pytest.raises(UsageError, match=message):
+        training_of(**{**nothing, **options})

@@ -1,71 +1,53 @@
 from __future__ import annotations
 
-from bench.samples import report, result, sample
-from ronde.bench.rounds import Result, Round
-from ronde.bench.table import table
+import pytest
 
-MACHINE = "Example 9000, 2 cores, 16 GiB, load 0.1 before; python 3.11.7, torch 2.13.0"
-LEGEND = (
-    "ratio: ronde's samples/s over the peer's, above 1 is faster: of the medians over all rounds, and",
-    "  median and quartiles of the ratios within a round",
-)
+from bench.samples import report, result, sample
+from ronde.bench.steps import compared, notes_of
+from ronde.bench.table import shown, table
+
+MACHINE = "dp on Example 9000, 2 cores, 16 GiB, load 0.1 before, python 3.11.7, torch 2.13.0, ranks 2, ddp"
 
 
 def test_data_parallel() -> None:
     mlp = result("mlp", ronde=[110, 90, 98], ddp=[100, 100, 100], fabric=[50, 50, 50])
-    versions = {"ddp": "torch 2.13.0", "fabric": "lightning-fabric 2.6"}
-    assert table(report(mlp, versions=versions)).splitlines() == [
-        f"2 ranks of 1 thread on {MACHINE}, lightning-fabric 2.6",
+    assert table(report(*[mlp], notes=("a note",))).splitlines() == [
+        MACHINE,
+        "torch 2.13.0",
         "",
-        "workload  ronde samples/s    peer  samples/s  of medians  median ratio       quartiles  rounds",
-        "mlp                  98.0     DDP      100.0       0.980         0.980  0.940 to 1.040       3",
-        "mlp                  98.0  Fabric       50.0       1.960         1.960  1.880 to 2.080       3",
+        "workload  against  ronde samples/s  peer samples/s  of medians                     ratio",
+        "mlp       DDP                   98             100      0.9800  0.9800 (0.9400 to 1.040)",
+        "mlp       Fabric                98              50       1.960    1.960 (1.880 to 2.080)",
         "",
-        *LEGEND,
+        "a note",
     ]
 
 
-def test_what_the_peers_compute_otherwise_is_said() -> None:
-    measured = [result(name, ronde=[100], ddp=[100]) for name in ("bert", "resnet18-bn")]
-    shown = " ".join(table(report(*measured)).split())
-    assert "resnet18-bn: the peers normalize with the statistics of each rank's own rows" in shown
-    assert "bert: dropout is the single-device draw under ronde" in shown
-    assert "own rows" not in table(report(result("mlp", ronde=[100], ddp=[100])))
+def test_notes_say_what_the_peers_compute_otherwise_and_the_method() -> None:
+    notes = notes_of(["bert", "resnet18-bn"], "dlperf")
+    assert any(each.startswith("resnet18-bn: the peers normalize with the statistics") for each in notes)
+    assert any(each.startswith("bert: dropout is the single-device draw under ronde") for each in notes)
+    assert any("20 steps ignored, 100 timed" in each for each in notes)
+    assert len(notes_of(["mlp"], "global")) == 1
 
 
-def test_the_method_is_said() -> None:
-    shown = table(report(result("mlp", ronde=[100], ddp=[100]), method="dlperf"))
-    assert "the workload's batch on each rank, 20 steps ignored, 100 timed" in " ".join(shown.split())
+def test_overhead_has_steps_or_whole_runs() -> None:
+    pair = {"ronde": [sample(50, wall_seconds=4.25)], "plain": [sample(50, wall_seconds=4.0)]}
+    rows = [result("tiny", ronde=[50], plain=[100]), compared("start-up", pair)]
+    lines = [line.split() for line in table(report(*rows, kind="overhead")).splitlines()]
+    assert ["tiny", "plain", "100000", "100000", "100"] in lines
+    assert ["start-up", "plain", "0.2500"] in lines
 
 
-def test_overhead() -> None:
-    start = Result(
-        workload="start-up",
-        commands={"ronde": "", "plain": ""},
-        rounds=(
-            Round(samples={"ronde": sample(50, wall_seconds=4.25), "plain": sample(50, wall_seconds=4.0)}),
-        ),
-    )
-    pair = {"ronde": sample(50, wall_seconds=5.0), "torchrun": sample(50, wall_seconds=6.0)}
-    of_two = Result(
-        workload="start-up-2", commands={"ronde": "", "torchrun": ""}, rounds=(Round(samples=pair),)
-    )
-    tiny = result("tiny", ronde=[50], plain=[100])
-    shown = table(report(tiny, start, of_two, kind="overhead", ranks=1, threads=None, versions={}))
-    assert shown.splitlines() == [
-        f"1 rank on {MACHINE}",
-        "",
-        "workload  plain steps/s  plain us/step  added us/step               quartiles  added %",
-        "tiny                 10       100000.0      +100000.0  +100000.0 to +100000.0  +100.00",
-        "",
-        "start-up: +0.250 s over plain python (quartiles +0.250 to +0.250 s, whole process)",
-        "",
-        "start-up-2: -1.000 s over torchrun (quartiles -1.000 to -1.000 s, whole process)",
-    ]
-
-
-def test_a_device_is_named() -> None:
-    each = Round(samples={"ronde": sample(50, device="H200"), "plain": sample(50, device="H200")})
-    measured = Result(workload="tiny", commands={"ronde": "", "plain": ""}, rounds=(each,))
-    shown = table(report(measured, kind="overhead", ranks=1, threads=None, versions={}))
-    assert shown.startswith("1 rank on H200, Example 9000, 2 cores")
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (12.345, "us", "12.35"),
+        (1234.5, "us", "1234"),
+        (2.0, "x", "2"),
+        (4096, "bytes", "4.00 KiB"),
+        (1e-9, "", "0.000000"),
+    ],
+)
+def test_numbers_have_four_digits(value: float, unit: str, text: str) -> None:
+    assert shown(value, unit) == text

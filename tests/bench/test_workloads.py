@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import ronde.bench.workloads
-from ronde.bench import data_parallel, first_call, overhead
+from benchmarks.by_hand.__main__ import by_hand
+from ronde.bench import meshes, steps
 from ronde.bench.contenders import plain, under_ronde, with_peer
 from ronde.bench.method import METHODS
-from ronde.bench.parallel import measure
 from ronde.bench.peers import PEERS, Peer
 from ronde.bench.rounds import check_same_training
 from ronde.bench.sample import Sample
@@ -23,7 +23,7 @@ from ronde.errors import BenchError, UsageError
 FOLDER = Path(ronde.bench.workloads.__file__).parent
 SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if path.name != "__init__.py")
 # Where the peers compute what one device would: no dropout of a rank's own, no statistics of its own.
-LIKE_ONE_DEVICE = [name for name in data_parallel.WORKLOADS if name not in data_parallel.NOTES]
+LIKE_ONE_DEVICE = [name for name in steps.DP_WORKLOADS if name not in steps.NOTES]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 TRAJECTORY = ["--steps", "2", "--warm-up", "1", "--trajectory"]
 
@@ -56,7 +56,7 @@ def trajectories() -> Mapping[str, Sample]:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_no_workload_imports_ronde(path: Path) -> None:
-    """But models over a table of ours, and the process group of the twin by hand."""
+    """But models over a table of ours, and `ronde.Step`."""
     imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -64,8 +64,7 @@ def test_no_workload_imports_ronde(path: Path) -> None:
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module or "")
     own = any(name.split(".")[0] == "ronde" for name in imported)
-    ours = ("clicks.py", "with_step.py", "shared_memory_group.py", "horovod_operations.py")
-    assert own == (path.name in ours)
+    assert own == (path.name in ("clicks.py", "with_step.py"))
 
 
 def test_the_command_line_knows_the_catalogue() -> None:
@@ -75,8 +74,7 @@ def test_the_command_line_knows_the_catalogue() -> None:
         for node in ast.parse((FOLDER / "catalogue.py").read_text()).body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
     ]
-    kinds = (data_parallel, first_call, measure)
-    known = {*overhead.LANGUAGE_MODELS}.union(*(kind.WORKLOADS for kind in kinds))
+    known = {*steps.LANGUAGE_MODELS, *steps.DP_WORKLOADS, *meshes.WORKLOADS}
     assert sorted(names) == sorted(known)
 
 
@@ -93,25 +91,24 @@ def test_the_mlps_twins_train_like_its_script(name: str, trajectories: Mapping[s
 
 @pytest.mark.soak
 def test_the_model_that_is_cut_by_hand_trains_like_its_script(trajectories: Mapping[str, Sample]) -> None:
-    by_hand = twin(measure.CUT_BY_HAND, "gpt")
-    check_trajectory(trajectories["gpt"], by_hand, "tensor by hand")
-    assert by_hand.losses == pytest.approx(trajectories["gpt"].losses, rel=1e-5)  # of the same batches
+    cut = by_hand("tensor by hand", TRAJECTORY, ranks=2, environment=ENVIRONMENT).run()
+    check_trajectory(trajectories["gpt"], cut, "tensor by hand")
+    assert cut.losses == pytest.approx(trajectories["gpt"].losses, rel=1e-5)  # of the same batches
 
 
 @pytest.mark.soak
 def test_sequences_that_are_cut_by_hand_train_like_the_script(trajectories: Mapping[str, Sample]) -> None:
-    by_hand = twin(measure.CUT_SEQUENCES_BY_HAND, "gpt")
-    check_trajectory(trajectories["gpt"], by_hand, "context by hand")
-    assert by_hand.losses == pytest.approx(trajectories["gpt"].losses, rel=1e-5)
+    cut = by_hand("context by hand", TRAJECTORY, ranks=2, environment=ENVIRONMENT).run()
+    check_trajectory(trajectories["gpt"], cut, "context by hand")
+    assert cut.losses == pytest.approx(trajectories["gpt"].losses, rel=1e-5)
 
 
 @pytest.mark.soak
 def test_the_model_that_is_cut_twice_by_hand_trains_like_its_script(
     trajectories: Mapping[str, Sample],
 ) -> None:
-    ranks = {"ranks": 4, "threads": 1, "environment": ENVIRONMENT}
-    by_hand = with_peer(measure.CUT_TWICE_BY_HAND, "gpt", TRAJECTORY, **ranks).run()
-    assert by_hand.losses == pytest.approx(trajectories["gpt"].losses, rel=1e-5)
+    cut = by_hand("zero3 and tensor by hand", TRAJECTORY, ranks=4, environment=ENVIRONMENT).run()
+    assert cut.losses == pytest.approx(trajectories["gpt"].losses, rel=1e-5)
 
 
 @pytest.mark.soak
@@ -133,7 +130,7 @@ def check_trajectory(script: Sample, other: Sample, name: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", PEERS)
-@pytest.mark.parametrize("workload", data_parallel.NOTES)
+@pytest.mark.parametrize("workload", steps.NOTES)
 def test_a_twin_that_computes_otherwise_begins_near(
     workload: str, name: str, trajectories: Mapping[str, Sample]
 ) -> None:
@@ -143,7 +140,7 @@ def test_a_twin_that_computes_otherwise_begins_near(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("workload", data_parallel.WORKLOADS)
+@pytest.mark.parametrize("workload", steps.DP_WORKLOADS)
 def test_ronde_trains_every_workload_like_one_device(
     workload: str, trajectories: Mapping[str, Sample]
 ) -> None:
@@ -154,7 +151,7 @@ def test_ronde_trains_every_workload_like_one_device(
 @pytest.mark.soak
 def test_all_peers_can_be_compared_in_one_call() -> None:
     peers = tuple(peer_of(name) for name in PEERS)
-    report = data_parallel.compare(
+    report = steps.compare_data_parallel(
         ["mlp", "bert"],
         against=peers,
         method=METHODS["global"],
@@ -162,17 +159,17 @@ def test_all_peers_can_be_compared_in_one_call() -> None:
         rounds=1,
         steps=2,
         environment=os.environ,
-        progress=lambda *_: None,
+        progress=lambda _: None,
     )
-    assert list(report.versions) == list(PEERS)
-    for measured in report.results:
-        assert measured.peers == tuple(PEERS)
-        assert all(measured.against(name).ratio_of_medians > 0 for name in PEERS)
+    assert report.settings.keys() >= PEERS.keys()
+    titles = [peer.title for peer in PEERS.values()]
+    assert [each.labels["against"] for each in report.results] == titles * 2
+    assert all(each.samples["of medians"][0] > 0 for each in report.results)
 
 
 @pytest.mark.soak
 def test_dlperfs_method_scales_the_batch() -> None:
-    report = data_parallel.compare(
+    report = steps.compare_data_parallel(
         ["mlp"],
         against=(PEERS["ddp"],),
         method=METHODS["dlperf"],
@@ -180,19 +177,23 @@ def test_dlperfs_method_scales_the_batch() -> None:
         rounds=1,
         steps=None,
         environment=os.environ,
-        progress=lambda *_: None,
+        progress=lambda _: None,
     )
-    (measured,) = report.results
-    for each in measured.rounds[0].samples.values():
-        assert (each.batch_size, each.steps) == (128, 100)
+    (row,) = report.results
+    assert (row.samples["batch"], row.samples["timed steps"]) == ((128,), (100,))
 
 
 @pytest.mark.soak
 def test_overhead_can_be_measured() -> None:
-    report = overhead.compare(
-        overhead.USUAL, device="cpu", rounds=1, steps=20, environment=os.environ, progress=lambda *_: None
+    report = steps.compare_overhead(
+        steps.OVERHEAD_USUAL,
+        device="cpu",
+        rounds=1,
+        steps=20,
+        environment=os.environ,
+        progress=lambda _: None,
     )
-    assert [result.workload for result in report.results] == list(overhead.USUAL)
+    assert [row.labels["workload"] for row in report.results] == list(steps.OVERHEAD_USUAL)
 
 
 @pytest.mark.soak
@@ -203,7 +204,7 @@ def test_a_batch_that_cannot_be_cut_equally_is_refused() -> None:
 
 def test_an_unknown_workload_names_those_there_are() -> None:
     with pytest.raises(UsageError, match=r"no workload 'alexnet'.*transformer, gpt"):
-        data_parallel.compare(
+        steps.compare_data_parallel(
             ["alexnet"],
             against=(PEERS["ddp"],),
             method=METHODS["global"],
@@ -211,11 +212,11 @@ def test_an_unknown_workload_names_those_there_are() -> None:
             rounds=1,
             steps=1,
             environment={},
-            progress=lambda *_: None,
+            progress=lambda _: None,
         )
     with pytest.raises(UsageError, match=r"no workload 'alexnet'.*host, tiny, mlp-512"):
-        overhead.compare(
-            ["alexnet"], device="cpu", rounds=1, steps=1, environment={}, progress=lambda *_: None
+        steps.compare_overhead(
+            ["alexnet"], device="cpu", rounds=1, steps=1, environment={}, progress=lambda _: None
         )
 
 
@@ -226,6 +227,6 @@ def test_an_unknown_workload_names_those_there_are() -> None:
 def test_a_device_that_there_is_not_is_refused(device: str, message: str) -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "-1"}
     with pytest.raises(UsageError, match=message):
-        overhead.compare(
-            ["tiny"], device=device, rounds=1, steps=1, environment=environment, progress=lambda *_: None
+        steps.compare_overhead(
+            ["tiny"], device=device, rounds=1, steps=1, environment=environment, progress=lambda _: None
         )

@@ -14,10 +14,12 @@ from benchmarks.chaos.case import Case, script_of
 from benchmarks.chaos.faults import CASES
 from benchmarks.chaos.faults_of_hosts import CASES_OF_HOSTS
 from benchmarks.chaos.place import MakePlace, Place, Stubs, ThisHost
-from benchmarks.chaos.report import ChaosReport, table
+from benchmarks.chaos.report import are_right, report_of
 from benchmarks.chaos.running import Found, judge, run_case
 from benchmarks.chaos.two_hosts import two_hosts
 from ronde.bench.machine import Machine
+from ronde.bench.reading import read_report
+from ronde.bench.table import table
 from ronde.testing import forked
 from ronde.trace.evidence import read_evidence
 from ronde.trace.explanation import Explanation, read_explanation
@@ -113,24 +115,21 @@ def test_a_case_is_judged_by_cause_and_rank() -> None:
     assert not judge(case, Explanation(cause="died", rank=1, summary="", host="one"), "two")
 
 
-def report(*results: Found) -> ChaosReport:
-    machine = Machine(cpu="x", cores=2, memory_gib=1.0, load=0.0, python="3", torch="2")
-    return ChaosReport(machine=machine, results=results)
-
-
 def test_the_report_and_its_table() -> None:
     good = Found(
         name="a", outcome="fails", expected="killed, rank 1", cause="killed", rank=1, right=True, after=0.3
     )
     bad = Found(name="b", outcome="stalls", expected="sleeps, rank 1", cause="lock", rank=1, after=8.6)
     left_out = Found(name="c", outcome="preflight", expected="disk", skipped="needs root, to mount")
-    made = report(good, bad, left_out)
-    assert not made.is_right
-    assert report(good).is_right
-    assert table(made).splitlines()[2:] == [
-        "| a | killed | 1 | yes | 0.3 s |",
-        "| b | lock | 1 | no: sleeps, rank 1 | 8.6 s |",
-        "| c | needs root, to mount | | | |",
+    assert not are_right([good, bad, left_out])
+    assert are_right([good])
+    machine = Machine(cpu="x", cores=2, memory_gib=1.0, load=0.0, python="3", torch="2")
+    made = report_of(machine, [good, bad, left_out])
+    assert read_report(made.to_json()) == made
+    assert [" ".join(line.split()) for line in table(made).splitlines()[3:]] == [
+        "a killed 1 yes 0.3000",
+        "b lock 1 no: sleeps, rank 1 8.600",
+        "c none left out: needs root, to mount",
         "",
         "1 of 2 right (50%)",
         "a failure is noticed after 0.3 s at most",

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ronde.bench import overhead
+from ronde.bench import steps
 from ronde.bench.contenders import plain_words
-from ronde.bench.memory.comparison import sizes_of
 from ronde.bench.memory.formula import Sizes, expected
+from ronde.bench.memory.measure import sizes_of
 from ronde.plan import expand
 from ronde.trace.memory import Memory
 from ronde.trace.run_directory import RunDirectory
@@ -33,12 +33,12 @@ OFFLOADED = ("offload=optimizer", "zero3,offload=all")
 @pytest.mark.parametrize(("workload", "device"), [SMALL, LARGE])
 def test_one_rank_trains_as_plain_torch(workload: str, device: str) -> None:
     """`ronde bench overhead --workloads lm-1b --device cuda` has the figures."""
-    report = overhead.compare(
-        [workload], device=device, rounds=1, steps=5, environment=ENVIRONMENT, progress=lambda *_: None
+    report = steps.compare_overhead(
+        [workload], device=device, rounds=1, steps=5, environment=ENVIRONMENT, progress=lambda _: None
     )
-    samples = report.results[0].rounds[0].samples
-    assert samples["ronde"].loss == pytest.approx(samples["plain"].loss, rel=0.01)
-    assert (samples["ronde"].device == "cpu") is (device == "cpu")
+    (row,) = report.results
+    assert row.samples["loss of ronde"] == pytest.approx(row.samples["loss of the peer"], rel=0.01)
+    assert report.settings["device"] == device
 
 
 def measured(workload: str, device: str, plan: str, place: Path) -> Memory:

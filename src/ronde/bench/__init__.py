@@ -1,1 +1,1 @@
-"""How fast ronde is, against what a user would write by hand: workloads, runner, statistics, report."""
+"""Benchmarks of ronde beside plain PyTorch and other libraries."""

@@ -1,4 +1,4 @@
-"""Names that a user chose among known ones."""
+"""Checks of names against the known ones."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ DEVICES = ("cpu", "cuda")
 
 
 def check_known(asked: Sequence[str], known: Collection[str], *, what: str) -> None:
-    """Refuse a name that there is not.
+    """Refuse an unknown name.
 
     Raises:
-        UsageError: naming it and those there are; `what` they are is said in the singular.
+        UsageError: a name is unknown; the message has the known ones, and `what` in the singular.
     """
     for name in asked:
         if name not in known:
@@ -24,10 +24,10 @@ def check_known(asked: Sequence[str], known: Collection[str], *, what: str) -> N
 
 
 def check_device(device: str, environment: Mapping[str, str]) -> None:
-    """Refuse a kind of device that there is not, or not here.
+    """Refuse an unknown kind of device, or one that is missing here.
 
     Raises:
-        UsageError: naming those there are, or what is missing.
+        UsageError: the kind is unknown, or the device is missing.
     """
     check_known([device], DEVICES, what="--device")
     if device == "cuda" and not (torch_has_cuda() and cuda_devices(environment)):

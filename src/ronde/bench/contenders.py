@@ -1,4 +1,4 @@
-"""The ways to run a workload: under ronde, as plain python, as the ranks of a peer's script."""
+"""Contenders that run a workload: ronde, plain python, the ranks of a peer's script."""
 
 from __future__ import annotations
 
@@ -29,23 +29,31 @@ __all__ = [
 
 FOLDER = Path(__file__).parent / "workloads"
 _TIMEOUT = 900.0
+_RETRIES = 2
 
-# Workloads that are a script of their own; the others are names that `plain.py` takes.
-_OWN_SCRIPT = {"host": "host.py", "tiny": "tiny.py", "start-up": "start_up.py", "start-up-2": "start_up.py"}
+# Workloads that are a script of their own; the others are names for `plain.py`.
+_OWN_SCRIPT = {
+    "host": ("short_steps.py", "host"),
+    "tiny": ("short_steps.py", "tiny"),
+    "start-up": ("start_up.py",),
+    "start-up-2": ("start_up.py",),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
-    """One way to run one workload.
+    """A contender with one workload.
 
     Attributes:
-        command: how it is run, for the report: without the paths of this host.
-        run: measures one run.
+        command: the command line for the report, without the paths of this host.
+        run: the function that measures one run.
+        retries: runs that may fail in a round: torch now and then aborts at its exit.
     """
 
     name: str
     command: str
     run: Callable[[], Sample]
+    retries: int = 0
 
 
 def under_ronde(
@@ -58,8 +66,12 @@ def under_ronde(
     plan: str = "ddp",
     steps: bool = False,
 ) -> Contender:
-    """`ronde run` of the plain script, or of that with `ronde.Step`; `threads` None leaves their number to
-    `ronde run`."""
+    """Return `ronde run` of the plain script.
+
+    Args:
+        threads: threads of each rank; None leaves their number to `ronde run`.
+        steps: whether the script is the one with `ronde.Step`.
+    """
     asked = () if threads is None else ("--threads", str(threads))
     cut = () if plan == "ddp" else ("--plan", plan)
     start = (sys.executable, "-m", "ronde", "run", "--ranks", str(ranks), *cut, "--seed", "0", *asked)
@@ -74,19 +86,20 @@ def under_ronde(
 
 
 def plain(workload: str, arguments: Sequence[str], *, environment: Mapping[str, str]) -> Contender:
-    """The script by itself, as `python SCRIPT`."""
-    command = (sys.executable, *plain_words(workload, arguments))
-    process = Process(command=command, environment=environment)
-    return Contender(name="plain", command=shown(command), run=partial(_measure, [process]))
+    """Return the script by itself, as `python SCRIPT`."""
+    return _other("plain", (sys.executable, *plain_words(workload, arguments)), environment)
 
 
 def by_torchrun(environment: Mapping[str, str]) -> Contender:
-    """`start_up_ddp.py` on two ranks, as `torchrun --nproc-per-node 2` starts it."""
+    """Return `start_up_ddp.py` on two ranks, as `torchrun --nproc-per-node 2` starts it."""
     words = ("-m", "torch.distributed.run", "--nproc-per-node", "2", str(FOLDER / "start_up_ddp.py"))
-    process = Process(command=(sys.executable, *words), environment=environment)
-    return Contender(
-        name="torchrun", command=shown((sys.executable, *words)), run=partial(_measure, [process])
-    )
+    return _other("torchrun", (sys.executable, *words), environment)
+
+
+def _other(name: str, command: tuple[str, ...], environment: Mapping[str, str], label: str = "") -> Contender:
+    process = Process(command=command, environment=environment)
+    run = partial(_measure, [process], label=label)
+    return Contender(name=name, command=shown(command), run=run, retries=_RETRIES)
 
 
 def with_peer(
@@ -97,54 +110,46 @@ def with_peer(
     ranks: int,
     threads: int,
     environment: Mapping[str, str],
+    folder: Path = FOLDER,
 ) -> Contender:
-    """The peer's script on `ranks` processes of `threads` threads.
+    """Return the peer's script on `ranks` processes of `threads` threads.
 
-    They are given what torchrun would give them, without its agent, whose watching would cost them time.
+    They have the variables of torchrun without its agent, which would cost them time.
     """
-    command = (sys.executable, str(FOLDER / peer.script), workload, *arguments)
+    command = (sys.executable, str(folder / peer.script), workload, *arguments)
     if peer.by_horovodrun:
         words = (sys.executable, "-m", "ronde", "horovodrun", "-np", str(ranks), *command)
-        process = Process(command=words, environment={**environment, "OMP_NUM_THREADS": str(threads)})
-        return Contender(
-            name=peer.name, command=shown(words), run=partial(_measure, [process], label="[0]<stdout>:")
+        return _other(
+            peer.name, words, {**environment, "OMP_NUM_THREADS": str(threads)}, label="[0]<stdout>:"
         )
 
     def run() -> Sample:
         port = _free_port()
-        return _measure(
-            [
-                Process(
-                    command=command,
-                    environment={**environment, **_rank_variables(rank, ranks, port, threads)},
-                )
-                for rank in range(ranks)
-            ]
-        )
+        variables = [_rank_variables(rank, ranks, port, threads) for rank in range(ranks)]
+        return _measure([Process(command=command, environment={**environment, **own}) for own in variables])
 
-    return Contender(name=peer.name, command=shown(command), run=run)
+    return Contender(name=peer.name, command=shown(command), run=run, retries=_RETRIES)
 
 
 def plain_words(workload: str, arguments: Sequence[str]) -> tuple[str, ...]:
-    """The script of a workload on one device, and its arguments."""
-    script = _OWN_SCRIPT.get(workload)
-    words = (str(FOLDER / "plain.py"), workload) if script is None else (str(FOLDER / script),)
-    return (*words, *arguments)
+    """Return the script of a workload on one device, and its arguments."""
+    script, *words = _OWN_SCRIPT.get(workload, ("plain.py", workload))
+    return (str(FOLDER / script), *words, *arguments)
 
 
 def step_words(workload: str, arguments: Sequence[str]) -> tuple[str, ...]:
-    """The script of a workload whose steps are `ronde.Step`'s, and its arguments."""
+    """Return the script of a workload with `ronde.Step`, and its arguments."""
     return (str(FOLDER / "with_step.py"), workload, *arguments)
 
 
 def shown(command: Sequence[str]) -> str:
-    """A command line without the paths of this host."""
+    """Return a command line without the paths of this host."""
     short = {sys.executable: "python"}
     return shlex.join(short.get(word, word.replace(str(FOLDER), "workloads")) for word in command)
 
 
 def _measure(processes: Sequence[Process], label: str = "") -> Sample:
-    """One run, whose lines come behind `label`."""
+    """Measure one run, of which each line begins with `label`."""
     output, wall = run_together(processes, timeout=_TIMEOUT)
     return parse(output.replace(label, ""), wall_seconds=wall)
 

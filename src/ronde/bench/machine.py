@@ -1,4 +1,4 @@
-"""On what it was measured."""
+"""Description of the measured host."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Machine:
     """The host of a measurement.
 
     Attributes:
-        memory_gib: of the host, which a container's limit may undercut.
-        load: processes that ran or wanted to run in the minute before: above zero, others disturb.
-        devices: the CUDA devices that may be used, such as `8 x NVIDIA H200`; empty on a CPU host.
+        memory_gib: the memory of the host, which a container's limit may undercut.
+        load: the mean of running and waiting processes in the minute before; others disturb above zero.
+        devices: the usable CUDA devices, such as `8 x NVIDIA H200`; empty on a CPU host.
     """
 
     cpu: str
@@ -35,6 +35,7 @@ class Machine:
 
     @classmethod
     def here(cls) -> Machine:
+        """Describe this host."""
         try:
             torch = version("torch")
         except PackageNotFoundError:
@@ -51,12 +52,20 @@ class Machine:
 
     @property
     def processors(self) -> str:
-        """What computed, for a heading."""
+        """Name the devices and the processor."""
         return f"{self.devices}, {self.cpu}" if self.devices else self.cpu
+
+    @property
+    def line(self) -> str:
+        """Describe the host in a line."""
+        return (
+            f"{self.processors}, {self.cores} cores, {self.memory_gib:.0f} GiB, load {self.load:.1f} before, "
+            f"python {self.python}, torch {self.torch}"
+        )
 
 
 def cpu_model(cpuinfo: Path) -> str:
-    """The processor's name as Linux knows it, else its architecture."""
+    """Return the processor's name as Linux knows it, else its architecture."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

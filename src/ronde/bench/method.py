@@ -1,4 +1,4 @@
-"""How much a measurement repeats, and what grows with the number of ranks."""
+"""Methods: repetitions of a measurement, and growth of the batch with ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Method:
     """A rule of measuring.
 
     Attributes:
-        rounds: how often each contender runs, unless asked otherwise.
-        batch_per_rank: the workload's batch is each rank's, not the global one.
-        warm_up, steps: of every run; None for each workload's own numbers.
-        least_ranks: fewer are refused.
+        rounds: runs of each contender, unless asked otherwise.
+        batch_per_rank: whether the workload's batch is each rank's, not the global one.
+        warm_up, steps: steps of every run; None for each workload's own numbers.
+        least_ranks: the smallest number of ranks.
     """
 
     name: str
@@ -28,10 +28,10 @@ class Method:
     least_ranks: int
 
     def arguments(self, *, ranks: int, steps: int | None) -> list[str]:
-        """What the scripts are told; `steps` is what the user asked for.
+        """Return the arguments of the scripts for the steps that the user asked for.
 
         Raises:
-            UsageError: when the method does not allow that.
+            UsageError: the method refuses them.
         """
         if ranks < self.least_ranks:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""The other ways to train data-parallel that ronde is measured against."""
+"""Peers: other libraries for data-parallel training."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Peer:
     """A library and the script in `workloads/` that uses it as its documentation says.
 
     Attributes:
-        name: as `--against` takes it; the script is `with_NAME.py`.
-        title: as a table names it.
-        distribution, module: what is installed, and what is imported.
-        by_horovodrun: `ronde horovodrun` starts the script, which finds Horovod's names in ronde.
+        name: the word of `--against`; the script is `with_NAME.py`.
+        title: the name in a table.
+        distribution, module: the installed package, and the imported module.
+        by_horovodrun: whether `ronde horovodrun` starts the script, which finds Horovod's names in ronde.
     """
 
     name: str
@@ -55,10 +55,10 @@ PEERS = {
 
 
 def choose(names: Sequence[str]) -> tuple[Peer, ...]:
-    """The peers of these names, once each.
+    """Return the peers of these names, once each.
 
     Raises:
-        UsageError: for one that there is not, or that is not installed.
+        UsageError: one is unknown or not installed.
     """
     check_known(names, PEERS, what="peer")
     chosen = tuple(PEERS[name] for name in dict.fromkeys(names))

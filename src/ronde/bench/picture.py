@@ -1,109 +1,82 @@
-"""A report as bars: medians, with the quartiles as whiskers."""
+"""Picture of a report: bars of medians and quartiles, a panel for each subject."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ronde.bench.peers import PEERS
-from ronde.bench.report import Report
+from ronde.bench.report import Report, Result
 from ronde.bench.spread import Spread
-from ronde.bench.table import STARTS
+from ronde.bench.table import shown
+from ronde.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Bar", "Panel", "draw", "panels", "save"]
+__all__ = ["draw", "save"]
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Bar:
-    """One bar: of a workload (its place), of a series (its colour)."""
-
-    workload: str
-    series: str
-    spread: Spread
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Panel:
-    """Bars that share an axis; `level` is where neither side is ahead."""
-
-    axis: str
-    level: float
-    bars: tuple[Bar, ...]
-
-
-def panels(report: Report) -> tuple[Panel, ...]:
-    """What is to be seen of a report; a panel for each unit."""
-    if report.kind == "dp":
-        bars = tuple(
-            Bar(workload=result.workload, series=PEERS[peer].title, spread=result.against(peer).ratio)
-            for result in report.results
-            for peer in result.peers
-        )
-        return (Panel(axis="ronde's samples/s over the peer's", level=1.0, bars=bars),)
-    compared = {result.workload: result.against(result.peers[0]) for result in report.results}
-    starts = {workload: compared.pop(workload) for workload in STARTS if workload in compared}
-    steps = tuple(
-        Bar(workload=workload, series="step", spread=comparison.added_microseconds)
-        for workload, comparison in compared.items()
-    )
-    found = [Panel(axis="microseconds a step, over plain python", level=0.0, bars=steps)] if steps else []
-    for workload, comparison in starts.items():
-        bar = Bar(workload=workload, series="whole process", spread=comparison.added_wall_seconds)
-        found.append(Panel(axis=f"seconds, over {STARTS[workload]}", level=0.0, bars=(bar,)))
-    return tuple(found)
+_COLUMNS = 4
+_LOGARITHMIC = 100.0  # above this quotient of the longest and the shortest bar
 
 
 def draw(report: Report) -> Figure:
-    """A figure of all panels, side by side."""
+    """Return the figure.
+
+    Raises:
+        UsageError: none of the report's quantities is one to be drawn.
+    """
     from matplotlib.figure import Figure
 
-    shown = panels(report)
-    places = [len({bar.workload for bar in panel.bars}) for panel in shown]
-    figure = Figure(figsize=(2.0 + 1.4 * sum(places), 4.5), layout="constrained")
-    axes = figure.subplots(1, len(shown), squeeze=False, width_ratios=places)[0]
-    for panel, each in zip(shown, axes, strict=True):
-        _draw_panel(panel, each)
-    machine = report.machine
-    figure.suptitle(
-        f"{report.ranks} rank{'s' if report.ranks > 1 else ''} on {machine.cpu}, {machine.cores} cores, "
-        f"torch {machine.torch}",
-        fontsize="small",
-    )
+    subjects: dict[tuple[str, str], list[tuple[str, Spread]]] = {}
+    for name, quantity in report.quantities.items():
+        for result in report.results if quantity.drawn else ():
+            if result.samples.get(name):
+                subject, bar = _names(result)
+                subjects.setdefault((subject, name), []).append((bar, Spread.of(result.samples[name])))
+    if not subjects:
+        raise UsageError(f"a report of {report.kind} has nothing to draw; leave out --plot [R850]")
+    across = min(_COLUMNS, len(subjects))
+    down = -(-len(subjects) // across)
+    most = max(len(bars) for bars in subjects.values())
+    figure = Figure(figsize=(1 + 3.6 * across, 0.8 + down * (0.9 + 0.3 * most)), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False).flatten()
+    for axes in panels[len(subjects) :]:
+        axes.set_visible(False)
+    for axes, ((subject, name), bars) in zip(panels, subjects.items(), strict=False):
+        _draw_panel(axes, bars, report.quantities[name].unit)
+        axes.set_title(subject, fontsize="small")
+        unit = "MiB" if report.quantities[name].unit == "bytes" else report.quantities[name].unit
+        axes.set_xlabel(f"{name} {unit}".strip(), fontsize="small")
+    figure.suptitle(f"{report.kind} on {report.machine.line}", fontsize="small")
     return figure
 
 
 def save(report: Report, path: Path) -> None:
-    """Draw to a file whose ending says the format."""
+    """Draw to a file; its ending says the format."""
     draw(report).savefig(path, dpi=150)
 
 
-def _draw_panel(panel: Panel, axes: Axes) -> None:
-    workloads = list(dict.fromkeys(bar.workload for bar in panel.bars))
-    series = list(dict.fromkeys(bar.series for bar in panel.bars))
-    width = 0.8 / len(series)
-    for place, name in enumerate(series):
-        bars = [bar for bar in panel.bars if bar.series == name]
-        middle = (place - (len(series) - 1) / 2) * width
-        medians = [bar.spread.median for bar in bars]
-        below = [bar.spread.median - bar.spread.low for bar in bars]
-        above = [bar.spread.high - bar.spread.median for bar in bars]
-        drawn = axes.bar(
-            [workloads.index(bar.workload) + middle for bar in bars],
-            medians,
-            width * 0.9,
-            yerr=[below, above],
-            capsize=3,
-            label=name,
-        )
-        axes.bar_label(drawn, fmt="%.3g", padding=3, fontsize="x-small")
-    axes.axhline(panel.level, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(workloads)), workloads, rotation=20, ha="right", fontsize="small")
-    axes.set_ylabel(panel.axis)
-    axes.margins(y=0.15)
-    if len(series) > 1:
-        axes.legend(fontsize="small")
+def _names(result: Result) -> tuple[str, str]:
+    """Return the title of a result's panel, and the name of its bar."""
+    first, *others = result.labels.values()
+    return (first, "") if not others else (", ".join((first, *others[:-1])), others[-1])
+
+
+def _draw_panel(axes: Axes, bars: list[tuple[str, Spread]], unit: str) -> None:
+    scale = 2.0**20 if unit == "bytes" else 1.0
+    spreads = [spread for _, spread in bars]
+    medians = [each.median / scale for each in spreads]
+    errors = [
+        [(each.median - each.low) / scale for each in spreads],
+        [(each.high - each.median) / scale for each in spreads],
+    ]
+    drawn = axes.barh(range(len(bars)), medians, 0.8, xerr=errors, capsize=2)
+    axes.bar_label(drawn, [shown(each.median, unit) for each in spreads], padding=3, fontsize="x-small")
+    axes.set_yticks(range(len(bars)), [name for name, _ in bars], fontsize="small")
+    axes.invert_yaxis()
+    if min(medians) > 0 and max(medians) / min(medians) > _LOGARITHMIC:
+        axes.set_xscale("log")
+    if unit == "x":
+        axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.margins(x=0.3)

@@ -1,7 +1,8 @@
-"""A set of processes that make one measured run: started together, ended together, never left behind."""
+"""Sets of processes for one measured run, started and ended together."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from ronde.errors import BenchError
 
-__all__ = ["Process", "end", "run_together", "start", "tail"]
+__all__ = ["Process", "end", "run_together", "start", "tail", "wait_all"]
 
 _LOOK_EVERY = 0.005  # seconds; start-up is measured to a hundredth
 _GRACE = 5.0
@@ -31,10 +32,10 @@ def run_together(processes: Sequence[Process], *, timeout: float) -> tuple[str, 
     """Run all to their end.
 
     Returns:
-        What the first one printed on stdout, and the seconds from first start to last end.
+        The stdout of the first one, and the seconds from first start to last end.
 
     Raises:
-        BenchError: when one fails (with the end of its stderr) or time is up; the others are ended.
+        BenchError: one fails (with the end of its stderr), or time is up; the others are ended.
     """
     with tempfile.TemporaryDirectory(prefix="ronde-bench-") as name:
         folder = Path(name)
@@ -49,7 +50,7 @@ def run_together(processes: Sequence[Process], *, timeout: float) -> tuple[str, 
 
 
 def start(process: Process, folder: Path, place: int) -> subprocess.Popen[bytes]:
-    """Start one whose output goes to the files `PLACE.out` and `PLACE.err` of the folder."""
+    """Start one with its output in the files `PLACE.out` and `PLACE.err` of the folder."""
     with open(folder / f"{place}.out", "wb") as out, open(folder / f"{place}.err", "wb") as err:
         # A session of its own, so that ending it ends what it has started.
         return subprocess.Popen(
@@ -84,19 +85,24 @@ def _wait(
 
 
 def tail(path: Path) -> str:
-    """The end of what a process printed on stderr."""
+    """Return the end of a process's stderr."""
     return path.read_text(errors="replace").strip()[-2000:] or "it printed nothing on stderr"
 
 
 def end(running: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End what still runs: politely (a launcher then ends its ranks), then not."""
+    """End the running processes by SIGTERM, on which launchers end their ranks, then SIGKILL."""
     for child in running:
         if child.poll() is None:
             child.terminate()
-    deadline = time.perf_counter() + _GRACE
+    for child in wait_all(running, _GRACE):
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def wait_all(running: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[subprocess.Popen[bytes]]:
+    """Wait for processes, and return the ones that still run."""
+    deadline = time.perf_counter() + seconds
     for child in running:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(max(0.0, deadline - time.perf_counter()))
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+    return [child for child in running if child.poll() is None]

@@ -1,4 +1,4 @@
-"""What one measured run read, and how it is found in what the run printed."""
+"""Sample of one measured run, found in the output of the run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Sample:
     """One measured run.
 
     Attributes:
-        workload: its name.
+        workload: the name of the workload.
         batch_size: samples of a global batch.
-        samples_per_second: of the timed steps.
-        steps, seconds: how many were timed, and how long they took together.
-        loss: of the last global batch.
-        losses: of every global batch, where the run was asked for its trajectory.
-        threads: of each process.
-        torch: its version.
+        samples_per_second: speed in the timed steps.
+        steps, seconds: the number of timed steps, and their time.
+        loss: the loss of the last global batch.
+        losses: the losses of all global batches, where the run was asked for its trajectory.
+        threads: threads of each process.
+        torch: the version of torch.
         device: `cpu`, or the name of the CUDA device.
-        wall_seconds: from the start of the first process to the end of the last.
+        wall_seconds: time from the start of the first process to the end of the last.
     """
 
     workload: str
@@ -48,10 +48,10 @@ class Sample:
 
 
 def parse(output: str, *, wall_seconds: float) -> Sample:
-    """Read the one line that a workload prints for us.
+    """Read the line of a workload's output that has its figures.
 
     Raises:
-        BenchError: when the line is missing, is there more than once, or is not what workloads print.
+        BenchError: the line is missing, printed more than once, or has another form.
     """
     lines = [line for line in output.splitlines() if line.startswith(MARK)]
     if len(lines) != 1:

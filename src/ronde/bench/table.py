@@ -1,125 +1,74 @@
-"""A report as lines for a terminal."""
+"""Table of a report: rows of results, columns of labels and quantities."""
 
 from __future__ import annotations
 
+import math
 import textwrap
+from collections.abc import Sequence
 
-from ronde.bench.columns import columns
-from ronde.bench.data_parallel import NOTES
-from ronde.bench.peers import PEERS
-from ronde.bench.report import Report
+from ronde.bench.report import Quantity, Report, Result
 from ronde.bench.spread import Spread
+from ronde.trace.memory import show_bytes
 
-__all__ = ["STARTS", "table"]
+__all__ = ["columns", "shown", "table"]
 
-_DATA_PARALLEL: tuple[str, ...] = (
-    "workload",
-    "ronde samples/s",
-    "peer",
-    "samples/s",
-    "of medians",
-    "median ratio",
-    "quartiles",
-    "rounds",
-)
-_OVERHEAD: tuple[str, ...] = (
-    "workload",
-    "plain steps/s",
-    "plain us/step",
-    "added us/step",
-    "quartiles",
-    "added %",
-)
-
-# Workloads of which the time of the whole process counts, and what they are compared with.
-STARTS = {"start-up": "plain python", "start-up-2": "torchrun"}
+_WIDTH = 100
 
 
 def table(report: Report) -> str:
-    """The figures of a report under a line that says where they were measured."""
-    body = _data_parallel(report) if report.kind == "dp" else _overhead(report)
-    return "\n\n".join([_heading(report), *body])
+    """Return heading, table and notes as lines for a terminal."""
+    labels = list(dict.fromkeys(name for each in report.results for name in each.labels))
+    there = {name for each in report.results for name in each.samples}
+    quantities = {name: each for name, each in report.quantities.items() if name in there}
+    heads = [_head(name, each) for name, each in quantities.items()]
+    rows = [(*labels, *heads), *(_row(each, labels, quantities) for each in report.results)]
+    settings = "".join(f", {name} {value}" for name, value in report.settings.items())
+    heading = textwrap.fill(f"{report.kind} on {report.machine.line}{settings}", _WIDTH)
+    notes = [textwrap.fill(line, _WIDTH, subsequent_indent="  ") for line in report.notes]
+    return "\n\n".join(filter(None, (heading, columns(rows, len(labels)), "\n".join(notes))))
 
 
-def _heading(report: Report) -> str:
-    machine, threads = report.machine, report.threads
-    each = "" if threads is None else f" of {threads} thread{'s' if threads > 1 else ''}"
-    devices = sorted(
-        {
-            sample.device
-            for result in report.results
-            for each in result.rounds
-            for sample in each.samples.values()
-        }
-        - {"cpu"}
-    )
-    on = ", ".join([*devices, machine.cpu])
-    versions = dict.fromkeys([f"torch {machine.torch}", *report.versions.values()])
-    return (
-        f"{report.ranks} rank{'s' if report.ranks > 1 else ''}{each} on {on}, {machine.cores} cores, "
-        f"{machine.memory_gib:.0f} GiB, load {machine.load:.1f} before; "
-        f"python {machine.python}, {', '.join(versions)}"
-    )
+def columns(rows: Sequence[tuple[str, ...]], left: int = 1) -> str:
+    """Return rows of words in columns, the first `left` of them to the left."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
-def _data_parallel(report: Report) -> list[str]:
-    """Throughput against each peer: medians, and the quartiles of the pairs' ratios."""
-    rows = [_DATA_PARALLEL]
-    for result in report.results:
-        for peer in result.peers:
-            comparison = result.against(peer)
-            ratio = comparison.ratio
-            rows.append(
-                (
-                    result.workload,
-                    f"{comparison.our_speed.median:.1f}",
-                    PEERS[peer].title,
-                    f"{comparison.peer_speed.median:.1f}",
-                    f"{comparison.ratio_of_medians:.3f}",
-                    f"{ratio.median:.3f}",
-                    f"{ratio.low:.3f} to {ratio.high:.3f}",
-                    str(len(result.rounds)),
-                )
-            )
-    legend = [
-        "ratio: ronde's samples/s over the peer's, above 1 is faster: of the medians over all rounds, and "
-        "median and quartiles of the ratios within a round"
-    ]
-    if report.method == "dlperf":
-        legend.append(
-            "method dlperf: the workload's batch on each rank, 20 steps ignored, 100 timed, the median counts"
-        )
-    measured = {result.workload for result in report.results}
-    legend += [f"{workload}: {note}" for workload, note in NOTES.items() if workload in measured]
-    return [columns(rows), "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in legend)]
+def shown(value: float, unit: str) -> str:
+    """Return a number with four digits.
+
+    >>> shown(0.98765, ""), shown(12345.6, "ms"), shown(4096, "bytes")
+    ('0.9877', '12346', '4.00 KiB')
+    """
+    if unit == "bytes":
+        return show_bytes(round(value))
+    if value == round(value) or not math.isfinite(value):
+        return f"{value:.0f}"
+    digits = 3 - math.floor(math.log10(abs(value)))
+    return f"{value:.{min(max(digits, 0), 6)}f}"
 
 
-def _overhead(report: Report) -> list[str]:
-    """What one rank costs over plain python, per step and at the start."""
-    rows, start = [_OVERHEAD], []
-    for result in report.results:
-        comparison = result.against(result.peers[0])
-        if result.workload in STARTS:
-            added = comparison.added_wall_seconds
-            start.append(
-                f"{result.workload}: {added.median:+.3f} s over {STARTS[result.workload]} "
-                f"(quartiles {_range(added, 3)} s, whole process)"
-            )
-            continue
-        plain = Spread.of(sample.step_microseconds for sample in comparison.peer)
-        added = comparison.added_microseconds
-        rows.append(
-            (
-                result.workload,
-                f"{1e6 / plain.median:.0f}",
-                f"{plain.median:.1f}",
-                f"{added.median:+.1f}",
-                _range(added, 1),
-                f"{comparison.added_per_cent.median:+.2f}",
-            )
-        )
-    return [*([columns(rows)] if len(rows) > 1 else []), *start]
+def _head(name: str, quantity: Quantity) -> str:
+    return f"{name} {quantity.unit}" if quantity.unit not in ("", "x", "bytes") else name
 
 
-def _range(spread: Spread, digits: int) -> str:
-    return f"{spread.low:+.{digits}f} to {spread.high:+.{digits}f}"
+def _row(result: Result, labels: Sequence[str], quantities: dict[str, Quantity]) -> tuple[str, ...]:
+    cells = (_cell(result.samples.get(name, ()), each) for name, each in quantities.items())
+    return (*(result.labels.get(name, "") for name in labels), *cells)
+
+
+def _cell(samples: Sequence[float], quantity: Quantity) -> str:
+    if not samples:
+        return ""
+    found = Spread.of(samples)
+    median = shown(found.median, quantity.unit)
+    if not quantity.spread or len(samples) == 1:
+        return median
+    return f"{median} ({shown(found.low, quantity.unit)} to {shown(found.high, quantity.unit)})"

@@ -58,18 +58,6 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "ronde bench overhead --workloads tiny,mlp",
         "ronde bench overhead --device cuda --json overhead.json",
     ),
-    "bench first-call": (
-        "ronde bench first-call",
-        "ronde bench first-call --workloads gpt-12 --plan zero3",
-    ),
-    "bench tables": ("ronde bench tables", "ronde bench tables --ids 1000000 --dims 16"),
-    "bench sync": (
-        "ronde bench sync --places 1gbit",
-        'ronde bench sync --ways "DDP by hand,powersgd,local-sgd"',
-    ),
-    "bench horovod": ("ronde bench horovod", "ronde bench horovod --ranks 4 --json horovod.json"),
-    "bench servers": ("ronde bench servers", "ronde bench servers --ids 1000000 --workers 2"),
-    "bench serving": ("ronde bench serving", "ronde bench serving --rate 2000 --seconds 30"),
     "bench collectives": (
         "ronde bench collectives --operations all-reduce --sizes 4KB,4MB",
         "ronde bench collectives --against gloo,mpi --ranks 4",

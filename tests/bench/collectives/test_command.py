@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ronde.bench.collectives.cases import OPERATIONS
 from ronde.bench.collectives.mpi_wheel import installed_mpi
-from ronde.bench.collectives.operation import OPERATIONS
 from ronde.cli.entry import main
 
 
@@ -27,13 +27,14 @@ def test_ours_against_gloo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     rows = [line.split()[0] for line in printed.out.splitlines() if " Gloo " in line]
     assert rows == ["all-reduce", *OPERATIONS]
     assert printed.err.count("ronde: ") == len(OPERATIONS)
-    assert "ronde: all-reduce of 4 KB: shared memory " in printed.err
+    assert "ronde: all-reduce of 4 KB: shared-memory " in printed.err
     fields = json.loads(kept.read_text())
-    assert (fields["kind"], fields["ranks"]) == ("collectives", 2)
-    assert fields["versions"]["gloo"].startswith("torch ")
-    assert [list(each["rounds"][0]) for each in fields["results"]] == [
-        ["shared-memory", "ring", "gloo"],
-        *[["shared-memory", "gloo"]] * 5,
+    assert (fields["kind"], fields["settings"]["ranks"]) == ("collectives", "2")
+    assert fields["settings"]["gloo"].startswith("torch ")
+    assert [each["labels"]["by"] for each in fields["results"]] == [
+        "shared memory",
+        "ring",
+        *["shared memory"] * 5,
     ]
     assert run("bench", "show", str(kept)) == 0
     assert capsys.readouterr().out == printed.out
@@ -55,7 +56,7 @@ def test_mpi(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (("--algorithms", "magic"), "there is no algorithm 'magic'; choose among shared-memory"),
         (("--against", "smoke"), "there is no peer 'smoke'; choose among gloo, mpi"),
-        (("--sizes", "4"), "'4' is no size; write a number and a unit"),
+        (("--sizes", "4"), "'4' is not a size; write a number and a unit"),
         (("--ranks", "1"), "--ranks 1 has nobody to exchange data with; give --ranks 2 or more"),
         (("--json", "/absent/x.json"), "cannot write --json"),
     ],

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ronde.bench.collectives import comparison, mpi_wheel
-from ronde.bench.collectives.comparison import peers_or_missing
-from ronde.bench.collectives.contender import PEERS
+from ronde.bench.collectives import measure, mpi_wheel
+from ronde.bench.collectives.cases import PEERS
+from ronde.bench.collectives.measure import peers_or_missing
 from ronde.bench.collectives.mpi_wheel import installed_mpi
 from ronde.errors import UsageError
 
@@ -55,7 +55,7 @@ def test_a_library_needs_mpi4py_and_mpi4py_a_library(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_not_installed_is_left_out_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "installed_mpi", lambda: None)
+    monkeypatch.setattr(measure, "installed_mpi", lambda: None)
     peers, missing = peers_or_missing(None)
     assert [peer.name for peer in peers] == ["gloo"]
     assert missing["mpi"].startswith("pip install 'ronde[mpi]'")

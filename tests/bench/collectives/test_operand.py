@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ronde.bench.collectives.cases import OPERATIONS
 from ronde.bench.collectives.operand import Operand
-from ronde.bench.collectives.operation import OPERATIONS
 from ronde.errors import BenchError
 
 RANKS = 3

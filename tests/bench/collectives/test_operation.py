@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ronde.bench.collectives.operation import Case, cases
-from ronde.bench.collectives.size import parse_size, show_size
+from ronde.bench.collectives.cases import Case, cases, parse_size, show_size
 from ronde.errors import UsageError
 
 
@@ -17,7 +16,7 @@ def test_sizes_are_read(text: str, nbytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "4", "KB", "4 pounds", "-4KB", "0KB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no size; write a number and a unit among B, KB, MB"):
+    with pytest.raises(UsageError, match="is not a size; write a number and a unit among B, KB, MB"):
         parse_size(text)
 
 

@@ -1,1 +1,1 @@
-"""Collectives of ranks on one host, against those of Gloo and MPI."""
+"""Collectives of ranks on one host, beside the same of Gloo and MPI."""

@@ -1,4 +1,4 @@
-"""MPI as a wheel: which one is installed beside mpi4py, and how it starts ranks."""
+"""Wheel of an MPI library beside mpi4py, and its launcher."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FLAGS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MpiWheel:
-    """An MPI library, its launcher, and what that is told.
+    """An MPI library and its launcher.
 
     Attributes:
-        name: of the wheel.
+        name: the name of the wheel.
         launcher, library: the files mpiexec and libmpi of that wheel, should there be several.
     """
 
@@ -34,17 +34,17 @@ class MpiWheel:
     library: Path
 
     def command(self, ranks: int) -> tuple[str, ...]:
-        """What stands before the command that is to be run on so many ranks."""
+        """Return the words before a command that run it on so many ranks."""
         return (str(self.launcher), *_FLAGS[self.name], "-n", str(ranks))
 
     @property
     def environment(self) -> dict[str, str]:
-        """Makes mpi4py load this wheel's library."""
+        """Return the variables by which mpi4py loads this wheel's library."""
         return {"MPI4PY_LIBMPI": str(self.library)}
 
 
 def installed_mpi() -> MpiWheel | None:
-    """The first of the wheels that is installed beside mpi4py, None when there is none."""
+    """Return the first wheel that is installed beside mpi4py, or None."""
     if importlib.util.find_spec("mpi4py") is None:
         return None
     for name in _FLAGS:

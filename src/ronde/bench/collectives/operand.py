@@ -1,4 +1,4 @@
-"""The tensors of one case on one rank, filled so that a wrong result is seen.
+"""Tensors of one case on one rank, with values that show a wrong result.
 
 Element i of rank r holds i mod 251 + r: small whole numbers, so that sums are exact in any order, with a
 period that no chunk has, so that a misplaced one is noticed.
@@ -17,13 +17,13 @@ _IN_PLACE = ("all-reduce", "broadcast")
 
 
 class Operand:
-    """What a rank gives and what it receives; one tensor where the operation is in place.
+    """The input and output of a rank; one tensor if in place.
 
     Args:
-        elements: of the larger of both tensors; a multiple of the number of ranks.
-        memory: where an operation in place shall find its tensor; None to allocate.
-        mean: an all-reduce divides by the number of ranks.
-        apart: an all-reduce leaves what is given, and puts its result into a second tensor.
+        elements: the size of the larger tensor; a multiple of the number of ranks.
+        memory: the tensor for an operation in place; None to allocate one.
+        mean: whether an all-reduce divides by the number of ranks.
+        apart: whether an all-reduce puts its result into a second tensor.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Operand:
             self.result = torch.zeros(self._part if operation == "reduce-scatter" else elements)
 
     def fill(self) -> None:
-        """Write what this rank gives, and nothing into the rest."""
+        """Write the input of this rank, and zeros into the rest."""
         self.clear()
         row = _row(0, 1.0, self._rank)
         body, end = _cut(self.given)
@@ -54,14 +54,14 @@ class Operand:
         end.copy_(row[: end.numel()])
 
     def clear(self) -> None:
-        """Zeros in what is received: sums of sums do not grow."""
+        """Zero the output, so that sums of sums do not grow."""
         self.result.zero_()
 
     def check(self, root: int) -> None:
-        """Compare what was received after one call since `fill`; `root` is who has broadcast.
+        """Compare the output after one call since `fill`; `root` has broadcast.
 
         Raises:
-            BenchError: at the first element that is wrong.
+            BenchError: an element is wrong; the message has the first one.
         """
         for begin, part, row in self._expected(root):
             body, end = _cut(part)
@@ -80,7 +80,7 @@ class Operand:
                 )
 
     def _expected(self, root: int) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-        """(where it begins, a part of the result, the row that repeats in it)."""
+        """Return parts of the output: begin, tensor, and the row that repeats in it."""
         ranks, part = self._ranks, self._part
         sum_of_ranks = ranks * (ranks - 1) / 2
         if self._operation == "all-reduce":
@@ -103,6 +103,6 @@ def _row(offset: int, times: float, added: float) -> torch.Tensor:
 
 
 def _cut(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole periods as rows, and what is left behind them."""
+    """Return whole periods as rows, and the remainder."""
     whole = flat.numel() // _PERIOD * _PERIOD
     return flat[:whole].view(-1, _PERIOD), flat[whole:]

@@ -1,21 +1,20 @@
-"""One rank of a contender: does what the bench asks by a socket, and sleeps until then.
+"""A rank of a contender: does operations on request, and sleeps between them.
 
-Run as a module, with what `rank_set` gives it.
+`rank_set` runs it as a module.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import contextlib
 import socket
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
-from ronde.bench.collectives.contender import CONTENDERS
+from ronde.bench.collectives.backends import JOIN, Backend, Call, Meeting
+from ronde.bench.collectives.cases import CONTENDERS
 from ronde.bench.collectives.operand import Operand
-from ronde.bench.collectives.way import Call, Meeting, Way
 from ronde.errors import PeerLost
 
 __all__ = ["Serving", "main"]
@@ -24,40 +23,40 @@ _TIMEOUT = 300.0
 
 
 class Serving:
-    """What a rank can be asked for.
+    """Requests to a rank.
 
     Args:
-        way: of the contender.
-        ranks: how many there are.
+        backend: the contender's operations.
+        ranks: the number of ranks.
     """
 
-    def __init__(self, way: Way, ranks: int) -> None:
-        self._way, self._ranks = way, ranks
+    def __init__(self, backend: Backend, ranks: int) -> None:
+        self._backend, self._ranks = backend, ranks
         self._prepared: tuple[Operand, Call] | None = None
 
     def prepare(self, operation: str, elements: int) -> None:
-        """Allocate for what is measured next, in place of what was before."""
+        """Allocate for the next operation, in place of the one before."""
         self._prepared = None
-        self._prepared = self._way.prepare(operation, elements)
+        self._prepared = self._backend.prepare(operation, elements)
 
     def measure(self, calls: int) -> float:
-        """Seconds that so many calls took one behind the other; the result of one more is checked.
+        """Return the seconds of so many calls in a row, and check one more.
 
-        The root of a broadcast changes with every call, so that none can run ahead of who receives.
+        The root of a broadcast changes with every call, so that no root can run ahead of its receivers.
 
         Raises:
-            BenchError: when that result is wrong.
+            BenchError: the result is wrong.
         """
         assert self._prepared is not None
         operand, call = self._prepared
         operand.clear()
-        self._way.barrier()
+        self._backend.barrier()
         begun = perf_counter()
         for turn in range(calls):
             call(turn)
         seconds = perf_counter() - begun
         last = self._ranks - 1
-        self._way.barrier()
+        self._backend.barrier()
         operand.fill()
         call(last)
         operand.check(last)
@@ -71,48 +70,40 @@ def main() -> None:
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--rank", type=int)
-    options = parser.parse_args()
+    asked = parser.parse_args()
     with socket.socket(socket.AF_UNIX) as link:
-        link.connect(str(options.socket))
+        link.connect(str(asked.socket))
         connection = Connection(link.detach())
-    contender = CONTENDERS[options.contender]
     meeting = Meeting(
-        rank=options.rank,
-        ranks=options.ranks,
-        folder=options.socket.parent,
+        rank=asked.rank,
+        ranks=asked.ranks,
+        folder=asked.socket.parent,
         timeout=_TIMEOUT,
-        algorithm=contender.algorithm,
+        algorithm=CONTENDERS[asked.contender].algorithm,
     )
     try:
-        module = importlib.import_module(contender.module)
-        way: Way = module.join(meeting)
+        backend = JOIN[asked.contender](meeting)
     except (Exception, PeerLost) as error:
-        connection.send(("failed", _told(error)))
+        connection.send(_failed(error))
         raise
-    connection.send(("done", (way.rank, way.version)))
-    _serve(connection, Serving(way, options.ranks))
-    way.close()
+    connection.send(("done", (backend.rank, backend.version)))
+    _serve(connection, Serving(backend, asked.ranks))
+    backend.close()
 
 
 def _serve(connection: Connection, serving: Serving) -> None:
-    while True:
-        try:
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
             verb, arguments = connection.recv()
-        except EOFError:
-            return
-        answer: tuple[str, Any]
-        try:
-            answer = ("done", getattr(serving, verb)(*arguments))
-        except (Exception, PeerLost) as error:
-            answer = ("failed", _told(error))
-        try:
+            try:
+                answer = ("done", getattr(serving, verb)(*arguments))
+            except (Exception, PeerLost) as error:
+                answer = _failed(error)
             connection.send(answer)
-        except BrokenPipeError:
-            return
 
 
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+def _failed(error: BaseException) -> tuple[str, str]:
+    return "failed", f"{type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":

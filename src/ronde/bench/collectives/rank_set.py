@@ -1,4 +1,4 @@
-"""The ranks of one contender: started once, asked again and again, asleep in between.
+"""Ranks of one contender, started once for all requests, asleep between them.
 
 Contenders are measured in turn, so a rank that is not asked must not take time from those that are. It waits
 for its next order on a socket, which costs nothing, and not in its library, which would spin.
@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ronde.bench.process_set import Process, end, start, tail
+from ronde.bench.process_set import Process, end, start, tail, wait_all
 from ronde.errors import BenchError, UsageError
 
 __all__ = ["RankSet", "running"]
@@ -31,7 +31,7 @@ class RankSet:
     """Ranks that have joined each other; made by `running`.
 
     Attributes:
-        version: of the library that they use.
+        version: the version of their library.
     """
 
     def __init__(self, title: str, connections: Sequence[Connection], folder: Path) -> None:
@@ -41,10 +41,10 @@ class RankSet:
         self._folder = folder
 
     def ask(self, verb: str, *arguments: Any) -> list[Any]:
-        """Have all ranks do something; what they answer.
+        """Request something of all ranks, and return their answers.
 
         Raises:
-            BenchError: when one failed, died or did not answer in time.
+            BenchError: one failed, died or did not answer in time.
         """
         for connection in self._connections:
             with contextlib.suppress(BrokenPipeError):  # its end is found below
@@ -52,10 +52,10 @@ class RankSet:
         return self.answers(_TIMEOUT)
 
     def answers(self, timeout: float) -> list[Any]:
-        """One of each rank.
+        """Return the answer of each rank.
 
         Raises:
-            BenchError: as `ask`.
+            BenchError: one failed, died or did not answer in time.
         """
         found: dict[Connection, Any] = {}
         deadline = time.monotonic() + timeout
@@ -64,7 +64,7 @@ class RankSet:
             ready = wait(missing, max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise BenchError(
-                    f"{self._title} did not answer within {timeout:.0f} s; {self._last_words()} [R852]"
+                    f"{self._title} did not answer within {timeout:.0f} s; {_last_words(self._folder)} [R852]"
                 )
             for connection in missing:
                 if connection in ready:
@@ -75,13 +75,10 @@ class RankSet:
         try:
             outcome, value = connection.recv()
         except (EOFError, ConnectionResetError):
-            raise BenchError(f"a rank of {self._title} died: {self._last_words()} [R852]") from None
+            raise BenchError(f"a rank of {self._title} died: {_last_words(self._folder)} [R852]") from None
         if outcome == "failed":
             raise BenchError(f"{self._title} failed: {value}")
         return value
-
-    def _last_words(self) -> str:
-        return _last_words(self._folder)
 
 
 @contextlib.contextmanager
@@ -91,21 +88,28 @@ def running(
     """Start the ranks of a contender, and end them.
 
     Args:
-        title: of the contender, for messages.
-        command: of one rank; it is told by options where to connect and who it is.
-        launcher: what starts all ranks by itself, with its options; empty to start them one by one.
+        title: the name of the contender, for messages.
+        command: the command of one rank, to which options with its number and the socket are added.
+        launcher: the command that starts all ranks, with its options; empty to start them one by one.
 
     Raises:
-        BenchError: when they do not come up.
-        UsageError: when no socket can be made.
+        BenchError: the ranks do not start.
+        UsageError: the socket cannot be made.
     """
     with (
         tempfile.TemporaryDirectory(prefix="ronde-bench-") as name,
         socket.socket(socket.AF_UNIX) as listener,
     ):
-        folder = Path(name)
-        path = folder / "socket"
-        _listen(listener, path, ranks)
+        folder, path = Path(name), Path(name) / "socket"
+        try:
+            listener.bind(str(path))
+        except OSError as error:
+            raise UsageError(
+                f"cannot open a socket in {folder} ({error}); set TMPDIR to a folder with a shorter "
+                "name [R852]"
+            ) from None
+        listener.listen(ranks)
+        listener.settimeout(_LOOK_EVERY)
         words = (*launcher, *command, "--socket", str(path), "--ranks", str(ranks))
         commands = [words] if launcher else [(*words, "--rank", str(rank)) for rank in range(ranks)]
         children = [
@@ -114,60 +118,37 @@ def running(
         ]
         connections: list[Connection] = []
         try:
-            _accept(listener, connections, children, ranks, f"{title} did not start", folder)
+            deadline = time.monotonic() + _START_TIMEOUT
+            while len(connections) < ranks:
+                try:
+                    link, _ = listener.accept()
+                except TimeoutError:
+                    _check_starting(title, children, deadline, folder)
+                    continue
+                link.setblocking(True)
+                connections.append(Connection(link.detach()))
             found = RankSet(title, connections, folder)
             found.version = found.answers(_START_TIMEOUT)[0][1]
             yield found
         finally:
             for connection in connections:
-                connection.close()  # they end by themselves
-            _await(children)
+                connection.close()  # on which ranks end by themselves
+            wait_all(children, _GRACE)
             end(children)
 
 
-def _listen(listener: socket.socket, path: Path, ranks: int) -> None:
-    try:
-        listener.bind(str(path))
-    except OSError as error:
-        raise UsageError(
-            f"cannot open a socket in {path.parent} ({error}); set TMPDIR to a folder with a shorter "
-            "name [R852]"
-        ) from None
-    listener.listen(ranks)
-    listener.settimeout(_LOOK_EVERY)
-
-
-def _accept(
-    listener: socket.socket,
-    connections: list[Connection],
-    children: Sequence[subprocess.Popen[bytes]],
-    ranks: int,
-    failure: str,
-    folder: Path,
+def _check_starting(
+    title: str, children: Sequence[subprocess.Popen[bytes]], deadline: float, folder: Path
 ) -> None:
-    """Wait until all ranks have connected."""
-    deadline = time.monotonic() + _START_TIMEOUT
-    while len(connections) < ranks:
-        try:
-            link, _ = listener.accept()
-        except TimeoutError:
-            code = next((code for code in (child.poll() for child in children) if code is not None), None)
-            if code is not None:
-                raise BenchError(f"{failure}: exit code {code}: {_last_words(folder)} [R852]") from None
-            if time.monotonic() > deadline:
-                raise BenchError(f"{failure} within {_START_TIMEOUT:.0f} s: {_last_words(folder)}") from None
-            continue
-        link.setblocking(True)
-        connections.append(Connection(link.detach()))
-
-
-def _await(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    deadline = time.monotonic() + _GRACE
-    for child in children:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(max(0.0, deadline - time.monotonic()))
+    code = next((code for code in (child.poll() for child in children) if code is not None), None)
+    if code is not None:
+        raise BenchError(f"{title} did not start: exit code {code}: {_last_words(folder)} [R852]") from None
+    if time.monotonic() > deadline:
+        raise BenchError(
+            f"{title} did not start within {_START_TIMEOUT:.0f} s: {_last_words(folder)} [R852]"
+        ) from None
 
 
 def _last_words(folder: Path) -> str:
-    """What the ranks printed on stderr, of the one that printed most."""
+    """Return the end of the longest stderr."""
     return tail(max(folder.glob("*.err"), key=lambda path: path.stat().st_size))

@@ -1,1 +1,1 @@
-"""Memory of each rank under each plan, beside what the formula says."""
+"""Memory of each rank under each plan, beside the formula."""

@@ -1,5 +1,5 @@
-"""Training scripts as users write them: one for a single device, and its twin for each peer.
+"""Training scripts: one for a single device, and its twin for each peer.
 
-`plain.py WORKLOAD` is run by `ronde run` or by plain python, `with_PEER.py WORKLOAD` as torchrun would. What
-a workload is (model, optimizer, data) stands in a file of its own. None imports ronde.
+`plain.py WORKLOAD` is run by `ronde run` or by plain python, `with_PEER.py WORKLOAD` as torchrun would. The
+loop is in `training.py`; model, optimizer and data of a workload are in a file of their own.
 """

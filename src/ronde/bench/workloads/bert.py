@@ -1,4 +1,4 @@
-"""Text classification with a BERT encoder, the task by which DP, DDP and Horovod are often compared."""
+"""Text classification with a BERT encoder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PADDING, BEGINNING, FIRST_WORD = 0, 101, 1000  # as in the vocabulary of bert-ba
 
 
 class Bert(nn.Module):
-    """BERT (Devlin et al. 2019), the size of BERT-mini (Turc et al. 2019), classifying by its first token."""
+    """BERT (Devlin et al. 2019) of the size of BERT-mini (Turc et al. 2019)."""
 
     def __init__(self, dropout: float, width: int = 256, layers: int = 4, heads: int = 4):
         super().__init__()
@@ -38,7 +38,7 @@ class Bert(nn.Module):
 
 
 def texts(count: int) -> TensorDataset:
-    """Random words of 16 to 64 tokens, padded; one word in ten is the class's own."""
+    """Random texts of 16 to 64 tokens; some words tell the class."""
     labels = torch.randint(CLASSES, (count,))
     tokens = torch.randint(FIRST_WORD + CLASSES, VOCABULARY, (count, LENGTH))
     telling = torch.rand(count, LENGTH) < 0.1

@@ -2,19 +2,15 @@
 
 from bert import BERT, BERT_NO_DROPOUT
 from clicks import CLICKS_1M, CLICKS_4M
-from gpt import GPT_12, GPT_SMALL
-from language_model import LM_1B, LM_TINY
+from gpt import GPT_SMALL, LM_1B, LM_TINY
 from mlp import MLP, MLP_20K, MLP_512
 from resnet18 import RESNET18_BN, RESNET18_GN
-from swin import SWIN_T
 from transformer import TRANSFORMER, TRANSFORMER_512
 
 CATALOGUE = {
     "transformer": TRANSFORMER,
     "transformer-512": TRANSFORMER_512,
     "gpt": GPT_SMALL,
-    "gpt-12": GPT_12,
-    "swin-t": SWIN_T,
     "resnet18-gn": RESNET18_GN,
     "resnet18-bn": RESNET18_BN,
     "bert": BERT,

@@ -1,4 +1,4 @@
-"""A recommender over a million users and items: a table of rows by id here, an `nn.Embedding` in the twins.
+"""A recommender over a million ids: a table here, `nn.Embedding` in twins.
 
 The rows begin with the same values, and both are updated by plain gradient descent, so both train alike.
 """
@@ -42,7 +42,7 @@ def with_dense(ids: int) -> Recommender:
 
 
 def clicks(ids: int, samples: int) -> Rows:
-    """Ids that come unequally often (the square of a uniform number), and a click for some of them."""
+    """Draw ids by the square of a uniform number, and a click for some."""
     numbers = (torch.rand(max(samples, 20_000), FIELDS, dtype=torch.float64).square() * ids).long()
     return Rows(numbers, ((numbers % 7).sum(1) % 2))
 

@@ -1,9 +1,12 @@
-"""Data of which batches are drawn, without a loader."""
+"""Data of the workloads: random images, and sources of batches without a loader."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
+
+CLASSES = 10
 
 
 class Drawn:
@@ -32,3 +35,22 @@ class Rows(Drawn):
 
     def at(self, places: Tensor) -> tuple[Tensor, Tensor]:
         return self.inputs[places], self.targets[places]
+
+
+class Text(Drawn):
+    """Random words; a batch has windows, each with the one a word further."""
+
+    def __init__(self, vocabulary: int, window: int, words: int = 100_000):
+        super().__init__(words - window)
+        self.words = torch.randint(vocabulary, (words,))
+        self.window = window
+
+    def at(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.stack([self.words[start : start + self.window] for start in places])
+        y = torch.stack([self.words[start + 1 : start + 1 + self.window] for start in places])
+        return x, y
+
+
+def images(count: int) -> TensorDataset:
+    """Random grey images of 28 x 28 in ten classes."""
+    return TensorDataset(torch.randn(count, 1, 28, 28), torch.randint(CLASSES, (count,)))

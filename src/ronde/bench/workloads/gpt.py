@@ -1,4 +1,4 @@
-"""A GPT with a vocabulary of 8,000 on batches of 32 x 64 tokens, drawn from one long text."""
+"""A GPT with 8,000 words, and decoders in bfloat16, on batches drawn from one text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from text import Text
+from drawn import Text
 from torch import Tensor, nn
 from workload import Workload
 
@@ -80,5 +80,46 @@ GPT_SMALL = Workload(
     optimizer=partial(torch.optim.AdamW, lr=3e-4),
     loss=next_word_loss,
 )
-# Of twelve layers.
-GPT_12 = dataclasses.replace(GPT_SMALL, model=partial(GPT, layers=12), steps=15)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """Size of a model and its batches.
+
+    Attributes:
+        width, layers, heads, vocabulary: of the model; its head is tied to its embedding.
+        length, rows: words of a text, and texts of a batch.
+    """
+
+    width: int
+    layers: int
+    heads: int
+    vocabulary: int
+    length: int
+    rows: int
+
+    def text(self, _: int) -> Text:
+        return Text(self.vocabulary, self.length)
+
+    def model(self) -> GPT:
+        made = GPT(self.width, self.layers, self.heads, self.vocabulary, self.length)
+        return made.to(torch.bfloat16)
+
+
+def language_model(size: Size, *, steps: int) -> Workload:
+    """Train from scratch with AdamW; its state has the type of the parameters."""
+    return Workload(
+        batch_size=size.rows,
+        steps=steps,
+        warm_up=5,
+        data=size.text,
+        model=size.model,
+        optimizer=partial(torch.optim.AdamW, lr=1e-4),
+        loss=next_word_loss,
+    )
+
+
+LM_1B = language_model(
+    Size(width=2048, layers=19, heads=16, vocabulary=32_000, length=1024, rows=8), steps=30
+)
+LM_TINY = language_model(Size(width=64, layers=4, heads=4, vocabulary=500, length=32, rows=8), steps=10)

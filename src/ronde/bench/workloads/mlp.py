@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from drawn import Rows
-from images import CLASSES, images
+from drawn import CLASSES, Rows, images
 from torch import nn
 from workload import Workload
 
@@ -23,7 +22,7 @@ def mlp(width: int, inputs: int = 784) -> nn.Sequential:
 
 
 def digits(_: int) -> Rows:
-    """Random images of 8 x 8 in ten classes, of which the brightest corner tells the class."""
+    """Random images of 8 x 8 in ten classes, told by their brightest corner."""
     pixels = torch.randn(2000, 1, 8, 8)
     return Rows(pixels, pixels[:, 0, :2, :5].flatten(1).argmax(1))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from images import CLASSES, images
+from drawn import CLASSES, images
 from torch import Tensor, nn
 from workload import Workload
 

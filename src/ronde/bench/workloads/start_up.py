@@ -1,4 +1,4 @@
-"""Imports torch and does one step: the time of the whole process is what counts."""
+"""Import torch and do one step, for the time of the whole process."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The twin of `start_up.py` by hand, for torchrun: each rank has half of the batch."""
+"""The twin of `start_up.py` for torchrun; each rank has half of the batch."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Times a training loop behind its warm-up, logs its loss, and prints what it read as one line."""
+"""Stopwatch of a training loop after its warm-up, which prints a line of figures."""
 
 from __future__ import annotations
 

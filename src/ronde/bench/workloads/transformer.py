@@ -1,4 +1,4 @@
-"""A small transformer encoder, 4 layers of 256, on batches of 32 x 64 tokens."""
+"""A transformer encoder of 4 layers of 256 on sequences of 64 tokens."""
 
 from __future__ import annotations
 

@@ -6,48 +6,34 @@
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import DataLoaderConfiguration
-from command_line import arguments
-from drawn import Drawn
-from stopwatch import Stopwatch
-from torch.utils.data import DataLoader, RandomSampler
+from training import Twin, train
 
 
-def batches(data, args, accelerator):
-    rank, ranks = accelerator.process_index, accelerator.num_processes
-    if isinstance(data, Drawn):
-        return (data.draw(args.batch_size, rank=rank, ranks=ranks) for _ in range(args.total))
-    order = RandomSampler(data, generator=torch.Generator().manual_seed(0))
-    return accelerator.prepare(DataLoader(data, args.batch_size, sampler=order))
+class Accelerate(Twin):
+    def __init__(self):
+        self.accelerator = Accelerator(
+            cpu=True,
+            dataloader_config=DataLoaderConfiguration(split_batches=True),
+            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True, static_graph=True)],
+        )
+        self.rank, self.ranks = self.accelerator.process_index, self.accelerator.num_processes
 
+    def loader(self, data, args):
+        return self.accelerator.prepare(super().loader(data, args))
 
-def main():
-    accelerator = Accelerator(
-        cpu=True,
-        dataloader_config=DataLoaderConfiguration(split_batches=True),
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True, static_graph=True)],
-    )
-    args = arguments(ranks=accelerator.num_processes)
-    workload = args.workload
-    torch.manual_seed(0)
-    data = workload.data(args.samples)
-    model = workload.twins()
-    model, optimizer = accelerator.prepare(model, workload.optimizer(model.parameters()))
-    stopwatch = Stopwatch(
-        args.warm_up,
-        speaks=accelerator.is_main_process,
-        mean=lambda loss: torch.as_tensor(accelerator.reduce(loss.detach(), "mean")).item(),
-        reads_loss=workload.reads_loss,
-        trajectory=args.trajectory,
-    )
-    for inputs, targets in batches(data, args, accelerator):
-        loss = workload.loss(model(inputs), targets)
-        optimizer.zero_grad()
-        accelerator.backward(loss)
-        optimizer.step()
-        stopwatch.step(loss)
-    stopwatch.report(args.name, args.batch_size)
-    accelerator.end_training()
+    def prepare(self, workload, args):
+        model = workload.twins()
+        return self.accelerator.prepare(model, workload.optimizer(model.parameters()))
+
+    def backward(self, loss):
+        self.accelerator.backward(loss)
+
+    def mean(self, loss):
+        return torch.as_tensor(self.accelerator.reduce(loss.detach(), "mean")).item()
+
+    def close(self):
+        self.accelerator.end_training()
 
 
 if __name__ == "__main__":
-    main()
+    train(Accelerate)

@@ -1,19 +1,13 @@
-"""The twin of `plain.py` by hand with sharded parameters, as torch's documentation of FSDP2 says."""
+"""The twin of `plain.py` with sharded parameters, by torch's documentation of FSDP2."""
 
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from with_ddp import train
-
-
-def sharded(model):
-    """Each repeated block is a unit, what is left another."""
-    for block in blocks(model):
-        fully_shard(block)
-    return fully_shard(model)
+from training import train
+from with_ddp import Ddp
 
 
 def blocks(model):
-    """Members of one class of the outermost container that has several; else none."""
+    """Return the members of the outermost container with several of one class."""
     for module in model.modules():
         if not isinstance(module, (nn.Sequential, nn.ModuleList)):
             continue
@@ -23,5 +17,13 @@ def blocks(model):
     return []
 
 
+class Fsdp2(Ddp):
+    def distributed(self, model):
+        # Each repeated block is a unit, the rest another.
+        for block in blocks(model):
+            fully_shard(block)
+        return fully_shard(model)
+
+
 if __name__ == "__main__":
-    train(distributed=sharded)
+    train(Fsdp2)

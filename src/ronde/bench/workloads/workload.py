@@ -1,4 +1,4 @@
-"""What the script of a workload and its twins share. The loop is each script's own."""
+"""Workload: the part of a training that a script and its twins share."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch.utils.data import Dataset
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """A model and what it is trained on.
+    """A model, its data and its optimizer.
 
     Attributes:
-        batch_size: samples of a global batch; under a method that fixes the batch of a device, of that.
+        batch_size: samples of a global batch, or of each rank's, as the method has it.
         steps, warm_up: timed steps of a run, and steps before the clock starts.
-        data: at least so many samples as (inputs, targets), or what batches are drawn from.
-        twin_model: what the twins train in its place, None where it is the same.
-        optimizer: of the parameters.
-        loss: of outputs and targets, the mean over the batch.
-        reads_loss: the script reads it at every step.
+        data: makes at least so many samples of (inputs, targets), or a source of batches.
+        twin_model: makes the model of the twins; None for the same.
+        optimizer: makes the optimizer of the parameters.
+        loss: the mean over the batch, of outputs and targets.
+        reads_loss: whether the script reads the loss at every step.
     """
 
     batch_size: int

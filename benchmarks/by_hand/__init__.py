@@ -1,0 +1,1 @@
+"""Meshes beside the same parallelism by hand."""

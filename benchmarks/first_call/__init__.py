@@ -1,0 +1,1 @@
+"""Cost of the observed first call of a model."""

@@ -1,0 +1,1 @@
+"""Operations of Horovod's interface beside ronde's collectives and Gloo's."""

@@ -1,0 +1,1 @@
+"""Exchanges of a parameter server and its workers on one host."""

@@ -1,0 +1,1 @@
+"""Latency and age of a replica's answers while a model is trained."""

@@ -1,0 +1,1 @@
+"""Ways of synchronising between hosts of a slow network, and on one host."""

@@ -1,1 +1,0 @@
-"""`ronde bench parallel`: a model under each mesh of a few ranks."""

@@ -1,1 +1,0 @@
-"""`ronde bench sync`: ways of synchronising, between hosts of a slow network and on one host."""
