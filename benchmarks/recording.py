@@ -17,7 +17,7 @@ from typing import Any
 
 from ronde.bench.machine import Machine
 from ronde.bench.spread import Spread
-from ronde.trace.tally import Tally
+from ronde.trace.counters import Tally
 
 __all__ = ["main", "step_cost"]
 

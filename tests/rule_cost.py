@@ -29,9 +29,9 @@ def added(rank: Rank, rounds: int = _ROUNDS, calls: int = _CALLS) -> dict[str, S
     import torch
     import torch.nn.functional as F
 
-    from ronde.parallel.sequence_rules import sequence_rules
-    from ronde.parallel.tensor_rules import tensor_rules
-    from ronde.parallel.tokens import Tokens
+    from ronde.parallel.context.rules import sequence_rules
+    from ronde.parallel.tensor.rules import tensor_rules
+    from ronde.parallel.tensor.sequence_parallel import TokenSharding
     from ronde.tensor import rules
     from ronde.tensor.global_tensor import wrap
     from ronde.tensor.layout import Layout
@@ -69,14 +69,14 @@ def added(rank: Rank, rounds: int = _ROUNDS, calls: int = _CALLS) -> dict[str, S
                 "blocks",
                 own,
                 2,
-                tensor_rules(Tokens("off")),
+                tensor_rules(TokenSharding("off")),
                 {**anywhere, "split": lambda x: x.split(4, dim=1)},
             ),
             (
                 "heads",
                 heads,
                 1,
-                tensor_rules(Tokens("off")),
+                tensor_rules(TokenSharding("off")),
                 {"attention": lambda x: F.scaled_dot_product_attention(x, x, x)},
             ),
         ]

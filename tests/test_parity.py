@@ -16,7 +16,7 @@ import torch
 from packages import missing
 from ronde.testing.parity import assert_parity
 from ronde.testing.warm import WarmHost
-from ronde.verify.runs import Job, Run, run_plain
+from ronde.verify.runs import FinishedRun, Job, run_plain
 from said import compare_said
 
 # Plans of several axes, and the scripts that try what they have to do with each other: all in `make soak`.
@@ -371,7 +371,7 @@ UNCOMPILED = {
     "resnet_batchnorm": f"ResNet {_MEETS}",
     "transformer": f"RowTransformer {_DRAWS}",
 }
-Plain = Callable[[Path, str, str], Run]
+Plain = Callable[[Path, str, str], FinishedRun]
 
 
 # A pipeline's ranks have the keys of their own layers, so that a cache of them is not taken apart.
@@ -444,9 +444,9 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
 @pytest.fixture(scope="module")
 def plain(host: WarmHost, tmp_path_factory: pytest.TempPathFactory) -> Plain:
     """Plain runs, recorded once for each script and precision, the default type's and the plan's."""
-    known: dict[tuple[Path, str, str], Run] = {}
+    known: dict[tuple[Path, str, str], FinishedRun] = {}
 
-    def recorded(script: Path, types: str, plan: str) -> Run:
+    def recorded(script: Path, types: str, plan: str) -> FinishedRun:
         job = Job(
             script=script.name,
             steps=_steps(script, types),

@@ -26,7 +26,7 @@ import psutil
 import torch
 
 from ronde.bench.machine import Machine
-from ronde.trace.checkpoint_manifest import Manifest, checkpoints_in
+from ronde.trace.checkpoint_manifest import CheckpointManifest, checkpoints_in
 
 _SCRIPT = Path(__file__).with_name("train.py")
 _RESUMED = re.compile(r"ronde: note\[R504\]: resumed at step (\d+)")
@@ -45,7 +45,7 @@ class Trained:
     seconds: float
     kills: list[float]
     resumed: list[float]
-    manifests: list[Manifest]
+    manifests: list[CheckpointManifest]
 
 
 def main() -> int:
@@ -120,7 +120,7 @@ def _train(place: Path, asked: Any, kills: int) -> Trained:
         for step, folder in checkpoints_in(place / "saved"):
             if step not in manifests:
                 try:
-                    manifests[step] = Manifest.read(folder)
+                    manifests[step] = CheckpointManifest.read(folder)
                 except (OSError, ValueError):
                     continue
         newest = max(manifests, default=0)

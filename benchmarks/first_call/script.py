@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from catalogue import CATALOGUE
-from drawn import Drawn
+from drawn import DrawnBatches
 from gpt import GPT, GPT_SMALL
 from swin import SWIN_T
 from training import arguments
@@ -36,7 +36,7 @@ def main():
     optimizer = workload.optimizer(model.parameters())
     first_call, seconds, peaks, loss = 0.0, [], [], torch.tensor(0.0)
     for step in range(args.total):
-        if isinstance(data, Drawn):
+        if isinstance(data, DrawnBatches):
             inputs, targets = data.draw(args.batch_size)
         else:
             rows = slice(step * args.batch_size, (step + 1) * args.batch_size)

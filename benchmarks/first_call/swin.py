@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from drawn import CLASSES, Rows
+from drawn import CLASSES, TensorRows
 from torch import Tensor, nn
 from workload import Workload
 
@@ -109,8 +109,8 @@ class Swin(nn.Module):
         return self.head(self.norm(self.stages(x)).mean((1, 2)))
 
 
-def photographs(count: int) -> Rows:
-    return Rows(torch.randn(8, 3, 224, 224), torch.randint(CLASSES, (8,)))
+def photographs(count: int) -> TensorRows:
+    return TensorRows(torch.randn(8, 3, 224, 224), torch.randint(CLASSES, (8,)))
 
 
 SWIN_T = Workload(

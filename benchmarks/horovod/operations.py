@@ -13,8 +13,8 @@ import horovod.torch as hvd
 import torch
 import torch.distributed as dist
 
-from ronde.comm.joining import join
-from ronde.comm.topology import Place
+from ronde.comm.rendezvous import join
+from ronde.comm.topology import RankPosition
 
 SMALL, LARGE = 1024, 25_500_000  # floats: 4 KB, and 102 MB as the gradients of a ResNet-50
 MANY, OF_MANY = 160, 16_384
@@ -63,7 +63,7 @@ def main():
     own = join(
         f"file://{os.environ['RONDE_BENCH_STORE']}-of-ronde",
         name="bench",
-        place=Place(rank, size, rank, size),
+        place=RankPosition(rank, size, rank, size),
         device="cpu",
         timeout=timedelta(seconds=60),
         host="127.0.0.1",

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 
 from ronde.server.dense import DenseShard, array_of
-from ronde.server.shard import Shard
+from ronde.server.shard import ServerShard
 from ronde.server.sparse import SparseShard
 from ronde.server.table.admission import AdmitAfter
 from ronde.server.table.config import TableConfig
+from ronde.server.table.config_json import write_config
 from ronde.server.table.eviction import EvictByAge
 from ronde.server.table.hashing import owners_of
 from ronde.server.table.optimizers import Adam
-from ronde.server.table.spelling import write_config
-from ronde.server.transport.wire import Message, Operation
+from ronde.server.transport.wire import Message, Opcode
 
 __all__ = ["ELEMENTS", "Array", "Asked", "change", "changes", "new_shard", "reference"]
 
@@ -40,7 +40,7 @@ _TABLE = TableConfig(dim=_DIM, optimizer=Adam(), admit=AdmitAfter(2), evict=Evic
 class Asked(NamedTuple):
     """A change, as it is asked for."""
 
-    operation: Operation
+    operation: Opcode
     meta: dict[str, Any]
     arrays: list[Array]
 
@@ -50,10 +50,10 @@ def changes(steps: int) -> int:
     return 1 + _CHANGES_OF_A_STEP * steps
 
 
-def new_shard() -> tuple[Shard, SparseShard]:
+def new_shard() -> tuple[ServerShard, SparseShard]:
     """What a server begins with."""
     sparse = SparseShard()
-    return Shard({"dense": DenseShard(), "sparse": sparse}), sparse
+    return ServerShard({"dense": DenseShard(), "sparse": sparse}), sparse
 
 
 def change(
@@ -62,7 +62,7 @@ def change(
     server: int,
     servers: int,
     worker: int,
-    read: Callable[[Operation, dict[str, Any], list[Array]], Array],
+    read: Callable[[Opcode, dict[str, Any], list[Array]], Array],
 ) -> Asked:
     """One worker's part of a change of one server.
 
@@ -71,20 +71,18 @@ def change(
     """
     step, kind = divmod(number - 2, _CHANGES_OF_A_STEP)
     if number == 1:
-        return Asked(Operation.MAKE_TABLE, {"table": 0, "config": write_config(_TABLE)}, [])
+        return Asked(Opcode.MAKE_TABLE, {"table": 0, "config": write_config(_TABLE)}, [])
     if kind == 0:
         ids = np.random.default_rng([step, worker]).integers(-_IDS, _IDS, _BATCH)
         ids = ids[owners_of(ids, servers) == server]
-        rows = read(Operation.LOOK_UP, {"table": 0}, [ids])
+        rows = read(Opcode.LOOK_UP, {"table": 0}, [ids])
         gradients = rows * np.float32(0.1) + _noise(step, worker, server, len(ids), _DIM)
-        return Asked(
-            Operation.UPDATE, {"table": 0, "lr": 0.01}, [ids, gradients, np.ones(len(ids), np.int64)]
-        )
+        return Asked(Opcode.UPDATE, {"table": 0, "lr": 0.01}, [ids, gradients, np.ones(len(ids), np.int64)])
     if kind == 1:
-        value = read(Operation.PULL, {"keys": [server]}, []) if step else _first_value(server)
+        value = read(Opcode.PULL, {"keys": [server]}, []) if step else _first_value(server)
         gradient = value * np.float32(0.01) + _noise(step, worker, server, 1, ELEMENTS)[0]
         meta = {"keys": [server], "sizes": [ELEMENTS], "dtype": "float32", "fresh": [1]}
-        return Asked(Operation.ADD_GRADIENTS, meta, [gradient])
+        return Asked(Opcode.ADD_GRADIENTS, meta, [gradient])
     sends_value = step == 0 and worker == 0
     meta = {
         "optimizer": 0,
@@ -95,16 +93,16 @@ def change(
         "values": [[server, "value", "float32", ELEMENTS]] if sends_value else [],
         "state": [],
     }
-    return Asked(Operation.STEP, meta, [_first_value(server)] if sends_value else [])
+    return Asked(Opcode.STEP, meta, [_first_value(server)] if sends_value else [])
 
 
-def reference(steps: int, *, servers: int, workers: int) -> list[Shard]:
+def reference(steps: int, *, servers: int, workers: int) -> list[ServerShard]:
     """The servers' state at the end, made here, one change after another."""
     shards = [new_shard()[0] for _ in range(servers)]
     for server, shard in enumerate(shards):
 
         def read(
-            operation: Operation, meta: dict[str, Any], arrays: list[Array], shard: Shard = shard
+            operation: Opcode, meta: dict[str, Any], arrays: list[Array], shard: ServerShard = shard
         ) -> Array:
             return shard.read(Message(operation, meta, arrays))[1][0]
 

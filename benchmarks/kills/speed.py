@@ -15,13 +15,13 @@ import numpy as np
 
 from benchmarks.kills.changes import new_shard
 from ronde.bench.machine import Machine
-from ronde.server.journal import Journal, Sync
+from ronde.server.journal import LogWriter, Sync
 from ronde.server.record import Record
 from ronde.server.storage import Storage, recover
 from ronde.server.table.config import TableConfig
+from ronde.server.table.config_json import write_config
 from ronde.server.table.optimizers import RowwiseAdagrad
-from ronde.server.table.spelling import write_config
-from ronde.server.transport.wire import Operation
+from ronde.server.transport.wire import Opcode
 
 _SIZES = {"4 KB": (4096, 5000), "64 KB": (65_536, 2000), "4 MB": (4 << 20, 64)}
 _SYNCS: tuple[Sync, ...] = ("never", "group", "always")
@@ -51,8 +51,8 @@ def _log(directory: Path, sync: Sync, size: str) -> dict[str, Any]:
     directory.mkdir()
     nbytes, count = _SIZES[size]
     count = count // _SLOW if sync == "always" else count
-    journal = Journal(directory, 0, sync, lambda words: None)
-    record = Record(Operation.ADD, {"keys": [0]}, [np.ones(nbytes, np.uint8)], {0: 1})
+    journal = LogWriter(directory, 0, sync, lambda words: None)
+    record = Record(Opcode.ADD, {"keys": [0]}, [np.ones(nbytes, np.uint8)], {0: 1})
     begun = time.perf_counter()
     for _ in range(count):
         journal.append(record)
@@ -72,11 +72,11 @@ def _snapshot(directory: Path, rows: int) -> dict[str, Any]:
     shard, _ = new_shard()
     storage = Storage(directory, shard, least=1 << 60)
     config = write_config(TableConfig(_DIM, optimizer=RowwiseAdagrad()))
-    _make(storage, shard, Record(Operation.MAKE_TABLE, {"table": 0, "config": config}, [], {0: 1}))
+    _make(storage, shard, Record(Opcode.MAKE_TABLE, {"table": 0, "config": config}, [], {0: 1}))
     for begin in range(0, rows, 65_536):
         ids = np.arange(begin, min(begin + 65_536, rows))
         arrays = [ids, np.ones((len(ids), _DIM), np.float32), np.ones(len(ids), np.int64)]
-        _make(storage, shard, Record(Operation.UPDATE, {"table": 0, "lr": 0.1}, arrays, {0: begin + 2}))
+        _make(storage, shard, Record(Opcode.UPDATE, {"table": 0, "lr": 0.1}, arrays, {0: begin + 2}))
     begun = time.perf_counter()
     storage.begin_snapshot()
     pause = storage.pause

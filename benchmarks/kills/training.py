@@ -23,9 +23,9 @@ from ronde.errors import BenchError
 from ronde.launch.linux_process import bind_to_parent, load_prctl
 from ronde.launch.server_config import SERVER_KEY, ServerConfig, local_endpoint
 from ronde.server.journal import read_records
-from ronde.server.shard import Shard
+from ronde.server.shard import ServerShard
 from ronde.server.storage import recover
-from ronde.server.transport.wire import Operation
+from ronde.server.transport.wire import Opcode
 
 __all__ = ["SERVERS", "WORKERS", "Ended", "state_hash", "train"]
 
@@ -256,7 +256,7 @@ class _Training:
                 raise BenchError(f"{name} ended with {code}; see its log in {self._directory}")
 
 
-def state_hash(shard: Shard) -> str:
+def state_hash(shard: ServerShard) -> str:
     """Of all that a server has, marks included; two have the same if they are equal to the bit."""
     told, arrays = shard.state()
     digest = xxhash.xxh3_128(json.dumps(told, sort_keys=True).encode())
@@ -280,7 +280,7 @@ def _count(directory: Path, training: _Training, seconds: float) -> Ended:
         records.append(len(log))
         seen: dict[int, list[int]] = {}
         for record in log:
-            if record.operation is not Operation.LEAVE:
+            if record.operation is not Opcode.LEAVE:
                 for worker, mark in record.marks.items():
                     seen.setdefault(worker, []).append(mark)
         for marks in seen.values():

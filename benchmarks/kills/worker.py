@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from benchmarks.kills.changes import ELEMENTS, Array, change, changes
-from ronde.server.transport.client import Client, Request
-from ronde.server.transport.wire import Operation
+from ronde.server.transport.client import Client, PendingRequest
+from ronde.server.transport.wire import Opcode
 
 __all__ = ["CONFIG_KEY", "WorkerConfig", "main", "read_progress"]
 
@@ -76,10 +76,10 @@ def main() -> None:
     client.close()
 
 
-def _send(client: Client, server: int, number: int) -> tuple[Request, list[Array]]:
+def _send(client: Client, server: int, number: int) -> tuple[PendingRequest, list[Array]]:
     """Ask for a change; and the memory that is free again when it has been answered."""
 
-    def read(operation: Operation, meta: dict[str, Any], arrays: list[Array]) -> Array:
+    def read(operation: Opcode, meta: dict[str, Any], arrays: list[Array]) -> Array:
         request = client.send(server, operation, meta, arrays, clock=number - 1)
         return client.wait([request])[0].arrays[0]
 
@@ -87,12 +87,12 @@ def _send(client: Client, server: int, number: int) -> tuple[Request, list[Array
     rooms: list[Array] = []
     arrays = asked.arrays
     meta = asked.meta
-    if asked.operation is Operation.ADD_GRADIENTS:
+    if asked.operation is Opcode.ADD_GRADIENTS:
         rooms.append(client.room(arrays[0].nbytes))
         shared = rooms[0].view(np.float32)
         shared[:] = arrays[0]
         arrays = [shared]
-    elif asked.operation is Operation.STEP:
+    elif asked.operation is Opcode.STEP:
         rooms.append(client.room(4 * ELEMENTS))
         meta = meta | client.into(*rooms)
     return client.send(server, asked.operation, meta, arrays, clock=number, changes=True), rooms

@@ -11,7 +11,7 @@ from ronde.planner.cluster import Cluster
 from ronde.planner.cluster_file import read_cluster
 from ronde.planner.graph import CostGraph
 from ronde.planner.software import Software
-from ronde.planner.transformer import Transformer, transformer_graph
+from ronde.planner.transformer import TransformerSizes, transformer_graph
 
 __all__ = ["Row", "bigscience", "dlperf", "megatron", "mpt", "mpt_h100"]
 
@@ -102,7 +102,7 @@ def _mpt(table: str, cluster: str, fitted: set[tuple[str, int, int]]) -> Iterato
         devices, accumulation = int(row["devices"]), int(row["accumulation"])
         batch = devices * accumulation * int(row["micro_batch"])
         sequence = int(row["sequence"])
-        model = Transformer(
+        model = TransformerSizes(
             name=f"MPT {row['model']}",
             layers=layers,
             hidden=hidden,
@@ -137,7 +137,7 @@ def bigscience() -> Iterator[Row]:
     for row in read_table("bigscience_a100_80"):
         data, tensor, pipeline = int(row["data"]), int(row["tensor"]), int(row["pipeline"])
         batch = int(row["global_batch"])
-        model = Transformer(
+        model = TransformerSizes(
             name=f"{row['layers']} x {row['hidden']}",
             layers=int(row["layers"]),
             hidden=int(row["hidden"]),
@@ -178,7 +178,7 @@ def dlperf() -> Iterator[Row]:
     for row in read_table("dlperf_gpt_v100"):
         data, tensor, pipeline = int(row["data"]), int(row["tensor"]), int(row["pipeline"])
         batch, hidden, layers = int(row["global_batch"]), int(row["hidden"]), int(row["layers"])
-        model = Transformer(
+        model = TransformerSizes(
             name=f"{hidden} x {layers}",
             layers=layers,
             hidden=hidden,
@@ -217,7 +217,7 @@ def megatron() -> Iterator[Row]:
     for number, row in enumerate(read_table("megatron_memory"), 1):
         data, tensor, pipeline = int(row["data"]), int(row["tensor"]), int(row["pipeline"])
         pad = 128 * tensor
-        model = Transformer(
+        model = TransformerSizes(
             name=row["case"],
             layers=int(row["layers"]),
             hidden=int(row["hidden"]),

@@ -103,7 +103,7 @@ def _rows(
     """Return million rows a second by way, one for each round."""
     import numpy as np
 
-    from ronde.server.served_exchange import Served
+    from ronde.server.remote_tables import Served
     from ronde.server.table.optimizers import RowwiseAdagrad
     from ronde.server.table.table import Table, TableConfig
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from ronde.batches.held import Held
+from ronde.batches.dataset_snapshot import DatasetSnapshot
 
 COUNTS: dict[str, int] = {}
 
@@ -66,7 +66,7 @@ CHANGES: dict[str, tuple[Callable[[Samples], Any], str]] = {
 def test_what_has_changed_has_a_name(name: str) -> None:
     change, expected = CHANGES[name]
     samples = Samples()
-    held = Held(samples)
+    held = DatasetSnapshot(samples)
     assert held.changed() == ""
     change(samples)
     assert held.changed() == expected
@@ -87,7 +87,7 @@ def test_generators_of_its_own_are_found(name: str) -> None:
     generator, draw = GENERATORS[name]
     samples = Samples()
     samples.transform = functools.partial(draw, [generator])  # type: ignore[assignment]
-    held = Held(samples)
+    held = DatasetSnapshot(samples)
     assert not held.drew()
     random.random()  # everybody's
     assert not held.drew()
@@ -97,11 +97,11 @@ def test_generators_of_its_own_are_found(name: str) -> None:
 
 def test_what_is_given_once_and_files_are_found() -> None:
     samples: Any = Samples()
-    assert not Held(samples).gives_once
-    assert Held([samples, queue.Queue()]).gives_once
-    assert Held([samples, iter([1])]).gives_once
+    assert not DatasetSnapshot(samples).gives_once
+    assert DatasetSnapshot([samples, queue.Queue()]).gives_once
+    assert DatasetSnapshot([samples, iter([1])]).gives_once
     file = io.StringIO("a")
-    assert Held([samples, file]).files == [file]
+    assert DatasetSnapshot([samples, file]).files == [file]
 
 
 class Proxy:
@@ -115,6 +115,6 @@ class Proxy:
 def test_an_object_that_cannot_be_asked_is_passed_over() -> None:
     samples: Any = Samples()
     samples.proxy = Proxy()
-    held = Held(samples)
+    held = DatasetSnapshot(samples)
     samples.count = 1
     assert held.changed() == "count"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ronde.runtime.checkpointing.rank_state import has_place
-from ronde.sync.compression.protocol import Compression
+from ronde.sync.compression.protocol import GradientCompression
 from ronde.testing import forked
 
 SCRIPT = """
@@ -97,7 +97,7 @@ def test_what_is_held_back_is_as_much_on_another_number_of_ranks() -> None:
     ]
     taken: list[Any] = []
 
-    class Taking(Compression):
+    class Taking(GradientCompression):
         def __init__(self) -> None:
             """Nothing is sent."""
 

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 
 from ronde.checkpoint import layouts
 from ronde.checkpoint.export import export_models, find_checkpoint
-from ronde.checkpoint.held import Held
 from ronde.checkpoint.layouts import write_weights
+from ronde.checkpoint.script_state import CapturedState
 from ronde.checkpoint.state import HostCopies, Unchanged, take
 from ronde.checkpoint.store import Store
 from ronde.cli import entry, export
 from ronde.errors import UsageError
-from ronde.trace.checkpoint_manifest import Manifest
+from ronde.trace.checkpoint_manifest import CheckpointManifest
 
 
 class Tied(torch.nn.Module):
@@ -30,9 +30,9 @@ class Tied(torch.nn.Module):
         self.register_buffer("count", torch.tensor(3))
 
 
-def held_by(**models: torch.nn.Module) -> Held:
+def held_by(**models: torch.nn.Module) -> CapturedState:
     """As the walk over a script's variables notes them: each tensor under the first name."""
-    held = Held()
+    held = CapturedState()
     for name, model in models.items():
         held.modules.update(
             {f"__main__.{name}.{key}".rstrip("."): part for key, part in model.named_modules()}
@@ -44,10 +44,10 @@ def held_by(**models: torch.nn.Module) -> Held:
 
 def saved(folder: Path, *, step: int = 12, **models: torch.nn.Module) -> None:
     held = held_by(**models)
-    state = take(held, lambda value: value, Unchanged(Held()), HostCopies())
+    state = take(held, lambda value: value, Unchanged(CapturedState()), HostCopies())
     store = Store(folder, keep=2)
     fields = {"entries": 0, "journal_bytes": 0, "boundary": "call", "seed": 1, "plan": "ddp", "ranks": 2}
-    store.write(Manifest(step=step, script="a.py", **fields), state, b"")  # pyright: ignore[reportArgumentType]
+    store.write(CheckpointManifest(step=step, script="a.py", **fields), state, b"")  # pyright: ignore[reportArgumentType]
     store.close()
 
 

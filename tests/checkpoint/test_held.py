@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from ronde.checkpoint.held import Held, held_by_script
 from ronde.checkpoint.journal import Mismatch
+from ronde.checkpoint.script_state import CapturedState, held_by_script
 from ronde.checkpoint.state import HostCopies, Unchanged, put_back, take
 
 
@@ -39,12 +39,12 @@ def variables(trainer: Trainer) -> Iterator[None]:
     assert trainer
 
 
-def found(trainer: Trainer) -> Held:
+def found(trainer: Trainer) -> CapturedState:
     script: Any = variables(trainer)
     next(script)
     held = held_by_script(script.gi_frame)
     begin = "variables@0."
-    return Held(
+    return CapturedState(
         **{
             kind: {
                 name.removeprefix(begin): value
@@ -79,7 +79,7 @@ def test_a_state_goes_into_another_run() -> None:
     first.history["sums"][0] += 5
     first.generator.manual_seed(3)
     first.model.mark = "seen"
-    state = take(found(first), lambda value: value, Unchanged(Held()), HostCopies())
+    state = take(found(first), lambda value: value, Unchanged(CapturedState()), HostCopies())
     put_back(found(second), state, lambda value: value)
     second.step()
     first.step()  # with other data: only what was copied is compared
@@ -92,7 +92,7 @@ def test_a_state_goes_into_another_run() -> None:
 
 def test_another_script_is_found_out() -> None:
     first, second = Trainer(), Trainer()
-    state = take(found(first), lambda value: value, Unchanged(Held()), HostCopies())
+    state = take(found(first), lambda value: value, Unchanged(CapturedState()), HostCopies())
     second.history["more"] = [torch.zeros(1)]
     with pytest.raises(Mismatch, match=r"it holds trainer.history\['more'\]\[0\], which it did not"):
         put_back(found(second), state, lambda value: value)
@@ -106,7 +106,7 @@ def test_another_script_is_found_out() -> None:
 
 def test_data_that_nobody_wrote_to_is_left() -> None:
     data, sums = torch.zeros(300_000), torch.zeros(300_000)
-    held = Held(tensors={"data": data, "sums": sums})
+    held = CapturedState(tensors={"data": data, "sums": sums})
     unchanged = Unchanged(held)
     sums += 1
     state = take(held, lambda value: value, unchanged, HostCopies())

@@ -10,10 +10,10 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ronde.checkpoint.journal import Journal
-from ronde.checkpoint.mirror import Mirror, is_url
+from ronde.checkpoint.remote_checkpoints import RemoteCheckpoints, is_url
 from ronde.checkpoint.store import Store, newest
 from ronde.errors import UsageError
-from ronde.trace.checkpoint_manifest import Manifest
+from ronde.trace.checkpoint_manifest import CheckpointManifest
 
 URL = "memory://bucket/run"
 
@@ -26,11 +26,11 @@ def _empty() -> Iterator[None]:
     MemoryFileSystem.store.clear()
 
 
-def push(folder: Path, mirror: Mirror, *steps: int) -> None:
+def push(folder: Path, mirror: RemoteCheckpoints, *steps: int) -> None:
     store, journal = Store(folder, keep=2, mirror=mirror), Journal()
     for step in steps:
         journal.record("read", "item", step)
-        manifest = Manifest(
+        manifest = CheckpointManifest(
             step=step,
             entries=len(journal),
             journal_bytes=0,
@@ -46,12 +46,12 @@ def push(folder: Path, mirror: Mirror, *steps: int) -> None:
 
 
 def test_what_is_pushed_is_fetched(tmp_path: Path) -> None:
-    assert Mirror(URL).latest() is None
-    push(tmp_path / "here", Mirror(URL), 10, 20, 30)
-    found = Mirror(URL).latest()
+    assert RemoteCheckpoints(URL).latest() is None
+    push(tmp_path / "here", RemoteCheckpoints(URL), 10, 20, 30)
+    found = RemoteCheckpoints(URL).latest()
     assert found is not None
     assert (found.step, found.seed) == (30, 31)
-    Mirror(URL).fetch(tmp_path / "there")
+    RemoteCheckpoints(URL).fetch(tmp_path / "there")
     manifest, state, entries = newest(tmp_path / "there", pytest.fail)
     assert (manifest.step, state["tensors"]["w"].tolist()) == (30, [30, 30, 30])
     assert [each.payload for each in entries] == [10, 20, 30]
@@ -63,12 +63,12 @@ def test_what_is_pushed_is_fetched(tmp_path: Path) -> None:
 
 
 def test_one_that_was_not_copied_whole_is_none(tmp_path: Path) -> None:
-    push(tmp_path / "here", Mirror(URL), 10, 20)
+    push(tmp_path / "here", RemoteCheckpoints(URL), 10, 20)
     MemoryFileSystem().rm("/bucket/run/step-00000020/manifest.json")
-    found = Mirror(URL).latest()
+    found = RemoteCheckpoints(URL).latest()
     assert found is not None
     assert found.step == 10
-    Mirror(URL).fetch(tmp_path / "there")
+    RemoteCheckpoints(URL).fetch(tmp_path / "there")
     assert newest(tmp_path / "there", pytest.fail)[0].step == 10
 
 
@@ -76,4 +76,4 @@ def test_a_place_that_nobody_knows() -> None:
     assert is_url("s3://bucket/run")
     assert not is_url("saved/run")
     with pytest.raises(UsageError, match="is not reached: Protocol not known: nowhere"):
-        Mirror("nowhere://x")
+        RemoteCheckpoints("nowhere://x")

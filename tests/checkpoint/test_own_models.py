@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from ronde.checkpoint.cadence import Cadence
-from ronde.checkpoint.held import Held
 from ronde.checkpoint.journal import Journal, read_entries
 from ronde.checkpoint.schedule import Schedule
+from ronde.checkpoint.script_state import CapturedState
 from ronde.checkpoint.state import mean_over_ranks
 from ronde.checkpoint.store import read_checkpoint
 from ronde.comm.process_group import Comm
@@ -231,7 +231,7 @@ def test_a_journal_has_blocks_of_each_rank() -> None:
 def test_the_mean_is_that_of_what_is_trained() -> None:
     net = torch.nn.Linear(1, 1, bias=False)
     batch = torch.zeros(2)
-    held = Held(tensors={"net.weight": net.weight, "batch": batch}, modules={"net": net})
+    held = CapturedState(tensors={"net.weight": net.weight, "batch": batch}, modules={"net": net})
 
     def state(value: float, count: int) -> dict[str, Any]:
         filled = {name: torch.full_like(each.detach(), value) for name, each in held.tensors.items()}

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ronde.checkpoint.same_script import changes_since, script_digest
-from ronde.trace.checkpoint_manifest import Manifest
+from ronde.trace.checkpoint_manifest import CheckpointManifest
 
-MANIFEST = Manifest(
+MANIFEST = CheckpointManifest(
     step=4, entries=0, journal_bytes=0, boundary="call", seed=1, plan="ddp", ranks=2, script="a.py",
     arguments=("--lr", "0.1"), script_digest="abc",
 )  # fmt: skip
@@ -29,7 +29,7 @@ def test_a_text_that_is_not_known_differs_from_none() -> None:
     assert changes_since(MANIFEST, "", ["--lr", "0.1"]) == []
     fields = dataclasses.asdict(MANIFEST)
     del fields["script_digest"]  # as a ronde before this one has written it
-    assert changes_since(Manifest.of_text(json.dumps(fields)), "abc", ["--lr", "0.1"]) == []
+    assert changes_since(CheckpointManifest.of_text(json.dumps(fields)), "abc", ["--lr", "0.1"]) == []
 
 
 def test_the_text_of_a_script_and_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,12 @@ from ronde.checkpoint.cadence import Cadence, read_cadence
 from ronde.checkpoint.journal import Journal
 from ronde.checkpoint.store import NoCheckpoint, Store, newest
 from ronde.errors import UsageError
-from ronde.trace.checkpoint_manifest import Manifest, latest_manifest
+from ronde.trace.checkpoint_manifest import CheckpointManifest, latest_manifest
 
 
 def write(store: Store, journal: Journal, step: int) -> None:
     journal.record("read", "item", step)
-    manifest = Manifest(
+    manifest = CheckpointManifest(
         step=step,
         entries=len(journal),
         journal_bytes=0,

@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 
 from ronde.cli import entry, run
-from ronde.launch.job import Job, Outcome
+from ronde.launch.job import LaunchJob, Outcome
 from ronde.launch.run_end import Explain
 
 
 class Seen:
     """The job that would have been launched."""
 
-    job: Job | None = None
+    job: LaunchJob | None = None
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Seen:
     seen = Seen()
 
-    def launch(job: Job, hosts: None, explain: Explain, is_to_end: None) -> Outcome:
+    def launch(job: LaunchJob, hosts: None, explain: Explain, is_to_end: None) -> Outcome:
         seen.job = job
         job.run_directory.release()
         return Outcome(exit_code=4)
@@ -228,7 +228,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would have been launched on hosts."""
     found: list[Any] = []
 
-    def launch(job: Job, hosts: Any, explain: Explain, is_to_end: None) -> Outcome:
+    def launch(job: LaunchJob, hosts: Any, explain: Explain, is_to_end: None) -> Outcome:
         found.append(hosts)
         job.run_directory.release()
         return Outcome(exit_code=5)

@@ -13,7 +13,7 @@ import pytest
 
 from ronde.launch.server_config import TOKEN_KEY
 from ronde.server.transport.client import Client, ServerRefused
-from ronde.server.transport.wire import Operation
+from ronde.server.transport.wire import Opcode
 
 TOKEN = "00112233445566778899aabbccddeeff"
 
@@ -40,7 +40,7 @@ def test_state_outlives_a_killed_server_and_is_of_one_run(tmp_path: Path) -> Non
             client = Client([endpoint], bytes.fromhex(TOKEN), timeout=20, run="monday")
             meta = {"keys": [0], "sizes": [2], "dtype": "float32", "pull": True}
             one = np.ones(2, np.float32)
-            (answer,) = client.wait([client.send(0, Operation.ADD, meta, [one], changes=True)])
+            (answer,) = client.wait([client.send(0, Opcode.ADD, meta, [one], changes=True)])
             client.close()
             if life:
                 with pytest.raises(ServerRefused, match="what an earlier run has learnt"):

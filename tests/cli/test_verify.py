@@ -15,7 +15,7 @@ from ronde.cli.entry import main
 from ronde.testing.warm import WarmHost
 from ronde.verify import proof
 from ronde.verify.record import Writer, read_record
-from ronde.verify.runs import Job, Run
+from ronde.verify.runs import FinishedRun, Job
 
 SCRIPT = """
 import torch
@@ -128,6 +128,6 @@ def test_logs_that_are_gone_are_not_told_of(tmp_path: Path) -> None:
     stderr = (
         "oh\nronde: rank 1 was killed by SIGSEGV; logs of all ranks: /gone/run\nlogs of all ranks: /gone\n"
     )
-    run = Run(records=(read_record(record, 0),), files={}, stdout="", stderr=stderr, exit_code=139)
+    run = FinishedRun(records=(read_record(record, 0),), files={}, stdout="", stderr=stderr, exit_code=139)
     found = proof.judge(Job(script="train.py"), run, run, ranks=2)
     assert found.failure == "oh\nronde: rank 1 was killed by SIGSEGV"

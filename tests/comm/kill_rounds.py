@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from ronde.comm.joining import join
-from ronde.comm.topology import Place
+from ronde.comm.rendezvous import join
+from ronde.comm.topology import RankPosition
 from ronde.errors import PeerLost
 
 _SAW_IT = 7
@@ -33,7 +33,7 @@ def work(rank: int, ranks: int, folder: Path, started: int) -> None:
     comm = join(
         f"file://{folder}/store",
         name="work",
-        place=Place(rank, ranks, rank, ranks),
+        place=RankPosition(rank, ranks, rank, ranks),
         device="cpu",
         timeout=timedelta(seconds=60),
         host="127.0.0.1",

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ronde.comm.joining import join
 from ronde.comm.process_group import Comm
-from ronde.comm.topology import Place
+from ronde.comm.rendezvous import join
+from ronde.comm.topology import RankPosition
 from ronde.testing.run_ranks import Rank
 from world_sizes import WORLD_SIZES
 
@@ -79,7 +79,7 @@ def by_gloo(rank: Rank) -> list[str]:
     comm = join(
         f"file://{rank.directory}/all-to-all-store",
         name="all-to-all",
-        place=Place(rank.rank, rank.world_size, 0, 1),
+        place=RankPosition(rank.rank, rank.world_size, 0, 1),
         device="cpu",
         timeout=timedelta(seconds=60),
         host="127.0.0.1",

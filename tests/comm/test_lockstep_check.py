@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from ronde.comm.joining import join
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.process_group import Comm
-from ronde.comm.topology import Place
+from ronde.comm.rendezvous import join
+from ronde.comm.topology import RankPosition
 from ronde.errors import DivergedError, PeerLost
 from ronde.trace.lockstep_board import LockstepBoard
 
@@ -27,7 +27,7 @@ def checked(rank: Any, name: str) -> Iterator[Comm]:
     comm = join(
         "file://" + os.path.join(rank.directory, f"{name}.store"),
         name=name,
-        place=Place(rank.rank, rank.world_size, rank.rank, rank.world_size),
+        place=RankPosition(rank.rank, rank.world_size, rank.rank, rank.world_size),
         device="cpu",
         timeout=timedelta(seconds=30),
         host="127.0.0.1",

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch.distributed import FileStore
 
-from ronde.comm import joining
+from ronde.comm import rendezvous
 from ronde.comm.backend import TorchBackend
-from ronde.comm.joining import join
 from ronde.comm.process_group import Comm
-from ronde.comm.topology import Place
+from ronde.comm.rendezvous import join
+from ronde.comm.topology import RankPosition
 
 
 def one_rank(place: Path) -> Comm:
     return join(
         f"file://{place / 'store'}",
         name="test",
-        place=Place(0, 1, 0, 1),
+        place=RankPosition(0, 1, 0, 1),
         device="cpu",
         timeout=timedelta(seconds=30),
         host="127.0.0.1",
@@ -37,7 +37,7 @@ def gloo_threads() -> int:
 def test_a_closed_group_has_no_threads(tmp_path: Path) -> None:
     before = gloo_threads()
     store = FileStore(str(tmp_path / "store"), 1)
-    backend = TorchBackend(joining._gloo(store, 0, 1, timedelta(seconds=30), "127.0.0.1"))
+    backend = TorchBackend(rendezvous._gloo(store, 0, 1, timedelta(seconds=30), "127.0.0.1"))
     comm = Comm(backend, rank=0, world_size=1, store=store)
     comm.all_reduce(torch.ones(3))
     assert gloo_threads() > before

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from ronde.comm.all_gather import messages
 from ronde.comm.backend import TorchBackend
-from ronde.comm.joining import join
 from ronde.comm.process_group import Comm
-from ronde.comm.sharing import messages
-from ronde.comm.topology import Place
+from ronde.comm.rendezvous import join
+from ronde.comm.topology import RankPosition
 from ronde.testing.run_ranks import Rank
 from world_sizes import WORLD_SIZES
 
@@ -49,7 +49,7 @@ def by_gloo(rank: Rank) -> list[str]:
     comm = join(
         f"file://{rank.directory}/sharing-store",
         name="sharing",
-        place=Place(rank.rank, rank.world_size, 0, 1),
+        place=RankPosition(rank.rank, rank.world_size, 0, 1),
         device="cpu",
         timeout=timedelta(seconds=60),
         host="127.0.0.1",

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ronde.compat.coordinator import Coordinator, Link, Lost, connect
-from ronde.compat.negotiation import Negotiation, Request, Response
+from ronde.compat.coordinator import Coordinator, CoordinatorConnection, Lost, connect
+from ronde.compat.negotiation import Negotiation, Response, TensorRequest
 
 TOKEN = bytes(range(16))
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, Link[Request]]]:
+def ends() -> Iterator[tuple[socket.socket, CoordinatorConnection[TensorRequest]]]:
     """A peer's socket, and this end of the connection to it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         peer = socket.create_connection(server.getsockname())
-        link = Link(server.accept()[0], Request)
+        link = CoordinatorConnection(server.accept()[0], TensorRequest)
         yield peer, link
         peer.close()
         link.close()
@@ -38,15 +38,15 @@ class Malicious:
 
 
 def test_messages_arrive_equal_and_repeated_ones_as_the_same_instance() -> None:
-    request = Request(
+    request = TensorRequest(
         name="x", kind="allreduce", dtype="float32", shape=(2, 3), nbytes=24, operation="sum",
         before=np.float64(0.5), splits=(np.int64(1), 2), counts=(("a", 1),),
     )  # fmt: skip
     with socket.create_server(("127.0.0.1", 0)) as server:
-        sender = Link(socket.create_connection(server.getsockname()), Response)
-        receiver = Link(server.accept()[0], Request)
+        sender = CoordinatorConnection(socket.create_connection(server.getsockname()), Response)
+        receiver = CoordinatorConnection(server.accept()[0], TensorRequest)
         sender.send(request, request)
-        found: list[Request] = []
+        found: list[TensorRequest] = []
         while len(found) < 2:
             found += receiver.receive()
         assert found[0] == request
@@ -69,7 +69,7 @@ def test_messages_arrive_equal_and_repeated_ones_as_the_same_instance() -> None:
     ids=["pickle", "reserved", "empty", "kind", "deep"],
 )
 def test_what_is_no_request_ends_the_connection(
-    sent: bytes, ends: tuple[socket.socket, Link[Request]]
+    sent: bytes, ends: tuple[socket.socket, CoordinatorConnection[TensorRequest]]
 ) -> None:
     peer, link = ends
     peer.sendall(struct.pack("<I", len(sent)) + sent)
@@ -77,14 +77,14 @@ def test_what_is_no_request_ends_the_connection(
         _receive_until_lost(link)
 
 
-def _receive_until_lost(link: Link[Request]) -> None:
+def _receive_until_lost(link: CoordinatorConnection[TensorRequest]) -> None:
     while True:
         assert link.receive() == []
 
 
 @pytest.mark.parametrize("length", [1 << 30, 1 << 31, (1 << 31) | 7])
 def test_what_is_no_length_ends_the_connection(
-    length: int, ends: tuple[socket.socket, Link[Request]]
+    length: int, ends: tuple[socket.socket, CoordinatorConnection[TensorRequest]]
 ) -> None:
     peer, link = ends
     peer.sendall(struct.pack("<I", length))
@@ -104,11 +104,11 @@ def test_strangers_do_not_reach_the_negotiation() -> None:
     strangers[4].sendall(TOKEN + struct.pack("<I", 9))
     link = connect(coordinator.address, 1, TOKEN, starts_within=30)
     starting.join()
-    request = Request(name="x", kind="barrier")
+    request = TensorRequest(name="x", kind="barrier")
     link.send(request)
     coordinator.submit([request])
     assert link.receive() == [Response(kind="barrier", requests=(request,))]
-    close = Request(name="close", kind="close")
+    close = TensorRequest(name="close", kind="close")
     link.send(close)
     coordinator.submit([close])
     assert [each.kind for each in link.receive()] == ["close"]

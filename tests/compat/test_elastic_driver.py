@@ -15,7 +15,7 @@ from ronde.compat.elastic import driver as module
 from ronde.compat.elastic.driver import Bounds
 from ronde.errors import LaunchError
 from ronde.launch.hosts import Hosts
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
 
@@ -71,7 +71,7 @@ class Story:
         monkeypatch.setattr(module, "start_launcher", start)
         monkeypatch.setattr(module, "_LOOK_S", 0.001)
         monkeypatch.setattr(module, "is_this_host", lambda _: True)  # asks no server of names
-        job = Job(
+        job = LaunchJob(
             run=RunSpec(
                 script="python",
                 quiet=True,

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from ronde.compat.elastic.rendezvous import LeftOut, Rendezvous
-from ronde.compat.elastic.world import Unit, World, members_of
+from ronde.compat.elastic.rendezvous import JobRendezvous, LeftOut
+from ronde.compat.elastic.world import HostGroup, World, members_of
 from ronde.compat.place import JobPlace
 from ronde.errors import LaunchError
 
 
 @pytest.fixture
-def rendezvous() -> Rendezvous:
-    made = Rendezvous(dist.HashStore())
+def rendezvous() -> JobRendezvous:
+    made = JobRendezvous(dist.HashStore())
     made.open()
     return made
 
@@ -25,7 +25,7 @@ def rendezvous() -> Rendezvous:
 def world(generation: int, *numbers: int) -> World:
     return World(
         generation=generation,
-        members=members_of([Unit(number=number, host=f"h{number}", ranks=1) for number in numbers]),
+        members=members_of([HostGroup(number=number, host=f"h{number}", ranks=1) for number in numbers]),
     )
 
 
@@ -49,7 +49,7 @@ def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
     return result
 
 
-def comes(rendezvous: Rendezvous, unit: int, generation: int = 0) -> Callable[[], Any]:
+def comes(rendezvous: JobRendezvous, unit: int, generation: int = 0) -> Callable[[], Any]:
     return in_thread(lambda: rendezvous.come(JobPlace(unit=unit, generation=generation), 20))
 
 
@@ -58,7 +58,7 @@ def await_count(count: Callable[[], int], expected: int) -> None:
         pass
 
 
-def test_ranks_begin_when_all_have_come(rendezvous: Rendezvous) -> None:
+def test_ranks_begin_when_all_have_come(rendezvous: JobRendezvous) -> None:
     first = comes(rendezvous, 1)
     await_count(lambda: rendezvous.arrived(1), 1)
     rendezvous.publish(world(1, 1, 2), sealed=0)
@@ -71,7 +71,7 @@ def test_ranks_begin_when_all_have_come(rendezvous: Rendezvous) -> None:
     ]  # fmt: skip
 
 
-def test_a_rank_that_waits_for_a_dead_one_moves_on(rendezvous: Rendezvous) -> None:
+def test_a_rank_that_waits_for_a_dead_one_moves_on(rendezvous: JobRendezvous) -> None:
     rendezvous.publish(world(1, 1, 2), sealed=1)
     first = comes(rendezvous, 1, generation=1)
     await_count(lambda: rendezvous.left(1), 1)
@@ -84,7 +84,7 @@ def test_a_rank_that_waits_for_a_dead_one_moves_on(rendezvous: Rendezvous) -> No
 
 
 def test_a_rank_takes_the_generation_that_was_sealed_though_there_is_a_newer_one(
-    rendezvous: Rendezvous,
+    rendezvous: JobRendezvous,
 ) -> None:
     rendezvous.publish(world(1, 1), sealed=0)
     first = comes(rendezvous, 1)
@@ -93,13 +93,13 @@ def test_a_rank_takes_the_generation_that_was_sealed_though_there_is_a_newer_one
     assert first().generation == 1
 
 
-def test_a_rank_is_left_out(rendezvous: Rendezvous) -> None:
+def test_a_rank_is_left_out(rendezvous: JobRendezvous) -> None:
     rendezvous.publish(world(1, 1, 2), sealed=1)
     rendezvous.publish(world(2, 1), sealed=1)
     assert isinstance(comes(rendezvous, 2, generation=1)(), LeftOut)
 
 
-def test_a_rank_that_is_not_taken_waits(rendezvous: Rendezvous) -> None:
+def test_a_rank_that_is_not_taken_waits(rendezvous: JobRendezvous) -> None:
     """It has come first where as many as may be are there: a place may become free."""
     rendezvous.publish(world(1, 1), sealed=1)
     second = comes(rendezvous, 2)
@@ -110,12 +110,12 @@ def test_a_rank_that_is_not_taken_waits(rendezvous: Rendezvous) -> None:
     assert second().rank == 1
 
 
-def test_nobody_comes(rendezvous: Rendezvous) -> None:
+def test_nobody_comes(rendezvous: JobRendezvous) -> None:
     with pytest.raises(LaunchError, match=r"no other ranks have come for 0\.2 s"):
         rendezvous.come(JobPlace(unit=1, generation=1), 0.2)
 
 
-def test_whoever_waits_leaves_when_the_job_is_over(rendezvous: Rendezvous) -> None:
+def test_whoever_waits_leaves_when_the_job_is_over(rendezvous: JobRendezvous) -> None:
     first, second = comes(rendezvous, 1, generation=1), comes(rendezvous, 2)
     await_count(lambda: rendezvous.left(1) + rendezvous.arrived(2), 2)
     rendezvous.end()
@@ -123,7 +123,7 @@ def test_whoever_waits_leaves_when_the_job_is_over(rendezvous: Rendezvous) -> No
     assert isinstance(second(), LeftOut)
 
 
-def test_a_rank_that_has_come_in_vain_leaves(rendezvous: Rendezvous) -> None:
+def test_a_rank_that_has_come_in_vain_leaves(rendezvous: JobRendezvous) -> None:
     """Its host has fewer slots than when it was started."""
     rendezvous.publish(world(1, 1), sealed=0)
     second = in_thread(lambda: rendezvous.come(JobPlace(unit=1, index=1), 20))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ronde.cluster.host_list import parse_hosts
-from ronde.compat.elastic.world import Unit, World, members_of, share_out
+from ronde.compat.elastic.world import HostGroup, World, members_of, share_out
 from ronde.compat.place import JobPlace
 
 
-def units(*told: tuple[int, str, int]) -> list[Unit]:
-    return [Unit(number=number, host=host, ranks=ranks) for number, host, ranks in told]
+def units(*told: tuple[int, str, int]) -> list[HostGroup]:
+    return [HostGroup(number=number, host=host, ranks=ranks) for number, host, ranks in told]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_shares(
 def test_ranks_of_a_host_are_neighbours_and_the_first_has_been_there_for_longest() -> None:
     members = members_of(units((5, "a", 1), (2, "b", 2), (3, "c", 1), (4, "b", 1)))
     assert members == (("b", 2, 0), ("b", 2, 1), ("b", 4, 0), ("c", 3, 0), ("a", 5, 0))
-    slow, first = Unit(number=1, host="a", ranks=1), Unit(number=2, host="b", ranks=1, joined=1)
+    slow, first = HostGroup(number=1, host="a", ranks=1), HostGroup(number=2, host="b", ranks=1, joined=1)
     assert members_of([slow, first]) == (("b", 2, 0), ("a", 1, 0))
 
 

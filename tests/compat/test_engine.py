@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from ronde.compat.engine import Engine, Entry, HorovodInternalError, Options
-from ronde.compat.negotiation import Request
+from ronde.compat.engine import Engine, HorovodInternalError, Options, SubmittedTensor
+from ronde.compat.negotiation import TensorRequest
 from ronde.compat.place import JobPlace
 from ronde.errors import PeerLost
 
@@ -20,7 +20,9 @@ def test_who_waits_hears_of_a_rank_that_dies_inside_of_a_collective(monkeypatch:
         raise PeerLost("rank 1 was lost")
 
     monkeypatch.setattr(engine, "_exchange", lose)
-    entry = Entry(Request(name="x", kind="allreduce", shape=(1,), dtype="float32"), torch.ones(1))
+    entry = SubmittedTensor(
+        TensorRequest(name="x", kind="allreduce", shape=(1,), dtype="float32"), torch.ones(1)
+    )
     with pytest.raises(PeerLost):
         engine.submit(entry)
     assert entry.is_done
@@ -32,9 +34,9 @@ def test_who_waits_hears_of_a_rank_that_dies_inside_of_a_collective(monkeypatch:
 def test_a_name_comes_again_when_its_entry_has_been_waited_for_or_given_up() -> None:
     engine = Engine(JobPlace(), Options())
 
-    def submitted() -> Entry:
-        request = Request(name="x", kind="allreduce", shape=(1,), dtype="float32", operation="sum")
-        entry = Entry(request, torch.ones(1))
+    def submitted() -> SubmittedTensor:
+        request = TensorRequest(name="x", kind="allreduce", shape=(1,), dtype="float32", operation="sum")
+        entry = SubmittedTensor(request, torch.ones(1))
         engine.submit(entry)
         return entry
 

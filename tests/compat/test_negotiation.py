@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ronde.compat.negotiation import Negotiation, Request
+from ronde.compat.negotiation import Negotiation, TensorRequest
 
 
-def request(name: str, **changed: Any) -> Request:
+def request(name: str, **changed: Any) -> TensorRequest:
     fields: dict[str, Any] = {"kind": "allreduce", "dtype": "float32", "shape": (4,), "nbytes": 16}
-    return Request(name=name, **{**fields, "operation": "sum", **changed})
+    return TensorRequest(name=name, **{**fields, "operation": "sum", **changed})
 
 
 def names(negotiation: Negotiation) -> list[list[str]]:

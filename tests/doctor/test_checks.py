@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ronde.doctor import preflight
-from ronde.doctor.asked import Asked
+from ronde.doctor.asked import PreflightRequest
 from ronde.doctor.checks import (
     caches,
     clock,
@@ -113,7 +113,7 @@ def test_a_taken_port_is_found_with_its_owner() -> None:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        found = ports.check(Asked(ranks=1, threads=None, environment={"MASTER_PORT": str(port)}))
+        found = ports.check(PreflightRequest(ranks=1, threads=None, environment={"MASTER_PORT": str(port)}))
         assert found.level == "wrong"
         assert f"process {os.getpid()}" in found.summary
 

@@ -17,8 +17,8 @@ from ronde.trace.evidence import (
     Connection,
     Evidence,
     Failure,
-    Host,
-    Process,
+    HostFacts,
+    ProcessFacts,
     RankEvidence,
     SilentHost,
 )
@@ -29,8 +29,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "ronde" / "doctor"
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "doctor.md"
 
 
-def process(pid: int = 100, **fields: Any) -> Process:
-    return Process(**{"pid": pid, "state": "S", "cpu": 0.0, "busy": 0.0, **fields})
+def process(pid: int = 100, **fields: Any) -> ProcessFacts:
+    return ProcessFacts(**{"pid": pid, "state": "S", "cpu": 0.0, "busy": 0.0, **fields})
 
 
 def rank(number: int, **fields: Any) -> RankEvidence:
@@ -93,8 +93,8 @@ def late(**fields: Any) -> Evidence:
         (late(process=process(state="R", cpu=0.9)), "computes"),
         (late(children=(process(7, state="T"),)), "loader-stopped"),
         (late(standing="absent"), "not-begun"),
-        (late(standing="ended", process=Process(pid=1)), "ended-early"),
-        (late(process=Process(pid=1)), "died"),
+        (late(standing="ended", process=ProcessFacts(pid=1)), "ended-early"),
+        (late(process=ProcessFacts(pid=1)), "died"),
     ],
 )
 def test_a_rank_that_does_not_come(given: Evidence, cause: str) -> None:
@@ -132,13 +132,13 @@ def test_all_wait_at_different_places() -> None:
 
 
 def test_a_kill_is_of_the_kernel_only_where_it_says_so() -> None:
-    ranks = (rank(0), rank(1, code=-signal.SIGKILL, process=Process(pid=77)))
+    ranks = (rank(0), rank(1, code=-signal.SIGKILL, process=ProcessFacts(pid=77)))
     assert explain(failed(*ranks)).cause == "killed"
-    counted = explain(failed(*ranks, hosts=(Host(oom_kills=1),)))
+    counted = explain(failed(*ranks, hosts=(HostFacts(oom_kills=1),)))
     assert (counted.cause, counted.rank) == ("host-memory", 1)
-    noted = Host(kernel=("Out of memory: Killed process 77 (python)",))
+    noted = HostFacts(kernel=("Out of memory: Killed process 77 (python)",))
     assert explain(failed(*ranks, hosts=(noted,))).cause == "host-memory"
-    of_another = Host(kernel=("Out of memory: Killed process 99 (java)",))
+    of_another = HostFacts(kernel=("Out of memory: Killed process 99 (java)",))
     assert explain(failed(*ranks, hosts=(of_another,))).cause == "killed"
 
 
@@ -232,11 +232,11 @@ def test_a_loader_worker_that_dies_while_its_rank_waits_for_others() -> None:
     assert (found.cause, found.rank) == ("loader-worker-killed", 1)
 
 
-ONE, TWO = Host(name="one", address="10.0.0.1"), Host(name="two", address="10.0.0.2")
+ONE, TWO = HostFacts(name="one", address="10.0.0.1"), HostFacts(name="two", address="10.0.0.2")
 SILENT = SilentHost(name="two", address="10.0.0.2", ranks=(1,), seconds=11.2)
 
 
-def to(peer: str, host: Host, queued: int = 0, repeated: int = 0, sent: float = 0.0) -> Host:
+def to(peer: str, host: HostFacts, queued: int = 0, repeated: int = 0, sent: float = 0.0) -> HostFacts:
     """A host whose ranks send to another."""
     connection = Connection(peer=peer, queued=queued, repeated=repeated)
     return dataclasses.replace(host, connections=(connection,), sent=sent)
@@ -264,7 +264,7 @@ def test_a_host_whose_connection_was_closed() -> None:
     assert (found.cause, found.rank, found.host, found.summary) == ("host-lost", 1, "two", "closed (x)")
 
 
-def on_two(first: Host, second: Host, **fields: Any) -> Evidence:
+def on_two(first: HostFacts, second: HostFacts, **fields: Any) -> Evidence:
     return evidence(rank(0), rank(1, host=1), hosts=(first, second), **fields)
 
 
@@ -286,7 +286,7 @@ FAR = RunHost(name="two", ranks=(2,), address="10.0.0.2")
 
 def test_ranks_that_wait_for_hosts_of_other_observers() -> None:
     """torchrun and `mpirun`: an observer sees the ranks of its own host."""
-    seen = Host(name="one")
+    seen = HostFacts(name="one")
     ranks = (rank(0, where="t.py:3", what="all_reduce"), rank(1, where="t.py:3", what="all_reduce"))
     found = explain(evidence(*ranks, hosts=(seen,), unobserved=(FAR,)))
     assert (found.cause, found.rank) == ("waits-for-hosts", None)
@@ -346,7 +346,7 @@ def rings(*places: str, **fields: Any) -> tuple[RankEvidence, ...]:
 
 def test_paths_of_several_hosts_are_compared_by_their_rings() -> None:
     """Ranks compare themselves with those of their host only."""
-    ranks, hosts = rings("t.py:3", "t.py:9", "t.py:3"), (Host(), Host())
+    ranks, hosts = rings("t.py:3", "t.py:9", "t.py:3"), (HostFacts(), HostFacts())
     told = [[n, each.collectives[2].where, each.collectives[2].what] for n, each in enumerate(ranks[:2])]
     error = {"type": "DivergedError", "message": "they differ", "kind": "diverged", "paths": told}
     found = explain(
@@ -379,7 +379,7 @@ def test_who_comes_last_is_a_straggler() -> None:
 
 def ended(number: int, **summary: float) -> RankEvidence:
     fields = {"data": 0.0, "communication": 0.0, **summary}
-    return rank(number, standing="ended", process=Process(pid=0), summary=fields)
+    return rank(number, standing="ended", process=ProcessFacts(pid=0), summary=fields)
 
 
 def test_after_a_run() -> None:

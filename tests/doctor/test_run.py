@@ -16,11 +16,11 @@ from ronde.doctor.run import examine
 from ronde.errors import UsageError
 from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.trace.events import write_event
-from ronde.trace.evidence import Evidence, Failure, Host, Process, RankEvidence, write_evidence
+from ronde.trace.evidence import Evidence, Failure, HostFacts, ProcessFacts, RankEvidence, write_evidence
+from ronde.trace.heartbeat import Vitals, vitals_path
 from ronde.trace.launch_record import LaunchedNode, LaunchRecord, read_launch_record, write_launch_record
 from ronde.trace.process_facts import process
 from ronde.trace.run_directory import RunDirectory
-from ronde.trace.vitals import Vitals, vitals_path
 
 RUN = "20260101-000000-abcdef"
 
@@ -65,7 +65,9 @@ def test_another_process_of_that_number_is_not_taken_for_a_rank(tmp_path: Path) 
 
 def test_after_a_run_what_was_frozen_counts(tmp_path: Path) -> None:
     note(tmp_path, 2**22 - 3, 2**22 - 5)
-    ranks = tuple(RankEvidence(rank=each, process=Process(pid=7), code=-9 * each or None) for each in (0, 1))
+    ranks = tuple(
+        RankEvidence(rank=each, process=ProcessFacts(pid=7), code=-9 * each or None) for each in (0, 1)
+    )
     failure = Failure(rank=1, kind="signal", exit_code=137)
     write_evidence(
         Evidence(run_directory=str(tmp_path), reason="failure", time=0, ranks=ranks, failure=failure)
@@ -101,7 +103,7 @@ def test_of_a_run_on_hosts_the_launcher_is_asked(tmp_path: Path) -> None:
         run_directory=str(tmp_path),
         reason="asked",
         time=0,
-        ranks=(RankEvidence(rank=0, process=Process(pid=7, state="R"), standing="running", step=3),),
+        ranks=(RankEvidence(rank=0, process=ProcessFacts(pid=7, state="R"), standing="running", step=3),),
     )
 
     def launcher() -> None:
@@ -122,10 +124,10 @@ def test_a_run_on_hosts_that_ended_well_is_known_by_its_last_evidence(tmp_path: 
     """Two threads on each of two hosts with two cores are not four on two."""
     note(tmp_path, 2**22 - 3, 2**22 - 5, by_agents=True)
     ranks = [
-        RankEvidence(rank=each, process=Process(pid=7), threads=2, host=each, summary={"data": 0.0})
+        RankEvidence(rank=each, process=ProcessFacts(pid=7), threads=2, host=each, summary={"data": 0.0})
         for each in (0, 1)
     ]
-    hosts = (Host(name="one", cores=2), Host(name="two", cores=2))
+    hosts = (HostFacts(name="one", cores=2), HostFacts(name="two", cores=2))
     write_evidence(
         Evidence(run_directory=str(tmp_path), reason="end", time=0, ranks=tuple(ranks), hosts=hosts)
     )

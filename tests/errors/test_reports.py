@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from errors.normal import ADVICE, normal
-from ronde.launch.failure import Ends, ErrorFile, RankDeath, RankFailure, failure_beside
+from ronde.launch.failure import ErrorFile, RankDeath, RankExits, RankFailure, failure_beside
 from ronde.launch.failure_report import report
 from ronde.trace.run_directory import RunDirectory
 
 BOARD = """
         import faulthandler
-        from ronde.trace.vitals import STACK_SIGNAL
+        from ronde.trace.heartbeat import STACK_SIGNAL
         from ronde.trace.lockstep_board import LockstepBoard, State
         run = here / "run"
         faulthandler.register(STACK_SIGNAL, file=open(run / f"rank-{rank}.stack", "w"), all_threads=False)
@@ -283,7 +283,7 @@ def test_an_error_of_ours_is_told_without_its_class() -> None:
 
 def test_ranks_that_have_all_lost_each_other_say_why(tmp_path: Path) -> None:
     """What breaks a collective on every rank is no consequence of another rank's end."""
-    ends = Ends()
+    ends = RankExits()
     ends.errors = {
         rank: ErrorFile(
             rank=rank, time=float(rank), kind="peer", type="PeerLost", message="no memory",

@@ -20,9 +20,9 @@ from datetime import timedelta
 import torch
 
 from files.files_scenarios import SCENARIOS, Ranks, answer
-from ronde.comm.joining import join
 from ronde.comm.process_group import Comm
-from ronde.comm.topology import Place
+from ronde.comm.rendezvous import join
+from ronde.comm.topology import RankPosition
 from ronde.files import ScriptFiles, paths_of_rank
 
 TIMEOUT = 20
@@ -69,7 +69,7 @@ def main(rank: int, world_size: int, folder: str) -> None:
     comm = join(
         f"file://{folder}/store",
         name="files",
-        place=Place(rank, world_size, rank, world_size),
+        place=RankPosition(rank, world_size, rank, world_size),
         device="cpu",
         timeout=timedelta(seconds=TIMEOUT),
         host="127.0.0.1",

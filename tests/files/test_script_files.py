@@ -24,7 +24,7 @@ from ronde.errors import PeerLost, UsageError
 from ronde.files import OF_ALL_RANKS, ScriptFiles
 from ronde.files.native_writers import NATIVE_WRITERS
 from ronde.files.paths import Paths, caches, paths_of_rank
-from ronde.files.rank_files import Outcome
+from ronde.files.rank_files import ChangeOutcome
 
 
 class Alone:
@@ -264,7 +264,7 @@ def test_the_compiler_writes_for_its_own_process(main: One) -> None:
 
 def test_others_write_nothing_and_wait_when_they_close(other: One) -> None:
     key = os.path.realpath("file")
-    other.ranks.outcome = Outcome("open (w)", os.path.abspath("file"), (key, 0))
+    other.ranks.outcome = ChangeOutcome("open (w)", os.path.abspath("file"), (key, 0))
     with open("file", "w") as file:
         file.write("text")
     assert not os.path.exists("file")
@@ -327,7 +327,7 @@ def test_what_native_code_writes(
         for name, position, argument in NATIVE_WRITERS[module]:
             call = functools.reduce(getattr, name.split("."), library)
             path, label = os.path.abspath(name), f"{module}.{name}"
-            one.ranks.outcome = Outcome(label, path) if rank else None
+            one.ranks.outcome = ChangeOutcome(label, path) if rank else None
             if position is not None:
                 call(*["rows"] * position, name)
             call(*["rows"] * (position or 0), **{argument: name})
@@ -379,7 +379,7 @@ def test_torchscript_and_tokenizers_are_saved_by_rank_0_alone(other: One) -> Non
     }
     for label, save in saving.items():
         path = os.getcwd() if label.endswith("Model.save") else os.path.abspath("file")
-        other.ranks.outcome = Outcome(label, path)
+        other.ranks.outcome = ChangeOutcome(label, path)
         save(path)
     assert os.listdir() == []
 
@@ -400,7 +400,7 @@ def test_what_a_writer_needs_of_all_ranks_is_done_on_all(
         one = One(rank, tmp_path)
         one.script_files.install()
         try:
-            outcome = Outcome("torch.jit.save", os.path.abspath("file"))
+            outcome = ChangeOutcome("torch.jit.save", os.path.abspath("file"))
             one.ranks.outcome = outcome if rank else None
             torch.jit.save(None, "file")
         finally:
@@ -410,13 +410,13 @@ def test_what_a_writer_needs_of_all_ranks_is_done_on_all(
 
 def test_others_raise_what_rank_0_raised(other: One) -> None:
     failure = PermissionError(13, "Permission denied", "folder")
-    other.ranks.outcome = Outcome("os.mkdir", os.path.abspath("folder"), failure=failure)
+    other.ranks.outcome = ChangeOutcome("os.mkdir", os.path.abspath("folder"), failure=failure)
     with pytest.raises(PermissionError, match="Permission denied: 'folder'"):
         os.mkdir("folder")
 
 
 def test_ranks_on_different_paths(other: One) -> None:
-    other.ranks.outcome = Outcome("os.remove", "/work/old.pt")
+    other.ranks.outcome = ChangeOutcome("os.remove", "/work/old.pt")
     words = r"Rank 1 came to os.mkdir .*new' while rank 0 came to os.remove '/work/old.pt'"
     with pytest.raises(PeerLost, match=words):
         os.mkdir("new")
@@ -424,7 +424,7 @@ def test_ranks_on_different_paths(other: One) -> None:
 
 def test_names_that_differ(other: One) -> None:
     """Files of one folder are one file, by whatever name; folders are another run's."""
-    other.ranks.outcome = Outcome("os.mkdir", os.path.abspath("run-7"))
+    other.ranks.outcome = ChangeOutcome("os.mkdir", os.path.abspath("run-7"))
     os.mkdir("run-8")
     (note,) = other.script_files.notes
     assert note.startswith("File names differ between ranks (a time or a process id in them?)")
@@ -470,7 +470,7 @@ def test_safetensors_of_other_ranks_takes_no_device(other: One) -> None:
     """It writes beside its target and renames, which for root would replace the null device by a file."""
     from safetensors.torch import save_file
 
-    other.ranks.outcome = Outcome("safetensors.torch.save_file", os.path.abspath("file"))
+    other.ranks.outcome = ChangeOutcome("safetensors.torch.save_file", os.path.abspath("file"))
     save_file({"a": torch.ones(2)}, "file")
     assert os.listdir(".") == []
     assert Path(os.devnull).is_char_device()

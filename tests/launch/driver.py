@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.launcher import launch
 from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
@@ -14,7 +14,7 @@ from ronde.trace.run_directory import RunDirectory
 
 def main() -> None:
     run_dir, ranks, script, *arguments = sys.argv[1:]
-    job = Job(
+    job = LaunchJob(
         run=RunSpec(
             script=script,
             arguments=tuple(arguments),

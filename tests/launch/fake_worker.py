@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 
 from ronde.launch.rank_config import RankConfig
-from ronde.trace.vitals import Vitals, vitals_path
+from ronde.trace.heartbeat import Vitals, vitals_path
 
 
 def main() -> None:

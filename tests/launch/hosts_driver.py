@@ -10,7 +10,7 @@ from ronde.cluster.host_list import parse_hosts, ranks_of_hosts
 from ronde.doctor.explain import explain
 from ronde.errors import RondeError
 from ronde.launch.hosts import Hosts
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.launcher import launch
 from ronde.launch.remote_command import RemoteExec
 from ronde.launch.run_spec import RunSpec
@@ -23,7 +23,7 @@ STUB = ("sh", "-c", 'echo "Welcome to $0"; eval "$1"')
 def main() -> None:
     run_dir, names, script, *arguments = sys.argv[1:]
     shares = ranks_of_hosts(parse_hosts(names), None)
-    job = Job(
+    job = LaunchJob(
         run=RunSpec(
             script=script,
             arguments=tuple(arguments),

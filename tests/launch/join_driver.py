@@ -9,7 +9,7 @@ from pathlib import Path
 from ronde.cli.observer import COMMAND
 from ronde.cluster.environment import ClusterEnvironment
 from ronde.launch.external_launch import become_rank, shared_run_id, shared_seed
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
 
@@ -19,7 +19,7 @@ def main() -> None:
     place = ClusterEnvironment.detect(os.environ)
     assert place is not None
     run_id = shared_run_id(place, os.getppid())
-    job = Job(
+    job = LaunchJob(
         run=RunSpec(
             script=script,
             arguments=tuple(arguments),

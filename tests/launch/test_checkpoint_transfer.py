@@ -16,8 +16,8 @@ from ronde.launch.checkpoint_transfer import (
     sees_mark,
     take_brought,
 )
-from ronde.launch.mirror import Piece
-from ronde.trace.checkpoint_manifest import MANIFEST, Manifest
+from ronde.launch.mirror import FileChunk
+from ronde.trace.checkpoint_manifest import MANIFEST, CheckpointManifest
 
 
 def write(folder: Path, step: int, journal: bytes, state: bytes) -> None:
@@ -25,7 +25,7 @@ def write(folder: Path, step: int, journal: bytes, state: bytes) -> None:
     place.mkdir(parents=True)
     (folder / "journal").write_bytes(journal)
     (place / "state.pt").write_bytes(state)
-    manifest = Manifest(
+    manifest = CheckpointManifest(
         step=step,
         entries=1,
         journal_bytes=len(journal),
@@ -51,7 +51,7 @@ def test_each_comes_once_and_as_many_are_kept_as_on_one_host(tmp_path: Path) -> 
         pieces = list(source.pieces())
         assert pieces[-1].name == f"step-{step:08d}/{MANIFEST}"
         for piece in pieces:
-            target.take(Piece.from_bytes(piece.to_bytes()))
+            target.take(FileChunk.from_bytes(piece.to_bytes()))
         assert not list(source.pieces())
     wanted = {name: content for name, content in files(here).items() if "00001" not in name}
     assert files(there) == wanted
@@ -85,7 +85,7 @@ def test_what_came_from_the_launcher_does_not_go_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../journal", "step-00000001/x", "/etc/passwd", "step-00000001"])
 def test_only_files_of_checkpoints_are_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="is not a file of a checkpoint"):
-        CheckpointReceiver(tmp_path, keep=2).take(Piece(name, 0, b"x"))
+        CheckpointReceiver(tmp_path, keep=2).take(FileChunk(name, 0, b"x"))
 
 
 def test_a_host_knows_the_launchers_folder_by_a_mark(tmp_path: Path) -> None:

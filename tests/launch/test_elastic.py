@@ -18,7 +18,7 @@ from ronde.launch.failure import RankFailure
 from ronde.launch.failure_policy import FailurePolicy
 from ronde.launch.host_discovery import HostDiscovery, discovered
 from ronde.launch.hosts import Hosts
-from ronde.launch.job import Job, Outcome
+from ronde.launch.job import LaunchJob, Outcome
 from ronde.launch.remote_command import RemoteExec
 from ronde.launch.restart_loop import launch_with_policy
 from ronde.launch.run_spec import RunSpec
@@ -105,7 +105,7 @@ class Run:
         self.resumed: list[bool] = []
         self.said: list[str] = []
         self._starts = list(starts)
-        self._job = Job(
+        self._job = LaunchJob(
             run=RunSpec(
                 script="train.py",
                 checkpoint="saved",
@@ -116,7 +116,7 @@ class Run:
         )
         monkeypatch.setattr(module, "_WAITING_S", 0.01)
 
-    def _launch(self, job: Job, hosts: Hosts, explain: object, is_to_end: threading.Event) -> Outcome:
+    def _launch(self, job: LaunchJob, hosts: Hosts, explain: object, is_to_end: threading.Event) -> Outcome:
         assert job.ranks == sum(count for _, count in hosts.shares)
         self.shares.append(hosts.shares)
         self.resumed.append(job.run.resume)

@@ -157,13 +157,13 @@ def test_a_rank_that_cannot_be_started(experiment: Any, tmp_path: Path) -> None:
     import pytest
 
     from ronde.errors import LaunchError
-    from ronde.launch.job import Job
+    from ronde.launch.job import LaunchJob
     from ronde.launch.launcher import launch
     from ronde.launch.run_spec import RunSpec
     from ronde.trace.run_directory import RunDirectory
 
     directory = RunDirectory.create(tmp_path / "run", os.environ)
-    job = Job(
+    job = LaunchJob(
         run=RunSpec(
             script="train.py",
             worker=(str(tmp_path / "no-python"),),

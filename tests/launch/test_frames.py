@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ronde.launch.frames import MAGIC, FrameError, Kind, Sender, frames, skip_to_magic, unpack
+from ronde.launch.frames import MAGIC, FrameError, FrameKind, Sender, frames, skip_to_magic, unpack
 
 
 def piped(data: bytes) -> int:
@@ -20,15 +20,15 @@ def test_frames_come_as_they_were_sent() -> None:
     ours, theirs = os.pipe()
     os.write(theirs, b"Welcome to this host\n\0ronde" + MAGIC)
     sender = Sender(theirs)
-    sender.send(Kind.HELLO, {"name": "h\u00f6st"})
-    sender.send(Kind.OUT, b"\0\xff bytes")
-    sender.send(Kind.END)
+    sender.send(FrameKind.HELLO, {"name": "h\u00f6st"})
+    sender.send(FrameKind.OUT, b"\0\xff bytes")
+    sender.send(FrameKind.END)
     os.close(theirs)
     assert skip_to_magic(ours)
     found = list(frames(ours))
     os.close(ours)
     assert unpack(found[0][1]) == {"name": "h\u00f6st"}
-    assert found[1:] == [(Kind.OUT, b"\0\xff bytes"), (Kind.END, b"")]
+    assert found[1:] == [(FrameKind.OUT, b"\0\xff bytes"), (FrameKind.END, b"")]
 
 
 def test_what_is_no_frame() -> None:

@@ -102,7 +102,7 @@ def test_a_stall_is_told_once_with_all_places_and_its_cause(experiment: Any) -> 
         experiment,
         """
         import json, faulthandler
-        from ronde.trace.vitals import STACK_SIGNAL
+        from ronde.trace.heartbeat import STACK_SIGNAL
         from ronde.trace.lockstep_board import LockstepBoard
         place = json.loads(os.environ["FAKE_CONFIG"])
         run = pathlib.Path(place["run_dir"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ronde.launch.failure import AbortKind, Ends, ErrorFile, RankDeath
+from ronde.launch.failure import AbortKind, ErrorFile, RankDeath, RankExits
 from ronde.launch.node import NodeOfRun
 from ronde.launch.node_events import NodeEnd, NodeEvents
 from ronde.launch.observed_node import ObservedNode
@@ -96,7 +96,7 @@ class Told(NodeEvents):
     """Keeps account, and what was told."""
 
     def __init__(self) -> None:
-        self.ends = Ends()
+        self.ends = RankExits()
         self.what: list[str] = []
 
     def died(self, death: RankDeath) -> None:

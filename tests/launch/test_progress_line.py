@@ -11,7 +11,7 @@ import pytest
 
 from ronde.launch.progress_line import SILENCE_S, ProgressLine
 from ronde.launch.screen import Screen
-from ronde.trace.pulse import Pulse
+from ronde.trace.progress import Pulse
 
 
 def seen(data: bytes) -> list[str]:

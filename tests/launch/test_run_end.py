@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from ronde.doctor.explain import explain
-from ronde.launch.failure import Ends, ErrorFile, RankDeath
-from ronde.launch.job import Job
+from ronde.launch.failure import ErrorFile, RankDeath, RankExits
+from ronde.launch.job import LaunchJob
 from ronde.launch.node import NodeOfRun
 from ronde.launch.run_end import RunEnd
 from ronde.launch.run_spec import RunSpec
 from ronde.trace.events import read_events
-from ronde.trace.evidence import Evidence, Host, Process, RankEvidence, read_evidence
+from ronde.trace.evidence import Evidence, HostFacts, ProcessFacts, RankEvidence, read_evidence
 from ronde.trace.explanation import read_explanation
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.run_hosts import RunHost
@@ -28,22 +28,22 @@ NODES = (
 
 @pytest.fixture
 def end(tmp_path: Path) -> RunEnd:
-    job = Job(
+    job = LaunchJob(
         run=RunSpec(script="x.py", timeout=6.0),
         ranks=3,
         run_directory=RunDirectory(path=tmp_path, run_id="1"),
         environment={},
         shown=False,
     )
-    return RunEnd(job, Ends(), NODES, explain, lambda: False)
+    return RunEnd(job, RankExits(), NODES, explain, lambda: False)
 
 
 def rank(number: int, **fields: Any) -> RankEvidence:
-    return RankEvidence(**{"rank": number, "process": Process(pid=100 + number, state="S"), **fields})
+    return RankEvidence(**{"rank": number, "process": ProcessFacts(pid=100 + number, state="S"), **fields})
 
 
 def evidence(*ranks: RankEvidence, reason: str = "failure", **host: Any) -> Evidence:
-    return Evidence(run_directory="/there", reason=reason, time=0.0, ranks=ranks, hosts=(Host(**host),))
+    return Evidence(run_directory="/there", reason=reason, time=0.0, ranks=ranks, hosts=(HostFacts(**host),))
 
 
 def error(number: int, kind: Any, *, time: float) -> ErrorFile:
@@ -96,14 +96,14 @@ def test_a_node_that_is_late_with_its_answer_is_not_called_silent(end: RunEnd, t
 
 def test_a_rank_that_names_the_lost_host_says_more_than_that_all_have_waited(tmp_path: Path) -> None:
     """An observer sees one host of the two."""
-    job = Job(
+    job = LaunchJob(
         run=RunSpec(script="x.py", timeout=6.0),
         ranks=3,
         run_directory=RunDirectory(path=tmp_path, run_id="1"),
         environment={},
         shown=False,
     )
-    end = RunEnd(job, Ends(), NODES[:1], explain, lambda: False)
+    end = RunEnd(job, RankExits(), NODES[:1], explain, lambda: False)
     waiting = evidence(rank(0, standing="waiting"), rank(1, standing="waiting"), reason="stall")
     waiting = dataclasses.replace(waiting, unobserved=(RunHost(name="two", ranks=(2,)),))
     end.stalled({0: waiting}, is_over=False)
@@ -144,7 +144,7 @@ def test_a_kill_is_explained_by_the_evidence_of_its_own_host(end: RunEnd, tmp_pa
 def test_a_standstill_has_the_places_of_all_hosts_and_the_cause(end: RunEnd, tmp_path: Path) -> None:
     waits = rank(2, standing="waiting", where="x.py:8", what="all_reduce")
     runs = [
-        rank(each, standing="running", process=Process(pid=each, state="T"), where="x.py:7", what="step")
+        rank(each, standing="running", process=ProcessFacts(pid=each, state="T"), where="x.py:7", what="step")
         for each in (0, 1)
     ]
     parts = {1: evidence(waits, reason="stall"), 0: evidence(*runs, reason="stall")}

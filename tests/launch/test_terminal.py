@@ -175,7 +175,7 @@ def _state(pid: int) -> str:
 
 def test_a_progress_line_comes_and_goes(experiment: Any, sessions: list[Session]) -> None:
     script = """
-    from ronde.trace.pulse import Pulse
+    from ronde.trace.progress import Pulse
     if rank == 0:
         pulse = Pulse.open(here / "run" / "pulse")
         print("epoch 1")

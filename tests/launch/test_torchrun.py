@@ -15,7 +15,7 @@ import pytest
 from ronde.cluster.environment import ClusterEnvironment
 from ronde.errors import LaunchError
 from ronde.launch.external_launch import become_rank, shared_run_id, shared_seed
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
 
@@ -89,7 +89,7 @@ def test_refused(tmp_path: Path, changes: dict[str, str], devices: tuple[str, ..
     place = ClusterEnvironment.detect(environment)
     assert place is not None
     directory = RunDirectory.join(tmp_path, "torchrun-abcdef", {})
-    job = Job(
+    job = LaunchJob(
         run=RunSpec(script="x.py"), ranks=2, run_directory=directory, environment=environment, devices=devices
     )
     with pytest.raises(LaunchError, match=message):

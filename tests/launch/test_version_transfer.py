@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.launch.mirror import Piece
+from ronde.launch.mirror import FileChunk
 from ronde.launch.version_transfer import PUBLISHED, VersionSender, newest_version, take_version
 
 
@@ -24,7 +24,7 @@ def publish(run: Path, version: int, *names: str) -> None:
 def bring(source: VersionSender, target: Path) -> list[str]:
     pieces = list(source.pieces())
     for piece in pieces:
-        take_version(target, Piece.from_bytes(piece.to_bytes()))
+        take_version(target, FileChunk.from_bytes(piece.to_bytes()))
     return [piece.name for piece in pieces]
 
 
@@ -69,5 +69,5 @@ def test_versions_of_an_earlier_run_go_when_those_of_this_one_do(tmp_path: Path)
 @pytest.mark.parametrize("name", ["../version-1.json", "published/../x-1", "published/.hidden-1", "other"])
 def test_nothing_else_is_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="is not a file of a version"):
-        take_version(tmp_path, Piece(name, 0, b"x"))
+        take_version(tmp_path, FileChunk(name, 0, b"x"))
     assert newest_version(tmp_path) == 0

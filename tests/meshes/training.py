@@ -22,7 +22,7 @@ from meshes.compressed import Buckets, Encoded, OfRows, has_own_momentum, reduce
 from meshes.models import MODELS, VOCABULARY, WIDTH
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
-from ronde.runtime import compute
+from ronde.runtime import compute_axis
 from ronde.runtime.api import activate
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.shards import sharded_parameters
@@ -220,7 +220,7 @@ def compare(cell: Cell, model: str, found: Sequence[Told]) -> None:
 def _compare_rounded(value: str, how: How, found: Sequence[torch.Tensor]) -> None:
     """The reference computes in the same precision on one rank."""
     patches = Patches()
-    compute.install_alone(Plan.parse(value), patches, lambda note: None)
+    compute_axis.install_alone(Plan.parse(value), patches, lambda note: None)
     try:
         wanted = train(how)
     finally:

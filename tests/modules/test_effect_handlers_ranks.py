@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ronde.modules.effect_handlers import effects_refused
+from ronde.modules.pyro_handlers import effects_refused
 from ronde.rowwise.verdict import MixesRows
 from ronde.testing.run_ranks import Rank
 

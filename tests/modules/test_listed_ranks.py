@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from both_ways import differences
-from ronde.modules.candidates import LISTED, listed_samples
+from ronde.modules.batch_arguments import LISTED, listed_samples
 from ronde.tensor.tree import leaves
 from ronde.testing.run_ranks import Rank
 

@@ -200,13 +200,13 @@ def _move_limit(nbytes: int) -> None:
 
 
 def main() -> None:
-    from ronde.launch.job import Job
+    from ronde.launch.job import LaunchJob
     from ronde.launch.launcher import launch
     from ronde.launch.run_spec import RunSpec
     from ronde.trace.run_directory import RunDirectory
 
     run_dir, ranks, plan, script, *arguments = sys.argv[1:]
-    job = Job(
+    job = LaunchJob(
         run=RunSpec(
             script=script,
             arguments=tuple(arguments),

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from ronde.errors import UsageError
-from ronde.parallel import compiling
-from ronde.parallel.compiling import Compile, require_compiler
+from ronde.parallel.compute import compile
+from ronde.parallel.compute.compile import Compile, require_compiler
 from ronde.patching.patches import Patches
 from ronde.testing.parity import assert_parity
 from ronde.testing.run_ranks import Rank
@@ -62,7 +62,7 @@ def test_nothing_of_it_is_saved_or_copied() -> None:
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling.shutil, "which", lambda _: None)
+    monkeypatch.setattr(compile.shutil, "which", lambda _: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"there is no g\+\+ or clang\+\+ or c\+\+ on the PATH; install"):
         require_compiler({})

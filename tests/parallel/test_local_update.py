@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from ronde.comm.alone import Alone
 from ronde.comm.process_group import Comm
+from ronde.comm.single_rank import SingleRank
 from ronde.errors import UsageError
-from ronde.parallel.local_update import GeoUpdate, LocalUpdate, ServedParameters, _refuse_others
+from ronde.parallel.servers.local_update import GeoUpdate, LocalUpdate, ServedParameters, _refuse_others
 from ronde.server.transport.client import Client
 from ronde.tensor.context import Context
-from ronde.testing.servers import Serving, serving
+from ronde.testing.servers import RunningServers, serving
 
 WORKERS = 3
 ORDER = [0, 0, 1, 2, 0, 1, 1, 2, 2, 0, 2, 1, 0, 1, 2, 0, 0, 2]
@@ -56,7 +56,7 @@ class Worker:
         self.net = model()
         self.optimizer = make(self.net.parameters())
         self.steps = 0
-        alone = Comm(Alone(on_cuda=False), rank=0, world_size=1, store=torch.distributed.HashStore())
+        alone = Comm(SingleRank(on_cuda=False), rank=0, world_size=1, store=torch.distributed.HashStore())
         context = Context(comm=alone, adopt=lambda tensor: None)
         self.update = LocalUpdate(context, client, ServedParameters(client), number, lambda words: None)
 
@@ -67,7 +67,7 @@ class Worker:
 
 
 @contextmanager
-def workers(served: Serving, make: Callable[[Any], torch.optim.Optimizer]) -> Iterator[list[Worker]]:
+def workers(served: RunningServers, make: Callable[[Any], torch.optim.Optimizer]) -> Iterator[list[Worker]]:
     made = [Worker(number, served.client(number), make) for number in range(served.workers)]
     try:
         yield made

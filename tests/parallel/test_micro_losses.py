@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ronde.parallel.micro_losses import MicroLosses, agree, weighings
+from ronde.parallel.pipeline.micro_batch_losses import MicroLosses, agree, weighings
 from ronde.tensor.layout import Layout
 
 IGNORED = -100

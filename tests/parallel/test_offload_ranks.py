@@ -21,7 +21,7 @@ from alone import alone
 from ronde.plan import expand
 from ronde.shards.cut_state import CutState
 from ronde.shards.spec import ShardSpec
-from ronde.sync.home import HostMemory
+from ronde.sync.memory_home import HostMemory
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]
@@ -335,7 +335,9 @@ def test_nothing_is_overwritten_on_its_way_to_the_device(
     plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     homes: list[Watching] = []
-    monkeypatch.setattr("ronde.strategies.homes.HostMemory", lambda: homes.append(Watching()) or homes[-1])
+    monkeypatch.setattr(
+        "ronde.strategies.memory_homes.HostMemory", lambda: homes.append(Watching()) or homes[-1]
+    )
     for body in BODIES:
         with alone(tmp_path, "ddp"):
             expected = body()
@@ -346,7 +348,7 @@ def test_nothing_is_overwritten_on_its_way_to_the_device(
 
 def test_what_is_moved_lies_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = HostMemory()
-    monkeypatch.setattr("ronde.strategies.homes.HostMemory", lambda: home)
+    monkeypatch.setattr("ronde.strategies.memory_homes.HostMemory", lambda: home)
 
     def lives_there(tensor: Any) -> bool:
         return home.lodge(tensor) is tensor
@@ -429,7 +431,9 @@ def test_the_memory_of_one_rank(tmp_path: Path) -> None:
 
 def test_gradients_leave_the_device_as_backward_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     homes: list[Watching] = []
-    monkeypatch.setattr("ronde.strategies.homes.HostMemory", lambda: homes.append(Watching()) or homes[-1])
+    monkeypatch.setattr(
+        "ronde.strategies.memory_homes.HostMemory", lambda: homes.append(Watching()) or homes[-1]
+    )
     found: list[Any] = []
     for plan in ("zero3,bucket-mb=0.5", "zero3,offload=all,bucket-mb=0.5"):
         with alone(tmp_path, plan):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ronde.parallel import one_pass
+from ronde.parallel.compute import fused_step
 from ronde.patching.patches import Patches
 
 OPTIMIZERS = {
@@ -45,7 +45,7 @@ def train(make: Any, steps: int = 4) -> tuple[list[torch.Tensor], dict[str, Any]
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_result_and_the_state_are_those_of_torchs_choice(name: str, patches: Patches) -> None:
     expected, plain_state = train(OPTIMIZERS[name])
-    one_pass.install(patches)
+    fused_step.install(patches)
     got, state = train(OPTIMIZERS[name])
     assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(got, expected, strict=True))
     assert state["param_groups"] == plain_state["param_groups"]
@@ -69,7 +69,7 @@ def seen_fused(make: Any, leaf: torch.Tensor, patches: Patches) -> list[Any]:
         seen.append(optimizer.param_groups[0]["fused"])
         return plain(optimizer, closure)
 
-    step = one_pass._around(look)
+    step = fused_step._around(look)
     optimizer = make([leaf])
     leaf.grad = torch.ones_like(leaf)
     step(optimizer)
@@ -108,12 +108,12 @@ def test_a_state_in_another_order_of_axes_is_not_taken_for_the_parameters(
         return [leaf.detach(), optimizer.state[leaf]["exp_avg"]]
 
     expected = train()
-    one_pass.install(patches)
+    fused_step.install(patches)
     assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(train(), expected, strict=True))
 
 
 def test_a_state_of_another_size_is_torchs_error(patches: Patches) -> None:
-    one_pass.install(patches)
+    fused_step.install(patches)
     leaf = torch.zeros(4, 5, requires_grad=True)
     optimizer = torch.optim.Adam([leaf])
     for rows in (4, 3):
@@ -136,7 +136,7 @@ def test_a_subclass_is_left_alone(patches: Patches) -> None:
 
 def test_parameters_that_come_late_start_as_on_their_own(patches: Patches) -> None:
     expected, _ = train(OPTIMIZERS["momentum"], steps=1)
-    one_pass.install(patches)
+    fused_step.install(patches)
     got, state = train(OPTIMIZERS["momentum"], steps=1)
     assert all(torch.equal(a, b) for a, b in zip(got[2:], expected[2:], strict=True))
     assert 2 not in state["state"]

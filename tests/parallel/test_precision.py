@@ -13,8 +13,8 @@ import torch.utils.checkpoint
 from torch import nn
 
 from ronde.errors import UsageError
-from ronde.parallel.loss_scaling import LossScaling
-from ronde.parallel.precision import NARROW, Precision, allow_tf32
+from ronde.parallel.compute.loss_scaling import LossScaling
+from ronde.parallel.compute.precision import NARROW, Precision, allow_tf32
 from ronde.patching.patches import Patches
 from ronde.testing.run_ranks import Rank
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from peak_bytes import PeakBytes
 from ronde.errors import UsageError
-from ronde.parallel.recompute import Inside, Recompute
+from ronde.parallel.compute.recompute import Inside, Recompute
 from ronde.patching.patches import Patches
 from ronde.policies.repeated_blocks import repeated_blocks
 

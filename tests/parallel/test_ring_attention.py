@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from parallel.cut_models import Ranks
 from ronde.errors import UsageError
-from ronde.parallel.attention_blocks import seen
-from ronde.parallel.ring_attention import Ring, attend
+from ronde.parallel.context.blockwise_attention import seen
+from ronde.parallel.context.ring_attention import Ring, attend
 from ronde.tensor.layout import Layout, memory_order
 from ronde.testing.run_ranks import Rank
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from parallel.cut_models import D
-from ronde.parallel.pipeline_edges import Ends
-from ronde.parallel.two_backwards import input_half
+from ronde.parallel.pipeline.edges import GraphEnd
+from ronde.parallel.pipeline.split_backward import input_half
 
 _Function: Any = torch.autograd.Function
 
@@ -60,7 +60,7 @@ def test_both_halves_are_one_backward(receives: bool) -> None:
 
     def end() -> tuple[torch.Tensor, torch.Tensor]:
         token = torch.zeros((), requires_grad=True)
-        return Ends.apply(gradients, *model(Received.apply(token, x, told) if receives else x)), token
+        return GraphEnd.apply(gradients, *model(Received.apply(token, x, told) if receives else x)), token
 
     whole, _ = end()
     whole.backward(torch.zeros_like(whole))
@@ -79,7 +79,7 @@ def test_a_product_of_weights_is_computed_in_the_second_half() -> None:
     token, told = torch.zeros((), requires_grad=True), list[torch.Tensor]()
     layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))).to(D)
     y = layers(Received.apply(token, torch.randn(4, 8, dtype=D), told))
-    end = Ends.apply([torch.ones_like(y)], y)
+    end = GraphEnd.apply([torch.ones_like(y)], y)
     with torch.profiler.profile() as first:
         half = input_half(end, token)
     with torch.profiler.profile() as second:

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from parallel.cut_models import Ranks
-from ronde.parallel.unit_costs import counting
+from ronde.parallel.pipeline.unit_costs import counting
 from ronde.policies.stages import cut_into_stages
 from ronde.testing.run_ranks import Rank
 

@@ -23,13 +23,15 @@ from ronde.planner.modelled import NOT_MODELLED, PRICED
 from ronde.planner.report import report
 from ronde.planner.search import fitting, front, search
 from ronde.planner.software import ronde_software
-from ronde.planner.transformer import MODELS, Transformer, transformer_graph
+from ronde.planner.transformer import MODELS, TransformerSizes, transformer_graph
 
-SMALL = Transformer(name="small", layers=8, hidden=1024, heads=16, vocabulary=32000, sequence=1024, batch=64)
+SMALL = TransformerSizes(
+    name="small", layers=8, hidden=1024, heads=16, vocabulary=32000, sequence=1024, batch=64
+)
 BF16 = expand("precision=bf16")
 
 
-def setting(cluster: Cluster, model: Transformer = SMALL) -> Setting:
+def setting(cluster: Cluster, model: TransformerSizes = SMALL) -> Setting:
     graph = transformer_graph(model)
     return Setting(cluster=cluster, graph=graph, software=ronde_software("bf16", 2, 4, 25 * 2**20))
 
@@ -114,7 +116,7 @@ def test_the_front_has_no_plan_that_another_beats() -> None:
         assert found[place] == (not beaten)
 
 
-def planted(wall: str, kind: int) -> tuple[Cluster, Transformer, str]:
+def planted(wall: str, kind: int) -> tuple[Cluster, TransformerSizes, str]:
     """A cluster and a plan at a wall that is known beforehand; two of each wall."""
     cluster = read_cluster("dgx-a100").resized(8 if kind else 16)
     model, plan = SMALL, "ddp"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ronde.policies.zero import Place, divided, in_equal_parts, on_first, replica_spec, zero_within
+from ronde.policies.zero import MeshPosition, divided, in_equal_parts, on_first, replica_spec, zero_within
 from ronde.shards.dim_cut import DimCut
 from ronde.shards.partition import Partition
 from ronde.shards.spec import ShardSpec, blocks, blocks_of_stage, owned
 
 # Four ranks: two blocks, each on two of them.
-PLACES = [Place(block, row, row) for row in range(2) for block in range(2)]
+PLACES = [MeshPosition(block, row, row) for row in range(2) for block in range(2)]
 
 
 def test_a_block_is_divided_among_those_that_have_it():
@@ -71,7 +71,7 @@ def test_experts_on_one_rank_each_are_not_divided_but_other_parameters_are():
     expert, dense = torch.nn.Parameter(torch.zeros(512)), torch.nn.Parameter(torch.zeros(512))
     known.decide(expert, owned(1, 2, 512))
     of_expert, of_dense = zero_within(
-        known, divided(in_equal_parts, 2), [Place(0, 0, 0), Place(1, 0, 1)], in_equal_parts
+        known, divided(in_equal_parts, 2), [MeshPosition(0, 0, 0), MeshPosition(1, 0, 1)], in_equal_parts
     ).assign([expert, dense])
     assert of_expert == ShardSpec((None, (0, 512)))
     assert of_dense == ShardSpec(((0, 256), (256, 512)))

@@ -114,13 +114,13 @@ def patient(rank: Any, folder: str) -> float:
     import time
     from datetime import timedelta
 
-    from ronde.comm.joining import join
-    from ronde.comm.topology import Place
+    from ronde.comm.rendezvous import join
+    from ronde.comm.topology import RankPosition
 
     comm = join(
         f"file://{folder}/store",
         name="short",
-        place=Place(rank.rank, rank.world_size, rank.rank, rank.world_size),
+        place=RankPosition(rank.rank, rank.world_size, rank.rank, rank.world_size),
         device="cpu",
         timeout=timedelta(seconds=1),
         host="127.0.0.1",

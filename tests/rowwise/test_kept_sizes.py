@@ -14,7 +14,7 @@ from hazards.sizes import HAZARDS
 from ronde.messages import lift
 from ronde.rowwise.kept_sizes import AMBIGUOUS, KeptSizes
 from ronde.rowwise.observe import Observation
-from ronde.rowwise.rows import is_counted
+from ronde.rowwise.rows_int import is_counted
 from ronde.testing.run_ranks import Rank
 from rowwise.one_rank import OneRank, observe
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ronde.rowwise.rows import Counts, Rows, Unhashable, is_counted
+from ronde.rowwise.rows_int import RowCounts, RowsInt, Unhashable, is_counted
 from ronde.rowwise.verdict import COUNTS, MixesRows
 from rowwise.one_rank import observe
 from rowwise.rowwise_cases import Written, linear, table
@@ -30,8 +30,8 @@ CONVERSIONS: list[Callable[[Any], Any]] = [
 ]
 
 
-def rows(times: int = 1) -> Rows:
-    return Rows(Counts.of(8, 4), lambda rows: rows * times)
+def rows(times: int = 1) -> RowsInt:
+    return RowsInt(RowCounts.of(8, 4), lambda rows: rows * times)
 
 
 @pytest.mark.parametrize("name", OPERATORS)

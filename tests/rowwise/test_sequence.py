@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ronde.rowwise.comparison import Comparison
+from ronde.rowwise.comparison import ComparisonMode
 from ronde.rowwise.sequence import Sequence
 from rowwise.models import MODELS
 from rowwise.one_rank import OneRank, joining, observe
@@ -27,7 +27,7 @@ def compared(
 ) -> tuple[Any, str]:
     ranks = OneRank(4 * rows, rows, elsewhere=elsewhere or {})
     with joining():
-        return Comparison(module, (args, {}), axes or [0] * len(args), ranks, steps).run(
+        return ComparisonMode(module, (args, {}), axes or [0] * len(args), ranks, steps).run(
             lambda: module(*args)
         )
 

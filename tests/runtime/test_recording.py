@@ -17,7 +17,7 @@ from ronde.patching.patches import Patches
 from ronde.runtime.recording import open_recorder, record
 from ronde.runtime.traffic import GroupTraffic
 from ronde.trace.phases import Phase
-from ronde.trace.recorder import Recorder
+from ronde.trace.recorder import TraceRecorder
 from ronde.trace.step_file import StepRecord, read_steps, steps_path
 
 
@@ -36,7 +36,7 @@ class Rank:
         config = RankConfig(run=run, place=place)
         recorder = open_recorder(config, GroupTraffic())
         assert recorder is not None
-        self.recorder: Recorder = recorder
+        self.recorder: TraceRecorder = recorder
         self.steps = 0
 
     def stepped(self, *_: object) -> None:

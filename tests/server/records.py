@@ -8,13 +8,13 @@ import numpy as np
 
 from ronde.server.dense import DenseShard
 from ronde.server.record import Record
-from ronde.server.shard import Shard
+from ronde.server.shard import ServerShard
 from ronde.server.sparse import SparseShard
 from ronde.server.table.admission import AdmitAfter, AdmitByBloomFilter
 from ronde.server.table.config import TableConfig
+from ronde.server.table.config_json import write_config
 from ronde.server.table.optimizers import Adam
-from ronde.server.table.spelling import write_config
-from ronde.server.transport.wire import Operation
+from ronde.server.transport.wire import Opcode
 
 __all__ = ["NUMBER_OF_TABLES", "same", "shard", "some_records"]
 
@@ -25,35 +25,35 @@ _CONFIGS = (
 )
 
 
-def shard() -> Shard:
-    return Shard({"dense": DenseShard(), "sparse": SparseShard()})
+def shard() -> ServerShard:
+    return ServerShard({"dense": DenseShard(), "sparse": SparseShard()})
 
 
 def some_records(count: int, keeps: Any = lambda ids: np.ones(len(ids), bool)) -> list[Record]:
     """The first makes tables and a parameter, the others change them; of rows only those that `keeps`."""
     rng = np.random.default_rng(0)
     out = [
-        Record(Operation.MAKE_TABLE, {"table": number, "config": write_config(config)}, [], {0: number + 1})
+        Record(Opcode.MAKE_TABLE, {"table": number, "config": write_config(config)}, [], {0: number + 1})
         for number, config in enumerate(_CONFIGS)
     ]
     values = np.arange(5, dtype=np.float32)
     meta = {"keys": [0], "sizes": [5], "dtype": "float32"}
-    out.append(Record(Operation.INIT, meta, [values], {0: 3}))
+    out.append(Record(Opcode.INIT, meta, [values], {0: 3}))
     while len(out) < count:
         mark = len(out) + 1
         number = mark % 3
         if number == 2:
-            out.append(Record(Operation.ADD, meta, [values * mark], {0: mark}, {0: mark}))
+            out.append(Record(Opcode.ADD, meta, [values * mark], {0: mark}, {0: mark}))
             continue
         ids = rng.integers(-50, 50, 40)
         gradients = rng.standard_normal((40, _CONFIGS[number].dim)).astype(np.float32)
         kept = keeps(ids)
         arrays = [ids[kept], gradients[kept], np.ones(kept.sum(), np.int64)]
-        out.append(Record(Operation.UPDATE, {"table": number, "lr": 0.1}, arrays, {0: mark}, {0: mark}))
+        out.append(Record(Opcode.UPDATE, {"table": number, "lr": 0.1}, arrays, {0: mark}, {0: mark}))
     return out[:count]
 
 
-def same(one: Shard, other: Shard) -> bool:
+def same(one: ServerShard, other: ServerShard) -> bool:
     """Whether two have the same state, to the bit."""
     (told, arrays), (told_too, arrays_too) = one.state(), other.state()
     return told == told_too and [a.tobytes() for a in arrays] == [a.tobytes() for a in arrays_too]

@@ -14,7 +14,7 @@ from typing import Any
 from ronde.launch.server_config import SERVER_KEY, ServerConfig
 from ronde.server.dense import DenseShard
 from ronde.server.parameter_server import ParameterServer, Rule
-from ronde.server.shard import Shard
+from ronde.server.shard import ServerShard
 from ronde.server.transport.service import Service
 
 TOKEN = "00112233445566778899aabbccddeeff"
@@ -46,7 +46,7 @@ def process(endpoint: str, **options: Any) -> Iterator[str]:
 def thread(workers: int = 1, rule: Rule = "sync", update: str | None = None) -> Iterator[str]:
     """A server in a thread; where it listens."""
     about: dict[str, Any] = {"update": update or rule}
-    shard = Shard({"dense": DenseShard()})
+    shard = ServerShard({"dense": DenseShard()})
     server = ParameterServer(shard, None, workers=workers, rule=rule, about=about)
     service = Service("tcp://127.0.0.1:*", bytes.fromhex(TOKEN), server)
     about["refused"] = service.refused

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from ronde.server.parameter_server import ParameterServer
-from ronde.server.transport.client import Client, Request
+from ronde.server.transport.client import Client, PendingRequest
 from ronde.server.transport.service import Reply, Service
-from ronde.server.transport.wire import Message, Operation
+from ronde.server.transport.wire import Message, Opcode
 from server.records import shard
 
 TOKEN = bytes(16)
@@ -29,7 +29,7 @@ class Counting:
 
     def __init__(self, workers: int) -> None:
         self._server = ParameterServer(shard(), None, workers=workers)
-        self.came: collections.Counter[Operation] = collections.Counter()
+        self.came: collections.Counter[Opcode] = collections.Counter()
         self.tick = self._server.tick
 
     def handle(self, message: Message, reply: Reply) -> None:
@@ -50,10 +50,10 @@ def serving(handler: Any, endpoint: str = "tcp://127.0.0.1:*") -> Iterator[Servi
         service.close()
 
 
-def add(client: Client) -> Request:
+def add(client: Client) -> PendingRequest:
     values = np.ones(10_000, np.float32)
     meta = {"keys": [0], "sizes": [values.size], "dtype": "float32", "pull": True}
-    return client.send(0, Operation.ADD, meta, [values], changes=True)
+    return client.send(0, Opcode.ADD, meta, [values], changes=True)
 
 
 @pytest.fixture
@@ -72,13 +72,13 @@ def test_what_a_server_has_is_not_sent_again(clients: Any) -> None:
     with serving(counting) as service:
         first, second = (clients(service.endpoint, worker, 2) for worker in range(2))
         request = add(first)
-        while counting.came[Operation.STATUS] < ASKED_OFTEN:  # it waits for the other worker
+        while counting.came[Opcode.STATUS] < ASKED_OFTEN:  # it waits for the other worker
             first.poll()
-        assert counting.came[Operation.ADD] == 1
+        assert counting.came[Opcode.ADD] == 1
         second.wait([add(second)])
         (answer,) = first.wait([request])
     assert (answer.arrays[0] == 2).all()
-    assert counting.came[Operation.ADD] == 2
+    assert counting.came[Opcode.ADD] == 2
 
 
 def test_what_was_lost_is_sent_again(clients: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,8 +91,8 @@ def test_what_was_lost_is_sent_again(clients: Any, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(client, "_post", post)
         (answer,) = client.wait([request])
     assert (answer.arrays[0] == 1).all()
-    assert counting.came[Operation.ADD] == 1
-    assert counting.came[Operation.STATUS] >= 1
+    assert counting.came[Opcode.ADD] == 1
+    assert counting.came[Opcode.STATUS] >= 1
 
 
 def test_an_answer_that_was_lost_is_given_again(clients: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,14 +102,14 @@ def test_an_answer_that_was_lost_is_given_again(clients: Any, monkeypatch: pytes
         send = service._send
         monkeypatch.setattr(service, "_send", lambda identity, frames: None)
         request = add(client)
-        while not counting.came[Operation.ADD]:
+        while not counting.came[Opcode.ADD]:
             sleep(0.001)
         while service._connections and any(each.waiting for each in service._connections.values()):
             sleep(0.001)
         monkeypatch.setattr(service, "_send", send)
         (answer,) = client.wait([request])
     assert (answer.arrays[0] == 1).all(), "it was made once"
-    assert counting.came[Operation.ADD] == 2
+    assert counting.came[Opcode.ADD] == 2
 
 
 def test_a_connection_that_a_server_does_not_know_says_hello_again(clients: Any) -> None:
@@ -117,7 +117,7 @@ def test_a_connection_that_a_server_does_not_know_says_hello_again(clients: Any)
     with serving(counting) as service:
         first, second = (clients(service.endpoint, worker, 2) for worker in range(2))
         request = add(first)
-        while not counting.came[Operation.ADD]:
+        while not counting.came[Opcode.ADD]:
             sleep(0.001)
         service._connections.clear()  # as after a line that was broken: answers go nowhere
         second.wait([add(second)])
@@ -129,7 +129,7 @@ def test_a_connection_that_a_server_does_not_know_says_hello_again(clients: Any)
 def test_nonsense_is_asked(asked: Any, clients: Any) -> None:
     with serving(Counting(workers=1)) as service:
         client = clients(service.endpoint, 0, 1)
-        request = client.send(0, Operation.STATUS, {"asked": asked})
+        request = client.send(0, Opcode.STATUS, {"asked": asked})
         if isinstance(asked, list):
             assert client.wait([request])[0].meta["waiting"] == []
         else:
@@ -144,7 +144,7 @@ def test_memory_of_a_worker_that_was_killed_is_let_go() -> None:
     if not worker:
         client = Client([endpoint], TOKEN, timeout=20)
         client.room(1 << 20)
-        client.wait([client.send(0, Operation.STATUS)])
+        client.wait([client.send(0, Opcode.STATUS)])
         (described,) = client.arena.described if client.arena else ()
         os.write(tell, b"%d\n" % described[2])
         os._exit(0)

@@ -13,7 +13,7 @@ import torch
 
 from ronde.server.dense import array_of, tensor_of
 from ronde.server.transport.client import Client
-from ronde.server.transport.wire import Operation
+from ronde.server.transport.wire import Opcode
 from server.running import TOKEN, process
 
 pytestmark = pytest.mark.timeout(60)
@@ -104,19 +104,17 @@ def test_training_over_a_broken_line_ends_with_the_right_numbers(seed: int) -> N
     told = {"optimizer": 0, "class": "Adam", "options": {"lr": 0.1}, "pull": True}
     with process("tcp://127.0.0.1:*") as endpoint, line(endpoint, seed) as broken:
         client = Client([broken.endpoint], bytes.fromhex(TOKEN), silence=0.3, timeout=20, patience=0.1)
-        client.wait([client.send(0, Operation.INIT, meta, [array_of(torch.zeros(500))], changes=True)])
+        client.wait([client.send(0, Opcode.INIT, meta, [array_of(torch.zeros(500))], changes=True)])
         for _ in range(100):
             gradient = torch.randn(500, generator=generator)
             alone.grad = gradient
             optimizer.step()
-            request = client.send(
-                0, Operation.PUSH_STEP, {**meta, **told}, [array_of(gradient)], changes=True
-            )
+            request = client.send(0, Opcode.PUSH_STEP, {**meta, **told}, [array_of(gradient)], changes=True)
             (answer,) = client.wait([request])
             assert torch.equal(tensor_of(answer.arrays[0], torch.float32), alone.detach())
         client.close()
         whole = Client([endpoint], bytes.fromhex(TOKEN))
-        (status,) = whole.wait([whole.send(0, Operation.STATUS)])
+        (status,) = whole.wait([whole.send(0, Opcode.STATUS)])
         whole.close()
         assert broken.damages > 10
     assert sum(status.meta["refused"].values()) > 3, "damaged messages are counted"

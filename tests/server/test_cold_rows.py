@@ -15,12 +15,12 @@ from ronde.errors import UsageError
 from ronde.server.table.admission import AdmitAfter, AdmitByBloomFilter, AdmitWithProbability
 from ronde.server.table.cold_store import ColdRowsFailed, ColdStore
 from ronde.server.table.config import TableConfig
+from ronde.server.table.delta import changed_rows
 from ronde.server.table.eviction import EvictByAge, EvictByFrequency, EvictByNorm
 from ronde.server.table.on_disk import OnDisk
 from ronde.server.table.optimizers import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
 from ronde.server.table.rows import TableFull
 from ronde.server.table.table import Table
-from ronde.server.table.told import changed_rows
 
 DIM = 5
 

@@ -21,19 +21,19 @@ import torch
 import ronde
 import ronde.server.cold_pages
 from ronde.server.dense import DenseShard
+from ronde.server.import_tables import take_tables
 from ronde.server.parameter_server import ParameterServer
-from ronde.server.shard import Shard
+from ronde.server.shard import ServerShard
 from ronde.server.sparse import SparseShard
 from ronde.server.storage import Storage, recover
 from ronde.server.table.cold_store import ColdStore
 from ronde.server.table.config import TableConfig
+from ronde.server.table.config_json import read_config, write_config
 from ronde.server.table.eviction import EvictByFrequency
 from ronde.server.table.on_disk import OnDisk
 from ronde.server.table.optimizers import Adam
-from ronde.server.table.spelling import read_config, write_config
 from ronde.server.table.state import State, merge
-from ronde.server.taking_over import take_tables
-from ronde.server.transport.wire import Message, Operation
+from ronde.server.transport.wire import Message, Opcode
 from ronde.testing.run_ranks import Rank
 
 DIM = 4
@@ -55,13 +55,13 @@ class Asked:
     def __init__(self, directory: Path, config: TableConfig) -> None:
         directory.mkdir(exist_ok=True)
         self.sparse = SparseShard(directory=str(directory))
-        self.shard = Shard({"dense": DenseShard(), "sparse": self.sparse})
+        self.shard = ServerShard({"dense": DenseShard(), "sparse": self.sparse})
         self.said: list[str] = []
         self.storage = Storage(directory, self.shard, tell=self.said.append)
         self.server = ParameterServer(self.shard, self.storage, workers=1)
         self.config = config
 
-    def ask(self, operation: Operation, meta: dict[str, Any], *arrays: Any, change: bool = True) -> Message:
+    def ask(self, operation: Opcode, meta: dict[str, Any], *arrays: Any, change: bool = True) -> Message:
         answers: list[Message] = []
         sequence = self.shard.marks.get(0, 0) + 1 if change else 0
         self.server.handle(Message(operation, meta, arrays, sequence=sequence), answers.append)
@@ -69,15 +69,15 @@ class Asked:
 
     def train(self, begin: int, end: int, ids: int = 400) -> None:
         if not begin:
-            self.ask(Operation.MAKE_TABLE, {"table": 0, "config": write_config(self.config)})
+            self.ask(Opcode.MAKE_TABLE, {"table": 0, "config": write_config(self.config)})
         for step in range(begin, end):
             rng = np.random.default_rng(step)
             asked = rng.integers(0, ids, 25)
-            self.ask(Operation.LOOK_UP, {"table": 0}, asked, change=False)
+            self.ask(Opcode.LOOK_UP, {"table": 0}, asked, change=False)
             gradients = rng.standard_normal((25, DIM)).astype(np.float32)
             meta = {"table": 0, "lr": None}
-            answer = self.ask(Operation.UPDATE, meta, asked, gradients, np.ones(25, np.int64))
-            assert answer.operation is Operation.DONE, answer.meta
+            answer = self.ask(Opcode.UPDATE, meta, asked, gradients, np.ones(25, np.int64))
+            assert answer.operation is Opcode.DONE, answer.meta
 
     @property
     def state(self) -> State:
@@ -102,7 +102,7 @@ def test_a_server_comes_back_with_rows_on_disk_from_snapshot_and_log(tmp_path: P
     # Killed here: what is on disk of its table is stale, and nobody asks it.
     server.storage.close()
     back = SparseShard()
-    recover(tmp_path / "cold", Shard({"dense": DenseShard(), "sparse": back}), print, mend=False)
+    recover(tmp_path / "cold", ServerShard({"dense": DenseShard(), "sparse": back}), print, mend=False)
     assert back.tables[0].on_disk > 150
     assert same(back.tables[0].state(), plain.state)
     del back
@@ -129,8 +129,8 @@ def test_a_full_disk_refuses_a_change_before_it_is_written_to_the_log(
         ids, ones = np.arange(900, 925), np.ones((25, DIM), np.float32)
         meta = {"table": 0, "lr": None}
         for _ in range(2):
-            answer = server.ask(Operation.UPDATE, meta, ids, ones, np.ones(25, np.int64))
-            assert answer.operation is Operation.REFUSED
+            answer = server.ask(Opcode.UPDATE, meta, ids, ones, np.ones(25, np.int64))
+            assert answer.operation is Opcode.REFUSED
             assert re.match(r"update: the disk of .* is full, and takes no more rows", answer.meta["why"])
     assert same(server.state, before)
     assert log == sum(path.stat().st_size for path in (tmp_path / "cold").glob("log-*"))
@@ -150,7 +150,7 @@ def test_tables_with_rows_on_disk_move_to_other_servers(tmp_path: Path) -> None:
         directory.mkdir()
         take_tables(tmp_path, directory, index=index, servers=2, tell=print)
         sparse = SparseShard()
-        recover(directory, Shard({"dense": DenseShard(), "sparse": sparse}), print)
+        recover(directory, ServerShard({"dense": DenseShard(), "sparse": sparse}), print)
         assert sparse.tables[0].on_disk > 50
         states.append(sparse.tables[0].state())
     assert same(merge(states), source.state)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ronde.server.greeting import misfit
+from ronde.server.handshake import misfit
 from ronde.server.parameter_server import ParameterServer
 from ronde.server.storage import Storage
-from ronde.server.transport.wire import Message, Operation, WireError
+from ronde.server.transport.wire import Message, Opcode, WireError
 from server.records import shard
 
 ABOUT = {"server": 1, "servers": 2, "workers": 4, "update": "bounded", "staleness": 3}
@@ -57,4 +57,4 @@ def test_whose_state_it_is_survives_the_server(tmp_path: Path) -> None:
 
 
 def greet(server: ParameterServer, run: str) -> None:
-    server.handle(Message(Operation.HELLO, {"workers": 1, "run": run}), lambda answer: None)
+    server.handle(Message(Opcode.HELLO, {"workers": 1, "run": run}), lambda answer: None)

@@ -23,15 +23,15 @@ from ronde.server.serving.binary import ReadOnly
 from ronde.server.serving.metrics import Metrics
 from ronde.server.serving.published import Published
 from ronde.server.serving.replica import Replica
-from ronde.server.shard import Shard
+from ronde.server.shard import ServerShard
 from ronde.server.sparse import SparseShard
 from ronde.server.table.config import TableConfig
+from ronde.server.table.config_json import write_config
 from ronde.server.table.optimizers import SGD
-from ronde.server.table.spelling import write_config
 from ronde.server.transport.arena import OwnArena, PeerArena
 from ronde.server.transport.client import Client, ServerRefused
 from ronde.server.transport.service import check_endpoint
-from ronde.server.transport.wire import NO_TOKEN, Limits, Message, Operation, WireError, decode, encode
+from ronde.server.transport.wire import NO_TOKEN, Limits, Message, Opcode, WireError, decode, encode
 from server.running import TOKEN, process
 from server.serving.published import Run
 
@@ -41,7 +41,7 @@ EXAMPLES = 60
 
 
 def _frames() -> list[bytes]:
-    message = Message(Operation.PUSH, {"keys": [1], "sizes": [3]}, [np.ones(3, np.float32)], 0, 0, 1, 0, 7)
+    message = Message(Opcode.PUSH, {"keys": [1], "sizes": [3]}, [np.ones(3, np.float32)], 0, 0, 1, 0, 7)
     return [bytes(frame) for frame in encode(message, RUN)]
 
 
@@ -87,11 +87,11 @@ _arrays = st.lists(
 _options = {"lr": 0.1, "momentum": 0.9}
 _group = {"keys": [1], "options": _options}
 # For each operation a request that can be answered.
-GOOD: dict[Operation, tuple[dict[str, Any], list[Any]]] = {
-    Operation.INIT: ({"keys": [1], "sizes": [4], "dtype": "float32"}, [np.ones(4, np.float32)]),
-    Operation.PUSH: ({"keys": [1], "sizes": [4], "dtype": "float32", "pull": 1}, [np.ones(4, np.float32)]),
-    Operation.ADD: ({"keys": [1], "sizes": [4], "dtype": "float32"}, [np.ones(4, np.float32)]),
-    Operation.PUSH_STEP: (
+GOOD: dict[Opcode, tuple[dict[str, Any], list[Any]]] = {
+    Opcode.INIT: ({"keys": [1], "sizes": [4], "dtype": "float32"}, [np.ones(4, np.float32)]),
+    Opcode.PUSH: ({"keys": [1], "sizes": [4], "dtype": "float32", "pull": 1}, [np.ones(4, np.float32)]),
+    Opcode.ADD: ({"keys": [1], "sizes": [4], "dtype": "float32"}, [np.ones(4, np.float32)]),
+    Opcode.PUSH_STEP: (
         {
             "keys": [1],
             "sizes": [4],
@@ -102,12 +102,12 @@ GOOD: dict[Operation, tuple[dict[str, Any], list[Any]]] = {
         },
         [np.ones(4, np.float32)],
     ),
-    Operation.ADD_GRADIENTS: (
+    Opcode.ADD_GRADIENTS: (
         {"keys": [1], "sizes": [4], "dtype": "float32", "fresh": [0]},
         [np.ones(4, np.float32)],
     ),
-    Operation.SCALE_GRADIENTS: ({"keys": [1], "factor": 0.5}, []),
-    Operation.STEP: (
+    Opcode.SCALE_GRADIENTS: ({"keys": [1], "factor": 0.5}, []),
+    Opcode.STEP: (
         {
             "optimizer": 1,
             "class": "Adam",
@@ -123,31 +123,31 @@ GOOD: dict[Operation, tuple[dict[str, Any], list[Any]]] = {
         },
         [np.ones(4, np.float32)] * 3,
     ),
-    Operation.GRADIENTS: ({"keys": [1]}, []),
-    Operation.PULL: ({"keys": [1]}, []),
-    Operation.PULL_ROWS: ({"keys": [1], "dim": 2}, [np.array([0, 1])]),
-    Operation.OPTIMIZER_STATE: ({"optimizer": 0, "keys": [1]}, []),
-    Operation.MAKE_TABLE: (
+    Opcode.GRADIENTS: ({"keys": [1]}, []),
+    Opcode.PULL: ({"keys": [1]}, []),
+    Opcode.PULL_ROWS: ({"keys": [1], "dim": 2}, [np.array([0, 1])]),
+    Opcode.OPTIMIZER_STATE: ({"optimizer": 0, "keys": [1]}, []),
+    Opcode.MAKE_TABLE: (
         {"table": 1, "config": write_config(TableConfig(dim=2, optimizer=SGD(lr=0.1), max_rows=100))},
         [],
     ),
-    Operation.UPDATE: (
+    Opcode.UPDATE: (
         {"table": 1, "lr": 0.1},
         [np.array([3, 4]), np.ones((2, 2), np.float32), np.ones(2, np.int64)],
     ),
-    Operation.LOOK_UP: ({"table": 1}, [np.array([3, 4])]),
-    Operation.COUNT: ({"table": 1}, []),
-    Operation.ROWS: ({"table": 1}, []),
-    Operation.HELLO: ({"workers": 1}, []),
-    Operation.STATUS: ({}, []),
-    Operation.LEAVE: ({}, []),
+    Opcode.LOOK_UP: ({"table": 1}, [np.array([3, 4])]),
+    Opcode.COUNT: ({"table": 1}, []),
+    Opcode.ROWS: ({"table": 1}, []),
+    Opcode.HELLO: ({"workers": 1}, []),
+    Opcode.STATUS: ({}, []),
+    Opcode.LEAVE: ({}, []),
 }
 # The same of a replica, which makes no changes.
-OF_REPLICA: dict[Operation, tuple[dict[str, Any], list[Any]]] = {
-    Operation.HELLO: ({"workers": 1}, []),
-    Operation.STATUS: ({}, []),
-    Operation.LOOK_UP: ({"table": "user"}, [np.array([3, -4])]),
-    Operation.PREDICT: (
+OF_REPLICA: dict[Opcode, tuple[dict[str, Any], list[Any]]] = {
+    Opcode.HELLO: ({"workers": 1}, []),
+    Opcode.STATUS: ({}, []),
+    Opcode.LOOK_UP: ({"table": "user"}, [np.array([3, -4])]),
+    Opcode.PREDICT: (
         {"inputs": ["x", "bags_0", "bags_1"]},
         [np.ones((2, 3), np.float32), np.array([3, 4, 5]), np.array([0, 2])],
     ),
@@ -159,13 +159,13 @@ class Asked:
 
     def __init__(self) -> None:
         self.server = ParameterServer(
-            Shard({"dense": DenseShard(), "sparse": SparseShard()}), None, workers=1
+            ServerShard({"dense": DenseShard(), "sparse": SparseShard()}), None, workers=1
         )
         self.sequence = 0
-        for operation in (Operation.MAKE_TABLE, Operation.INIT, Operation.ADD_GRADIENTS, Operation.PUSH_STEP):
-            assert self.ask(operation, *GOOD[operation]).operation is Operation.DONE
+        for operation in (Opcode.MAKE_TABLE, Opcode.INIT, Opcode.ADD_GRADIENTS, Opcode.PUSH_STEP):
+            assert self.ask(operation, *GOOD[operation]).operation is Opcode.DONE
 
-    def ask(self, operation: Operation, meta: Any, arrays: Any) -> Message:
+    def ask(self, operation: Opcode, meta: Any, arrays: Any) -> Message:
         changes = self.server.shard.is_change(operation)
         sequence = self.sequence + 1 if changes else 0
         answers: list[Message] = []
@@ -176,7 +176,7 @@ class Asked:
         except WireError as error:
             return message.refuse(str(error), error.kind)
         (answer,) = answers
-        if changes and answer.operation is Operation.DONE:
+        if changes and answer.operation is Opcode.DONE:
             self.sequence = sequence
         return answer
 
@@ -198,7 +198,7 @@ class AskedReplica:
         self._server = ReadOnly(self._replica, Metrics(self._replica), self._made.set, {})
         self.close = self._server.close
 
-    def ask(self, operation: Operation, meta: Any, arrays: Any) -> Message:
+    def ask(self, operation: Opcode, meta: Any, arrays: Any) -> Message:
         answers: list[Message] = []
         message = decode(encode(Message(operation, meta, arrays, request=1), RUN), RUN)
         try:
@@ -228,17 +228,17 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AskedReplica]:
 
 
 @pytest.mark.parametrize("operation", GOOD, ids=lambda operation: operation.name)
-def test_what_can_be_answered_is(operation: Operation) -> None:
-    assert Asked().ask(operation, *GOOD[operation]).operation is Operation.DONE
+def test_what_can_be_answered_is(operation: Opcode) -> None:
+    assert Asked().ask(operation, *GOOD[operation]).operation is Opcode.DONE
 
 
 @pytest.mark.parametrize("operation", OF_REPLICA, ids=lambda operation: operation.name)
-def test_what_a_replica_can_answer_is(operation: Operation, replica: AskedReplica) -> None:
-    assert replica.ask(operation, *OF_REPLICA[operation]).operation is Operation.DONE
+def test_what_a_replica_can_answer_is(operation: Opcode, replica: AskedReplica) -> None:
+    assert replica.ask(operation, *OF_REPLICA[operation]).operation is Opcode.DONE
 
 
 @pytest.mark.parametrize("operation", OF_REPLICA, ids=lambda operation: operation.name)
-def test_nonsense_is_refused_by_a_replica(operation: Operation, replica: AskedReplica) -> None:
+def test_nonsense_is_refused_by_a_replica(operation: Opcode, replica: AskedReplica) -> None:
     meta, arrays = OF_REPLICA[operation]
     before = replica.all()
 
@@ -246,7 +246,7 @@ def test_nonsense_is_refused_by_a_replica(operation: Operation, replica: AskedRe
     @given(mutated(meta).filter(lambda told: isinstance(told, dict)), _arrays | st.just(arrays))
     def hostile(told: dict[str, Any], sent: list[Any]) -> None:
         answer = replica.ask(operation, told, sent)
-        assert answer.operation in (Operation.DONE, Operation.REFUSED)
+        assert answer.operation in (Opcode.DONE, Opcode.REFUSED)
         assert answer.meta.get("kind") != "defect", answer.meta
 
     hostile()
@@ -277,7 +277,7 @@ def asked() -> Asked:
 
 
 @pytest.mark.parametrize("operation", GOOD, ids=lambda operation: operation.name)
-def test_nonsense_is_refused_and_changes_nothing(operation: Operation, asked: Asked) -> None:
+def test_nonsense_is_refused_and_changes_nothing(operation: Opcode, asked: Asked) -> None:
     meta, arrays = GOOD[operation]
 
     @settings(max_examples=EXAMPLES, deadline=None)
@@ -285,8 +285,8 @@ def test_nonsense_is_refused_and_changes_nothing(operation: Operation, asked: As
     def hostile(told: dict[str, Any], sent: list[Any]) -> None:
         before = asked.all()
         answer = asked.ask(operation, told, sent)
-        assert answer.operation in (Operation.DONE, Operation.REFUSED)
-        if answer.operation is Operation.REFUSED:
+        assert answer.operation in (Opcode.DONE, Opcode.REFUSED)
+        if answer.operation is Opcode.REFUSED:
             if (
                 answer.meta["kind"] == "failed"
             ):  # the checks do not find numbers that no formula can divide by
@@ -306,11 +306,11 @@ def test_strangers_are_refused_and_told_no_token() -> None:
                 stranger.send_multipart(frames)
                 answer = [bytes(each) for each in stranger.recv_multipart()]
                 assert RUN not in b"".join(answer)
-                assert decode(answer, NO_TOKEN).operation is Operation.REFUSED
-            hello = Message(Operation.HELLO, {"workers": 1, "arena": [[1, 1, 1, 1]]})
+                assert decode(answer, NO_TOKEN).operation is Opcode.REFUSED
+            hello = Message(Opcode.HELLO, {"workers": 1, "arena": [[1, 1, 1, 1]]})
             stranger.send_multipart(encode(hello, bytes(15) + b"\1"))
             assert decode(stranger.recv_multipart(), NO_TOKEN).meta["kind"] == "token"
-            stranger.send_multipart(encode(Message(Operation.PULL, {"keys": [1]}), RUN))  # says no hello
+            stranger.send_multipart(encode(Message(Opcode.PULL, {"keys": [1]}), RUN))  # says no hello
             assert decode(stranger.recv_multipart(), RUN).meta["kind"] == "hello"
             stranger.close(linger=0)
         host, port = endpoint.removeprefix("tcp://").split(":")
@@ -319,7 +319,7 @@ def test_strangers_are_refused_and_told_no_token() -> None:
         with pytest.raises(ServerRefused, match="the token is not that of this run"):
             Client([endpoint], bytes(16))
         client = Client([endpoint], RUN)
-        (status,) = client.wait([client.send(0, Operation.STATUS)])
+        (status,) = client.wait([client.send(0, Opcode.STATUS)])
         client.close()
     refused = status.meta["refused"]
     assert refused["truncated"] >= 2

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ronde.server.table.combine import sum_rows, unique
+from ronde.server.table.dedup import sum_rows, unique
 from ronde.server.table.hashing import BUCKETS, buckets_of
 from ronde.server.table.index import SEGMENTS, Index
-from ronde.server.table.rows import Rows, TableFull
+from ronde.server.table.rows import RowStore, TableFull
 
 
 class Pair:
     """An index and its rows, beside the dict that they should equal."""
 
     def __init__(self, max_rows: int) -> None:
-        self.index, self.rows = Index(max_rows), Rows(0, 0, np.dtype(np.float32), max_rows)
+        self.index, self.rows = Index(max_rows), RowStore(0, 0, np.dtype(np.float32), max_rows)
         self.dict: dict[int, int] = {}
 
     def insert(self, ids: np.ndarray) -> None:
@@ -62,7 +62,7 @@ def test_the_ends_of_int64_are_ids() -> None:
 
 
 def test_rows_that_were_given_back_are_taken_first_and_no_more_than_there_are() -> None:
-    rows = Rows(4, 1, np.dtype(np.float64), 5)
+    rows = RowStore(4, 1, np.dtype(np.float64), 5)
     first = rows.take(4)
     rows.give_back(first[1:3])
     assert sorted(rows.take(3).tolist()) == [1, 2, 4]

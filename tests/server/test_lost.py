@@ -13,17 +13,17 @@ import pytest
 import ronde.server.transport.client
 from ronde.errors import PeerLost, UsageError
 from ronde.server.parameter_server import ParameterServer
-from ronde.server.shard import Shard
-from ronde.server.transport.client import Client, Request, ServerRefused
+from ronde.server.shard import ServerShard
+from ronde.server.transport.client import Client, PendingRequest, ServerRefused
 from ronde.server.transport.service import Service
-from ronde.server.transport.wire import Operation
+from ronde.server.transport.wire import Opcode
 from server.records import shard
 
 TOKEN = bytes(16)
 
 
 @contextlib.contextmanager
-def serving(endpoint: str, state: Shard, workers: int = 1) -> Iterator[None]:
+def serving(endpoint: str, state: ServerShard, workers: int = 1) -> Iterator[None]:
     service = Service(endpoint, TOKEN, ParameterServer(state, None, workers=workers))
     thread = threading.Thread(target=service.run)
     thread.start()
@@ -35,12 +35,12 @@ def serving(endpoint: str, state: Shard, workers: int = 1) -> Iterator[None]:
         service.close()
 
 
-def add(client: Client, room: np.ndarray) -> Request:
+def add(client: Client, room: np.ndarray) -> PendingRequest:
     """A change whose array lies in shared memory."""
     values = room.view(np.float32)
     values[:] = 1
     meta = {"keys": [0], "sizes": [len(values)], "dtype": "float32", "pull": True}
-    return client.send(0, Operation.ADD, meta, [values], changes=True)
+    return client.send(0, Opcode.ADD, meta, [values], changes=True)
 
 
 @pytest.mark.parametrize("survives", [True, False])
@@ -75,7 +75,7 @@ def test_a_worker_that_does_not_wait_asks_again_for_others() -> None:
                 for rank in range(2)
             )
             pushed = add(second, second.room(400))
-            second.wait([second.send(0, Operation.STATUS)])  # the server has it
+            second.wait([second.send(0, Opcode.STATUS)])  # the server has it
         with serving(endpoint, shard(), 2):
             first.wait([add(first, first.room(400))])
             second.wait([pushed])
@@ -89,12 +89,12 @@ def test_an_answer_is_written_to_shared_memory_once() -> None:
         try:
             client.wait([add(client, client.room(400))])
             into = client.room(400)
-            request = client.send(0, Operation.PULL, {"keys": [0], **client.into(into)})
+            request = client.send(0, Opcode.PULL, {"keys": [0], **client.into(into)})
             client.wait([request])
             assert (into.view(np.float32) == 1).all()
             into[:] = 7
             client._ask(request)
-            client.wait([client.send(0, Operation.STATUS)])  # the answer to what was asked before is here too
+            client.wait([client.send(0, Opcode.STATUS)])  # the answer to what was asked before is here too
             assert (into == 7).all()
         finally:
             client.close()

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from ronde.server import presence
+from ronde.server import liveness
+from ronde.server.liveness import Presence
 from ronde.server.parameter_server import ParameterServer
-from ronde.server.presence import Presence
 from ronde.server.storage import Storage
 from ronde.server.transport import client
 from ronde.server.transport.client import Client
-from ronde.server.transport.wire import Message, Operation
+from ronde.server.transport.wire import Message, Opcode
 from ronde.testing.servers import serving
 from server.records import shard, some_records
 
@@ -57,7 +57,7 @@ def test_who_does_not_come_back_to_a_server_that_does() -> None:
 
 
 def test_a_killed_worker_stays_away_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presence, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(liveness, "_LOOK_EVERY_S", 0.0)
     ended = subprocess.Popen(["true"])
     ended.wait()
     made = shard()
@@ -78,7 +78,7 @@ def test_a_killed_worker_stays_away_after_a_restart(tmp_path: Path, monkeypatch:
     for step in range(1, 5):
         server.handle(Message(first.operation, first.meta, sequence=step, clock=step), answers.append)
     storage.close()
-    assert [each.operation for each in answers] == [Operation.DONE] * 4
+    assert [each.operation for each in answers] == [Opcode.DONE] * 4
 
 
 def test_a_worker_that_is_busy_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,4 +99,4 @@ def bounded(state: Any, storage: Storage) -> ParameterServer:
 
 
 def hello(worker: int, process: int) -> Message:
-    return Message(Operation.HELLO, {"workers": 2, "process": process}, worker=worker)
+    return Message(Opcode.HELLO, {"workers": 2, "process": process}, worker=worker)

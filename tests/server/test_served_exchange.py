@@ -14,12 +14,12 @@ import pytest
 from ronde import table as tables
 from ronde.errors import RondeError
 from ronde.server.parameter_server import ParameterServer
-from ronde.server.served_exchange import Served
-from ronde.server.shard import Shard
+from ronde.server.remote_tables import Served
+from ronde.server.shard import ServerShard
 from ronde.server.sparse import PAGE_BYTES, SparseShard
 from ronde.server.table.config import TableConfig
+from ronde.server.table.delta import RowsOfVersion, all_rows, changed_rows
 from ronde.server.table.table import Table
-from ronde.server.table.told import RowsOfVersion, all_rows, changed_rows
 from ronde.server.transport.client import Client, ServerRefused
 from ronde.server.transport.service import Service
 from ronde.testing.servers import serving
@@ -48,7 +48,7 @@ def connect() -> Iterator[Callable[..., Client]]:
 
     def start(servers: int, transport: str = "ipc://@ronde-test-{}", page_bytes: int = PAGE_BYTES) -> Client:
         for _ in range(servers):
-            server = ParameterServer(Shard({"sparse": SparseShard(page_bytes)}), None, workers=1)
+            server = ParameterServer(ServerShard({"sparse": SparseShard(page_bytes)}), None, workers=1)
             endpoint = transport.format(f"{os.getpid()}-{next(_NAMES)}")
             services.append(Service(endpoint, TOKEN, server))
             threads.append(threading.Thread(target=services[-1].run))

@@ -16,14 +16,14 @@ from ronde.errors import RondeError
 from ronde.server.framing import write
 from ronde.server.parameter_server import ParameterServer
 from ronde.server.record import Record
-from ronde.server.shard import Shard
+from ronde.server.shard import ServerShard
 from ronde.server.snapshot import name_of, snapshots
 from ronde.server.storage import Storage, recover
-from ronde.server.transport.wire import Message, Operation, WireError
+from ronde.server.transport.wire import Message, Opcode, WireError
 from server.records import same, shard, some_records
 
 
-def fed(directory: Path, records: Sequence[Record], *, at: Sequence[int] = (), **options: Any) -> Shard:
+def fed(directory: Path, records: Sequence[Record], *, at: Sequence[int] = (), **options: Any) -> ServerShard:
     """A shard to which records were applied through a log, with snapshots after so many of them."""
     made = shard()
     storage = Storage(directory, made, **options)
@@ -37,7 +37,7 @@ def fed(directory: Path, records: Sequence[Record], *, at: Sequence[int] = (), *
     return made
 
 
-def back(directory: Path, said: list[str] | None = None) -> Shard:
+def back(directory: Path, said: list[str] | None = None) -> ServerShard:
     made = shard()
     recover(directory, made, (said if said is not None else []).append)
     return made
@@ -191,7 +191,7 @@ def test_a_full_disk_changes_nothing_and_room_mends_it(
     monkeypatch.setattr(ronde.server.journal, "write", full)
     for _ in range(2):
         ask(2)
-        assert answers[0].operation is Operation.REFUSED
+        assert answers[0].operation is Opcode.REFUSED
         assert answers[0].meta["kind"] == "storage"
         assert str(tmp_path) in answers[0].meta["why"]
         assert "No space left on device" in answers[0].meta["why"]
@@ -200,7 +200,7 @@ def test_a_full_disk_changes_nothing_and_room_mends_it(
     assert len(said) == 1
     monkeypatch.undo()
     ask(2)
-    assert answers[0].operation is Operation.DONE
+    assert answers[0].operation is Opcode.DONE
     assert "again" in said[1]
     storage.close()
     assert same(back(tmp_path), made)
@@ -234,16 +234,16 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
 def test_what_an_earlier_life_of_a_worker_sent_is_refused() -> None:
     server = ParameterServer(shard(), None, workers=1)
     answers: list[Message] = []
-    server.handle(Message(Operation.HELLO, {"workers": 1}, incarnation=2), answers.append)
+    server.handle(Message(Opcode.HELLO, {"workers": 1}, incarnation=2), answers.append)
     with pytest.raises(WireError, match="has been started again"):
-        server.handle(Message(Operation.INIT, {}, [], sequence=1, incarnation=1), answers.append)
+        server.handle(Message(Opcode.INIT, {}, [], sequence=1, incarnation=1), answers.append)
 
 
 def test_who_left_stays_away_after_a_restart(tmp_path: Path) -> None:
     made = shard()
     storage = Storage(tmp_path, made)
     server = ParameterServer(made, storage, workers=2, rule="bounded")
-    server.handle(Message(Operation.LEAVE, worker=1), lambda answer: None)
+    server.handle(Message(Opcode.LEAVE, worker=1), lambda answer: None)
     storage.close()
     assert made.left == {1}
     assert back(tmp_path).left == {1}

@@ -11,13 +11,13 @@ import pytest
 
 from ronde.errors import UsageError
 from ronde.server.dense import DenseShard
+from ronde.server.import_tables import take_tables
 from ronde.server.record import Record
-from ronde.server.shard import Shard
+from ronde.server.shard import ServerShard
 from ronde.server.sparse import SparseShard
 from ronde.server.storage import Storage, recover
 from ronde.server.table.hashing import BUCKETS, buckets_of
 from ronde.server.table.state import State, merge
-from ronde.server.taking_over import take_tables
 from server.records import NUMBER_OF_TABLES, some_records
 
 
@@ -25,16 +25,16 @@ def of_server(server: int, servers: int) -> Callable[[Any], Any]:
     return lambda ids: buckets_of(ids) * servers // BUCKETS == server
 
 
-def state_of(directory: Path) -> tuple[Shard, list[State]]:
+def state_of(directory: Path) -> tuple[ServerShard, list[State]]:
     sparse = SparseShard()
-    shard = Shard({"dense": DenseShard(), "sparse": sparse})
+    shard = ServerShard({"dense": DenseShard(), "sparse": sparse})
     recover(directory, shard, print)
     return shard, [sparse.tables[number].state() for number in range(NUMBER_OF_TABLES)]
 
 
 def apply(directory: Path, records: list[Record]) -> None:
     sparse = SparseShard()
-    shard = Shard({"dense": DenseShard(), "sparse": sparse})
+    shard = ServerShard({"dense": DenseShard(), "sparse": sparse})
     storage = Storage(directory, shard)
     for number, record in enumerate(records):
         storage.append(record)

@@ -9,17 +9,17 @@ import pytest
 
 from ronde.server.parameter_server import ParameterServer
 from ronde.server.transport import wire
-from ronde.server.transport.client import Client, Request, ServerRefused
+from ronde.server.transport.client import Client, PendingRequest, ServerRefused
 from ronde.server.transport.service import Service
-from ronde.server.transport.wire import Limits, Operation
+from ronde.server.transport.wire import Limits, Opcode
 from server.records import shard
 
 TOKEN = bytes(16)
 
 
-def add(client: Client, numel: int, *, pull: bool) -> Request:
+def add(client: Client, numel: int, *, pull: bool) -> PendingRequest:
     meta = {"keys": [numel], "sizes": [numel], "dtype": "float64", "pull": pull}
-    return client.send(0, Operation.ADD, meta, [np.ones(numel)], changes=True)
+    return client.send(0, Opcode.ADD, meta, [np.ones(numel)], changes=True)
 
 
 def test_requests_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_requests_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ServerRefused, match=r"add: a message of .* is smaller with more servers"):
             add(client, 80, pull=False)
         with pytest.raises(ServerRefused, match=r"the answer: a message of .* is too large"):
-            client.wait([client.send(0, Operation.PULL, {"keys": [40, 41]})])
+            client.wait([client.send(0, Opcode.PULL, {"keys": [40, 41]})])
         assert client.wait([add(client, 40, pull=True)])[0].arrays[0][0] == 2  # and it goes on
         client.close()
     finally:

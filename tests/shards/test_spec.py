@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from ronde.policies.zero import Place, divided, in_equal_parts, zero_within
+from ronde.policies.zero import MeshPosition, divided, in_equal_parts, zero_within
 from ronde.shards.dim_cut import DimCut
 from ronde.shards.partition import Partition
 from ronde.shards.spec import ShardSpec, blocks, blocks_of_stage, owned, within
 
 SHAPE = (6, 4)
-PLACES = [Place(block, row, row) for row in range(2) for block in range(2)]
+PLACES = [MeshPosition(block, row, row) for row in range(2) for block in range(2)]
 
 
 def _nested() -> ShardSpec:

@@ -10,7 +10,7 @@ from torch import nn
 from ronde.comm.process_group import Comm
 from ronde.shards.copied_unit import CopiedMember, CopiedUnit
 from ronde.shards.spec import ShardSpec
-from ronde.sync.home import OnDevice
+from ronde.sync.memory_home import OnDevice
 
 
 def test_a_parameter_that_nobody_looks_at_is_not_held() -> None:

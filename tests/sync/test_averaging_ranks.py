@@ -13,7 +13,7 @@ from torch import nn
 from compressed_reference import _int8, gradients, net
 from ronde.errors import UsageError
 from ronde.plan import Plan
-from ronde.runtime.averaging import of_plan
+from ronde.runtime.update_axis import of_plan
 from ronde.sync.averaging.decentralized import peer_of
 from ronde.sync.averaging.local_steps import next_interval
 from ronde.sync.averaging.protocol import average_gradients

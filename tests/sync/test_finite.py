@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ronde.sync.finite import Watch
+from ronde.sync.finite_check import GradientWatch
 
 
 def told(gradient: torch.Tensor | None) -> list[bool]:
@@ -15,7 +15,7 @@ def told(gradient: torch.Tensor | None) -> list[bool]:
     leaf.requires_grad_()
     leaf.grad = gradient
     answers: list[bool] = []
-    Watch(answers.append)(leaf)
+    GradientWatch(answers.append)(leaf)
     return answers
 
 

@@ -27,8 +27,8 @@ def reducer(rank: Rank, backend: str) -> Iterator[Any]:
 
     "in place": what this rank alone sums is left where backward put it, as is done with large gradients.
     """
-    from ronde.comm.joining import join
-    from ronde.comm.topology import Place
+    from ronde.comm.rendezvous import join
+    from ronde.comm.topology import RankPosition
     from ronde.sync import bucket
     from ronde.sync.reducer import Reducer
 
@@ -37,7 +37,7 @@ def reducer(rank: Rank, backend: str) -> Iterator[Any]:
     comm = join(
         "file://" + os.path.join(rank.directory, f"{backend.replace(' ', '-')}.store"),
         name=f"memory-{_turn()}",
-        place=Place(rank.rank, rank.world_size, rank.rank % here, here),
+        place=RankPosition(rank.rank, rank.world_size, rank.rank % here, here),
         device="cpu",
         timeout=timedelta(seconds=30),
         host="127.0.0.1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ronde.sync.home import Home, HostMemory, OnDevice
+from ronde.sync.memory_home import Home, HostMemory, OnDevice
 
 
 def test_on_the_device_parts_are_the_elements_themselves() -> None:

@@ -12,8 +12,8 @@ from ronde.trace.evidence import (
     Collective,
     Evidence,
     Failure,
-    Host,
-    Process,
+    HostFacts,
+    ProcessFacts,
     RankEvidence,
     evidence_path,
     merged,
@@ -24,11 +24,11 @@ from ronde.trace.explanation import Explanation, read_explanation, write_explana
 
 RANK = RankEvidence(
     rank=1,
-    process=Process(pid=7, state="S", cpu=0.5),
+    process=ProcessFacts(pid=7, state="S", cpu=0.5),
     stack="Thread 1\n",
     error={"type": "ValueError"},
     collectives=(Collective(group="reducer", number=3, what="a", where="b", entered=1.0, left=None),),
-    children=(Process(pid=8),),
+    children=(ProcessFacts(pid=8),),
     log=("one", "two"),
 )
 
@@ -39,7 +39,7 @@ def evidence(directory: Path) -> Evidence:
         reason="failure",
         time=5.0,
         ranks=(RANK,),
-        hosts=(Host(cores=2, kernel=("a line",)),),
+        hosts=(HostFacts(cores=2, kernel=("a line",)),),
         failure=Failure(rank=1, kind="script", exit_code=1),
     )
 
@@ -64,14 +64,14 @@ def test_evidence_of_nodes_becomes_that_of_the_run(tmp_path: Path) -> None:
         run_directory="/one",
         reason="stall",
         time=9.0,
-        ranks=tuple(RankEvidence(rank=rank, process=Process(pid=rank)) for rank in (1, 3)),
-        hosts=(Host(name="one", cores=1),),
+        ranks=tuple(RankEvidence(rank=rank, process=ProcessFacts(pid=rank)) for rank in (1, 3)),
+        hosts=(HostFacts(name="one", cores=1),),
     )
     two = dataclasses.replace(
         one,
         time=8.0,
-        ranks=tuple(RankEvidence(rank=rank, process=Process(pid=rank)) for rank in (2, 0)),
-        hosts=(Host(name="two", cores=2),),
+        ranks=tuple(RankEvidence(rank=rank, process=ProcessFacts(pid=rank)) for rank in (2, 0)),
+        hosts=(HostFacts(name="two", cores=2),),
     )
     found = merged([one, two], tmp_path)
     assert (found.run_directory, found.reason, found.time) == (str(tmp_path), "stall", 8.0)

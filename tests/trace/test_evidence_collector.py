@@ -16,15 +16,15 @@ import pytest
 from launch.conftest import wait_until
 from ronde.trace.evidence import RankEvidence
 from ronde.trace.evidence_collector import EvidenceCollector, main_thread_first
+from ronde.trace.heartbeat import Heartbeat, look_at, vitals_path
 from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.process_facts import catches, descendants, process
 from ronde.trace.run_directory import RunDirectory
-from ronde.trace.vitals import Seen, look_at, vitals_path
 
 RANK = """
 import ctypes, os, sys, threading, time
 from types import SimpleNamespace
-from ronde.runtime.vital_signs import show_signs_of_life
+from ronde.runtime.heartbeat import show_signs_of_life
 show_signs_of_life(SimpleNamespace(place=SimpleNamespace(run_dir=sys.argv[1], rank=0)))
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 def begun():
@@ -102,7 +102,7 @@ def test_a_script_that_wants_the_signal_has_it(tmp_path: Path, start: Callable[[
     pid = start(
         """
         import signal
-        from ronde.trace.vitals import STACK_SIGNAL
+        from ronde.trace.heartbeat import STACK_SIGNAL
         signal.signal(STACK_SIGNAL, lambda *_: os._exit(9))
         time.sleep(0.7)  # a beat, which notices
         begun()
@@ -130,7 +130,7 @@ def test_what_linux_says_of_this_process() -> None:
 def test_the_main_threads_stack_comes_first() -> None:
     one = 'Thread 0x0b (most recent call first):\n  File "a", line 1 in f\n'
     stack = f'{one}\nCurrent thread 0x0a:\n  File "b", line 2 in g\n'
-    vitals = Seen(pid=1, thread=0x0B, beat=0, step=0, answers=True, not_finite=0, threads=1)
+    vitals = Heartbeat(pid=1, thread=0x0B, beat=0, step=0, answers=True, not_finite=0, threads=1)
     assert main_thread_first(stack, vitals).startswith("Thread 0x0b")
     assert main_thread_first(stack, None).startswith("Current thread 0x0a")
     assert main_thread_first("", None) == ""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ronde.trace.lockstep_board import SLOTS, LockstepBoard, State
+from ronde.trace.lockstep_board import SLOTS, BoardState, LockstepBoard
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_long_texts_keep_the_operation_and_the_line(boards: list[LockstepBoard])
 
 def test_standings(boards: list[LockstepBoard], tmp_path: Path) -> None:
     other = LockstepBoard(tmp_path / "other.board", 1, 2)
-    assert [standing.state for standing in other.standings()] == [State.ABSENT, State.RUNNING]
+    assert [standing.state for standing in other.standings()] == [BoardState.ABSENT, BoardState.RUNNING]
     other.close()
     for board in boards:
         board.record("first", "train.py:1")
@@ -113,9 +113,9 @@ def test_standings(boards: list[LockstepBoard], tmp_path: Path) -> None:
     found = looking.standings()
     looking.close()
     assert [(each.rank, each.state) for each in found] == [
-        (0, State.WAITING),
-        (1, State.RUNNING),
-        (2, State.ENDED),
+        (0, BoardState.WAITING),
+        (1, BoardState.RUNNING),
+        (2, BoardState.ENDED),
     ]
     assert [each.entry.where for each in found if each.entry is not None] == [
         "train.py:1",

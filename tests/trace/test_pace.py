@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ronde.trace.counters import Tally
 from ronde.trace.pace import pace_of, steady
-from ronde.trace.recorder import Recorder, Travelled
+from ronde.trace.recorder import TraceRecorder, Travelled
 from ronde.trace.step_file import StepFile, StepRecord, read_steps
-from ronde.trace.tally import Tally
 
 FIRST = StepRecord(1, 1, 0, 9_000, 10, 0, 0, 0, 8_000, 4, 0, 0, (0, 0, 0, 0), 0, 0, 0)
 SECOND = dataclasses.replace(FIRST, step=2, begun=9_000, ended=9_100, data=20, waited=43)
@@ -51,7 +51,7 @@ def test_the_summary_and_the_report_count_alike(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.steps"
     file = StepFile(path, rank=0, world_size=2, process=os.getpid(), clocks=clocks, host="here")
     exchange, tally = Exchange(), Tally()
-    tally.recorder = Recorder(file, exchange, lambda: (0, 0), shortest_ns=0)
+    tally.recorder = TraceRecorder(file, exchange, lambda: (0, 0), shortest_ns=0)
     tally.waited = exchange.waited_ns
     tally.begin()
     for waited in (700_000, 50_000, 90_000, 10_000):

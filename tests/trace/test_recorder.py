@@ -14,7 +14,7 @@ from ronde.trace import phases as phases_module
 from ronde.trace import recorder as recorder_module
 from ronde.trace.events import read_events, write_event
 from ronde.trace.phases import Phase, Phases
-from ronde.trace.recorder import NO_TRAFFIC, Recorder, StepRange, Travelled
+from ronde.trace.recorder import NO_TRAFFIC, StepRange, TraceRecorder, Travelled
 from ronde.trace.spans import SpanFile, read_spans, spans_path
 from ronde.trace.step_file import StepFile, StepsOfRank, read_steps, steps_path
 
@@ -86,7 +86,7 @@ class Rank:
         self.folder, self.others = folder, Others()
         file = StepFile(steps_path(folder, 0), rank=0, world_size=1, process=1, clocks=(0, 0), host="here")
         spans = (SpanFile(spans_path(folder, 0)), StepRange.parse(traced)) if traced else None
-        self.recorder = Recorder(file, self.others, lambda: (4096, 0), spans, shortest_ns=shortest_ns)
+        self.recorder = TraceRecorder(file, self.others, lambda: (4096, 0), spans, shortest_ns=shortest_ns)
 
     def read(self) -> StepsOfRank:
         found = read_steps(steps_path(self.folder, 0))
@@ -161,7 +161,7 @@ def test_short_steps_share_a_record(tmp_path: Path, clock: Clock) -> None:
 
 def test_one_rank_measures_the_first_of_short_steps(tmp_path: Path, clock: Clock) -> None:
     file = StepFile(steps_path(tmp_path, 0), rank=0, world_size=1, process=1, clocks=(0, 0), host="here")
-    recorder = Recorder(file, NO_TRAFFIC, lambda: (4096, 0), shortest_ns=70)
+    recorder = TraceRecorder(file, NO_TRAFFIC, lambda: (4096, 0), shortest_ns=70)
     phases = recorder.phases
 
     def step(number: int) -> None:

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from ronde.trace import step_clock
-from ronde.trace.step_clock import Part, StepClock, StepTimes, is_looked_at, undisturbed
+from ronde.trace.step_clock import Activity, StepClock, StepTimes, is_looked_at, undisturbed
 
 FIRST = next(step for step in range(100) if is_looked_at(step))
 
@@ -54,11 +54,11 @@ def measured(clock: StepClock) -> tuple[float, ...]:
 
 def test_each_part_has_its_own_time(clock: StepClock, time: Time) -> None:
     time.passes(1)
-    clock.enter(Part.ROWS)
+    clock.enter(Activity.ROWS)
     time.passes(2)
-    before = clock.enter(Part.OWN)
+    before = clock.enter(Activity.OWN)
     time.passes(4)
-    clock.enter(Part.MODEL)
+    clock.enter(Activity.MODEL)
     time.passes(8)
     clock.enter(before)
     time.passes(16)
@@ -66,10 +66,10 @@ def test_each_part_has_its_own_time(clock: StepClock, time: Time) -> None:
 
 
 def test_waiting_is_none_of_them(clock: StepClock, time: Time) -> None:
-    clock.enter(Part.MODEL)
+    clock.enter(Activity.MODEL)
     time.passes(1)
     time.passes(10, waiting=True)
-    clock.enter(Part.OWN)
+    clock.enter(Activity.OWN)
     time.passes(10, waiting=True)
     time.passes(2)
     time.passes(3, halted=True)
@@ -78,9 +78,9 @@ def test_waiting_is_none_of_them(clock: StepClock, time: Time) -> None:
 
 def test_what_has_run_is_claimed_afterwards(clock: StepClock, time: Time) -> None:
     time.passes(1)
-    clock.enter(Part.SCRIPT)
+    clock.enter(Activity.SCRIPT)
     time.passes(2)
-    clock.claim(Part.OWN)
+    clock.claim(Activity.OWN)
     time.passes(4)
     assert measured(clock) == (7, 0, 6, 0, 0, 0)
 
@@ -98,7 +98,7 @@ def test_an_operation_on_many_elements_is_the_models(clock: StepClock, time: Tim
 
 def test_other_threads_say_nothing(clock: StepClock, time: Time) -> None:
     time.passes(1)
-    thread = threading.Thread(target=lambda: (clock.enter(Part.OWN), clock.claim(Part.MODEL)))
+    thread = threading.Thread(target=lambda: (clock.enter(Activity.OWN), clock.claim(Activity.MODEL)))
     thread.start()
     thread.join()
     time.passes(1)
@@ -106,7 +106,7 @@ def test_other_threads_say_nothing(clock: StepClock, time: Time) -> None:
 
 
 def test_a_part_that_an_exception_left_open_ends_with_the_step(clock: StepClock, time: Time) -> None:
-    clock.enter(Part.OWN)
+    clock.enter(Activity.OWN)
     clock.stepped(FIRST + 1)
     second = next(step for step in range(FIRST + 1, 100) if is_looked_at(step))
     clock.stepped(second)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ronde.trace.pulse import Pulse
-from ronde.trace.tally import Tally
+from ronde.trace.counters import Tally
+from ronde.trace.progress import Pulse
 
 
 class Optimizer:

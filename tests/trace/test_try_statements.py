@@ -18,7 +18,7 @@ import pytest
 import torch
 import xdist
 
-from ronde.trace.catching_source import Source
+from ronde.trace.catching_source import CatchVisitor
 from ronde.trace.try_statements import TryStatements
 
 # What runs these tests catches what they raise.
@@ -45,7 +45,7 @@ _FOLDERS = [os.path.dirname(str(each.__file__)) for each in (_pytest, pluggy, xd
 )
 def test_handlers(handler: str, caught: bool) -> None:
     source = f"def train():\n    try:\n        step()\n        step()\n{textwrap.indent(handler, '    ')}\n"
-    assert Source(source).caught == ({("train", 1): [range(3, 5)]} if caught else {})
+    assert CatchVisitor(source).caught == ({("train", 1): [range(3, 5)]} if caught else {})
 
 
 @pytest.mark.parametrize(
@@ -60,24 +60,24 @@ def test_handlers(handler: str, caught: bool) -> None:
 )
 def test_with_statements(item: str, caught: bool) -> None:
     source = f"with {item}:\n    step()\n"
-    assert Source(source).caught == ({("<module>", 0): [range(2, 3)]} if caught else {})
+    assert CatchVisitor(source).caught == ({("<module>", 0): [range(2, 3)]} if caught else {})
 
 
 def test_a_function_that_is_made_in_a_try_is_not_called_there() -> None:
     source = "try:\n    import fast\n    def step():\n        fast()\nexcept Exception:\n    pass\n"
-    assert Source(source).caught == {("<module>", 0): [range(2, 5)]}
+    assert CatchVisitor(source).caught == {("<module>", 0): [range(2, 5)]}
 
 
 def test_handlers_and_what_follows_are_outside() -> None:
     source = (
         "try:\n    step()\nexcept ValueError:\n    step()\nelse:\n    step()\nfinally:\n    step()\nstep()\n"
     )
-    assert Source(source).caught == {("<module>", 0): [range(2, 3)]}
+    assert CatchVisitor(source).caught == {("<module>", 0): [range(2, 3)]}
 
 
 def test_a_decorated_function_begins_with_its_decorator() -> None:
     source = "@wraps\n@other\ndef step():\n    try:\n        run()\n    except ValueError:\n        pass\n"
-    assert list(Source(source).caught) == [("step", 1)]
+    assert list(CatchVisitor(source).caught) == [("step", 1)]
 
 
 def _here(tries: TryStatements) -> bool:

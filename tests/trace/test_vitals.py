@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.trace.vitals import Vitals, look_at, vitals_path
+from ronde.trace.heartbeat import Vitals, look_at, vitals_path
 
 
 @pytest.fixture

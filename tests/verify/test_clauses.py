@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from ronde.verify.clauses import control, data, randomness, update, values
-from ronde.verify.clauses.contents import Comparison, compare_contents
+from ronde.verify.clauses.contents import FileComparison, compare_contents
 from ronde.verify.clauses.noise import Noise
 from ronde.verify.clauses.text import Unstable, differing_number
 from ronde.verify.clauses.verdict import Status, Tolerance
-from ronde.verify.record import Batch, RankRecord, Read, Step, Writer, read_record
+from ronde.verify.record import BatchRecord, RankRecord, Read, StepFingerprint, Writer, read_record
 
 DOUBLE = Tolerance.strict()
 SINGLE = Tolerance.as_is()
@@ -248,7 +248,7 @@ def test_another_path_is_control_not_values(tmp_path: Path) -> None:
 
 def test_batches_and_ids(tmp_path: Path) -> None:
     plain = dataclasses.replace(
-        record_of(tmp_path / "a"), batches=(Batch(fingerprints=("x", "y")),), ids=("[1]", "[2]")
+        record_of(tmp_path / "a"), batches=(BatchRecord(fingerprints=("x", "y")),), ids=("[1]", "[2]")
     )
     # A loader that prefetches has drawn more indices.
     assert data.compare(plain, [dataclasses.replace(plain, ids=("[1]",))]).status is Status.holds
@@ -256,12 +256,12 @@ def test_batches_and_ids(tmp_path: Path) -> None:
     assert data.compare(plain, [swapped]).divergence == (
         "rank 0, index batch 1: samples [2], in plain python [1]"
     )
-    other = dataclasses.replace(plain, batches=(Batch(fingerprints=("x", "z")),))
+    other = dataclasses.replace(plain, batches=(BatchRecord(fingerprints=("x", "z")),))
     assert data.compare(plain, [other]).divergence == "rank 0, batch 1, part 1: z, in plain python y"
 
 
 def test_generators(tmp_path: Path) -> None:
-    step = Step(step=1, optimizer="SGD 1", parameters={}, random={"torch": "a", "numpy": "b"})
+    step = StepFingerprint(step=1, optimizer="SGD 1", parameters={}, random={"torch": "a", "numpy": "b"})
     plain = dataclasses.replace(record_of(tmp_path / "a"), steps=(step,))
     moved = dataclasses.replace(
         plain, steps=(dataclasses.replace(step, random={"torch": "z", "numpy": "b"}),)
@@ -311,7 +311,7 @@ def test_torch_files_are_compared_by_value(tmp_path: Path) -> None:
     torch.save({"w": weight + 1e-13, "epoch": 3}, near)
     torch.save({"w": weight + 1e-3, "epoch": 3}, far)
     torch.save({"module.w": weight, "epoch": 3}, other)
-    assert compare_contents(near, plain, DOUBLE) == Comparison()
+    assert compare_contents(near, plain, DOUBLE) == FileComparison()
     assert compare_contents(far, plain, DOUBLE).wrong == "w, entry 0: 1.001, in plain python 1.0"
     assert "key 'module.w' is in one only" in compare_contents(other, plain, DOUBLE).wrong
 
@@ -325,7 +325,7 @@ def test_arrays_of_a_file_have_their_own_noise(tmp_path: Path) -> None:
     plain, again = saved("plain.pt", 2e-10), saved("again.pt", 3e-10)
     near, far, other = saved("near.pt", 4e-10), saved("far.pt", 6e-10), saved("other.pt", 2e-10, 1 + 2e-10)
     assert compare_contents(near, plain, DOUBLE).wrong.startswith("layers[0], entry 1: ")
-    assert compare_contents(near, plain, DOUBLE, [again]) == Comparison()
+    assert compare_contents(near, plain, DOUBLE, [again]) == FileComparison()
     assert compare_contents(far, plain, DOUBLE, [again]).wrong.startswith("layers[0], entry 1: ")
     assert compare_contents(other, plain, DOUBLE, [again]).wrong.startswith("layers[1], entry 1: ")
 
@@ -342,7 +342,7 @@ def test_what_runs_of_plain_python_save_differently_is_left_out(tmp_path: Path) 
     again = saved("again.pt", loss=0.5 + 1e-6, name="run-2", seen=[1, 2, 3], options=Namespace(path="b"))
     near = saved("near.pt", loss=0.5 - 2e-6, name="run-3", seen=[1], options=Namespace(path="c"))
     assert compare_contents(near, plain, DOUBLE).wrong.startswith("loss: ")
-    assert compare_contents(near, plain, DOUBLE, [again]) == Comparison()
+    assert compare_contents(near, plain, DOUBLE, [again]) == FileComparison()
     for name, wrong in (("loss", 0.6), ("kept", [3, 5])):
         found = compare_contents(saved("far.pt", **{name: wrong}), plain, DOUBLE, [again])
         assert found.wrong.startswith(name)

@@ -15,7 +15,7 @@ from ronde.testing.warm import WarmHost
 from ronde.verify.clauses.verdict import Status
 from ronde.verify.proof import Proof, judge
 from ronde.verify.record import Twin
-from ronde.verify.runs import Job, Run, run_on_ranks, run_plain
+from ronde.verify.runs import FinishedRun, Job, run_on_ranks, run_plain
 
 LARGE = Job(script="every_feature.py", steps=100, directory=Path(__file__).parent)
 SMALL = dataclasses.replace(LARGE, script="small_features.py")
@@ -29,9 +29,9 @@ Prove = Callable[..., Proof]
 @pytest.fixture(scope="module")
 def prove(host: WarmHost, tmp_path_factory: pytest.TempPathFactory) -> Prove:
     """Proves a job with some faults; the runs of plain python are made once."""
-    known: dict[tuple[Job, Twin], Run] = {}
+    known: dict[tuple[Job, Twin], FinishedRun] = {}
 
-    def plain(job: Job, twin: Twin = "") -> Run:
+    def plain(job: Job, twin: Twin = "") -> FinishedRun:
         if (job, twin) not in known:
             like = plain(job) if twin else None
             place = tmp_path_factory.mktemp("plain") / "run"

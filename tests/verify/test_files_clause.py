@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from ronde.verify.clauses import files
-from ronde.verify.clauses.contents import Beyond, Comparison, compare_contents
+from ronde.verify.clauses.contents import Beyond, FileComparison, compare_contents
 from ronde.verify.clauses.verdict import Status, Tolerance
 
 DOUBLE = Tolerance.strict()
@@ -50,7 +50,7 @@ def test_lines_that_end_as_csv_writes_them_are_compared(tmp_path: Path) -> None:
     for name, loss in (("plain", "0.5"), ("again", "0.5"), ("ranks", "0.75")):
         (tmp_path / name).write_bytes(f"step,loss\r\n1,{loss}\r\n".encode())
     found = compare_contents(tmp_path / "ranks", tmp_path / "plain", DOUBLE, [tmp_path / "again"])
-    assert found == Comparison("line 2: 0.75, in plain python 0.5")
+    assert found == FileComparison("line 2: 0.75, in plain python 0.5")
 
 
 class _Slotted:
@@ -101,11 +101,11 @@ def test_event_files_are_compared_but_for_the_clock(tmp_path: Path) -> None:
     assert "0.75, in plain python 0.5" in wrong
 
 
-def _output(folder: Path, contents: dict[str, str]) -> files.Output:
+def _output(folder: Path, contents: dict[str, str]) -> files.RunOutput:
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
-    return files.Output({name: folder / name for name in contents}, "")
+    return files.RunOutput({name: folder / name for name in contents}, "")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_what_is_packed_is_compared_by_what_is_inside(
     for name, loss in contents.items():
         pack(tmp_path / name, f"epoch 1: loss {loss!r}\n".encode())
     plain = tmp_path / "plain"
-    assert compare_contents(tmp_path / "the ranks, near", plain, DOUBLE) == Comparison()
+    assert compare_contents(tmp_path / "the ranks, near", plain, DOUBLE) == FileComparison()
     wrong = compare_contents(tmp_path / "the ranks, far", plain, DOUBLE).wrong
     assert wrong.startswith(("uncompressed, ", "inside logs/losses.txt, "))
     assert wrong.endswith("line 1: 0.75, in plain python 0.5")
@@ -186,7 +186,7 @@ def test_a_compressed_pickle_is_compared_by_its_value(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         _gzip(tmp_path / name / "state.pkl.gz", pickle.dumps({"weight": torch.full((3,), value).numpy()}))
     plain = tmp_path / "plain" / "state.pkl.gz"
-    assert compare_contents(tmp_path / "near" / "state.pkl.gz", plain, DOUBLE) == Comparison()
+    assert compare_contents(tmp_path / "near" / "state.pkl.gz", plain, DOUBLE) == FileComparison()
     wrong = compare_contents(tmp_path / "far" / "state.pkl.gz", plain, DOUBLE).wrong
     assert wrong == "uncompressed, weight, entry 0: 2.0, in plain python 1.0"
 
@@ -206,7 +206,7 @@ def test_a_format_that_is_not_read_breaks_nothing_but_is_said(tmp_path: Path) ->
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.onnx").write_bytes(content)
     plain, run = (
-        files.Output({"model.onnx": tmp_path / name / "model.onnx"}, "") for name in ("plain", "ranks")
+        files.RunOutput({"model.onnx": tmp_path / name / "model.onnx"}, "") for name in ("plain", "ranks")
     )
     verdict = files.compare(plain, run, [], DOUBLE)
     assert verdict.status is Status.holds
@@ -232,13 +232,13 @@ def test_events_without_tensorboard_are_not_called_wrong(
         (tmp_path / name).mkdir()
         (tmp_path / name / "events.out.tfevents.1.host.2.0").write_text(name)
     mine, reference = (tmp_path / n / "events.out.tfevents.1.host.2.0" for n in ("ranks", "plain"))
-    assert compare_contents(mine, reference, DOUBLE) == Comparison(beyond=Beyond.unread)
+    assert compare_contents(mine, reference, DOUBLE) == FileComparison(beyond=Beyond.unread)
 
 
 def _printed(text: str) -> str | None:
     """What is found where plain python prints a loss and what made it, and ranks print `text`."""
     plain = "0 tensor(1.2963, grad_fn=<NllLossBackward0>)\n<NllLossBackward0 object at 0x7f02a1>\nend 1\n"
-    found = files.compare(files.Output({}, plain), files.Output({}, text), (), DOUBLE)
+    found = files.compare(files.RunOutput({}, plain), files.RunOutput({}, text), (), DOUBLE)
     return found.divergence or None
 
 

@@ -15,7 +15,7 @@ from ronde.verify.clauses.verdict import Status
 from ronde.verify.proof import Proof, judge, verify
 from ronde.verify.record import Twin, Writer, read_record
 from ronde.verify.report import to_text
-from ronde.verify.runs import Job, Run
+from ronde.verify.runs import FinishedRun, Job
 from ronde.verify.twins import TWINS
 
 JOB = Job(script="train.py")
@@ -29,7 +29,7 @@ def run_of(
     code: int = 0,
     out: str = "",
     starts: Mapping[str, str] | None = None,
-) -> Run:
+) -> FinishedRun:
     """A run of steps: the parameter that each updates, its value then, and what the script reads then."""
     place.mkdir()
     writer = Writer(str(place), 0)
@@ -40,7 +40,7 @@ def run_of(
         writer.event("gradients", step=step, norms={name: 1.0})
         writer.event("step", step=step, optimizer="SGD 1", parameters=parameters, random={"torch": "x"})
         writer.event("read", call="item", where=f"train.py:{7 if read > 0 else 9}", value=read)
-    return Run(records=(read_record(place, 0),), files={}, stdout=out, stderr="", exit_code=code)
+    return FinishedRun(records=(read_record(place, 0),), files={}, stdout=out, stderr="", exit_code=code)
 
 
 def other(step: int, name: str = "", value: float = 0.0, read: float = 1.0) -> list[tuple[str, float, float]]:
@@ -53,15 +53,15 @@ def other(step: int, name: str = "", value: float = 0.0, read: float = 1.0) -> l
 class Judged:
     """Judges a run on ranks; twins are the plain run where they are not given."""
 
-    def __init__(self, folder: Path, plain: Run, **twins: Run) -> None:
+    def __init__(self, folder: Path, plain: FinishedRun, **twins: FinishedRun) -> None:
         self.folder, self.plain, self.twins = folder, plain, twins
         self.started: list[Twin] = []
 
-    def start(self, twin: Twin) -> Run:
+    def start(self, twin: Twin) -> FinishedRun:
         self.started.append(twin)
         return self.twins.get(twin, self.plain)
 
-    def __call__(self, run: Run) -> Proof:
+    def __call__(self, run: FinishedRun) -> Proof:
         return judge(JOB, self.plain, run, ranks=1, start=self.start)
 
 

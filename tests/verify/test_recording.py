@@ -18,14 +18,14 @@ from torch.utils.checkpoint import checkpoint
 
 from ronde.testing.warm import WarmHost
 from ronde.verify import scratch as scratches
+from ronde.verify.call_sites import Sites
 from ronde.verify.clauses.verdict import Status
+from ronde.verify.fast_clock import PACE
 from ronde.verify.halves import InHalves
-from ronde.verify.pace import PACE
 from ronde.verify.proof import judge
 from ronde.verify.record import Twin, Writer, read_record
 from ronde.verify.report import to_text
-from ronde.verify.runs import Job, Run, run_on_ranks, run_plain
-from ronde.verify.sites import Sites
+from ronde.verify.runs import FinishedRun, Job, run_on_ranks, run_plain
 from ronde.verify.twins import TWINS, noise_of
 
 SCRIPT = """
@@ -71,7 +71,7 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(host: WarmHost, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def plain(host: WarmHost, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """A run of `SCRIPT` as it is; its project is as it was before."""
     folder = tmp_path_factory.mktemp("plain")
     project = made(folder / "project")
@@ -95,7 +95,7 @@ def contents(place: Path) -> dict[str, bytes]:
     return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
-def record(host: WarmHost, project: Path, place: Path, steps: int = 1000, **more: Any) -> Run:
+def record(host: WarmHost, project: Path, place: Path, steps: int = 1000, **more: Any) -> FinishedRun:
     run = run_plain(
         Job(script="train.py", steps=steps, directory=project),
         place,
@@ -106,7 +106,7 @@ def record(host: WarmHost, project: Path, place: Path, steps: int = 1000, **more
     return run
 
 
-def test_what_a_script_does_is_recorded(plain: Run) -> None:
+def test_what_a_script_does_is_recorded(plain: FinishedRun) -> None:
     (record_of,) = plain.records
     assert len(record_of.batches) == len(record_of.ids) == 9
     assert [step.optimizer for step in record_of.steps[:3]] == ["SGD 1", "SGD 2", "SGD 1"]
@@ -164,7 +164,9 @@ def test_a_run_ends_after_its_steps_though_a_thread_waits_for_more(
     assert run.records[0].stopped
 
 
-def test_plain_python_equals_itself(host: WarmHost, plain: Run, project: Path, tmp_path: Path) -> None:
+def test_plain_python_equals_itself(
+    host: WarmHost, plain: FinishedRun, project: Path, tmp_path: Path
+) -> None:
     proof = judge(Job(script="train.py"), plain, record(host, project, tmp_path / "again"), ranks=1)
     assert [(each.status, each.divergence) for each in proof.verdicts] == [(Status.holds, "")] * 6
 
@@ -190,7 +192,7 @@ def test_a_changed_script_is_caught(
     clause: str,
     divergence: str,
     host: WarmHost,
-    plain: Run,
+    plain: FinishedRun,
     project: Path,
     tmp_path: Path,
 ) -> None:
@@ -212,9 +214,9 @@ def test_twins_measure_the_noise_floor(host: WarmHost, project: Path, tmp_path: 
     (project / "train.py").write_text(SCRIPT.replace("lr=0.1", "lr=0.1 + 1e-4"))
     other = run_plain(job, tmp_path / "other", starter=host.start)
     (project / "train.py").write_text(SCRIPT)
-    started: dict[str, Run] = {}
+    started: dict[str, FinishedRun] = {}
 
-    def start(twin: Twin) -> Run:
+    def start(twin: Twin) -> FinishedRun:
         started[twin] = run_plain(job, tmp_path / twin, twin=twin, like=plain, starter=host.start)
         return started[twin]
 

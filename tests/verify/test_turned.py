@@ -11,11 +11,11 @@ import torch.nn.functional as F
 
 from ronde.testing.warm import WarmHost
 from ronde.verify.clauses.verdict import Status
+from ronde.verify.perturb_ties import AtKinks
 from ronde.verify.proof import Proof, judge
 from ronde.verify.record import Twin, Writer, read_record
 from ronde.verify.report import to_text
-from ronde.verify.runs import Job, Run, run_plain
-from ronde.verify.turned import AtKinks
+from ronde.verify.runs import FinishedRun, Job, run_plain
 
 CLOSE, FAR = 1e-7, 1e-2
 
@@ -92,7 +92,9 @@ def proof_of(host: WarmHost, folder: Path, plain: tuple[str, str], other: tuple[
     (folder / "project").mkdir(parents=True)
     job = Job(script="train.py", double=False, directory=folder / "project")
 
-    def run(name: str, weights: tuple[str, str], twin: Twin = "", like: Run | None = None) -> Run:
+    def run(
+        name: str, weights: tuple[str, str], twin: Twin = "", like: FinishedRun | None = None
+    ) -> FinishedRun:
         text = TIE.format(first=weights[0], second=weights[1])
         (folder / "project" / "train.py").write_text(text)
         return run_plain(job, folder / name, twin=twin, like=like, starter=host.start)
@@ -100,7 +102,7 @@ def proof_of(host: WarmHost, folder: Path, plain: tuple[str, str], other: tuple[
     reference = run("plain", plain)
     others = run("other", other, like=reference)
 
-    def start(twin: Twin) -> Run:
+    def start(twin: Twin) -> FinishedRun:
         return run("turned", plain, "turned", reference) if twin == "turned" else reference
 
     return judge(job, reference, others, ranks=1, start=start)

@@ -34,8 +34,8 @@ from ronde.tensor.fingerprint import require_alike
 from ronde.tensor.global_tensor import Rule, cuts_rows, gather_ahead, wrap
 from ronde.tensor.tensor_class import own_class, written
 from ronde.tensor.tree import Opaque, leaves, map_leaves
-from ronde.trace.step_clock import Part
-from ronde.trace.tally import Tally
+from ronde.trace.counters import Tally
+from ronde.trace.step_clock import Activity
 
 __all__ = ["LoaderEdge"]
 
@@ -91,17 +91,17 @@ class LoaderEdge:
         def around(plain: Callable[..., Any]) -> Callable[..., Any]:
             def next_batch(iterator: Any) -> Any:
                 begun, waited = perf_counter_ns(), comm.waited_ns
-                before = clock.enter(Part.OWN) if clock.armed else None
+                before = clock.enter(Activity.OWN) if clock.armed else None
                 try:
                     with edge._fetching(iterator):
                         if before is not None:
-                            clock.enter(Part.ROWS if iterator._ronde_loading.proven else Part.SCRIPT)
+                            clock.enter(Activity.ROWS if iterator._ronde_loading.proven else Activity.SCRIPT)
                         data = edge._next(plain, iterator)
                 finally:
                     if before is not None:
                         clock.enter(before)
                 if before is not None:
-                    clock.enter(Part.OWN)
+                    clock.enter(Activity.OWN)
                 data = edge._deliver(iterator, data)
                 if edge._context.on_main_thread():
                     spent = perf_counter_ns() - begun - (comm.waited_ns - waited)

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.utils.data import Subset, get_worker_info
 
-from ronde.batches.held import Held
+from ronde.batches.dataset_snapshot import DatasetSnapshot
 from ronde.patching.other_threads import others_run
 from ronde.rng.host_generators import HostGenerators
-from ronde.rng.random_state import Drawn, preserved_random_state
+from ronde.rng.random_state import DrawDetector, preserved_random_state
 from ronde.tensor.tree import leaves
 
 __all__ = ["Loading", "Shown", "Watched", "watched"]
@@ -91,7 +91,7 @@ def watched(fetch: _Fetch, *, asks: bool) -> Callable[[Any, Any, Loading], Any]:
         first = asks and loading.flag.value == Shown.UNKNOWN and not loading.proven
         before, drawn = generators.state(), torch.default_generator.get_state()
         # Another thread may draw meanwhile: torch's draws are told apart by thread.
-        own = Drawn() if others_run() else None
+        own = DrawDetector() if others_run() else None
         held = None
         with own or nullcontext():
             if first:
@@ -116,7 +116,7 @@ def watched(fetch: _Fetch, *, asks: bool) -> Callable[[Any, Any, Loading], Any]:
     return read
 
 
-def _shown(fetch: _Fetch, fetcher: Any, index: Any, data: Any, held: Held, book: str) -> int:
+def _shown(fetch: _Fetch, fetcher: Any, index: Any, data: Any, held: DatasetSnapshot, book: str) -> int:
     """Return the finding for a batch that was read without default generators."""
     if held.drew():
         return Shown.OWN_GENERATOR
@@ -130,7 +130,7 @@ def _shown(fetch: _Fetch, fetcher: Any, index: Any, data: Any, held: Held, book:
     return Shown.LOST if changes else Shown.ORDERED
 
 
-def _looked_at(fetch: _Fetch, fetcher: Any, index: Any) -> tuple[Any, Held, str]:
+def _looked_at(fetch: _Fetch, fetcher: Any, index: Any) -> tuple[Any, DatasetSnapshot, str]:
     """Read a batch; return it, the dataset's state, and its changes in words.
 
     Changes that the first sample makes for all later ones (it opens a file, it reads a table) do not count.
@@ -140,7 +140,7 @@ def _looked_at(fetch: _Fetch, fetcher: Any, index: Any) -> tuple[Any, Held, str]
     alone = copy.copy(fetcher)
     alone.collate_fn = list
     first = [] if together else fetch(alone, index[:1])
-    held = Held(fetcher.dataset)
+    held = DatasetSnapshot(fetcher.dataset)
     samples = fetch(fetcher, index) if together else first + fetch(alone, index[1:])
     changed = held.changed() if get_worker_info() is None else ""
     book = f"reading samples changes {changed}, which the script may read [R363]" if changed else ""

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from ronde.checkpoint.journal import Entry
+from ronde.checkpoint.journal import JournalEntry
 from ronde.rng.host_generators import HostGenerators
 from ronde.rng.random_state import put_back
 
-__all__ = ["Draws", "put_generators"]
+__all__ = ["GeneratorStates", "put_generators"]
 
 
-class Draws:
+class GeneratorStates:
     """Finder of the generator states needed to skip operations that draw.
 
     An operation skipped in a replay draws nothing, so generators have other states after it. That matters
@@ -22,7 +22,7 @@ class Draws:
 
     def __init__(self) -> None:
         self._hosts = HostGenerators()
-        self._entry: Entry | None = None
+        self._entry: JournalEntry | None = None
         self._after: Any = None
         self._moved = False
 
@@ -42,7 +42,7 @@ class Draws:
             self._entry.random = self._after
             self._moved = False
 
-    def after(self, entry: Entry, before: Any) -> None:
+    def after(self, entry: JournalEntry, before: Any) -> None:
         """Record the states after the operation."""
         now = self._states()
         self._moved = self._moved or _differ(before, now)

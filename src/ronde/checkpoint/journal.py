@@ -23,7 +23,7 @@ from typing import Any
 
 from ronde.errors import RondeError
 
-__all__ = ["Entry", "Journal", "JournalError", "Mismatch", "begins_journal", "read_entries"]
+__all__ = ["Journal", "JournalEntry", "JournalError", "Mismatch", "begins_journal", "read_entries"]
 
 _HEAD = struct.Struct("<QI")
 _LEVEL = 1
@@ -39,7 +39,7 @@ class Mismatch(RondeError):
 
 
 @dataclasses.dataclass(slots=True)
-class Entry:
+class JournalEntry:
     """One thing that happened.
 
     Attributes:
@@ -67,7 +67,9 @@ class Journal:
         replaying: whether answers come from an earlier run's entries.
     """
 
-    def __init__(self, entries: list[Entry] | None = None, *, rank: int = 0, others: bool = False) -> None:
+    def __init__(
+        self, entries: list[JournalEntry] | None = None, *, rank: int = 0, others: bool = False
+    ) -> None:
         self._entries = entries or []
         self._rank = rank
         self._place = 0
@@ -82,13 +84,13 @@ class Journal:
         """Return whether all entries of the earlier run have been used."""
         return self._place == len(self._entries)
 
-    def record(self, kind: str, name: str, payload: Any = None) -> Entry:
+    def record(self, kind: str, name: str, payload: Any = None) -> JournalEntry:
         """Append an entry; its payload may still be filled in."""
-        entry = Entry(kind, name, payload)
+        entry = JournalEntry(kind, name, payload)
         self._entries.append(entry)
         return entry
 
-    def take(self, kind: str, name: str) -> Entry:
+    def take(self, kind: str, name: str) -> JournalEntry:
         """The next entry of the earlier run.
 
         Raises:
@@ -132,13 +134,13 @@ def begins_journal(content: bytes) -> bool:
     return not content or content[_HEAD.size : _HEAD.size + len(_COMPRESSED)] == _COMPRESSED
 
 
-def read_entries(content: bytes, rank: int = 0) -> list[Entry]:
+def read_entries(content: bytes, rank: int = 0) -> list[JournalEntry]:
     """The entries of a rank in a file.
 
     Raises:
         JournalError: the file is damaged, or ends in the midst of a block.
     """
-    found: list[Entry] = []
+    found: list[JournalEntry] = []
     for block in _blocks(content):
         stream = io.BytesIO(block)
         first = pickle.load(stream)
@@ -146,7 +148,7 @@ def read_entries(content: bytes, rank: int = 0) -> list[Entry]:
         if owner == rank:
             found = [] if anew else found
             values = pickle.load(stream) if isinstance(first, tuple) else first
-            found += [Entry(*each) for each in values]
+            found += [JournalEntry(*each) for each in values]
     return found
 
 
@@ -163,7 +165,7 @@ def _blocks(content: bytes) -> Iterator[bytes]:
         yield zlib.decompress(block)
 
 
-def _packed(entries: list[Entry], owner: tuple[int, bool] | None) -> bytes:
+def _packed(entries: list[JournalEntry], owner: tuple[int, bool] | None) -> bytes:
     stream = io.BytesIO()
     if owner is not None:
         pickle.dump(owner, stream, protocol=5)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from ronde.trace.checkpoint_manifest import Manifest
+from ronde.trace.checkpoint_manifest import CheckpointManifest
 
 __all__ = ["changes_since", "script_digest"]
 
@@ -27,7 +27,7 @@ def script_digest(script: str, *, module: bool) -> str:
         return ""
 
 
-def changes_since(manifest: Manifest, digest: str, arguments: Sequence[str]) -> list[str]:
+def changes_since(manifest: CheckpointManifest, digest: str, arguments: Sequence[str]) -> list[str]:
     """List the differences of this script and arguments from a checkpoint's."""
     found: list[str] = []
     if manifest.script_digest and digest and manifest.script_digest != digest:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ronde.checkpoint.held import Held
 from ronde.checkpoint.journal import Mismatch
+from ronde.checkpoint.script_state import CapturedState
 
 __all__ = ["HostCopies", "State", "Unchanged", "mean_over_ranks", "put_back", "take"]
 
@@ -32,7 +32,7 @@ class Unchanged:
         held: objects of the script before the first call of a model.
     """
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: CapturedState) -> None:
         trained = {id(value) for module in held.modules.values() for value in _values_of(module)}
         self._known = {
             id(value): (weakref.ref(value), value._version)
@@ -81,7 +81,7 @@ class HostCopies:
 
 
 def take(
-    held: Held,
+    held: CapturedState,
     whole: Callable[[Any], Any],
     unchanged: Unchanged,
     copies: HostCopies | None,
@@ -137,7 +137,7 @@ def take(
     }
 
 
-def mean_over_ranks(states: Sequence[State], held: Held) -> State:
+def mean_over_ranks(states: Sequence[State], held: CapturedState) -> State:
     """Combine the states of ranks that train by themselves into one model.
 
     Parameters, buffers and the state of optimizers are means; the rest, such as rates, is rank 0's.
@@ -189,7 +189,7 @@ def _mean(values: Sequence[Any]) -> Any:
     return first
 
 
-def _models(held: Held) -> dict[str, dict[str, str]]:
+def _models(held: CapturedState) -> dict[str, dict[str, str]]:
     """Map each outermost model to its `state_dict` keys, with the names of their tensors."""
     names = {id(value): name for name, value in held.tensors.items()}
     models: dict[str, dict[str, str]] = {}
@@ -211,7 +211,7 @@ def _models(held: Held) -> dict[str, dict[str, str]]:
     return models
 
 
-def put_back(held: Held, state: State, whole: Callable[[Any], Any]) -> None:
+def put_back(held: CapturedState, state: State, whole: Callable[[Any], Any]) -> None:
     """Restore the script's objects from a state; called by all ranks.
 
     Raises:
@@ -256,7 +256,7 @@ def put_back(held: Held, state: State, whole: Callable[[Any], Any]) -> None:
         held.generators[name].set_state(value)
 
 
-def _put_tensor(held: Held, name: str, value: torch.Tensor, whole: Callable[[Any], Any]) -> None:
+def _put_tensor(held: CapturedState, name: str, value: torch.Tensor, whole: Callable[[Any], Any]) -> None:
     target = held.tensors.get(name)
     if target is None:
         # State that a module keeps of a call that was not repeated.

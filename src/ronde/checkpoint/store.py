@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from ronde.checkpoint.journal import Entry, JournalError, begins_journal, read_entries
-from ronde.checkpoint.mirror import Mirror
+from ronde.checkpoint.journal import JournalEntry, JournalError, begins_journal, read_entries
+from ronde.checkpoint.remote_checkpoints import RemoteCheckpoints
 from ronde.checkpoint.state import State
 from ronde.errors import UsageError
-from ronde.trace.checkpoint_manifest import MANIFEST, Manifest, checkpoints_in
+from ronde.trace.checkpoint_manifest import MANIFEST, CheckpointManifest, checkpoints_in
 
 __all__ = ["NoCheckpoint", "Store", "newest", "newest_whole", "read_checkpoint", "read_journal"]
 
@@ -50,7 +50,7 @@ class Store:
     """
 
     def __init__(
-        self, folder: Path, *, keep: int, journal_bytes: int = 0, mirror: Mirror | None = None
+        self, folder: Path, *, keep: int, journal_bytes: int = 0, mirror: RemoteCheckpoints | None = None
     ) -> None:
         self._folder, self._keep, self._mirror = folder, keep, mirror
         try:
@@ -72,7 +72,7 @@ class Store:
         except OSError as error:
             raise UsageError(f"--checkpoint {folder} cannot be written: {error.strerror} [R503]") from None
 
-    def write(self, manifest: Manifest, state: State, content: bytes) -> None:
+    def write(self, manifest: CheckpointManifest, state: State, content: bytes) -> None:
         """Append to the journal and write a checkpoint, durably.
 
         On return both survive a loss of power.
@@ -131,8 +131,10 @@ class Store:
 
 
 def newest(
-    folder: Path, tell: Callable[[str], object], owner: Callable[[Manifest, State], int] = lambda *_: 0
-) -> tuple[Manifest, State, list[Entry]]:
+    folder: Path,
+    tell: Callable[[str], object],
+    owner: Callable[[CheckpointManifest, State], int] = lambda *_: 0,
+) -> tuple[CheckpointManifest, State, list[JournalEntry]]:
     """Read the newest intact checkpoint of a folder; `tell` gets messages about damaged ones.
 
     Args:
@@ -142,7 +144,7 @@ def newest(
         NoCheckpoint: the folder has no intact checkpoint.
     """
 
-    def read(place: Path) -> tuple[Manifest, State, list[Entry]]:
+    def read(place: Path) -> tuple[CheckpointManifest, State, list[JournalEntry]]:
         manifest, state = read_checkpoint(place)
         return manifest, state, read_entries(read_journal(place, manifest), owner(manifest, state))
 
@@ -168,13 +170,13 @@ def newest_whole(folder: Path, tell: Callable[[str], object], read: Callable[[Pa
     return None
 
 
-def read_checkpoint(place: Path) -> tuple[Manifest, State]:
+def read_checkpoint(place: Path) -> tuple[CheckpointManifest, State]:
     """Read a checkpoint without its journal.
 
     Raises:
         OSError, ValueError, RuntimeError: it is damaged.
     """
-    manifest = Manifest.read(place)
+    manifest = CheckpointManifest.read(place)
     digest = hashlib.sha256()
     with open(place / "state.pt", "rb") as file:
         while block := file.read(1 << 20):
@@ -190,7 +192,7 @@ def _head(path: Path) -> bytes:
         return file.read(64)
 
 
-def read_journal(place: Path, manifest: Manifest) -> bytes:
+def read_journal(place: Path, manifest: CheckpointManifest) -> bytes:
     """Return the part of the journal that belongs to a checkpoint.
 
     Raises:

@@ -14,7 +14,7 @@ from ronde.cluster.torch_install import check_torch
 from ronde.compat.worker import WORKER
 from ronde.errors import UsageError
 from ronde.launch.announce import say
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.launcher import launch
 from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
@@ -54,7 +54,7 @@ def bpslaunch(
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()
     listed = [each for each in os.environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",") if each.strip()]
     ranks = len(listed) if listed and listed != ["all"] else max(1, len(devices))
-    job = Job(
+    job = LaunchJob(
         run=RunSpec(
             script=command[0],
             arguments=tuple(command[1:]),

@@ -55,10 +55,10 @@ def seed_of_checkpoint(place: str | None, *, resume: bool, native: bool, plan: s
             f"--checkpoint saves cut models that are in step, and under {parsed.item('update')} each replica "
             f"trains by itself; leave out {parsed.item(parsed.mesh.cuts_models)}, or take update=sync [R501]"
         )
-    from ronde.checkpoint.mirror import Mirror, is_url
+    from ronde.checkpoint.remote_checkpoints import RemoteCheckpoints, is_url
     from ronde.trace.checkpoint_manifest import checkpoints_in, latest_manifest
 
-    found = Mirror(place).latest() if is_url(place) else latest_manifest(Path(place))
+    found = RemoteCheckpoints(place).latest() if is_url(place) else latest_manifest(Path(place))
     if found is None:
         if not is_url(place) and any(checkpoints_in(Path(place))):
             raise UsageError(f"no checkpoint in {place} is whole; choose another folder to begin anew [R513]")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ronde.errors import UsageError
-from ronde.messages.explanations import Explanation, Topic, topics
+from ronde.messages.explanations import CodeExplanation, Topic, topics
 
 __all__ = ["explain"]
 
@@ -46,7 +46,7 @@ def _answer(word: str, known: list[Topic]) -> str:
     raise UsageError(f"{word} is not a code of a message{meant}; list the topics by ronde explain [R601]")
 
 
-def _told(explanation: Explanation) -> str:
+def _told(explanation: CodeExplanation) -> str:
     """Return the explanation for a terminal: paragraphs filled to its width."""
     width = min(100, shutil.get_terminal_size().columns)
     paragraphs = [

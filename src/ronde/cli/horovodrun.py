@@ -20,7 +20,7 @@ from ronde.cluster.torch_install import check_torch
 from ronde.compat.worker import WORKER
 from ronde.errors import UsageError
 from ronde.launch.announce import say
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.launcher import launch
 from ronde.launch.placement import resolve_placement
 from ronde.launch.run_spec import RunSpec
@@ -219,7 +219,7 @@ def horovodrun(  # noqa: PLR0913 - Horovod's options
     given = {name: str(value) for name, value in variables.items() if value is not None}
     environment = {**os.environ, **told, **given}
     remote = hosts_of(where, shares, ssh_port, None, _forwarded(environment) if shares else [], None)
-    job = Job(
+    job = LaunchJob(
         run=RunSpec(
             script=command[0],
             arguments=tuple(command[1:]),

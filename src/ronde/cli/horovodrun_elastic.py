@@ -11,7 +11,7 @@ from ronde.errors import UsageError
 if TYPE_CHECKING:
     from ronde.compat.elastic.driver import Bounds
     from ronde.launch.hosts import Hosts
-    from ronde.launch.job import Job
+    from ronde.launch.job import LaunchJob
     from ronde.launch.run_end import Explain
 
 __all__ = ["bounds_of", "drive_job"]
@@ -63,7 +63,7 @@ def bounds_of(
 
 
 def drive_job(
-    job: Job,
+    job: LaunchJob,
     hosts: Hosts,
     bounds: Bounds,
     named: Callable[[], tuple[HostSlots, ...]],

@@ -39,7 +39,7 @@ from ronde.cluster.torch_install import check_torch, newer_than_tried
 from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.launch.failure_policy import FailurePolicy
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.launcher import launch
 from ronde.launch.launching_process import launching_process
 from ronde.launch.placement import Placement, resolve_placement
@@ -353,7 +353,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     elasticity = elastic_of(bounds, remote, hostfile, where, ranks, count, saves=saves, fits=fits)
     saved = seed_of_checkpoint(checkpoint, resume=resume, native=native, plan=str(meant))
     directory = _directory(run_dir, place, parent)
-    job = Job(
+    job = LaunchJob(
         run=RunSpec(
             script=script,
             arguments=tuple(arguments or ()),
@@ -453,7 +453,7 @@ def _directory(path: Path | None, place: ClusterEnvironment | None, parent: int)
 
 
 def _start_line(
-    job: Job,
+    job: LaunchJob,
     aliases: tuple[str, ...],
     *,
     asked: str,

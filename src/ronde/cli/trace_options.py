@@ -8,7 +8,7 @@ from pathlib import Path
 from ronde.cluster.environment import ClusterEnvironment
 from ronde.errors import UsageError
 from ronde.launch.announce import say
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 
 __all__ = ["TRACED_STEPS", "traced_steps", "write_run_timeline"]
 
@@ -51,7 +51,7 @@ def traced_steps(
     return steps or TRACED_STEPS
 
 
-def write_run_timeline(job: Job, file: Path) -> None:
+def write_run_timeline(job: LaunchJob, file: Path) -> None:
     from ronde.report.timeline import write_timeline
 
     try:

@@ -65,7 +65,7 @@ def nodes_of_ray(address: str) -> tuple[HostSlots, ...]:
     return parse_hosts(",".join(done.stdout.split()), origin=f"--ray {address}")
 
 
-class _Shell:
+class _NodeActor:
     """The actor: a process on a node, and its streams."""
 
     def __init__(self, line: str) -> None:
@@ -141,7 +141,7 @@ def _placed(ray: Any, node: str, ranks: int, *, has_gpus: bool, line: str) -> An
     bundle = {name: count for name, count in share.items() if count}
     group = placement_group([{**bundle, f"node:{node}": 0.001}])
     ray.get(group.ready(), timeout=_PLACE_S)
-    actor: Any = ray.remote(_Shell).options(
+    actor: Any = ray.remote(_NodeActor).options(
         num_cpus=share["CPU"],
         num_gpus=share["GPU"],
         max_concurrency=4,  # each stream, and the end, is waited for

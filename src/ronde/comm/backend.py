@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ronde.comm.lane import Started
-from ronde.comm.scattering import end_to_end, reduce_scatter_by_all_reduce
+from ronde.comm.all_gather import share_by_messages
+from ronde.comm.lane import PendingCollective
+from ronde.comm.reduce_scatter import end_to_end, reduce_scatter_by_all_reduce
 from ronde.comm.shared_memory import SharedMemory
-from ronde.comm.sharing import share_by_messages
 from ronde.patching.torch_internals import (
     DisableTorchDispatch,
     all_gather_single,
@@ -137,11 +137,11 @@ class TorchBackend:
         begins = range(0, longest, _SLICE)
         return Together([self._exchange(_sliced(outs, at), _sliced(pieces, at)) for at in begins])
 
-    def _exchange(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> _Split:
+    def _exchange(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> _SplitWork:
         out = pieces[0].new_empty(sum(map(len, outs)))
         sizes = [len(each) for each in outs], [len(each) for each in pieces]
         work = all_to_all_single(self._group, out, torch.cat(list(pieces)), *sizes)
-        return _Split(work, out, outs)
+        return _SplitWork(work, out, outs)
 
     def send(self, flat: torch.Tensor, to: int) -> Any:
         return _Sending(self._group, flat.clone(), to)
@@ -185,7 +185,7 @@ class Together:
             work.wait()
 
 
-class _Split:
+class _SplitWork:
     """Handle of an all-to-all that splits the received tensor into several."""
 
     def __init__(self, work: Any, out: torch.Tensor, outs: Sequence[torch.Tensor]) -> None:
@@ -244,7 +244,7 @@ def _as_bytes_travel(method: Callable[..., None]) -> Callable[..., None]:
 class _Unseen:
     """A handle that hides its waiting from autograd and modes."""
 
-    def __init__(self, started: Started) -> None:
+    def __init__(self, started: PendingCollective) -> None:
         self._started = started
 
     def wait(self) -> None:

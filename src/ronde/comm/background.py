@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import torch
 
 from ronde.comm.lane import Lane, Task
-from ronde.comm.scattering import reduce_scatter_by_all_reduce
+from ronde.comm.reduce_scatter import reduce_scatter_by_all_reduce
 
-__all__ = ["BackgroundBackend", "Part"]
+__all__ = ["BackgroundBackend", "BackgroundTask"]
 
 
-class Part(Protocol):
+class BackgroundTask(Protocol):
     """A component that waits for peers."""
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -44,7 +44,7 @@ class BackgroundBackend:
         name: str,
         all_reduce: Callable[[torch.Tensor], None],
         rest: Any,
-        parts: Sequence[Part] = (),
+        parts: Sequence[BackgroundTask] = (),
     ) -> None:
         self.name = name
         self._sum = all_reduce

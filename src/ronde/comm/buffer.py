@@ -13,7 +13,7 @@ import torch
 
 from ronde.patching.torch_internals import storage_use_count
 
-__all__ = ["Buffer", "InOwnMemory", "Source", "Storage", "TorchBuffer", "references"]
+__all__ = ["Buffer", "FlatStorage", "InOwnMemory", "Source", "TorchBuffer", "references"]
 
 # Offset in a buffer, and the flat tensor that would have been copied there.
 Source = tuple[int, torch.Tensor]
@@ -72,7 +72,7 @@ class Buffer(Protocol):
         ...
 
 
-class Storage:
+class FlatStorage:
     """A flat tensor, with a count of other references to its memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -98,7 +98,7 @@ class InOwnMemory:
     """Base of buffers in memory of this rank alone."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._storage = Storage(tensor)
+        self._storage = FlatStorage(tensor)
 
     @property
     def address(self) -> int:
@@ -107,7 +107,7 @@ class InOwnMemory:
     def open(self, users: int) -> tuple[torch.Tensor, bool]:
         same = self._storage.users() <= users
         if not same:
-            self._storage = Storage(torch.zeros_like(self._storage.tensor))
+            self._storage = FlatStorage(torch.zeros_like(self._storage.tensor))
         return self._storage.tensor, same
 
     @property

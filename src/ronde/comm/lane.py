@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["Lane", "Started", "Task"]
+__all__ = ["Lane", "PendingCollective", "Task"]
 
 _PATIENCE_S = 5.0
 
@@ -85,7 +85,7 @@ class Lane:
                 del task  # its references are the caller's
 
 
-class Started:
+class PendingCollective:
     """A collective that this rank has begun.
 
     It is completed when this rank needs the result, or goes on to another collective.

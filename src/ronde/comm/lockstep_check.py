@@ -12,7 +12,7 @@ import torch
 
 from ronde.errors import DivergedError
 from ronde.trace.exchange_label import ExchangeLabel
-from ronde.trace.lockstep_board import Entry, LockstepBoard
+from ronde.trace.lockstep_board import BoardEntry, LockstepBoard
 from ronde.trace.script_line import ScriptLine
 
 __all__ = ["LockstepCheck"]
@@ -123,7 +123,7 @@ class LockstepCheck:
     def _where(self) -> str:
         return self._place or self._lines.nearest(sys._getframe(1))
 
-    def _error(self, entries: Sequence[Entry]) -> DivergedError:
+    def _error(self, entries: Sequence[BoardEntry]) -> DivergedError:
         paths = [(entry.rank + self._first_rank, entry.where, entry.what) for entry in entries]
         return DivergedError(paths)
 

@@ -15,7 +15,7 @@ import torch
 
 from ronde.comm.shared_segment import map_memory, map_of_peer, reserve
 
-__all__ = ["FILLED", "TAKEN", "Block", "MessageMemory", "PeerMemory"]
+__all__ = ["FILLED", "TAKEN", "MemoryBlock", "MessageMemory", "PeerMemory"]
 
 # Words at the beginning of a block, each in a cache line of its own: bytes that the sender has written so
 # far, and whether the receiver has read them all.
@@ -30,7 +30,7 @@ _KEPT = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Block:
+class MemoryBlock:
     """A block of memory for one message.
 
     Attributes:
@@ -50,10 +50,10 @@ class MessageMemory:
 
     def __init__(self) -> None:
         self._numbers = 0
-        self._free: dict[int, list[Block]] = collections.defaultdict(list)
-        self._busy: dict[int, list[Block]] = collections.defaultdict(list)
+        self._free: dict[int, list[MemoryBlock]] = collections.defaultdict(list)
+        self._busy: dict[int, list[MemoryBlock]] = collections.defaultdict(list)
 
-    def take(self, nbytes: int) -> Block:
+    def take(self, nbytes: int) -> MemoryBlock:
         """Return a block for a message of `nbytes`, neither filled nor taken.
 
         Raises:
@@ -103,7 +103,7 @@ class MessageMemory:
         words, payload = _views(memory)
         for offset in range(0, size * count, size):
             self._free[capacity].append(
-                Block(
+                MemoryBlock(
                     (number, descriptor, inode, size * count, offset),
                     words[offset // 8 : offset // 8 + _WORDS],
                     payload[offset + _HEADER : offset + size],
@@ -122,7 +122,7 @@ class PeerMemory:
         self._pid = pid
         self._open: collections.OrderedDict[int, tuple[memoryview, torch.Tensor]] = collections.OrderedDict()
 
-    def block(self, address: tuple[int, int, int, int, int], nbytes: int) -> Block:
+    def block(self, address: tuple[int, int, int, int, int], nbytes: int) -> MemoryBlock:
         """Return the first `nbytes` of the block at this address.
 
         Raises:
@@ -138,7 +138,9 @@ class PeerMemory:
             self._open.move_to_end(number)
         words, payload = views
         begin = offset + _HEADER
-        return Block(address, words[offset // 8 : offset // 8 + _WORDS], payload[begin : begin + nbytes])
+        return MemoryBlock(
+            address, words[offset // 8 : offset // 8 + _WORDS], payload[begin : begin + nbytes]
+        )
 
 
 def _views(memory: mmap.mmap) -> tuple[memoryview, torch.Tensor]:
@@ -154,7 +156,7 @@ def _capacity(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-def _close(block: Block) -> None:
+def _close(block: MemoryBlock) -> None:
     _, descriptor, _, _, offset = block.address
     if offset == 0:  # the first of its segment
         os.close(descriptor)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ronde.comm.buffer import Buffer, Source, Storage
+from ronde.comm.buffer import Buffer, FlatStorage, Source
 from ronde.comm.reductions import REDUCTIONS, reduce_into
 from ronde.comm.small_buffer import SmallBuffer
 from ronde.comm.waiting import Counters
@@ -47,7 +47,7 @@ class SharedBuffer:
         self._counters = counters
         self._words = words
         self._parts = list(parts)
-        self._storage = Storage(self._parts[comm.rank])
+        self._storage = FlatStorage(self._parts[comm.rank])
         self._open = self._storage.tensor
         self._begin = self._open.data_ptr()
         self._turn = 0

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ronde.comm.message_memory import FILLED, TAKEN, Block, MessageMemory, PeerMemory
+from ronde.comm.message_memory import FILLED, TAKEN, MemoryBlock, MessageMemory, PeerMemory
 from ronde.comm.waiting import Counters, Waiting
 from ronde.errors import LaunchError, PeerLost
 
@@ -44,7 +44,7 @@ class Send:
 
     to: int
     header: tuple[int, ...]
-    block: Block | None
+    block: MemoryBlock | None
     posted: bool = False
 
 
@@ -53,7 +53,7 @@ class _Message:
     source: int
     tag: int
     nbytes: int
-    block: Block | None
+    block: MemoryBlock | None
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -21,13 +21,13 @@ from datetime import timedelta
 
 import torch
 
+from ronde.comm.all_gather import copy_in, copy_out, messages
 from ronde.comm.bell import Bell
-from ronde.comm.lane import Started
+from ronde.comm.lane import PendingCollective
 from ronde.comm.once_per_host import OncePerHost, share_once
 from ronde.comm.reductions import REDUCTIONS, Reduction, reduce_into
 from ronde.comm.shared_mailbox import Mailbox
 from ronde.comm.shared_segment import share
-from ronde.comm.sharing import copy_in, copy_out, messages
 from ronde.comm.waiting import Counters, Waiting
 from ronde.patching.torch_internals import foreach_copy_
 
@@ -115,7 +115,7 @@ class SharedMemory:
         self._free = [0] * len(self._areas)
         self._posted = 0
         self._turns = [0, 0]
-        self._started: Started | None = None
+        self._started: PendingCollective | None = None
         self._views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
 
     def allocate(self, nbytes: int) -> list[mmap.mmap]:
@@ -151,7 +151,7 @@ class SharedMemory:
         for begin in range(0, flat.numel(), width):
             self._reduce_chunk(flat[begin : begin + width], reduction)
 
-    def start_all_reduce(self, flat: torch.Tensor) -> Started | None:
+    def start_all_reduce(self, flat: torch.Tensor) -> PendingCollective | None:
         """Start to sum `flat` [n] over ranks in place; small tensors complete later.
 
         Returns:
@@ -169,7 +169,7 @@ class SharedMemory:
         """Put `flat` [n] of every rank into `out` [ranks, n]."""
         self.all_gather_into(out.unbind(0), flat)
 
-    def start_all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Started | None:
+    def start_all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> PendingCollective | None:
         """Start `all_gather`; small tensors complete later, as in `start_all_reduce`."""
         if flat.nbytes > _SMALL:
             self.all_gather(out, flat)
@@ -355,7 +355,7 @@ class SharedMemory:
         self._post()
         self._free[area] = self._posted + 1
 
-    def _later(self, take: Callable[[], object]) -> Started:
+    def _later(self, take: Callable[[], object]) -> PendingCollective:
         """Defer reading an area until all have posted, or until the next post."""
         number = self._posted
 
@@ -365,7 +365,7 @@ class SharedMemory:
             with torch.inference_mode():
                 take()
 
-        self._started = Started(complete)
+        self._started = PendingCollective(complete)
         return self._started
 
     def _post(self) -> None:

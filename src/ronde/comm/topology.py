@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["Place", "Topology", "learn"]
+__all__ = ["RankPosition", "Topology", "learn"]
 
 _NAME_BYTES = 64
 _ADDRESS_BYTES = 48
@@ -18,7 +18,7 @@ _OTHER_END = re.compile(r"\[([0-9A-Fa-f.:]+)\]:\d+(?:: ([^.\n]+))?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class RankPosition:
     """Position and number of ranks, in all and on this host."""
 
     rank: int
@@ -89,7 +89,9 @@ class Topology:
         return f"{self.names[number]} ({self.addresses[number]}, {many})"
 
 
-def learn(gather: Callable[[torch.Tensor], torch.Tensor], place: Place, *, address: str | None) -> Topology:
+def learn(
+    gather: Callable[[torch.Tensor], torch.Tensor], place: RankPosition, *, address: str | None
+) -> Topology:
     """Gather the places of all ranks (collective).
 
     Args:

@@ -27,7 +27,7 @@ import torch
 
 from ronde.comm.transport import Handle, Transport
 
-__all__ = ["Node", "all_reduce", "two_trees"]
+__all__ = ["TreeNode", "all_reduce", "two_trees"]
 
 PIECE_BYTES = 1 << 18
 # Pieces that go up before the first comes down: the trees are that deep for hundreds of ranks.
@@ -36,14 +36,14 @@ _UP, _DOWN = 0, 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Node:
+class TreeNode:
     """A rank's neighbours in one tree."""
 
     parent: int | None
     children: tuple[int, ...]
 
 
-def two_trees(rank: int, world_size: int) -> tuple[Node, Node]:
+def two_trees(rank: int, world_size: int) -> tuple[TreeNode, TreeNode]:
     """Return the places of `rank` in both trees."""
 
     def of_second(number: int) -> int:
@@ -55,7 +55,7 @@ def two_trees(rank: int, world_size: int) -> tuple[Node, Node]:
 
     first = _node(rank, world_size)
     second = _node(in_second(rank), world_size)
-    moved = Node(
+    moved = TreeNode(
         None if second.parent is None else of_second(second.parent),
         tuple(of_second(child) for child in second.children),
     )
@@ -74,9 +74,9 @@ def _parent(number: int, count: int) -> int | None:
     return above if above < count else number ^ lowest
 
 
-def _node(number: int, count: int) -> Node:
+def _node(number: int, count: int) -> TreeNode:
     children = [other for other in range(1, count) if _parent(other, count) == number]
-    return Node(_parent(number, count), tuple(children))
+    return TreeNode(_parent(number, count), tuple(children))
 
 
 def all_reduce(transport: Transport, flat: torch.Tensor, piece_bytes: int = PIECE_BYTES) -> None:
@@ -107,7 +107,7 @@ class _Flow:
     """The pieces of one half in one tree, as this rank sees them."""
 
     def __init__(
-        self, transport: Transport, node: Node, pieces: Sequence[torch.Tensor], tags: tuple[int, int]
+        self, transport: Transport, node: TreeNode, pieces: Sequence[torch.Tensor], tags: tuple[int, int]
     ) -> None:
         self._transport = transport
         self._node = node

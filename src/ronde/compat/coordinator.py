@@ -20,11 +20,11 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ronde.comm.keepalive import watch
-from ronde.compat.negotiation import Negotiation, Request, Response
+from ronde.compat.negotiation import Negotiation, Response, TensorRequest
 from ronde.errors import LaunchError, PeerLost
 from ronde.messages import as_note
 
-__all__ = ["Coordinator", "Link", "Lost", "connect"]
+__all__ = ["Coordinator", "CoordinatorConnection", "Lost", "connect"]
 
 # Seconds without a sign of life from its host after which a rank counts as lost.
 _SILENCE_S = 20.0
@@ -43,7 +43,7 @@ class Lost(Exception):
     """Raised when the peer of a connection is gone."""
 
 
-class Link(Generic[T]):
+class CoordinatorConnection(Generic[T]):
     """One end of a connection that carries typed messages, in MessagePack.
 
     A repeated message is sent as its number: training submits the same names in every step. Repeated messages
@@ -125,7 +125,9 @@ class Link(Generic[T]):
         self.connection.close()
 
 
-def connect(address: tuple[str, int], rank: int, token: bytes, *, starts_within: float) -> Link[Response]:
+def connect(
+    address: tuple[str, int], rank: int, token: bytes, *, starts_within: float
+) -> CoordinatorConnection[Response]:
     """Connect this rank to the coordinator, within `starts_within` seconds.
 
     Raises:
@@ -138,7 +140,7 @@ def connect(address: tuple[str, int], rank: int, token: bytes, *, starts_within:
             f"rank {rank} cannot reach rank 0 at {address[0]}:{address[1]}: {error} [R710]"
         ) from None
     connection.sendall(token + _LENGTH.pack(rank))
-    return Link(connection, Response)
+    return CoordinatorConnection(connection, Response)
 
 
 def _number(value: Any) -> int | float:
@@ -177,7 +179,7 @@ class Coordinator:
         self._told: set[str] = set()
         self._server = socket.create_server((host, 0), backlog=ranks)
         self.address: tuple[str, int] = self._server.getsockname()[:2]
-        self._links: dict[int, Link[Request]] = {}
+        self._links: dict[int, CoordinatorConnection[TensorRequest]] = {}
         self._leaving: set[int] = set()
         self._woken, self._wake = socket.socketpair()
         self._known = threading.Lock()
@@ -196,7 +198,7 @@ class Coordinator:
         self._accept()
         self._thread.start()
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[TensorRequest]) -> None:
         """Add this rank's own requests; thread-safe."""
         for request in requests:
             self._hear(0, request)
@@ -257,7 +259,7 @@ class Coordinator:
         rank = int.from_bytes(key.data[len(self._token) :], "little")
         is_known = len(key.data) == wanted and hmac.compare_digest(key.data[: len(self._token)], self._token)
         if is_known and 0 < rank < self._ranks and rank not in self._links:
-            self._links[rank] = Link(connection, Request)
+            self._links[rank] = CoordinatorConnection(connection, TensorRequest)
         else:
             connection.close()
 
@@ -294,7 +296,7 @@ class Coordinator:
             if not events or self._told:
                 self._look_for_stalls()
 
-    def _hear(self, rank: int, request: Request) -> None:
+    def _hear(self, rank: int, request: TensorRequest) -> None:
         with self._known:
             if request.kind == "close":
                 self._leaving.add(rank)

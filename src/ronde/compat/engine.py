@@ -19,17 +19,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ronde.comm.alone import Alone
-from ronde.comm.joining import connect_store, join
 from ronde.comm.process_group import Comm
-from ronde.comm.topology import Place
+from ronde.comm.rendezvous import connect_store, join
+from ronde.comm.single_rank import SingleRank
+from ronde.comm.topology import RankPosition
 from ronde.compat import collectives
-from ronde.compat.coordinator import Coordinator, Link, Lost, connect
-from ronde.compat.negotiation import WORLD, Negotiation, Request, Response
+from ronde.compat.coordinator import Coordinator, CoordinatorConnection, Lost, connect
+from ronde.compat.negotiation import WORLD, Negotiation, Response, TensorRequest
 from ronde.compat.place import JobPlace
 from ronde.errors import LaunchError, PeerLost
 
-__all__ = ["Engine", "Entry", "HorovodInternalError", "Options"]
+__all__ = ["Engine", "HorovodInternalError", "Options", "SubmittedTensor"]
 
 # Counts starts in this process: every start uses the store under a number of its own. Generations of an
 # elastic job count from 1.
@@ -71,7 +71,7 @@ class Options:
         )
 
 
-class Entry:
+class SubmittedTensor:
     """A tensor that this rank has submitted.
 
     Attributes:
@@ -82,7 +82,7 @@ class Entry:
 
     __slots__ = ("_done", "engine", "error", "finish", "is_done", "output", "ready", "request", "result")
 
-    def __init__(self, request: Request, output: torch.Tensor | None) -> None:
+    def __init__(self, request: TensorRequest, output: torch.Tensor | None) -> None:
         self.request = request
         self.output = output
         self.result: Any = None
@@ -148,14 +148,14 @@ class Engine:
         self.listener: Callable[[str, Sequence[str], float, float], None] | None = None
         self.failure = ""
         self._lock = threading.Lock()
-        self._pending: dict[tuple[int, str], Entry] = {}
-        self._awaited: dict[tuple[int, str], Entry] = {}  # until its caller has waited for it
-        self._held: list[Entry] = []
+        self._pending: dict[tuple[int, str], SubmittedTensor] = {}
+        self._awaited: dict[tuple[int, str], SubmittedTensor] = {}  # until its caller has waited for it
+        self._held: list[SubmittedTensor] = []
         self._held_bytes = 0
         self._counts: dict[str, int] = {}
         self._comms: dict[tuple[int, str], Comm] = {}
         self._coordinator: Coordinator | None = None
-        self._link: Link[Response] | None = None
+        self._link: CoordinatorConnection[Response] | None = None
         self._number = place.generation or next(_starts)
         self._negotiation = Negotiation(place.size, options.fusion_bytes, sets)
         self._stream: Any = None
@@ -183,7 +183,7 @@ class Engine:
         """Return the number of automatic names so far, by kind."""
         return tuple(self._counts.items())
 
-    def submit(self, *entries: Entry, held: bool = False) -> None:
+    def submit(self, *entries: SubmittedTensor, held: bool = False) -> None:
         """Submit tensors for exchange; several in one call cost one message.
 
         Args:
@@ -221,14 +221,14 @@ class Engine:
         if sent:
             self._send(sent)
 
-    def free_name(self, entry: Entry) -> None:
+    def free_name(self, entry: SubmittedTensor) -> None:
         """Release an entry's name, unless a later entry uses it."""
         key = entry.request.process_set, entry.request.name
         with self._lock:
             if self._awaited.get(key) is entry:
                 del self._awaited[key]
 
-    def _take_held(self) -> list[Entry]:
+    def _take_held(self) -> list[SubmittedTensor]:
         """Return held requests and clear them; called with the lock held."""
         held, self._held, self._held_bytes = self._held, [], 0
         return held
@@ -241,7 +241,7 @@ class Engine:
         if coordinator is not None:
             coordinator.help()
 
-    def _send(self, entries: Sequence[Entry]) -> None:
+    def _send(self, entries: Sequence[SubmittedTensor]) -> None:
         coordinator, link = self._coordinator, self._link
         if coordinator is not None:
             coordinator.submit([entry.request for entry in entries])
@@ -264,7 +264,7 @@ class Engine:
         self.release()
         link, self._link = self._link, None
         coordinator, self._coordinator = self._coordinator, None
-        leaves = Request(name="close", kind="close")
+        leaves = TensorRequest(name="close", kind="close")
         if coordinator is not None:
             coordinator.submit([leaves])
             coordinator.join()
@@ -318,7 +318,7 @@ class Engine:
         kind = "cuda" if device.startswith("cuda") else "cpu"
         found = self._comms.get((number, kind))
         if found is None and len(self.sets[number]) == 1:
-            backend = Alone(on_cuda=kind == "cuda")
+            backend = SingleRank(on_cuda=kind == "cuda")
             found = self._comms[number, kind] = Comm(backend, rank=0, world_size=1, store=dist.HashStore())
         if found is None:
             place, members = self.place, self.sets[number]
@@ -327,7 +327,9 @@ class Engine:
             found = self._comms[number, kind] = join(
                 self._address,
                 name=f"compat/{self._number}/{number}/{kind}",
-                place=Place(members.index(place.rank), len(members), here.index(place.rank), len(here)),
+                place=RankPosition(
+                    members.index(place.rank), len(members), here.index(place.rank), len(here)
+                ),
                 device=kind,
                 timeout=timedelta(
                     seconds=min(place.timeout, _COMES_S) if place.is_elastic else place.timeout
@@ -339,7 +341,7 @@ class Engine:
                 found.backend.set_timeout(timedelta(seconds=place.timeout))
         return found
 
-    def _execute(self, link: Link[Response]) -> None:
+    def _execute(self, link: CoordinatorConnection[Response]) -> None:
         """Run the executor's thread, on all ranks but rank 0."""
         try:
             while not self.failure:
@@ -393,7 +395,7 @@ class Engine:
             if entry is not None:
                 entry.complete(result)
 
-    def _exchange(self, response: Response, entries: Sequence[Entry | None]) -> list[Any]:
+    def _exchange(self, response: Response, entries: Sequence[SubmittedTensor | None]) -> list[Any]:
         request = response.requests[0]
         if response.kind == "join":
             with self._lock:
@@ -431,7 +433,7 @@ class Engine:
         return [collectives.reduce_scatter(comm, tensor, *scaled)]
 
     @contextlib.contextmanager
-    def _on_device(self, entries: Sequence[Entry | None]) -> Any:
+    def _on_device(self, entries: Sequence[SubmittedTensor | None]) -> Any:
         """Run CUDA work inside the `with` block after the script's earlier work. It uses its own stream."""
         device: Any = next((each.output.device for each in entries if each and each.output is not None), None)
         if self._stream is None:
@@ -443,7 +445,7 @@ class Engine:
             yield
         self._stream.synchronize()
 
-    def _change_sets(self, request: Request, number: int) -> int:
+    def _change_sets(self, request: TensorRequest, number: int) -> int:
         if request.members:
             self.sets[number] = request.members
         else:

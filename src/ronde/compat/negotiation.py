@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-__all__ = ["WORLD", "Kind", "Negotiation", "Request", "Response"]
+__all__ = ["WORLD", "Kind", "Negotiation", "Response", "TensorRequest"]
 
 Kind = Literal[
     "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "set", "close"
@@ -27,7 +27,7 @@ _LARGE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class TensorRequest:
     """A request of one rank.
 
     Attributes:
@@ -78,7 +78,7 @@ class Response:
     """
 
     kind: Kind
-    requests: tuple[Request, ...]
+    requests: tuple[TensorRequest, ...]
     rows: tuple[tuple[int, ...], ...] = ()
     splits: tuple[tuple[int, ...], ...] = ()
     error: str = ""
@@ -93,7 +93,7 @@ class _Waiting:
     """The requests of a tensor so far."""
 
     since: float
-    by_rank: dict[int, Request] = dataclasses.field(default_factory=dict)
+    by_rank: dict[int, TensorRequest] = dataclasses.field(default_factory=dict)
 
 
 class Negotiation:
@@ -117,7 +117,7 @@ class Negotiation:
         self._counts: dict[str, int] = {}
         self._last_of: dict[int, str] = {}
 
-    def add(self, rank: int, request: Request) -> None:
+    def add(self, rank: int, request: TensorRequest) -> None:
         """Record a rank's request."""
         self._last_of[rank] = request.name
         if request.kind == "join":
@@ -212,7 +212,7 @@ class Negotiation:
         joins = next(iter(waiting.by_rank.values())).kind == "join"
         return not joins and key[0] == WORLD and all(rank in self._joined for rank in absent)
 
-    def _first(self, key: tuple[int, str]) -> Request:
+    def _first(self, key: tuple[int, str]) -> TensorRequest:
         by_rank = self._waiting[key].by_rank
         return by_rank[min(by_rank)]
 
@@ -240,7 +240,7 @@ class Negotiation:
         absent = tuple(rank for rank in members if rank not in by_rank)
         return Response(kind=request.kind, requests=(request,), joined=absent, **fields)
 
-    def _change_sets(self, request: Request) -> int:
+    def _change_sets(self, request: TensorRequest) -> int:
         if not request.members:
             number = request.root
             del self.sets[number]
@@ -273,7 +273,7 @@ class Negotiation:
             return self._problem_of_set(first)
         return ""
 
-    def _problem_of_set(self, request: Request) -> str:
+    def _problem_of_set(self, request: TensorRequest) -> str:
         if not request.members:
             return "" if request.root in self.sets else f"there is no process set {request.root} [R716]"
         same = [number for number, members in self.sets.items() if members == request.members]
@@ -292,14 +292,14 @@ def _to_be_equal(kind: str) -> tuple[str, ...]:
     return ("kind", "members", "root") if kind == "set" else ("kind",)
 
 
-def _said(request: Request, what: str) -> Any:
+def _said(request: TensorRequest, what: str) -> Any:
     if what == "row shape":
         return list(request.shape[1:])
     value = getattr(request, what)
     return list(value) if isinstance(value, tuple) else value
 
 
-def _alike(first: Request, other: Request) -> bool:
+def _alike(first: TensorRequest, other: TensorRequest) -> bool:
     """Return whether two all-reduces can be fused."""
     names = ("kind", "dtype", "device", "operation", "before", "after", "process_set")
     return all(getattr(first, name) == getattr(other, name) for name in names)

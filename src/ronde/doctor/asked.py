@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-__all__ = ["Asked"]
+__all__ = ["PreflightRequest"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class PreflightRequest:
     """The run that is to come.
 
     Attributes:

@@ -10,14 +10,16 @@ from ronde.cluster.link_speed import Reflector, measure
 from ronde.cluster.reach import listen_everywhere
 from ronde.doctor.preflight import examine
 from ronde.launch import agent
-from ronde.launch.frames import Kind
+from ronde.launch.frames import FrameKind
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Serve one doctor, and leave with it."""
-    agent.main({Kind.EXAMINE: (Kind.EXAMINED, _examine), Kind.MEASURE: (Kind.MEASURED, _measure)})
+    agent.main(
+        {FrameKind.EXAMINE: (FrameKind.EXAMINED, _examine), FrameKind.MEASURE: (FrameKind.MEASURED, _measure)}
+    )
 
 
 def _examine(asked: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ronde.launch.agent_link import AgentLink
 from ronde.launch.agents import Agents, about_run, agent_links
 from ronde.launch.clock import HostClock
 from ronde.launch.failure import ENDING
-from ronde.launch.frames import Kind
+from ronde.launch.frames import FrameKind
 from ronde.launch.host_checks import address_of_all, differences, host_environment, names_of_loopback
 from ronde.launch.hosts import Hosts
 from ronde.launch.signal_inbox import SignalInbox
@@ -80,12 +80,14 @@ class _Exam:
             link.index: {"environment": given, "about": about_run(script, run_dir, link.index)}
             for link in self._links
         }
-        ready = self._ask({index: (Kind.HELLO, each) for index, each in hello.items()}, Kind.READY, _READY_S)
+        ready = self._ask(
+            {index: (FrameKind.HELLO, each) for index, each in hello.items()}, FrameKind.READY, _READY_S
+        )
         told = [(link.name, link.ranks, ready[link.index]) for link in self._links if link.index in ready]
         if told:
             self._troubles += differences(told, script, sys.executable, self._hosts.reference)
-        asked = dict.fromkeys(ready, (Kind.CLOCK, HostClock.question()))
-        self._ask(asked, Kind.CLOCK, _READY_S)
+        asked = dict.fromkeys(ready, (FrameKind.CLOCK, HostClock.question()))
+        self._ask(asked, FrameKind.CLOCK, _READY_S)
         clocks = {link.name: link.clock for link in self._links if link.clock.is_known}
         self._troubles += filter(None, (each.first.trouble(name) for name, each in clocks.items()))
         asked = {
@@ -94,7 +96,9 @@ class _Exam:
             if link.index in ready
         }
         examined = self._ask(
-            {index: (Kind.EXAMINE, each) for index, each in asked.items()}, Kind.EXAMINED, _EXAMINED_S
+            {index: (FrameKind.EXAMINE, each) for index, each in asked.items()},
+            FrameKind.EXAMINED,
+            _EXAMINED_S,
         )
         local = [
             dataclasses.replace(Finding(**each), host=self._names[index])
@@ -125,12 +129,12 @@ class _Exam:
         """Let hosts measure the way to another; by the host that has measured."""
         asked = {
             one: (
-                Kind.MEASURE,
+                FrameKind.MEASURE,
                 {"address": addresses[two], "port": examined[two]["port"], "word": self._word},
             )
             for one, two in ways
         }
-        found = self._ask(asked, Kind.MEASURED, _MEASURED_S)
+        found = self._ask(asked, FrameKind.MEASURED, _MEASURED_S)
         return {
             index: LinkSpeed(answer["latency"], answer["rate"])
             for index, answer in found.items()
@@ -151,7 +155,9 @@ class _Exam:
                     "word": self._word,
                     "ports": 0,
                 }
-                dialed = self._ask(dict.fromkeys(examined, (Kind.DIAL, wanted)), Kind.DIALED, _DIALED_S)
+                dialed = self._ask(
+                    dict.fromkeys(examined, (FrameKind.DIAL, wanted)), FrameKind.DIALED, _DIALED_S
+                )
             finally:
                 greeter.stop()
         reached = [(self._names[index], answer["reached"]) for index, answer in dialed.items()]
@@ -170,7 +176,7 @@ class _Exam:
         return {index: answer["reached"][address] for index, answer in dialed.items() if address}
 
     def _ask(
-        self, asked: Mapping[int, tuple[Kind, Mapping[str, Any]]], wanted: Kind, within: float
+        self, asked: Mapping[int, tuple[FrameKind, Mapping[str, Any]]], wanted: FrameKind, within: float
     ) -> _Answers:
         answers, troubles = self._agents.ask(asked, wanted, within)
         self._troubles += troubles

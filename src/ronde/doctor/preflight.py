@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
-from ronde.doctor.asked import Asked
+from ronde.doctor.asked import PreflightRequest
 from ronde.doctor.checks import (
     caches,
     clock,
@@ -26,7 +26,7 @@ from ronde.doctor.finding import Finding
 
 __all__ = ["CHECKS", "examine", "lines"]
 
-CHECKS: tuple[Callable[[Asked], Finding], ...] = (
+CHECKS: tuple[Callable[[PreflightRequest], Finding], ...] = (
     versions.check,
     devices.check,
     threads.check,
@@ -59,7 +59,7 @@ def examine(
         hosts: number of hosts in it.
     """
     count = ranks or (len(cuda_devices(environment)) if torch_has_cuda() else 0) or 1
-    asked = Asked(ranks=count, hosts=hosts, threads=threads, environment=environment)
+    asked = PreflightRequest(ranks=count, hosts=hosts, threads=threads, environment=environment)
     return [check(asked) for check in CHECKS]
 
 

@@ -17,9 +17,9 @@ from ronde.trace.events import read_events
 from ronde.trace.evidence import Evidence, evidence_path, read_evidence
 from ronde.trace.evidence_collector import EvidenceCollector
 from ronde.trace.explanation import Explanation, read_explanation
+from ronde.trace.heartbeat import look_at
 from ronde.trace.launch_record import LaunchRecord, read_launch_record
 from ronde.trace.run_directory import RunDirectory
-from ronde.trace.vitals import look_at
 
 __all__ = ["examine"]
 

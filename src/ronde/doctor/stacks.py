@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ronde.trace.script_line import ScriptLine
 
-__all__ = ["Frame", "ScriptPlace", "inside", "main_frames", "script_place"]
+__all__ = ["ScriptPlace", "StackFrame", "inside", "main_frames", "script_place"]
 
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
 # Of any interpreter: evidence may come from another host.
@@ -16,7 +16,7 @@ _LIBRARY = re.compile(r"/lib(64)?/python3[.\d]*/|/(site|dist)-packages/")
 _HEAD = re.compile(r"(Current thread|Thread|Stack) ")
 
 
-class Frame(NamedTuple):
+class StackFrame(NamedTuple):
     """One call, as a stack shows it."""
 
     file: str
@@ -24,14 +24,16 @@ class Frame(NamedTuple):
     function: str
 
 
-def main_frames(stack: str) -> Sequence[Frame]:
+def main_frames(stack: str) -> Sequence[StackFrame]:
     """Parse the frames of the first thread, the innermost first."""
-    found: list[Frame] = []
+    found: list[StackFrame] = []
     for line in stack.splitlines():
         match = _FRAME.fullmatch(line)
         if match:
             number = match["line"]
-            found.append(Frame(match["file"], int(number) if number.isdecimal() else 0, match["function"]))
+            found.append(
+                StackFrame(match["file"], int(number) if number.isdecimal() else 0, match["function"])
+            )
         elif found and (_HEAD.match(line) or not line.strip()):
             break
     return found
@@ -44,7 +46,7 @@ class ScriptPlace(NamedTuple):
     is_innermost: bool
 
 
-def script_place(frames: Sequence[Frame]) -> ScriptPlace | None:
+def script_place(frames: Sequence[StackFrame]) -> ScriptPlace | None:
     """Find the innermost line of the script, "train.py:12, in load"; None without one."""
     lines = ScriptLine()
     for depth, frame in enumerate(frames):
@@ -54,7 +56,7 @@ def script_place(frames: Sequence[Frame]) -> ScriptPlace | None:
     return None
 
 
-def inside(frames: Sequence[Frame], file: str, *functions: str) -> bool:
+def inside(frames: Sequence[StackFrame], file: str, *functions: str) -> bool:
     """Tell whether a function of a file with this suffix is being called."""
     return any(
         frame.file.endswith(file) and (not functions or frame.function in functions) for frame in frames

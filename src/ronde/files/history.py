@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from ronde.files.raw_files import NullFile, RawFile
 
-__all__ = ["Event", "FileHistory"]
+__all__ = ["FileChange", "FileHistory"]
 
 
-class Event(NamedTuple):
+class FileChange(NamedTuple):
     """A change that all ranks made together.
 
     Attributes:
@@ -49,14 +49,14 @@ class FileHistory:
     def __init__(self) -> None:
         self.replaying = False
         self.trained = False
-        self._events: list[Event] = []
+        self._events: list[FileChange] = []
         self._read: set[str] = set()
-        self._earlier: dict[tuple[str, str], collections.deque[Event]] = {}
+        self._earlier: dict[tuple[str, str], collections.deque[FileChange]] = {}
         self._unborn: collections.Counter[str] = collections.Counter()
         # Files opened during replay, and the paths that they represent.
         self._open: list[tuple[NullFile, str]] = []
 
-    def resume(self, events: Iterable[Event]) -> None:
+    def resume(self, events: Iterable[FileChange]) -> None:
         """Start replay with the changes of an earlier run."""
         self.replaying = True
         for event in events:
@@ -65,7 +65,7 @@ class FileHistory:
             if event.is_new and event.hidden and event.failure is None:
                 self._unborn[event.path] += 1
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[FileChange]:
         """Return all changes so far."""
         return [event._replace(hidden=event.hidden or event.path not in self._read) for event in self._events]
 
@@ -80,9 +80,9 @@ class FileHistory:
         return {path: os.stat(path).st_size for path in sorted(appended) if os.path.isfile(path)}
 
     def add(self, operation: str, path: str, value: Any, failure: Exception | None, *, is_new: bool) -> None:
-        self._events.append(Event(operation, path, value, failure, is_new, self.trained))
+        self._events.append(FileChange(operation, path, value, failure, is_new, self.trained))
 
-    def recall(self, operation: str, path: str) -> Event | None:
+    def recall(self, operation: str, path: str) -> FileChange | None:
         """Return the recorded outcome of this change; None without a further record."""
         waiting = self._earlier.get((operation, path))
         if not self.replaying or not waiting:

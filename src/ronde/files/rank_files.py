@@ -19,10 +19,10 @@ from ronde.files.overlay import Overlay, called
 from ronde.files.paths import Paths
 from ronde.trace.temporary_folder import TemporaryFolders
 
-__all__ = ["Outcome", "RankFiles"]
+__all__ = ["ChangeOutcome", "RankFiles"]
 
 
-class Outcome(NamedTuple):
+class ChangeOutcome(NamedTuple):
     """Outcome of a change on rank 0. `failure` is raised in the script, on every rank."""
 
     operation: str
@@ -97,7 +97,7 @@ class RankFiles:
                     _, failure = _tried(prepare)
                 self._barrier()
             value, own = _tried(act) if self.is_zero else (None, None)
-            outcome = Outcome(operation, located, value, _portable(own))
+            outcome = ChangeOutcome(operation, located, value, _portable(own))
             if not self.is_zero:
                 outcome = self._hear(operation, located)
             if outcome.failure is None:
@@ -125,7 +125,7 @@ class RankFiles:
             return None
         with self.callers.unmediated():
             value, own = _tried(act)
-            shared = self._comm.broadcast_object(Outcome(operation, located, None, _portable(own)))
+            shared = self._comm.broadcast_object(ChangeOutcome(operation, located, None, _portable(own)))
         if self.history is not None:
             self.history.add(written, located, None, shared.failure, is_new=False)
         failure = own or shared.failure
@@ -251,9 +251,9 @@ class RankFiles:
         with self.callers.unmediated():
             self._barrier()
 
-    def _hear(self, operation: str, located: str) -> Outcome:
+    def _hear(self, operation: str, located: str) -> ChangeOutcome:
         outcome = self._comm.broadcast_object(None)
-        met = isinstance(outcome, Outcome)
+        met = isinstance(outcome, ChangeOutcome)
         # Ranks may have named files of one folder differently; these count as one.
         alike = met and os.path.dirname(outcome.path) == os.path.dirname(located)
         if not alike or outcome.operation != operation:

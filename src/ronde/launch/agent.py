@@ -31,8 +31,8 @@ from ronde.cluster.torch_install import torch_version
 from ronde.errors import RondeError
 from ronde.launch.checkpoint_transfer import sees_mark, take_brought
 from ronde.launch.clock import read_clocks
-from ronde.launch.frames import MAGIC, FrameError, Kind, Sender, frames, unpack
-from ronde.launch.mirror import Piece
+from ronde.launch.frames import MAGIC, FrameError, FrameKind, Sender, frames, unpack
+from ronde.launch.mirror import FileChunk
 from ronde.launch.node_spec import NodeSpec
 from ronde.launch.piped_node import PipedNode
 from ronde.trace.run_directory import RunDirectory, default_root
@@ -41,7 +41,7 @@ from ronde.trace.server_states import server_states
 __all__ = ["Answers", "main"]
 
 #: How more questions before a run are answered: the kind of the answer, and what makes it.
-Answers = Mapping[Kind, tuple[Kind, Callable[[dict[str, Any]], dict[str, Any]]]]
+Answers = Mapping[FrameKind, tuple[FrameKind, Callable[[dict[str, Any]], dict[str, Any]]]]
 
 #: Seconds between two signs of life, in both directions.
 BEAT_S = 1.0
@@ -71,36 +71,38 @@ def main(more: Answers = MappingProxyType({})) -> None:
             _run(part, incoming, sender)
 
 
-def _meet(incoming: Iterator[tuple[Kind, bytes]], sender: Sender, more: Answers) -> NodeSpec | None:
+def _meet(incoming: Iterator[tuple[FrameKind, bytes]], sender: Sender, more: Answers) -> NodeSpec | None:
     """Describe this host until the launcher starts its node; None when it does not."""
     with contextlib.ExitStack() as greeting:  # there must be no thread when ranks are started
         return _answer(incoming, sender, more, greeting)
 
 
 def _answer(
-    incoming: Iterator[tuple[Kind, bytes]], sender: Sender, more: Answers, greeting: contextlib.ExitStack
+    incoming: Iterator[tuple[FrameKind, bytes]], sender: Sender, more: Answers, greeting: contextlib.ExitStack
 ) -> NodeSpec | None:
     for kind, content in incoming:
-        if kind is Kind.HELLO:
+        if kind is FrameKind.HELLO:
             hello = unpack(content)
             os.environ.update(hello["environment"])
-            sender.send(Kind.READY, {**about_this_host(**hello["about"]), **_seen(**hello.get("sees", {}))})
-        elif kind is Kind.CLOCK:
-            sender.send(Kind.CLOCK, read_clocks(unpack(content)))
-        elif kind is Kind.BRING:
-            sender.send(Kind.BROUGHT, {"problem": _take_brought(unpack(content), incoming)})
-        elif kind is Kind.DIAL:
+            sender.send(
+                FrameKind.READY, {**about_this_host(**hello["about"]), **_seen(**hello.get("sees", {}))}
+            )
+        elif kind is FrameKind.CLOCK:
+            sender.send(FrameKind.CLOCK, read_clocks(unpack(content)))
+        elif kind is FrameKind.BRING:
+            sender.send(FrameKind.BROUGHT, {"problem": _take_brought(unpack(content), incoming)})
+        elif kind is FrameKind.DIAL:
             wanted = unpack(content)
             reached = dial(wanted["addresses"], wanted["port"], wanted["word"])
             listener = greeting.enter_context(listen_everywhere())
             greeting.callback(Greeter(listener, wanted["word"]).stop)
             ports = {"ports": free_ports(wanted["ports"]), "mesh": listener.getsockname()[1]}
-            sender.send(Kind.DIALED, {"reached": reached, **ports})
-        elif kind is Kind.MESH:
+            sender.send(FrameKind.DIALED, {"reached": reached, **ports})
+        elif kind is FrameKind.MESH:
             mesh = unpack(content)
             others = {name: dial([address], port, mesh["word"]) for name, address, port in mesh["hosts"]}
-            sender.send(Kind.MESHED, {"failed": [name for name, found in others.items() if not found]})
-        elif kind is Kind.START:
+            sender.send(FrameKind.MESHED, {"failed": [name for name, found in others.items() if not found]})
+        elif kind is FrameKind.START:
             return NodeSpec.from_fields(unpack(content))
         elif kind in more:
             wanted, answer = more[kind]
@@ -121,12 +123,12 @@ def _seen(mark: str = "", server_state: str = "") -> dict[str, Any]:
     return {"sees_checkpoints": sees_mark(mark), "server_states": states}
 
 
-def _take_brought(place: dict[str, Any], incoming: Iterator[tuple[Kind, bytes]]) -> str:
+def _take_brought(place: dict[str, Any], incoming: Iterator[tuple[FrameKind, bytes]]) -> str:
     """Take checkpoints into the run directory of this host; returns a complaint or ""."""
     chosen = Path(place["run_dir"]) if place["run_dir"] else None
     pieces = (
-        Piece.from_bytes(content)
-        for _, content in itertools.takewhile(lambda frame: frame[0] is Kind.SAVED, incoming)
+        FileChunk.from_bytes(content)
+        for _, content in itertools.takewhile(lambda frame: frame[0] is FrameKind.SAVED, incoming)
     )
     try:
         directory = RunDirectory.of_host(chosen, place["run_id"], place["host"], os.environ)
@@ -181,7 +183,7 @@ def _run(part: NodeSpec, incoming: int, sender: Sender) -> None:
         ranks = PipedNode(part, sender)
         ranks.start()
     except (RondeError, OSError) as error:
-        sender.send(Kind.LAST, {"refused": str(error)})
+        sender.send(FrameKind.LAST, {"refused": str(error)})
         return
     # From here on there are threads; signals are blocked in them, for they are blocked here.
     listener = threading.Thread(
@@ -202,7 +204,7 @@ def _run(part: NodeSpec, incoming: int, sender: Sender) -> None:
         with contextlib.suppress(OSError):
             ranks.send_files(last=True)
             ranks.send_large_files(unread)
-            sender.send(Kind.LAST, last)
+            sender.send(FrameKind.LAST, last)
             ranks.remove_sent(unread)
     os._exit(0)  # a thread may hang in a connection that is dead
 
@@ -214,7 +216,7 @@ def _relay_output(sender: Sender, unread: set[bytes], *, one_stream: bool) -> li
     """
     made: list[threading.Thread] = []
     theirs = -1
-    for descriptor, kind in ((1, Kind.OUT), (2, Kind.ERR)):
+    for descriptor, kind in ((1, FrameKind.OUT), (2, FrameKind.ERR)):
         if theirs < 0 or not one_stream:
             ours, theirs = os.pipe()
             given = (ours, kind, sender, unread)
@@ -225,7 +227,7 @@ def _relay_output(sender: Sender, unread: set[bytes], *, one_stream: bool) -> li
     return made
 
 
-def _relay(source: int, kind: Kind, sender: Sender, unread: set[bytes]) -> None:
+def _relay(source: int, kind: FrameKind, sender: Sender, unread: set[bytes]) -> None:
     with contextlib.suppress(OSError):
         while (data := os.read(source, 65536)) and kind not in unread:
             sender.send(kind, data)
@@ -240,17 +242,17 @@ def _listen(incoming: int, sender: Sender, ranks: PipedNode, unread: set[bytes])
     with contextlib.suppress(FrameError, OSError):
         for kind, content in frames(incoming):
             heard[0] = time.monotonic()
-            if kind is Kind.CLOCK:
-                sender.send(Kind.CLOCK, read_clocks(unpack(content)))
-            elif kind is Kind.SIGNAL:
+            if kind is FrameKind.CLOCK:
+                sender.send(FrameKind.CLOCK, read_clocks(unpack(content)))
+            elif kind is FrameKind.SIGNAL:
                 ranks.signal(int(content))
-            elif kind is Kind.END:
+            elif kind is FrameKind.END:
                 ranks.end()
-            elif kind is Kind.LOOK:
+            elif kind is FrameKind.LOOK:
                 ranks.look(content.decode())
-            elif kind is Kind.RELEASE:
+            elif kind is FrameKind.RELEASE:
                 ranks.release()
-            elif kind is Kind.CLOSED:
+            elif kind is FrameKind.CLOSED:
                 unread.add(content)
     ranks.lose()
 

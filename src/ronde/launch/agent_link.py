@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ronde.errors import LaunchError
 from ronde.launch.clock import HostClock
-from ronde.launch.frames import FrameError, Kind, Sender, frames, skip_to_magic, unpack
+from ronde.launch.frames import FrameError, FrameKind, Sender, frames, skip_to_magic, unpack
 from ronde.launch.linux_process import bind_to_parent, load_prctl
 from ronde.launch.signal_inbox import SignalInbox
 
@@ -52,7 +52,7 @@ class AgentLink:
         self.index = index
         self.name = name
         self.ranks = ranks
-        self.news: queue.SimpleQueue[tuple[Kind | None, bytes]] = queue.SimpleQueue()
+        self.news: queue.SimpleQueue[tuple[FrameKind | None, bytes]] = queue.SimpleQueue()
         self.has_started = False
         self.said: collections.deque[str] = collections.deque(maxlen=_LINES)
         self._show, self._save = show, save
@@ -103,16 +103,16 @@ class AgentLink:
         """The exit code of the command, known after the news of its end."""
         return self._process.returncode or 0
 
-    def send(self, kind: Kind, content: bytes | str | dict[str, object] = b"") -> None:
+    def send(self, kind: FrameKind, content: bytes | str | dict[str, object] = b"") -> None:
         """Send a frame; an agent that is gone is told of by other news."""
         with contextlib.suppress(OSError, ValueError):
             self._sender.send(kind, content)
 
     def ask_clock(self) -> None:
         """Ask the agent for its clocks; the last answer that is needed is news."""
-        self.send(Kind.CLOCK, self.clock.question())
+        self.send(FrameKind.CLOCK, self.clock.question())
 
-    def send_many(self, sent: Iterable[tuple[Kind, bytes]]) -> None:
+    def send_many(self, sent: Iterable[tuple[FrameKind, bytes]]) -> None:
         """Send many frames from a thread, and no others meanwhile.
 
         They take a descriptor of their own, which `close` leaves open.
@@ -151,11 +151,11 @@ class AgentLink:
         try:
             if skip_to_magic(source):
                 for kind, content in frames(source):
-                    if kind in (Kind.OUT, Kind.ERR):
+                    if kind in (FrameKind.OUT, FrameKind.ERR):
                         self._pass_on(kind, content)
-                    elif kind is Kind.CLOCK:
+                    elif kind is FrameKind.CLOCK:
                         self._take_clock(content)
-                    elif kind is Kind.SAVED:
+                    elif kind is FrameKind.SAVED:
                         self._save(self, content)
                     else:
                         self.tell(kind, content)
@@ -171,19 +171,19 @@ class AgentLink:
         if not self.clock.is_known:
             self.ask_clock()
         elif not was_known:
-            self.tell(Kind.CLOCK, b"{}")
+            self.tell(FrameKind.CLOCK, b"{}")
 
     def _take_complaints(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self.said.append(line.decode("utf-8", "replace").rstrip())
 
-    def _pass_on(self, kind: Kind, content: bytes) -> None:
+    def _pass_on(self, kind: FrameKind, content: bytes) -> None:
         try:
-            self._show(1 if kind is Kind.OUT else 2, content)
+            self._show(1 if kind is FrameKind.OUT else 2, content)
         except OSError:
-            self.send(Kind.CLOSED, kind.value)
+            self.send(FrameKind.CLOSED, kind.value)
 
-    def tell(self, kind: Kind | None, content: bytes) -> None:
+    def tell(self, kind: FrameKind | None, content: bytes) -> None:
         self.news.put((kind, content))
         SignalInbox.wake()

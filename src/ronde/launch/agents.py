@@ -11,7 +11,7 @@ from typing import Any
 
 from ronde.cluster.reach import is_this_host
 from ronde.launch.agent_link import AgentLink
-from ronde.launch.frames import Kind, unpack
+from ronde.launch.frames import FrameKind, unpack
 from ronde.launch.hosts import Hosts
 from ronde.launch.remote_command import agent_line, why_it_failed
 from ronde.launch.signal_inbox import SignalInbox
@@ -69,7 +69,7 @@ class Agents:
             link.listen()
 
     def ask(
-        self, asked: Mapping[int, tuple[Kind, Mapping[str, Any]]], wanted: Kind, within: float
+        self, asked: Mapping[int, tuple[FrameKind, Mapping[str, Any]]], wanted: FrameKind, within: float
     ) -> tuple[dict[int, dict[str, Any]], list[Trouble]]:
         """Ask agents, and wait for the answer of each.
 
@@ -86,7 +86,7 @@ class Agents:
         return self.answers(asked.keys(), wanted, within)
 
     def answers(
-        self, indices: Collection[int], wanted: Kind, within: float
+        self, indices: Collection[int], wanted: FrameKind, within: float
     ) -> tuple[dict[int, dict[str, Any]], list[Trouble]]:
         """Wait for answers of agents that have been asked; returns as `ask`."""
         links = {link.index: link for link in self._links}

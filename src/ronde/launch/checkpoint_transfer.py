@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import BinaryIO, final
 
 from ronde.errors import UsageError
-from ronde.launch.mirror import Piece
-from ronde.trace.checkpoint_manifest import MANIFEST, Manifest, checkpoints_in
+from ronde.launch.mirror import FileChunk
+from ronde.trace.checkpoint_manifest import MANIFEST, CheckpointManifest, checkpoints_in
 
 __all__ = [
     "CheckpointReceiver",
@@ -90,7 +90,7 @@ class CheckpointSender:
             with contextlib.suppress(OSError):
                 self._sent[place.name] = (place / MANIFEST).read_bytes()
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[FileChunk]:
         """Yield the pieces of whole checkpoints that were not sent, the oldest first."""
         for _, place in reversed(list(checkpoints_in(self._folder))[:_SENT_TO_GO_ON]):
             # It may be removed, for a newer one is there.
@@ -106,23 +106,23 @@ class CheckpointSender:
         )
         return sum(file.stat().st_size for file in files)
 
-    def _of_one(self, place: Path) -> Iterator[Piece]:
+    def _of_one(self, place: Path) -> Iterator[FileChunk]:
         text = (place / MANIFEST).read_bytes()
         if self._sent.get(place.name) == text:
             return
-        end = Manifest.of_text(text.decode()).journal_bytes
+        end = CheckpointManifest.of_text(text.decode()).journal_bytes
         with open(place / _STATE, "rb") as state:
             yield from _contents(f"{place.name}/{_STATE}", state, 0, os.fstat(state.fileno()).st_size)
         with open(self._folder / _JOURNAL, "rb") as journal:
             yield from _contents(_JOURNAL, journal, self._journal, end)
-        yield Piece(f"{place.name}/{MANIFEST}", 0, text)
+        yield FileChunk(f"{place.name}/{MANIFEST}", 0, text)
         self._sent[place.name], self._journal = text, max(self._journal, end)
 
 
-def _contents(name: str, file: BinaryIO, begin: int, end: int) -> Iterator[Piece]:
+def _contents(name: str, file: BinaryIO, begin: int, end: int) -> Iterator[FileChunk]:
     file.seek(begin)
     for at in range(begin, end, _PIECE):
-        yield Piece(name, at, file.read(min(_PIECE, end - at)))
+        yield FileChunk(name, at, file.read(min(_PIECE, end - at)))
 
 
 @final
@@ -136,7 +136,7 @@ class CheckpointReceiver:
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder, self._keep = folder, keep
 
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: FileChunk) -> None:
         """Write the bytes; with the last of a checkpoint it is there, and durable.
 
         Raises:
@@ -154,7 +154,7 @@ class CheckpointReceiver:
         if file == _STATE and piece.at == 0:
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir()
-        Piece(file, piece.at, piece.data).write_into(beside)
+        FileChunk(file, piece.at, piece.data).write_into(beside)
         if file == MANIFEST:
             for path in (beside / _STATE, beside / MANIFEST, self._folder / _JOURNAL):
                 _make_durable(path)
@@ -165,7 +165,7 @@ class CheckpointReceiver:
                 shutil.rmtree(old, ignore_errors=True)
 
 
-def take_brought(run_directory: Path, pieces: Iterable[Piece]) -> str:
+def take_brought(run_directory: Path, pieces: Iterable[FileChunk]) -> str:
     """Write checkpoints into a host's run directory; returns the reason of a failure, or ""."""
     folder = carried_folder(run_directory)
     shutil.rmtree(folder, ignore_errors=True)

@@ -16,7 +16,7 @@ from typing import Any, final
 from ronde.launch.trouble import Trouble
 from ronde.trace.launch_record import LaunchedNode
 
-__all__ = ["Clock", "HostClock", "launched_node", "read_clocks"]
+__all__ = ["ClockOffset", "HostClock", "launched_node", "read_clocks"]
 
 _FIRST, _LATEST = 8, 16
 
@@ -26,7 +26,7 @@ _MUCH_S = 2.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Clock:
+class ClockOffset:
     """Lead of a host's clocks over the launcher's.
 
     Attributes:
@@ -64,8 +64,8 @@ class HostClock:
     """Answers of one host, the first ones and the latest ones."""
 
     def __init__(self) -> None:
-        self._first: list[Clock] = []
-        self._latest: collections.deque[Clock] = collections.deque(maxlen=_LATEST)
+        self._first: list[ClockOffset] = []
+        self._latest: collections.deque[ClockOffset] = collections.deque(maxlen=_LATEST)
 
     @staticmethod
     def question() -> dict[str, Any]:
@@ -77,7 +77,9 @@ class HostClock:
         wall, now = time.time(), time.monotonic()
         half = (now - answer["asked"]) / 2
         at = answer["monotonic"]
-        clock = Clock(wall=answer["time"] - (wall - half), monotonic=at - (now - half), at=at, error=half)
+        clock = ClockOffset(
+            wall=answer["time"] - (wall - half), monotonic=at - (now - half), at=at, error=half
+        )
         if not self.is_known:
             self._first.append(clock)
         self._latest.append(clock)
@@ -88,12 +90,12 @@ class HostClock:
         return len(self._first) == _FIRST
 
     @property
-    def first(self) -> Clock:
+    def first(self) -> ClockOffset:
         """The best of the first answers."""
         return min(self._first, key=lambda clock: clock.error)
 
     @property
-    def latest(self) -> Clock:
+    def latest(self) -> ClockOffset:
         """The best of the latest answers."""
         return min(self._latest, key=lambda clock: clock.error)
 

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
-from ronde.launch.failure import AbortKind, Ends, ErrorFile, RankDeath, shell_code
-from ronde.launch.job import Job, Outcome
+from ronde.launch.failure import AbortKind, ErrorFile, RankDeath, RankExits, shell_code
+from ronde.launch.job import LaunchJob, Outcome
 from ronde.launch.launch_record_writer import LaunchRecordWriter
 from ronde.launch.node import Node
 from ronde.launch.node_events import NodeEnd, NodeEvents
@@ -46,7 +46,7 @@ class Controller:
 
     def __init__(
         self,
-        job: Job,
+        job: LaunchJob,
         nodes: Sequence[Node],
         inbox: SignalInbox,
         terminal: UsersTerminal,
@@ -54,7 +54,7 @@ class Controller:
         explain: Explain | None,
         is_to_end: threading.Event | None,
     ) -> None:
-        self.ends = Ends(job.first_rank)
+        self.ends = RankExits(job.first_rank)
         self.run_end = RunEnd(
             job, self.ends, [node.share for node in nodes], explain, lambda: terminal.in_mid_line
         )

@@ -19,7 +19,7 @@ from ronde.cluster.host_list import HostSlots, ranks_of_hosts
 from ronde.errors import LaunchError
 from ronde.launch.host_discovery import HostDiscovery
 from ronde.launch.hosts import Hosts
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.trace.events import write_event
 
 __all__ = ["Elastic", "ElasticHosts"]
@@ -72,7 +72,7 @@ class ElasticHosts:
     def __init__(self, bounds: Elastic, membership: HostDiscovery, say: Callable[[str], object]) -> None:
         self._bounds, self._membership, self._say = bounds, membership, say
 
-    def placed(self, job: Job, hosts: Hosts) -> tuple[Job, Hosts]:
+    def placed(self, job: LaunchJob, hosts: Hosts) -> tuple[LaunchJob, Hosts]:
         """Return the job with as many ranks as possible, and their hosts.
 
         Raises:

@@ -21,7 +21,7 @@ from ronde.cluster.environment import ClusterEnvironment, forced_threads
 from ronde.cluster.reach import candidates, is_this_host, listen_everywhere
 from ronde.cluster.slurm import has_own_devices
 from ronde.errors import LaunchError, UsageError
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.process_cleanup import remove_temporary_of_the_dead
 from ronde.launch.rank_config import RankConfig, RankPlace
 from ronde.launch.rank_environment import rank_environment, threads_per_rank
@@ -47,7 +47,7 @@ _MEETING_S = 60.0
 _LINGER_S = 3.0
 
 
-def become_rank(job: Job, place: ClusterEnvironment, observer: Sequence[str] = ()) -> NoReturn:
+def become_rank(job: LaunchJob, place: ClusterEnvironment, observer: Sequence[str] = ()) -> NoReturn:
     """Replace this process by the worker of its rank.
 
     Ranks meet at the agent's own store, or at rank 0's. Rank 0's output stays the launcher's business; any
@@ -134,7 +134,7 @@ def _fewer(place: ClusterEnvironment, devices: int) -> str:
     )
 
 
-def _with_store(job: Job, place: ClusterEnvironment) -> ClusterEnvironment:
+def _with_store(job: LaunchJob, place: ClusterEnvironment) -> ClusterEnvironment:
     """The place with the store's address, which rank 0 makes where nobody else has."""
     mark = hashlib.sha256(f"{place.run_id} {place.restart_count}".encode()).hexdigest()[:12]
     meeting = job.run_directory.path.parent / f"meeting-{mark}"
@@ -142,7 +142,7 @@ def _with_store(job: Job, place: ClusterEnvironment) -> ClusterEnvironment:
     return dataclasses.replace(place, master_address=address, master_port=port)
 
 
-def _config(job: Job, place: ClusterEnvironment, *, observed: bool) -> RankConfig:
+def _config(job: LaunchJob, place: ClusterEnvironment, *, observed: bool) -> RankConfig:
     of_rank = RankPlace(
         rank=place.rank,
         world_size=place.world_size,
@@ -239,7 +239,7 @@ def _write(path: Path, text: str) -> None:
         ) from None
 
 
-def _start_observer(job: Job, place: ClusterEnvironment, command: Sequence[str]) -> None:
+def _start_observer(job: LaunchJob, place: ClusterEnvironment, command: Sequence[str]) -> None:
     """Start the observer of this host, before this process becomes a rank.
 
     It is nobody's child and in a session of its own, so that neither the script nor what ends ranks finds it,

@@ -12,9 +12,9 @@ from typing import Any, Literal
 __all__ = [
     "ENDING",
     "Abort",
-    "Ends",
     "ErrorFile",
     "RankDeath",
+    "RankExits",
     "RankFailure",
     "failure_beside",
     "first_failure",
@@ -125,7 +125,7 @@ class RankFailure:
         return f"{who} exited with code {self.exit_code}"
 
 
-class Ends:
+class RankExits:
     """Account of the ends of a run's ranks, on this node or on all.
 
     Attributes:

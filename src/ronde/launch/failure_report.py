@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ronde.errors import ADVICE_ON_DIVERGENCE
-from ronde.launch.failure import Ends, ErrorFile, RankFailure
-from ronde.trace.lockstep_board import Standing, State
+from ronde.launch.failure import ErrorFile, RankExits, RankFailure
+from ronde.trace.lockstep_board import BoardPosition, BoardState
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["report"]
@@ -20,12 +20,12 @@ _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 
 def report(
     first: RankFailure,
-    ends: Ends,
+    ends: RankExits,
     directory: RunDirectory,
     world_size: int,
     *,
     main_shown: bool,
-    standings: Sequence[Standing] = (),
+    standings: Sequence[BoardPosition] = (),
     explained: Sequence[str] = (),
 ) -> str:
     """Report the news about the first failure; "" when the script has said it all.
@@ -48,12 +48,12 @@ def report(
 
 def _told(
     first: RankFailure,
-    ends: Ends,
+    ends: RankExits,
     directory: RunDirectory,
     world_size: int,
     *,
     main_shown: bool,
-    standings: Sequence[Standing],
+    standings: Sequence[BoardPosition],
 ) -> Sequence[str]:
     """Return the lines of the report, the failure first; () for no news."""
     where = f"logs of all ranks: {directory.path}"
@@ -131,7 +131,7 @@ def _advice_on_signal(number: int, world_size: int) -> Sequence[str]:
     return ()
 
 
-def _left_early(first: RankFailure, ends: Ends, standings: Sequence[Standing]) -> str:
+def _left_early(first: RankFailure, ends: RankExits, standings: Sequence[BoardPosition]) -> str:
     """Name the rank that ended while others waited; "" for other failures."""
     if first.kind == "exit":
         waiting = _who_waits(standings, but=first.rank)
@@ -139,7 +139,7 @@ def _left_early(first: RankFailure, ends: Ends, standings: Sequence[Standing]) -
     if first.kind != "peer":
         return ""
     ended = {death.rank for death in ends.deaths if death.code == 0}
-    ended |= {standing.rank for standing in standings if standing.state is State.ENDED}
+    ended |= {standing.rank for standing in standings if standing.state is BoardState.ENDED}
     if not ended:
         return ""
     rank = min(ended)
@@ -147,9 +147,9 @@ def _left_early(first: RankFailure, ends: Ends, standings: Sequence[Standing]) -
     return f"rank {rank} came to the end of the script while {others} [R190]"
 
 
-def _who_waits(standings: Sequence[Standing], *, but: int) -> str:
+def _who_waits(standings: Sequence[BoardPosition], *, but: int) -> str:
     """Describe the waiting ranks but `left`: "rank 0 waited for it at train.py:12 (...)"."""
-    waiting = [each for each in standings if each.state is State.WAITING and each.rank != but]
+    waiting = [each for each in standings if each.state is BoardState.WAITING and each.rank != but]
     if not waiting:
         return ""
     names = ", ".join(str(standing.rank) for standing in waiting)
@@ -158,7 +158,7 @@ def _who_waits(standings: Sequence[Standing], *, but: int) -> str:
     return f"{many} at {entry.where} ({entry.what})" if entry is not None else many
 
 
-def _code(ends: Ends, rank: int) -> int | None:
+def _code(ends: RankExits, rank: int) -> int | None:
     error = ends.errors.get(rank)
     return int(error.traceback) if error is not None and error.kind == "exit" else ends.codes.get(rank)
 

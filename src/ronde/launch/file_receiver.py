@@ -10,9 +10,9 @@ from typing import final
 
 from ronde.launch.agent_link import AgentLink
 from ronde.launch.checkpoint_transfer import CheckpointReceiver
-from ronde.launch.frames import Kind
-from ronde.launch.job import Job
-from ronde.launch.mirror import Piece
+from ronde.launch.frames import FrameKind
+from ronde.launch.job import LaunchJob
+from ronde.launch.mirror import FileChunk
 from ronde.launch.version_transfer import PUBLISHED, take_version
 
 __all__ = ["FileReceiver"]
@@ -26,7 +26,7 @@ class FileReceiver:
         latest: time at which the last piece came, by the monotonic clock.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LaunchJob) -> None:
         self.latest = -math.inf
         self._job = job
         self._checkpoints = CheckpointReceiver(Path(job.run.checkpoint), job.run.checkpoint_keep)
@@ -35,18 +35,18 @@ class FileReceiver:
         """Write a piece; in the thread of the link, so that none pile up."""
         self.latest = time.monotonic()
         try:
-            piece = Piece.from_bytes(content)
+            piece = FileChunk.from_bytes(content)
             if piece.name.startswith(f"{PUBLISHED}/"):
                 take_version(self._job.run_directory.path, piece)
             else:
                 self._checkpoints.take(piece)
         except (OSError, ValueError) as error:
-            link.send(Kind.CLOSED, Kind.SAVED.value)
+            link.send(FrameKind.CLOSED, FrameKind.SAVED.value)
             words = (
                 f"no more checkpoints and published versions come from {link.name} ({error}); new ones stay "
                 f"there, in its run directory {self._job.node_run_id(link.index)} [R125]"
             )
-            link.tell(Kind.NOTICE, words.encode())
+            link.tell(FrameKind.NOTICE, words.encode())
 
     def notice(self, names: Sequence[str]) -> str:
         """Describe hosts that do not see the folder, for the user."""

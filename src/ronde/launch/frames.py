@@ -24,7 +24,7 @@ from typing import Any
 
 from ronde.launch.write_all import write_all
 
-__all__ = ["MAGIC", "FrameError", "Kind", "Sender", "frames", "skip_to_magic", "unpack"]
+__all__ = ["MAGIC", "FrameError", "FrameKind", "Sender", "frames", "skip_to_magic", "unpack"]
 
 MAGIC = b"\0ronde agent 1\n"
 _HEAD = struct.Struct(">cI")
@@ -37,7 +37,7 @@ class FrameError(Exception):
     """Raised for bytes that do not form a frame, from another program."""
 
 
-class Kind(bytes, enum.Enum):
+class FrameKind(bytes, enum.Enum):
     """Kinds of frames, each with its content in brackets."""
 
     HELLO = b"h"  # [JSON: what the run is, see `agent`]
@@ -83,7 +83,7 @@ class Sender:
         self._descriptor = descriptor
         self._lock = threading.Lock()
 
-    def send(self, kind: Kind, content: bytes | str | dict[str, Any] = b"") -> None:
+    def send(self, kind: FrameKind, content: bytes | str | dict[str, Any] = b"") -> None:
         """Send one frame.
 
         Raises:
@@ -96,7 +96,7 @@ class Sender:
             write_all(self._descriptor, _HEAD.pack(kind.value, len(data)) + data)
 
 
-def frames(descriptor: int) -> Iterator[tuple[Kind, bytes]]:
+def frames(descriptor: int) -> Iterator[tuple[FrameKind, bytes]]:
     """The frames that come, until the other side is gone.
 
     Raises:
@@ -113,7 +113,7 @@ def frames(descriptor: int) -> Iterator[tuple[Kind, bytes]]:
         if content is None:
             return
         try:
-            yield Kind(kind), content
+            yield FrameKind(kind), content
         except ValueError:
             raise FrameError(f"a frame of the kind {kind!r} [R117]") from None
 

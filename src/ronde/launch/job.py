@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from ronde.launch.failure import RankFailure
     from ronde.trace.launch_record import LaunchedNode, LaunchRecord
 
-__all__ = ["Job", "Outcome"]
+__all__ = ["LaunchJob", "Outcome"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class LaunchJob:
     """A run that a launcher of this host is to start.
 
     Attributes:
@@ -41,7 +41,7 @@ class Job:
     attempt: int = 0
     first_rank: int = 0
 
-    def resumed(self, attempt: int) -> Job:
+    def resumed(self, attempt: int) -> LaunchJob:
         """The same run, once more, from its newest checkpoint."""
         return dataclasses.replace(self, run=dataclasses.replace(self.run, resume=True), attempt=attempt)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import final
 
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.node import Node
 from ronde.trace.launch_record import write_launch_record
 from ronde.trace.waiting import write_waiting
@@ -21,7 +21,7 @@ _EVERY_S = 1.0
 class LaunchRecordWriter:
     """`launch.json` of the run directory, and `waiting.json` of a run by agents."""
 
-    def __init__(self, job: Job, nodes: Sequence[Node], *, by_agents: bool) -> None:
+    def __init__(self, job: LaunchJob, nodes: Sequence[Node], *, by_agents: bool) -> None:
         self._job, self._nodes, self._by_agents = job, nodes, by_agents
         self._is_written = False
         self._next = 0.0

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from ronde.launch.job import Job, Outcome
+from ronde.launch.job import LaunchJob, Outcome
 from ronde.launch.local_node import start_here
 from ronde.launch.output_pump import fill_standard_descriptors
 from ronde.launch.signal_inbox import SignalInbox
@@ -20,7 +20,7 @@ __all__ = ["launch"]
 
 
 def launch(
-    job: Job,
+    job: LaunchJob,
     hosts: Hosts | None = None,
     explain: Explain | None = None,
     is_to_end: threading.Event | None = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
 from ronde.launch.failure import ENDING
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.linux_process import load_prctl, subreaping
 from ronde.launch.node_spec import NodeSpec
 from ronde.launch.signal_inbox import SignalInbox
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["start_here"]
 
 
-def start_here(job: Job, terminal: UsersTerminal, inbox: SignalInbox, opened: contextlib.ExitStack) -> Node:
+def start_here(
+    job: LaunchJob, terminal: UsersTerminal, inbox: SignalInbox, opened: contextlib.ExitStack
+) -> Node:
     """Start ranks, and the parameter servers of the plan.
 
     This process becomes the parent of the ranks' orphans.
@@ -54,7 +56,7 @@ def start_here(job: Job, terminal: UsersTerminal, inbox: SignalInbox, opened: co
     return node
 
 
-def _check(job: Job) -> None:
+def _check(job: LaunchJob) -> None:
     if job.ranks < 1:
         raise UsageError(f"ranks must be at least 1, not {job.ranks} [R178]")
     if job.devices and job.ranks > len(job.devices):
@@ -65,7 +67,7 @@ def _check(job: Job) -> None:
         )
 
 
-def _spec(job: Job) -> NodeSpec:
+def _spec(job: LaunchJob) -> NodeSpec:
     run, directory = job.run, job.run_directory
     count = 0 if run.servers else Plan.parse(run.plan).state.server_count
     servers = ()

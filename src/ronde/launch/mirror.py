@@ -18,7 +18,7 @@ from pathlib import Path
 from ronde.launch.write_all import write_all
 from ronde.trace.spans import SPANS_FILE
 
-__all__ = ["Mirror", "Piece", "is_mirrored"]
+__all__ = ["DirectoryChanges", "FileChunk", "is_mirrored"]
 
 _BLOCK = 512
 #: Bytes of a log that are sent while the run goes on, between two looks; and at its end.
@@ -29,7 +29,7 @@ _TEXTS = re.compile(r"rank-\d+\.log|server-\d+\.log|events\.jsonl")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
+class FileChunk:
     """Some bytes of a file.
 
     Attributes:
@@ -45,7 +45,7 @@ class Piece:
         return json.dumps([self.name, self.at]).encode() + b"\n" + self.data
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Piece:
+    def from_bytes(cls, content: bytes) -> FileChunk:
         head, _, data = content.partition(b"\n")
         name, at = json.loads(head)
         return cls(name, at, data)
@@ -71,7 +71,7 @@ def is_mirrored(name: str) -> bool:
     return any(each.fullmatch(name) for each in (_NUMBERS, _TEXTS, SPANS_FILE))
 
 
-class Mirror:
+class DirectoryChanges:
     """The changes in a node's run directory since the last look."""
 
     def __init__(self, directory: Path) -> None:
@@ -79,7 +79,7 @@ class Mirror:
         self._blocks: dict[str, list[int]] = {}
         self._sent: dict[str, int] = {}
 
-    def changes(self, *, last: bool = False) -> Iterator[Piece]:
+    def changes(self, *, last: bool = False) -> Iterator[FileChunk]:
         """The pieces to be sent.
 
         Args:
@@ -95,30 +95,30 @@ class Mirror:
                     elif _TEXTS.fullmatch(name):
                         yield from self._appended(name, _LAST_LOG if last else _LIVE_LOG, last=last)
 
-    def _changed_blocks(self, name: str) -> Iterator[Piece]:
+    def _changed_blocks(self, name: str) -> Iterator[FileChunk]:
         content = (self._directory / name).read_bytes()
         blocks = [hash(content[at : at + _BLOCK]) for at in range(0, len(content), _BLOCK)]
         before = self._blocks.get(name, [])
         for first, end in changed_ranges(before, blocks):
             for at in range(first * _BLOCK, min(end * _BLOCK, len(content)), _LARGEST):
-                yield Piece(name, at, content[at : min(at + _LARGEST, end * _BLOCK)])
+                yield FileChunk(name, at, content[at : min(at + _LARGEST, end * _BLOCK)])
         self._blocks[name] = blocks
 
-    def _grown(self, name: str) -> Iterator[Piece]:
+    def _grown(self, name: str) -> Iterator[FileChunk]:
         """All that a file that only grows has more than before."""
         with (self._directory / name).open("rb") as stream:
             stream.seek(self._sent.get(name, 0))
             while data := stream.read(_LARGEST):
-                yield Piece(name, None, data)
+                yield FileChunk(name, None, data)
                 self._sent[name] = stream.tell()
 
-    def _appended(self, name: str, most: int, *, last: bool) -> Iterator[Piece]:
+    def _appended(self, name: str, most: int, *, last: bool) -> Iterator[FileChunk]:
         path = self._directory / name
         sent, size = self._sent.get(name, 0), path.stat().st_size
         if last and size - sent > most:
             skipped = size - most - sent
             words = f"\n[ronde: {skipped} bytes of this log are on its own host only, in {path}]\n"
-            yield Piece(name, None, words.encode())
+            yield FileChunk(name, None, words.encode())
             sent += skipped
         with path.open("rb") as stream:
             stream.seek(sent)
@@ -127,7 +127,7 @@ class Mirror:
         end = data.rfind(b"\n") + 1
         whole = data if last or (not end and len(data) == most) else data[:end]
         for at in range(0, len(whole), _LARGEST):
-            yield Piece(name, None, whole[at : at + _LARGEST])
+            yield FileChunk(name, None, whole[at : at + _LARGEST])
         self._sent[name] = sent + len(whole)
 
 

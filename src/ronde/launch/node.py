@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from ronde.launch.failure import Ends
+from ronde.launch.failure import RankExits
 from ronde.launch.node_events import NodeEvents
 from ronde.trace.evidence import SilentHost
 from ronde.trace.launch_record import LaunchedNode
@@ -55,7 +55,7 @@ class Node(ABC):
         """The node as other tools know it; None before its ranks are known."""
 
     @abstractmethod
-    def begin(self, ends: Ends, events: NodeEvents) -> None:
+    def begin(self, ends: RankExits, events: NodeEvents) -> None:
         """Watch the ranks from here on, and tell the events.
 
         Args:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ronde.launch.failure import AbortKind, ErrorFile, RankDeath
 from ronde.trace.evidence import Evidence
-from ronde.trace.lockstep_board import Standing
+from ronde.trace.lockstep_board import BoardPosition
 
 __all__ = ["NodeEnd", "NodeEvents"]
 
@@ -23,7 +23,7 @@ class NodeEnd(NamedTuple):
     """
 
     evidence: Evidence | None
-    standings: Sequence[Standing]
+    standings: Sequence[BoardPosition]
     left: Sequence[str]
 
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import final
 
-from ronde.launch.failure import Ends
+from ronde.launch.failure import RankExits
 from ronde.launch.node import Node, NodeOfRun
 from ronde.launch.node_events import NodeEnd, NodeEvents
 from ronde.launch.node_spec import NodeSpec
@@ -58,7 +58,7 @@ class NodeRunner(Node):
         self._has_ended = self._is_released = self._is_over = False
         remove_temporary_of_the_dead()
 
-    def begin(self, ends: Ends, events: NodeEvents) -> None:
+    def begin(self, ends: RankExits, events: NodeEvents) -> None:
         self._ends, self._events = ends, events
         self._supervisor = Supervisor(
             self._spec,

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
-from ronde.launch.failure import ENDING, Ends, RankDeath, read_error
+from ronde.launch.failure import ENDING, RankDeath, RankExits, read_error
 from ronde.launch.node import Node, NodeOfRun
 from ronde.launch.node_events import NodeEnd, NodeEvents
 from ronde.launch.process_watch import ProcessWatch
-from ronde.launch.stall_detector import Look, StallDetector
+from ronde.launch.stall_detector import StallDetector, StallReading
 from ronde.trace.evidence import Evidence
 from ronde.trace.evidence_collector import EvidenceCollector, read_standings
+from ronde.trace.heartbeat import look_at, vitals_path
 from ronde.trace.run_directory import RunDirectory
-from ronde.trace.vitals import look_at, vitals_path
 
 __all__ = ["ObservedNode"]
 
@@ -50,7 +50,7 @@ class ObservedNode(Node):
         self._failed_at: float | None = None
         self._is_over = False
 
-    def begin(self, ends: Ends, events: NodeEvents) -> None:
+    def begin(self, ends: RankExits, events: NodeEvents) -> None:
         self._ends, self._events = ends, events
 
     @property
@@ -87,7 +87,7 @@ class ObservedNode(Node):
             self._events.concluded(self._conclude())
         elif self._failed_at is None:
             look = self._stall.look()
-            if look is Look.WAITS:
+            if look is StallReading.WAITS:
                 self._events.stalled(self._gathering.gather("stall"), is_over=False)
 
     def look(self, reason: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ronde.launch.controller import Controller
 from ronde.launch.external_launch import OBSERVER_KEY
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.node import NodeOfRun
 from ronde.launch.observed_node import ObservedNode
 from ronde.launch.run_end import Explain
@@ -29,7 +29,7 @@ def observe(explain: Explain) -> None:
     """
     told = json.loads(os.environ.pop(OBSERVER_KEY))
     run = RunSpec.from_fields(told["run"])
-    job = Job(
+    job = LaunchJob(
         run=run,
         ranks=told["ranks"],
         run_directory=RunDirectory(path=Path(told["directory"]), run_id=told["run_id"]),

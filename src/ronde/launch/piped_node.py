@@ -18,9 +18,9 @@ from typing import Any, final
 from ronde.cluster.devices import cuda_devices
 from ronde.errors import LaunchError
 from ronde.launch.checkpoint_transfer import CheckpointSender, carried_folder
-from ronde.launch.frames import Kind, Sender
+from ronde.launch.frames import FrameKind, Sender
 from ronde.launch.linux_process import load_prctl, subreaping
-from ronde.launch.mirror import Mirror
+from ronde.launch.mirror import DirectoryChanges
 from ronde.launch.node_runner import NodeRunner
 from ronde.launch.node_spec import NodeSpec
 from ronde.launch.outlet import Outlet
@@ -31,7 +31,7 @@ from ronde.launch.signal_router import SignalRouter
 from ronde.launch.version_transfer import VersionSender
 from ronde.launch.worker_group import start_worker_group
 from ronde.trace.evidence_collector import read_standings
-from ronde.trace.pulse import Pulse
+from ronde.trace.progress import Pulse
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.temporary_folder import temporary_folder
 from ronde.trace.waiting import waiting_now
@@ -86,7 +86,7 @@ class PipedNode:
         self._pulse = Pulse.create(self._directory.pulse)
         self._outlet = _PipeOutlet(node, self._directory)
         self._events = PipeEvents(sender, node.first_rank)
-        self._mirror = Mirror(self._directory.path)
+        self._mirror = DirectoryChanges(self._directory.path)
         self._sending, self._carrying = threading.Lock(), threading.Lock()
         self._checkpoints = CheckpointSender(carried_folder(self._directory.path))
         self._checkpoints.pass_over()
@@ -122,7 +122,7 @@ class PipedNode:
     def watch(self) -> dict[str, Any]:
         """See the ranks through to their end, and say how it was."""
         with contextlib.suppress(OSError):
-            self._sender.send(Kind.STARTED, {"pids": self._runner.record.pids})
+            self._sender.send(FrameKind.STARTED, {"pids": self._runner.record.pids})
         router = SignalRouter(self._events.ends, [self._runner], self._outlet)
         with self._open:
             while not self._runner.is_over:
@@ -182,7 +182,7 @@ class PipedNode:
         steps, samples = (self._pulse.steps, self._pulse.samples) if self._pulse is not None else (0, 0)
         standings = read_standings(self._directory, self._node.ranks, self._node.first_rank)
         waiting = waiting_now(standings, time.monotonic())
-        self._sender.send(Kind.BEAT, {"steps": steps, "samples": samples, "waiting": waiting})
+        self._sender.send(FrameKind.BEAT, {"steps": steps, "samples": samples, "waiting": waiting})
 
     def send_files(self, *, last: bool = False) -> None:
         """Send changes of this node's files since the last call.
@@ -195,7 +195,7 @@ class PipedNode:
         """
         with self._sending:
             for piece in self._mirror.changes(last=last):
-                self._sender.send(Kind.PIECE, piece.to_bytes())
+                self._sender.send(FrameKind.PIECE, piece.to_bytes())
 
     def send_large_files(self, unread: Collection[bytes]) -> None:
         """Send checkpoints and published versions that the launcher lacks.
@@ -209,13 +209,13 @@ class PipedNode:
         if self._node.makes_large_files:
             with self._carrying:
                 for piece in itertools.chain(self._checkpoints.pieces(), self._versions.pieces()):
-                    if Kind.SAVED in unread:
+                    if FrameKind.SAVED in unread:
                         return
-                    self._sender.send(Kind.SAVED, piece.to_bytes())
+                    self._sender.send(FrameKind.SAVED, piece.to_bytes())
 
     def remove_sent(self, unread: Collection[bytes]) -> None:
         """Remove large files of this node's that the launcher has, too."""
         for path in self._directory.path.glob("rank-*.spans"):
             path.unlink(missing_ok=True)
-        if self._node.is_far and Kind.SAVED not in unread:
+        if self._node.is_far and FrameKind.SAVED not in unread:
             shutil.rmtree(carried_folder(self._directory.path), ignore_errors=True)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from ronde.launch.screen import Screen
-from ronde.trace.pulse import Pulse
+from ronde.trace.progress import Pulse
 
 __all__ = ["ProgressLine", "shown_progress"]
 

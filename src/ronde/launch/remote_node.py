@@ -14,18 +14,18 @@ from typing import Any, final
 from ronde.launch.agent import BEAT_S
 from ronde.launch.agent_link import AgentLink
 from ronde.launch.clock import launched_node
-from ronde.launch.failure import Ends, ErrorFile, RankDeath, shell_code
+from ronde.launch.failure import ErrorFile, RankDeath, RankExits, shell_code
 from ronde.launch.file_receiver import FileReceiver
-from ronde.launch.frames import Kind, unpack
-from ronde.launch.mirror import Piece, is_mirrored
+from ronde.launch.frames import FrameKind, unpack
+from ronde.launch.mirror import FileChunk, is_mirrored
 from ronde.launch.node import Node, NodeOfRun
 from ronde.launch.node_events import NodeEnd, NodeEvents
 from ronde.launch.node_spec import NodeSpec
 from ronde.trace.events import append_events, events_path
 from ronde.trace.evidence import Evidence
 from ronde.trace.launch_record import LaunchedNode
-from ronde.trace.lockstep_board import Standing
-from ronde.trace.pulse import Pulse
+from ronde.trace.lockstep_board import BoardPosition
+from ronde.trace.progress import Pulse
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["RemoteNode"]
@@ -68,9 +68,9 @@ class RemoteNode(Node):
         self._is_over = self._is_killed = False
         self._ending_since: float | None = None
         self._heard, self._next_beat = time.monotonic(), 0.0
-        link.send(Kind.START, spec.to_fields())
+        link.send(FrameKind.START, spec.to_fields())
 
-    def begin(self, ends: Ends, events: NodeEvents) -> None:
+    def begin(self, ends: RankExits, events: NodeEvents) -> None:
         self._events = events
         for words in self._notices:
             events.noticed(words)
@@ -106,37 +106,37 @@ class RemoteNode(Node):
             self._keep_time()
 
     def look(self, reason: str) -> None:
-        self._send(Kind.LOOK, reason)
+        self._send(FrameKind.LOOK, reason)
 
     def end(self) -> None:
         self._ending_since = time.monotonic()
-        self._send(Kind.END)
+        self._send(FrameKind.END)
 
     def release(self) -> None:
-        self._send(Kind.RELEASE)
+        self._send(FrameKind.RELEASE)
 
     def signal(self, number: int, *, by_key: bool) -> None:
         if number != signal.SIGWINCH:
-            self._send(Kind.SIGNAL, str(int(number)))
+            self._send(FrameKind.SIGNAL, str(int(number)))
 
     def kill(self) -> None:
         """Kill the ranks as Ctrl-C does; a second time, let go of the agent."""
-        self._send(Kind.SIGNAL, str(int(signal.SIGINT)))
+        self._send(FrameKind.SIGNAL, str(int(signal.SIGINT)))
         if self._is_killed:
             self._link.close()
         self._is_killed = True
 
     def stop(self, *, by_key: bool) -> None:
-        self._send(Kind.SIGNAL, str(int(signal.SIGSTOP)))
+        self._send(FrameKind.SIGNAL, str(int(signal.SIGSTOP)))
 
     def resume(self) -> None:
         self._heard = time.monotonic()
-        self._send(Kind.SIGNAL, str(int(signal.SIGCONT)))
+        self._send(FrameKind.SIGNAL, str(int(signal.SIGCONT)))
 
     def reap(self, pid: int) -> None:
         """The agent's own affair."""
 
-    def _send(self, kind: Kind, content: str = "") -> None:
+    def _send(self, kind: FrameKind, content: str = "") -> None:
         if not self._is_over:
             self._link.send(kind, content)
 
@@ -152,36 +152,36 @@ class RemoteNode(Node):
             self._link.close()
             self._is_over = late > _ENDED_S + _CLOSED_S
 
-    def _take(self, kind: Kind | None, content: bytes) -> None:
+    def _take(self, kind: FrameKind | None, content: bytes) -> None:
         events = self._events
-        if kind is Kind.BEAT:
+        if kind is FrameKind.BEAT:
             fields = unpack(content)
             self.waiting = fields["waiting"]
             if self._pulse is not None:
                 self._pulse.beat(fields["steps"], fields["samples"])
-        elif kind is Kind.PIECE:
-            self._take_piece(Piece.from_bytes(content))
-        elif kind is Kind.STARTED:
+        elif kind is FrameKind.PIECE:
+            self._take_piece(FileChunk.from_bytes(content))
+        elif kind is FrameKind.STARTED:
             self._pids = {int(rank): pid for rank, pid in unpack(content)["pids"].items()}
-        elif kind is Kind.DEATH:
+        elif kind is FrameKind.DEATH:
             events.died(RankDeath(**self._by_our_clock(unpack(content))))
-        elif kind is Kind.ERROR:
+        elif kind is FrameKind.ERROR:
             self._take_error(ErrorFile.from_fields(self._by_our_clock(unpack(content))))
-        elif kind is Kind.STALL:
+        elif kind is FrameKind.STALL:
             fields = unpack(content)
             events.stalled(self._evidence(fields["evidence"]), is_over=bool(fields["is_over"]))
-        elif kind is Kind.FROZEN:
+        elif kind is FrameKind.FROZEN:
             events.froze(self._evidence(unpack(content)))
-        elif kind is Kind.EVIDENCE:
+        elif kind is FrameKind.EVIDENCE:
             events.looked(self._evidence(unpack(content)))
-        elif kind is Kind.ABORT:
+        elif kind is FrameKind.ABORT:
             fields = unpack(content)
             events.aborted(fields["kind"], fields["said"])
-        elif kind is Kind.NOTICE:
+        elif kind is FrameKind.NOTICE:
             events.noticed(content.decode())
-        elif kind is Kind.ENDED:
+        elif kind is FrameKind.ENDED:
             events.ended()
-        elif kind is Kind.LAST:
+        elif kind is FrameKind.LAST:
             self._take_last(unpack(content))
         elif kind is None:
             self._lose(self._link.said, self._link.code)
@@ -192,7 +192,7 @@ class RemoteNode(Node):
     def _evidence(self, fields: Mapping[str, Any]) -> Evidence:
         return Evidence.from_fields(self._by_our_clock(fields))
 
-    def _take_piece(self, piece: Piece) -> None:
+    def _take_piece(self, piece: FileChunk) -> None:
         """Part of a file of the node's run directory, for the launcher's."""
         directory: Path = self._directory.path
         if piece.name == events_path(directory).name:
@@ -213,7 +213,7 @@ class RemoteNode(Node):
         if "refused" in fields:
             self._events.aborted("refused", fields["refused"])
             return
-        standings = [Standing.from_fields(each) for each in fields["standings"]]
+        standings = [BoardPosition.from_fields(each) for each in fields["standings"]]
         self._events.concluded(NodeEnd(self._evidence(fields["evidence"]), standings, fields["left"]))
 
     def _lose(self, said: Sequence[str], code: int) -> None:

@@ -14,7 +14,7 @@ from ronde.launch.agents import agent_links
 from ronde.launch.failure import ENDING
 from ronde.launch.file_receiver import FileReceiver
 from ronde.launch.hosts import Hosts
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.node import Node
 from ronde.launch.node_spec import NodeSpec
 from ronde.launch.remote_node import RemoteNode
@@ -40,7 +40,7 @@ class Interrupted(Exception):
 
 
 def start_on_hosts(
-    job: Job, hosts: Hosts, terminal: UsersTerminal, inbox: SignalInbox, opened: contextlib.ExitStack
+    job: LaunchJob, hosts: Hosts, terminal: UsersTerminal, inbox: SignalInbox, opened: contextlib.ExitStack
 ) -> tuple[Sequence[Node], subprocess.Popen[bytes], Sequence[str]]:
     """Start the store and every host's part, when all hosts have been reached.
 
@@ -72,7 +72,7 @@ def start_on_hosts(
         return nodes, store, [arriving.notice([links[host].name for host in met.far])] if met.far else []
 
 
-def _specs(job: Job, hosts: Hosts, met: RendezvousResult) -> Sequence[NodeSpec]:
+def _specs(job: LaunchJob, hosts: Hosts, met: RendezvousResult) -> Sequence[NodeSpec]:
     """Each host's part of the run."""
     run, servers = _place_servers(job, met)
     first = job.first_rank
@@ -102,7 +102,7 @@ def _specs(job: Job, hosts: Hosts, met: RendezvousResult) -> Sequence[NodeSpec]:
     return specs
 
 
-def _place_servers(job: Job, met: RendezvousResult) -> tuple[RunSpec, Sequence[Sequence[ServerConfig]]]:
+def _place_servers(job: LaunchJob, met: RendezvousResult) -> tuple[RunSpec, Sequence[Sequence[ServerConfig]]]:
     """Return the run with its servers, and the servers of each host."""
     run, hosts = job.run, len(met.own)
     if run.publish:

@@ -19,7 +19,7 @@ from ronde.errors import LaunchError, UsageError
 from ronde.launch.agent_link import AgentLink
 from ronde.launch.agents import Agents, about_run
 from ronde.launch.checkpoint_transfer import CheckpointSender, mark_folder
-from ronde.launch.frames import Kind
+from ronde.launch.frames import FrameKind
 from ronde.launch.host_checks import (
     address_of_all,
     differences,
@@ -30,7 +30,7 @@ from ronde.launch.host_checks import (
     unconnected,
 )
 from ronde.launch.hosts import Hosts
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.trouble import Trouble
 from ronde.plan import Plan, read_plan
@@ -80,7 +80,7 @@ class Rendezvous:
 
     def __init__(
         self,
-        job: Job,
+        job: LaunchJob,
         hosts: Hosts,
         links: Sequence[AgentLink],
         wait: Callable[[float], None],
@@ -104,13 +104,13 @@ class Rendezvous:
         _refuse(names_of_loopback([link.name for link in self._links], addresses_of))
         self._agents.start(inbox, self._job.environment, "launch.agent")
         script = self._job.run.program()
-        asked: dict[int, tuple[Kind, Mapping[str, Any]]] = {}
+        asked: dict[int, tuple[FrameKind, Mapping[str, Any]]] = {}
         with self._marked() as mark:
             for link in self._links:
                 about = about_run(script, self._job.chosen_directory, link.index)
                 sees = {"mark": mark, "server_state": self._job.run.server_state}
-                asked[link.index] = (Kind.HELLO, {"environment": given, "about": about, "sees": sees})
-            found = self._answers(asked, Kind.READY, _READY_S)
+                asked[link.index] = (FrameKind.HELLO, {"environment": given, "about": about, "sees": sees})
+            found = self._answers(asked, FrameKind.READY, _READY_S)
         _refuse(
             differences(
                 [(link.name, link.ranks, each) for link, each in zip(self._links, found, strict=True)],
@@ -124,7 +124,9 @@ class Rendezvous:
         cuda = bool(found[0]["devices"])
         read_plan(self._job.run.plan, ranks=self._job.ranks, device="cuda" if cuda else "cpu")
         self._answers(
-            {link.index: (Kind.CLOCK, link.clock.question()) for link in self._links}, Kind.CLOCK, _READY_S
+            {link.index: (FrameKind.CLOCK, link.clock.question()) for link in self._links},
+            FrameKind.CLOCK,
+            _READY_S,
         )
         far = [link for link, each in zip(self._links, found, strict=True) if not each["sees_checkpoints"]]
         self._bring_checkpoints(far)
@@ -148,7 +150,7 @@ class Rendezvous:
         answers = self._results(
             far,
             self._agents.answers(
-                [link.index for link in far], Kind.BROUGHT, _READY_S + nbytes * len(far) / _SLOWEST
+                [link.index for link in far], FrameKind.BROUGHT, _READY_S + nbytes * len(far) / _SLOWEST
             ),
         )
         _refuse(
@@ -170,8 +172,8 @@ class Rendezvous:
         place = {"run_dir": self._job.chosen_directory, "run_id": self._job.node_run_id(link.index)}
         pieces = CheckpointSender(Path(run.checkpoint)).pieces() if run.resume else ()
         first = json.dumps({**place, "host": link.index}).encode()
-        saved = ((Kind.SAVED, piece.to_bytes()) for piece in pieces)
-        link.send_many(itertools.chain([(Kind.BRING, first)], saved, [(Kind.BROUGHT, b"")]))
+        saved = ((FrameKind.SAVED, piece.to_bytes()) for piece in pieces)
+        link.send_many(itertools.chain([(FrameKind.BRING, first)], saved, [(FrameKind.BROUGHT, b"")]))
 
     def _check_server_states(self, found: Sequence[Sequence[int]]) -> None:
         """Check that hosts with servers see all tables; `found`: numbers of each host."""
@@ -201,7 +203,9 @@ class Rendezvous:
             greeter = Greeter(listener, word)
             try:
                 found = self._answers(
-                    {link.index: (Kind.DIAL, wanted) for link in self._links}, Kind.DIALED, _DIALED_S
+                    {link.index: (FrameKind.DIAL, wanted) for link in self._links},
+                    FrameKind.DIALED,
+                    _DIALED_S,
                 )
             finally:
                 greeter.stop()
@@ -234,12 +238,12 @@ class Rendezvous:
     def _try_mesh(self, word: str, own: Sequence[str], ports: Sequence[int]) -> None:
         """Let every host connect to others like its ranks, to find firewalls."""
         count = len(self._links)
-        asked: dict[int, tuple[Kind, Mapping[str, Any]]] = {}
+        asked: dict[int, tuple[FrameKind, Mapping[str, Any]]] = {}
         for link in self._links:
             peers = [self._links[(link.index + step) % count] for step in mesh_steps(count)]
             others = [(peer.name, own[peer.index], ports[peer.index]) for peer in peers]
-            asked[link.index] = (Kind.MESH, {"word": word, "hosts": others})
-        found = self._answers(asked, Kind.MESHED, _DIALED_S)
+            asked[link.index] = (FrameKind.MESH, {"word": word, "hosts": others})
+        found = self._answers(asked, FrameKind.MESHED, _DIALED_S)
         _refuse(
             [
                 unconnected(link.name, each["failed"])
@@ -249,7 +253,7 @@ class Rendezvous:
         )
 
     def _answers(
-        self, asked: Mapping[int, tuple[Kind, Mapping[str, Any]]], wanted: Kind, within: float
+        self, asked: Mapping[int, tuple[FrameKind, Mapping[str, Any]]], wanted: FrameKind, within: float
     ) -> Sequence[dict[str, Any]]:
         """One answer of every agent, in their order.
 

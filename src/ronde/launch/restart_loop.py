@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ronde.errors import LaunchError
 from ronde.launch.failure_policy import Decision, FailurePolicy
-from ronde.launch.job import Job, Outcome
+from ronde.launch.job import LaunchJob, Outcome
 from ronde.launch.launcher import launch
 from ronde.trace.events import write_event
 
@@ -21,7 +21,7 @@ __all__ = ["launch_with_policy"]
 
 
 def launch_with_policy(
-    job: Job,
+    job: LaunchJob,
     hosts: Hosts | None,
     policy: FailurePolicy,
     say: Callable[[str], object],

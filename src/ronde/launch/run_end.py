@@ -12,17 +12,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ronde.launch.announce import say
-from ronde.launch.failure import Abort, AbortKind, Ends, RankFailure
+from ronde.launch.failure import Abort, AbortKind, RankExits, RankFailure
 from ronde.launch.failure_report import report
-from ronde.launch.job import Job, Outcome
+from ronde.launch.job import LaunchJob, Outcome
 from ronde.launch.node import NodeOfRun
 from ronde.launch.stall_detector import told_at_last, told_early
 from ronde.trace.events import write_event
 from ronde.trace.evidence import Evidence, Failure, merged, write_evidence
 from ronde.trace.explanation import Explanation, write_explanation
-from ronde.trace.lockstep_board import Standing
+from ronde.trace.heartbeat import first_not_finite, look_at, vitals_path
+from ronde.trace.lockstep_board import BoardPosition
 from ronde.trace.summary import read_summary, summary_lines
-from ronde.trace.vitals import first_not_finite, look_at, vitals_path
 
 __all__ = ["Explain", "RunEnd"]
 
@@ -43,8 +43,8 @@ class RunEnd:
 
     def __init__(
         self,
-        job: Job,
-        ends: Ends,
+        job: LaunchJob,
+        ends: RankExits,
         nodes: Sequence[NodeOfRun],
         explain: Explain | None,
         in_mid_line: Callable[[], bool],
@@ -56,7 +56,7 @@ class RunEnd:
         self._explain = explain
         self._in_mid_line = in_mid_line
         self._evidence: dict[int, Evidence] = {}
-        self._standings: list[Standing] = []
+        self._standings: list[BoardPosition] = []
         self._left: dict[int, Sequence[str]] = {}
         self._stall: Explanation | None = None
         self._silences: Mapping[int, float] = {}
@@ -105,7 +105,7 @@ class RunEnd:
         write_evidence(self._joined(self._evidence, "failure"))
 
     def ended(
-        self, node: int, evidence: Evidence | None, standings: Sequence[Standing], left: Sequence[str]
+        self, node: int, evidence: Evidence | None, standings: Sequence[BoardPosition], left: Sequence[str]
     ) -> None:
         """All ranks of a node are gone.
 
@@ -235,7 +235,9 @@ def _says(found: Explanation | None) -> int:
     return _THIN.index(found.cause) if found is not None and found.cause in _THIN else len(_THIN)
 
 
-def _left_running(nodes: Sequence[NodeOfRun], left: Mapping[int, Sequence[str]], ends: Ends) -> Sequence[str]:
+def _left_running(
+    nodes: Sequence[NodeOfRun], left: Mapping[int, Sequence[str]], ends: RankExits
+) -> Sequence[str]:
     """Processes that the script has left, of each node that had some."""
     if ends.interrupted_by is not None:
         return ()

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import final
 
-from ronde.launch.failure import ENDING, Ends
+from ronde.launch.failure import ENDING, RankExits
 from ronde.launch.node import Node
 from ronde.launch.outlet import Outlet
 from ronde.launch.signal_inbox import SignalInbox
@@ -27,7 +27,7 @@ class SignalRouter:
         outlet: the side of the user.
     """
 
-    def __init__(self, ends: Ends, nodes: Sequence[Node], outlet: Outlet) -> None:
+    def __init__(self, ends: RankExits, nodes: Sequence[Node], outlet: Outlet) -> None:
         self._ends, self._nodes, self._outlet = ends, nodes, outlet
 
     def take(self, message: signal.struct_siginfo) -> None:

@@ -10,11 +10,19 @@ from ronde.errors import ADVICE_ON_DIVERGENCE
 from ronde.trace.evidence import Evidence, RankEvidence
 from ronde.trace.evidence_collector import read_standings
 from ronde.trace.explanation import Explanation
-from ronde.trace.lockstep_board import State
+from ronde.trace.lockstep_board import BoardState
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.script_line import ScriptLine
 
-__all__ = ["Look", "StallDetector", "notice_after", "place_in", "places", "told_at_last", "told_early"]
+__all__ = [
+    "StallDetector",
+    "StallReading",
+    "notice_after",
+    "place_in",
+    "places",
+    "told_at_last",
+    "told_early",
+]
 
 # A stall is to be explained within 10 s.
 NOTICE_S = 8.0
@@ -22,7 +30,7 @@ LOOK_EVERY_S = 1.0
 FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
 
-class Look(enum.Enum):
+class StallReading(enum.Enum):
     """State of a node's ranks: they go on, wait long, or too long."""
 
     GOES_ON = enum.auto()
@@ -50,25 +58,25 @@ class StallDetector:
         self._timeout = timeout
         self._notice = notice_after(timeout)
         self._started = self._next_look = time.monotonic()
-        self._told = Look.GOES_ON
+        self._told = StallReading.GOES_ON
 
-    def look(self) -> Look:
+    def look(self) -> StallReading:
         """Return a change of state: `WAITS` and `IS_OVER` come once for each time that ranks wait."""
         now = time.monotonic()
         if now < self._next_look:
-            return Look.GOES_ON
+            return StallReading.GOES_ON
         self._next_look = now + min(LOOK_EVERY_S, self._notice / 4)
         standings = read_standings(self._directory, self._ranks)
         waited = now - max(self._started, max((s.since for s in standings), default=now))
-        stuck = any(standing.state is State.WAITING for standing in standings)
+        stuck = any(standing.state is BoardState.WAITING for standing in standings)
         before = self._told
         if not stuck or waited < self._notice:
-            self._told = Look.GOES_ON
-        elif before is Look.GOES_ON:
-            self._told = Look.WAITS
+            self._told = StallReading.GOES_ON
+        elif before is StallReading.GOES_ON:
+            self._told = StallReading.WAITS
         elif waited >= self._timeout:
-            self._told = Look.IS_OVER
-        return Look.GOES_ON if self._told is before else self._told
+            self._told = StallReading.IS_OVER
+        return StallReading.GOES_ON if self._told is before else self._told
 
     def reset_timer(self) -> None:
         """Forget the waiting so far, since the user stopped the run."""

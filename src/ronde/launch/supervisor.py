@@ -20,14 +20,14 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ronde.launch.failure import Ends, RankDeath, read_error, signal_name
+from ronde.launch.failure import RankDeath, RankExits, read_error, signal_name
 from ronde.launch.failure_policy import Decision, FailurePolicy
 from ronde.launch.node_events import NodeEvents
 from ronde.launch.node_spec import NodeSpec
 from ronde.launch.outlet import Outlet
 from ronde.launch.process_cleanup import leftovers
 from ronde.launch.rank_process import RankProcess
-from ronde.launch.stall_detector import Look, StallDetector
+from ronde.launch.stall_detector import StallDetector, StallReading
 from ronde.launch.worker_group import WorkerGroup
 from ronde.trace.evidence import Evidence
 from ronde.trace.evidence_collector import EvidenceCollector
@@ -65,7 +65,7 @@ class Supervisor:
         workers: WorkerGroup,
         outlet: Outlet,
         *,
-        ends: Ends,
+        ends: RankExits,
         events: NodeEvents,
         gathering: EvidenceCollector,
         stall: StallDetector,
@@ -158,8 +158,8 @@ class Supervisor:
             return
         if self._has_peers and self._failed_at is None:
             look = self._stall.look()
-            if look is not Look.GOES_ON:
-                self._events.stalled(self._gathering.gather("stall"), is_over=look is Look.IS_OVER)
+            if look is not StallReading.GOES_ON:
+                self._events.stalled(self._gathering.gather("stall"), is_over=look is StallReading.IS_OVER)
 
     def _look_at_servers(self) -> None:
         if self._servers is None or self._failed_at is not None or self._has_lost_server:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, final
 
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.outlet import Outlet
 from ronde.launch.output_pump import RankOutput
 from ronde.launch.screen import Screen
 from ronde.launch.terminal import in_foreground
 from ronde.launch.write_all import write_all
-from ronde.trace.pulse import Pulse
+from ronde.trace.progress import Pulse
 
 if TYPE_CHECKING:
     from ronde.launch.repeated_lines import RepeatedLines
@@ -28,7 +28,7 @@ class UsersTerminal(Outlet):
         pulse: progress of rank 0; None where it cannot show that.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LaunchJob) -> None:
         self.stdin = None
         self.shares_group = in_foreground()
         self.has_terminal = os.isatty(0)

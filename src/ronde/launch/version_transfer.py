@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import final
 
-from ronde.launch.mirror import Piece
+from ronde.launch.mirror import FileChunk
 
 __all__ = ["PUBLISHED", "VersionSender", "newest_version", "take_version"]
 
@@ -43,7 +43,7 @@ class VersionSender:
         self._folder = run_directory / PUBLISHED
         self._sent = {path.name for path in self._folder.glob("*")}
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[FileChunk]:
         """Yield pieces of new versions, the oldest first, and names of removed files."""
         for version in sorted(_versions(self._folder)):
             name = f"version-{version}.json"
@@ -53,23 +53,23 @@ class VersionSender:
                     manifest = (self._folder / name).read_bytes()
                     for file in json.loads(manifest)["files"]:
                         yield from self._file(file)
-                    yield Piece(f"{PUBLISHED}/{name}", 0, manifest)
+                    yield FileChunk(f"{PUBLISHED}/{name}", 0, manifest)
                     self._sent.add(name)
         for name in [each for each in self._sent if not (self._folder / each).exists()]:
             self._sent.remove(name)
-            yield Piece(f"{PUBLISHED}/{name}", None, b"")
+            yield FileChunk(f"{PUBLISHED}/{name}", None, b"")
 
-    def _file(self, name: str) -> Iterator[Piece]:
+    def _file(self, name: str) -> Iterator[FileChunk]:
         if name not in self._sent:
             with open(self._folder / name, "rb") as file:
                 at = 0
                 while data := file.read(_PIECE):
-                    yield Piece(f"{PUBLISHED}/{name}", at, data)
+                    yield FileChunk(f"{PUBLISHED}/{name}", at, data)
                     at += len(data)
             self._sent.add(name)
 
 
-def take_version(run_directory: Path, piece: Piece) -> None:
+def take_version(run_directory: Path, piece: FileChunk) -> None:
     """Write part of a file of a version, or remove it.
 
     Raises:
@@ -88,7 +88,7 @@ def take_version(run_directory: Path, piece: Piece) -> None:
     if not _VERSION.fullmatch(name):
         if not piece.at:
             (folder / name).unlink(missing_ok=True)
-        Piece(name, piece.at, piece.data).write_into(folder)
+        FileChunk(name, piece.at, piece.data).write_into(folder)
         return
     beside = folder / f".{name}-coming"
     beside.write_bytes(piece.data)

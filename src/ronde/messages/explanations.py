@@ -6,11 +6,11 @@ import dataclasses
 import re
 from importlib import resources
 
-__all__ = ["Explanation", "Topic", "explanations", "parse_topic", "topics"]
+__all__ = ["CodeExplanation", "Topic", "explanations", "parse_topic", "topics"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
+class CodeExplanation:
     """An explanation of one code.
 
     Attributes:
@@ -36,7 +36,7 @@ class Topic:
 
     name: str
     title: str
-    explanations: tuple[Explanation, ...]
+    explanations: tuple[CodeExplanation, ...]
 
 
 def topics() -> list[Topic]:
@@ -46,7 +46,7 @@ def topics() -> list[Topic]:
     return sorted(read, key=lambda topic: topic.explanations[0].code)
 
 
-def explanations() -> dict[str, Explanation]:
+def explanations() -> dict[str, CodeExplanation]:
     """Read all explanations by code."""
     return {each.code: each for topic in topics() for each in topic.explanations}
 
@@ -54,9 +54,9 @@ def explanations() -> dict[str, Explanation]:
 def parse_topic(name: str, markdown: str) -> Topic:
     """Parse one file: `# Title`, then `## R104: title` with an explanation below for each code."""
     head, *sections = re.split(r"^## ", markdown, flags=re.MULTILINE)
-    found: list[Explanation] = []
+    found: list[CodeExplanation] = []
     for section in sections:
         heading, _, text = section.partition("\n")
         code, _, title = heading.partition(": ")
-        found.append(Explanation(code=code, title=title, text=text.strip()))
+        found.append(CodeExplanation(code=code, title=title, text=text.strip()))
     return Topic(name=name, title=head.strip().removeprefix("# ").split("\n")[0], explanations=tuple(found))

@@ -9,8 +9,8 @@ import torch
 
 from ronde.rowwise.kept_sizes import KeptSizes
 from ronde.tensor.context import Context
+from ronde.trace.counters import Tally
 from ronde.trace.notes import Notes
-from ronde.trace.tally import Tally
 from ronde.trace.try_statements import INSTALLED, TryStatements
 
 __all__ = ["Calls", "SmallBatches"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from ronde.modules.batch_arguments import LISTED, BatchArguments
 from ronde.modules.calls import Calls
-from ronde.modules.candidates import LISTED, Batch
 from ronde.modules.observations import Call
 from ronde.rowwise.verdict import NO_AXIS, Verdict
 
@@ -206,7 +206,7 @@ class Explanations:
             )
 
 
-def is_computed_whole(calls: Calls, batch: Batch) -> bool:
+def is_computed_whole(calls: Calls, batch: BatchArguments) -> bool:
     """Return whether every rank computes a batch whole, because parts are single rows.
 
     This concerns a batch that cannot be cut as one piece. In memory one row may have other strides than one

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from ronde.modules.batch_arguments import LISTED, BatchArguments
 from ronde.modules.calls import Calls
-from ronde.modules.candidates import LISTED, Batch
 from ronde.modules.explanations import Explanations
 from ronde.modules.fast_path import may_take_fast_path
-from ronde.modules.observations import Call, Known, Observations
+from ronde.modules.module_key import used_up_by
+from ronde.modules.observations import Call, KnownCall, Observations
 from ronde.modules.observed_call import (
     Around,
     Observed,
@@ -24,7 +25,6 @@ from ronde.modules.observed_call import (
     try_out,
 )
 from ronde.modules.sharded_call import ShardedCall
-from ronde.modules.traits import used_up_by
 from ronde.patching.torch_internals import current_graph_task_id
 from ronde.rowwise.kept_sizes import AMBIGUOUS
 from ronde.rowwise.verdict import COUNTS, Verdict
@@ -65,7 +65,7 @@ class FirstCalls:
         self._observations = Observations(calls)
         self._second: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
-    def has_too_few(self, module: torch.nn.Module, found: list[Batch], least: int) -> bool:
+    def has_too_few(self, module: torch.nn.Module, found: list[BatchArguments], least: int) -> bool:
         """Return whether the batch has too few rows, on this module's second axis.
 
         A longer axis is then not the batch.
@@ -98,7 +98,7 @@ class FirstCalls:
             verdict = Verdict(False, LISTED)
         steps = seen.steps if verdict.sharded else None
         compared = self._is_compared(call, call.batches[verdict.candidate])
-        form.learn(Known(verdict, {call.batches[0].rows}, steps, numbers), compared=compared)
+        form.learn(KnownCall(verdict, {call.batches[0].rows}, steps, numbers), compared=compared)
         self._explanations.say(call, verdict)
         if verdict.sharded and 1 in call.batches[verdict.candidate].axes:
             self._second.add(call.module)
@@ -126,7 +126,7 @@ class FirstCalls:
         assert first is not None
         return first
 
-    def _compared(self, plain: Callable[..., Any], call: Call, known: Known) -> Observed | None:
+    def _compared(self, plain: Callable[..., Any], call: Call, known: KnownCall) -> Observed | None:
         """Run and compare a later call; None where it takes another path."""
         batch = call.batches[known.verdict.candidate]
         if not self._is_compared(call, batch):
@@ -151,7 +151,7 @@ class FirstCalls:
             return f"it reads {used}, which is used up as it is read [R350]"
         return ""
 
-    def _on(self, plain: Callable[..., Any], call: Call, batch: Batch) -> Observed:
+    def _on(self, plain: Callable[..., Any], call: Call, batch: BatchArguments) -> Observed:
         """Observe a call with this candidate for its batch."""
         if any(axis is not None and _is_sparse(value) for value, axis in zip(call.values, batch.axes)):
             reason = "one of its arguments is a sparse matrix, which is not cut into rows [R347]"
@@ -175,7 +175,7 @@ class FirstCalls:
             return Observed(dataclasses.replace(seen.verdict, sharded=False, reason=reason))
         return seen
 
-    def _is_compared(self, call: Call, batch: Batch) -> bool:
+    def _is_compared(self, call: Call, batch: BatchArguments) -> bool:
         return self._calls.fewest(batch.rows) >= 2 and not self._is_tried_out(call)
 
     def _is_sampled(self) -> bool:

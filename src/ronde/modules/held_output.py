@@ -34,7 +34,7 @@ class HeldOutput:
         Raises:
             MixesRows: a file is opened for writing, which could not be undone.
         """
-        with redirected("stdout", _Held(self._said)), self._logging(), _no_files():
+        with redirected("stdout", _HeldStream(self._said)), self._logging(), _no_files():
             yield
 
     def release(self) -> None:
@@ -59,7 +59,7 @@ class HeldOutput:
             logging.Logger.handle = plain  # type: ignore[method-assign]
 
 
-class _Held:
+class _HeldStream:
     """Replacement for standard output that buffers its writes."""
 
     def __init__(self, said: list[Callable[[], object]]) -> None:

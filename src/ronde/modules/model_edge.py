@@ -20,15 +20,15 @@ import numpy
 import torch
 
 from ronde.errors import RondeError
+from ronde.modules.active_modes import onlooker
+from ronde.modules.batch_arguments import LISTED, BatchArguments, are_samples, batches, listed_samples
+from ronde.modules.call_values import Crossing
 from ronde.modules.calls import Calls, SmallBatches
-from ronde.modules.candidates import LISTED, Batch, are_samples, batches, listed_samples
 from ronde.modules.compiled import uncompiled
-from ronde.modules.crossing import Crossing
 from ronde.modules.explanations import Explanations, is_computed_whole
 from ronde.modules.fast_path import may_take_fast_path
 from ronde.modules.first_call import FirstCalls
 from ronde.modules.observations import Call
-from ronde.modules.onlookers import onlooker
 from ronde.modules.sharded_call import ShardedCall, Way, at_once
 from ronde.modules.torchscript import is_about_to_trace, is_training
 from ronde.patching.modes_first import modes_first
@@ -37,13 +37,13 @@ from ronde.patching.stacks import MODULE_CALL
 from ronde.rng.rank_stream import RankStream
 from ronde.rowwise.compiled import aside, is_compiled
 from ronde.rowwise.verdict import Verdict
-from ronde.tensor.context import Region, Standing, carries_tangents, in_transform
+from ronde.tensor.context import MainThreadState, Region, carries_tangents, in_transform
 from ronde.tensor.deferred import DeferredScalar
 from ronde.tensor.fingerprint import require_alike
 from ronde.tensor.global_tensor import Rule, materialize, settled
 from ronde.tensor.graph import leaves_behind, now
 from ronde.tensor.tree import Opaque, caches, leaves, map_leaves
-from ronde.trace.step_clock import Part
+from ronde.trace.step_clock import Activity
 
 __all__ = ["ModelEdge", "WithLoss"]
 
@@ -114,7 +114,7 @@ class ModelEdge:
                 calls.beside = True
                 return plain(module, *args, **kwargs)
             if context.clock.armed:
-                context.clock.enter(Part.SCRIPT)
+                context.clock.enter(Activity.SCRIPT)
             heard = calls.heard
             if calls.called is not None:
                 output = calls.called(self._call, plain, module, args, kwargs)
@@ -304,13 +304,18 @@ class ModelEdge:
             return self._attempt(module, functools.partial(plain, module, *args, **kwargs))
 
     def _sharded(
-        self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, batch: Batch, verdict: Verdict
+        self,
+        plain: Callable[..., Any],
+        module: torch.nn.Module,
+        call: Any,
+        batch: BatchArguments,
+        verdict: Verdict,
     ) -> Any:
         clock = self._context.clock
         if not torch.is_grad_enabled():
             self._calls.on_evaluation()
         if clock.armed:
-            clock.claim(Part.OWN)
+            clock.claim(Activity.OWN)
         start = now()
         made = self._observable(plain, module, call, verdict, batch)
         steps_aside = verdict.joint or self._watches_draws(verdict)
@@ -326,7 +331,12 @@ class ModelEdge:
         return self._context.attempt(work, changed=module.buffers)
 
     def _observable(
-        self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, verdict: Verdict, batch: Batch
+        self,
+        plain: Callable[..., Any],
+        module: torch.nn.Module,
+        call: Any,
+        verdict: Verdict,
+        batch: BatchArguments,
     ) -> ShardedCall:
         """Convert a call: its batch becomes this rank's rows."""
         context = self._context
@@ -338,7 +348,12 @@ class ModelEdge:
         return ShardedCall(self._calls, plain, module, given, verdict, batch, self._stream)
 
     def _observed(
-        self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, verdict: Verdict, batch: Batch
+        self,
+        plain: Callable[..., Any],
+        module: torch.nn.Module,
+        call: Any,
+        verdict: Verdict,
+        batch: BatchArguments,
     ) -> ShardedCall:
         """Convert a call for observation or comparison: all values except the batch are whole."""
         made = self._observable(plain, module, call, verdict, batch)
@@ -348,7 +363,7 @@ class ModelEdge:
     def _around(self, region: Region, call: ShardedCall) -> Iterator[None]:
         """Enter the context of a model that runs on rows."""
         sizes = functools.partial(self._shown, call)
-        standing = Standing(region, call.batch.rows, call.verdict.batchless, resuming=sizes)
+        standing = MainThreadState(region, call.batch.rows, call.verdict.batchless, resuming=sizes)
         with (
             self._context.enter(standing),
             sizes() if region is Region.SHARDED else nullcontext(),  # an observation has its own
@@ -363,7 +378,13 @@ class ModelEdge:
         return self._calls.sizes.shown(call.module, call.batch.rows, mine, call.verdict.sizes)
 
     def _outward(
-        self, module: torch.nn.Module, call: Any, output: Any, batch: Batch, verdict: Verdict, start: int
+        self,
+        module: torch.nn.Module,
+        call: Any,
+        output: Any,
+        batch: BatchArguments,
+        verdict: Verdict,
+        start: int,
     ) -> Any:
         """Convert a call's output for the script; its graph was made since `start`."""
         context = self._context
@@ -379,7 +400,7 @@ class ModelEdge:
                 context.adopt(leaf)
         made_global = self._crossing.outward(module, call, output, batch, verdict)
         if context.clock.armed:
-            context.clock.enter(Part.SCRIPT)
+            context.clock.enter(Activity.SCRIPT)
         return made_global
 
     def _tell_uncompiled(self, module: torch.nn.Module, verdict: Verdict) -> None:
@@ -412,7 +433,7 @@ def _body(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., A
     return module._call_impl if inner is module else inner
 
 
-def _samples(values: list[Any], batch: Batch) -> int:
+def _samples(values: list[Any], batch: BatchArguments) -> int:
     """Return the rows of an uncut batch; a vector of numbers is one sample.
 
     Beside words laid end to end there is a shorter vector, with the beginning of each text.

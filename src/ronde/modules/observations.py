@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
+from ronde.modules.batch_arguments import BatchArguments
 from ronde.modules.calls import Calls
-from ronde.modules.candidates import Batch
-from ronde.modules.traits import Traits, comparable
+from ronde.modules.module_key import Traits, comparable
 from ronde.rowwise.sequence import Sequence
 from ronde.rowwise.verdict import COUNTS, Verdict
 from ronde.tensor.tensor_class import own_class
 from ronde.tensor.tree import structure
 
-__all__ = ["Call", "Known", "Observations"]
+__all__ = ["Call", "KnownCall", "Observations"]
 
 # Number of observed calls of a form before numbers without effect are left out of it.
 _FEW = 3
@@ -45,13 +45,13 @@ class Call:
     module: torch.nn.Module
     given: Any
     values: list[Any]
-    batches: list[Batch]
+    batches: list[BatchArguments]
     optional: bool
     listed: bool
 
 
 @dataclasses.dataclass(slots=True)
-class Known:
+class KnownCall:
     """Result of observing one form of call.
 
     Attributes:
@@ -85,7 +85,7 @@ class Known:
         return self.steps is not None and (new or self.calls & (self.calls - 1) == 0)
 
 
-class Form:
+class CallForm:
     """Calls that differ in numbers only.
 
     Attributes:
@@ -98,17 +98,17 @@ class Form:
     __slots__ = ("free", "given_up", "known", "observed")
 
     def __init__(self) -> None:
-        self.known: dict[Any, list[Known]] = {}
+        self.known: dict[Any, list[KnownCall]] = {}
         self.free: set[int] = set()
-        self.observed: list[Known] = []
-        self.given_up: Known | None = None
+        self.observed: list[KnownCall] = []
+        self.given_up: KnownCall | None = None
 
     def key(self, numbers: tuple[Any, ...]) -> tuple[Any, ...]:
         if not self.free:
             return numbers
         return tuple([each for place, each in enumerate(numbers) if place not in self.free])
 
-    def learn(self, known: Known, *, compared: bool) -> None:
+    def learn(self, known: KnownCall, *, compared: bool) -> None:
         """Add a result, and leave out numbers that have made no difference.
 
         Args:
@@ -128,7 +128,7 @@ class Form:
             self.free |= changing
             self.known = {self.key(known.numbers): [known]}
 
-    def forget(self, known: Known) -> None:
+    def forget(self, known: KnownCall) -> None:
         """Forget a result: a later call differed from the observed one."""
         self.known[self.key(known.numbers)].remove(known)
 
@@ -166,7 +166,7 @@ class Observations:
     def __init__(self, calls: Calls) -> None:
         self._calls, self._context = calls, calls.context
         self._traits: weakref.WeakKeyDictionary[torch.nn.Module, Traits] = weakref.WeakKeyDictionary()
-        self._forms: dict[Any, Form] = {}
+        self._forms: dict[Any, CallForm] = {}
 
     def traits(self, module: torch.nn.Module) -> Traits:
         found = self._traits.get(module)
@@ -174,10 +174,10 @@ class Observations:
             found = self._traits[module] = Traits(module)
         return found
 
-    def find(self, call: Call) -> tuple[Known | None, Form, tuple[Any, ...]]:
+    def find(self, call: Call) -> tuple[KnownCall | None, CallForm, tuple[Any, ...]]:
         """Return the result for calls like this one, its form and its numbers."""
         traits = self.traits(call.module)
-        form = self._forms.setdefault(_form(self._calls, traits, call), Form())
+        form = self._forms.setdefault(_form(self._calls, traits, call), CallForm())
         numbers = (
             *traits.numbers(),
             *[comparable(each, 0) for each in call.values if not isinstance(each, torch.Tensor)],
@@ -201,20 +201,20 @@ class Observations:
         """Return whether `rows` rows, and their parts, decide the same as when observed."""
         return all(steps.fits(rows, part) for part in self.parts(rows))
 
-    def sizes(self, call: Call, batch: Batch) -> tuple[Any, ...]:
+    def sizes(self, call: Call, batch: BatchArguments) -> tuple[Any, ...]:
         """Describe the sizes that the module keeps, relative to a batch."""
         return self._calls.sizes.form(call.module, batch.rows, self.parts)
 
-    def give_up(self, call: Call, form: Form) -> Verdict | None:
+    def give_up(self, call: Call, form: CallForm) -> Verdict | None:
         """Return a verdict for all further calls, after too many with different numbers."""
         if len(form.observed) < _MANY:
             return None
         verdict = Verdict(False, _changes(self.traits(call.module), form), ())
-        form.given_up = Known(verdict, set(), None, ())
+        form.given_up = KnownCall(verdict, set(), None, ())
         return verdict
 
 
-def _changes(traits: Traits, form: Form) -> str:
+def _changes(traits: Traits, form: CallForm) -> str:
     verdicts = [each.verdict for each in form.observed]
     if not any(each.sharded for each in verdicts):
         return verdicts[-1].reason  # independent of the numbers: the reason has been reported

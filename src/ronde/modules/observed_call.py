@@ -16,12 +16,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ronde.errors import RondeError
-from ronde.modules.effect_handlers import effects_refused
 from ronde.modules.held_output import HeldOutput
+from ronde.modules.pyro_handlers import effects_refused
 from ronde.modules.sharded_call import ShardedCall, drawing
 from ronde.patching.torch_internals import disable_current_modes, saved_tensor_hooks
 from ronde.rng.draws import Draw
-from ronde.rowwise.comparison import Comparison
+from ronde.rowwise.comparison import ComparisonMode
 from ronde.rowwise.normalize import Elsewhere
 from ronde.rowwise.observe import Observation
 from ronde.rowwise.sequence import Sequence as Steps
@@ -221,7 +221,7 @@ def compare(call: ShardedCall, around: Around, outside: Outside, steps: Steps) -
     ranks = _Ranks(context, call.cut.rows, call.cut.count(context.rank), call.calls.tries)
     # Its normalizations are checked, as in the observed call.
     call = dataclasses.replace(call, verdict=dataclasses.replace(call.verdict, batchless=False))
-    comparison = Comparison(call.module, call.given, call.verdict.inputs, ranks, steps, outside())
+    comparison = ComparisonMode(call.module, call.given, call.verdict.inputs, ranks, steps, outside())
     said, start = HeldOutput(), now()
     args, kwargs = call.given
     with (

@@ -11,8 +11,8 @@ import torch
 
 from ronde.errors import RondeError
 from ronde.modules.absent_cache import AbsentCache
+from ronde.modules.batch_arguments import BatchArguments
 from ronde.modules.calls import Calls
-from ronde.modules.candidates import Batch
 from ronde.patching.other_threads import others_run
 from ronde.patching.torch_internals import TorchDispatchMode
 from ronde.rng.by_parts import carry_out, takes_functions
@@ -23,7 +23,7 @@ from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Context
 from ronde.tensor.layout import Layout
 from ronde.tensor.tree import replace_caches
-from ronde.trace.step_clock import Part
+from ronde.trace.step_clock import Activity
 
 __all__ = ["ShardedCall", "Way", "another_form", "at_once", "drawing"]
 
@@ -46,7 +46,7 @@ class ShardedCall:
     module: torch.nn.Module
     given: tuple[Any, Any]
     verdict: Verdict
-    batch: Batch
+    batch: BatchArguments
     stream: RankStream | None
 
     @property
@@ -69,7 +69,7 @@ class ShardedCall:
     def run(self, args: Any, kwargs: Any) -> Any:
         """Run the module itself on the given rows."""
         clock = self.context.clock
-        before = clock.enter(Part.MODEL) if clock.armed else None
+        before = clock.enter(Activity.MODEL) if clock.armed else None
         output = self.plain(self.module, *args, **kwargs)
         if before is not None:
             clock.enter(before)

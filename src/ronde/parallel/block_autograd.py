@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ronde.parallel.stand_ins import StandIns
+from ronde.parallel.tensor.cut_parameters import StandIns
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import BACKWARD, GRAD

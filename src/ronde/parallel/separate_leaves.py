@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ronde.comm.process_group import Comm
-from ronde.sync.sums import Form, sums_over_ranks
+from ronde.sync.sums import GradientForm, sums_over_ranks
 
 __all__ = ["HeldLeaves", "SeparateLeaves"]
 
@@ -89,7 +89,7 @@ class SeparateLeaves:
 
         Gradients of replicated parameters are summed over ranks.
         """
-        forms = [Form.of(leaf) for _, leaf in self._shared]
+        forms = [GradientForm.of(leaf) for _, leaf in self._shared]
         sums = sums_over_ranks(self._comm, [leaf.grad for _, leaf in self._shared], forms)
         found = [(of, leaf.grad) for of, leaf in self._own.values() if leaf.grad is not None]
         shared = zip(self._shared, sums, strict=True)

@@ -10,13 +10,13 @@ from typing import Literal
 from ronde.errors import PlanError
 from ronde.plan.communication import Algorithm
 
-__all__ = ["Choice", "choose", "inside_model", "keeps_order_of_stores"]
+__all__ = ["AlgorithmChoice", "choose", "inside_model", "keeps_order_of_stores"]
 
 Chosen = Literal["shared-memory", "hierarchical", "ring", "tree", "backend"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class AlgorithmChoice:
     """An algorithm with the reason for it.
 
     Attributes:
@@ -48,7 +48,7 @@ def keeps_order_of_stores(machine: str | None = None) -> bool:
 
 def choose(
     algorithm: Algorithm, sizes: Sequence[int], *, device: str = "cpu", machine: str | None = None
-) -> Choice:
+) -> AlgorithmChoice:
     """Choose the algorithm for hosts of `sizes` ranks each.
 
     Args:
@@ -74,11 +74,11 @@ def choose(
             "algorithm=hierarchical [R211]"
         )
     if algorithm == "hierarchical" and len(sizes) == 1:
-        return Choice(algorithm="shared-memory", reason=f"{asked}, and there is one host only")
-    return Choice(algorithm=algorithm, reason=asked)
+        return AlgorithmChoice(algorithm="shared-memory", reason=f"{asked}, and there is one host only")
+    return AlgorithmChoice(algorithm=algorithm, reason=asked)
 
 
-def inside_model(choice: Choice | str) -> str:
+def inside_model(choice: AlgorithmChoice | str) -> str:
     """Describe the exchange between ranks that share one batch.
 
     Each has a part of the model, or of its sequences.
@@ -89,15 +89,15 @@ def inside_model(choice: Choice | str) -> str:
     return f"of the whole batch on each rank (data=1); inside of the model ranks exchange by {choice}"
 
 
-def _fitting(sizes: Sequence[int], device: str, ordered: bool) -> Choice:
+def _fitting(sizes: Sequence[int], device: str, ordered: bool) -> AlgorithmChoice:
     if sum(sizes) == 1:
-        return Choice(algorithm="backend", reason="nothing travels, there is one rank")
+        return AlgorithmChoice(algorithm="backend", reason="nothing travels, there is one rank")
     if device != "cpu":
-        return Choice(algorithm="backend", reason="NCCL knows the links between devices")
+        return AlgorithmChoice(algorithm="backend", reason="NCCL knows the links between devices")
     if max(sizes) == 1:
-        return Choice(algorithm="backend", reason="Gloo, one rank on each host")
+        return AlgorithmChoice(algorithm="backend", reason="Gloo, one rank on each host")
     if not ordered:
-        return Choice(algorithm="backend", reason="Gloo, the processor is not of the kind x86-64")
+        return AlgorithmChoice(algorithm="backend", reason="Gloo, the processor is not of the kind x86-64")
     if len(sizes) == 1:
-        return Choice(algorithm="shared-memory", reason="all ranks are on one host")
-    return Choice(algorithm="hierarchical", reason=f"{len(sizes)} hosts, several ranks on one host")
+        return AlgorithmChoice(algorithm="shared-memory", reason="all ranks are on one host")
+    return AlgorithmChoice(algorithm="hierarchical", reason=f"{len(sizes)} hosts, several ranks on one host")

@@ -19,9 +19,9 @@ __all__ = [
     "Flag",
     "Integer",
     "Key",
-    "Kind",
     "Number",
     "Spelled",
+    "ValueKind",
     "check_fields",
     "choice",
     "did_you_mean",
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-class Kind(Protocol):
+class ValueKind(Protocol):
     """A set of values, and their spelling in a plan."""
 
     @property
@@ -158,7 +158,7 @@ class Key:
 
     name: str
     field: str
-    kind: Kind
+    kind: ValueKind
     default: Any
 
     def read(self, text: str) -> object:
@@ -190,7 +190,7 @@ class Spelled:
     """Marks an axis' field as a key: `field: Annotated[TYPE, Spelled("name", kind)] = default`."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
 
 
 def choice(literal: Any) -> Choice:

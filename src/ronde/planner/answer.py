@@ -6,11 +6,11 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-__all__ = ["Answer", "Choice", "NoFit"]
+__all__ = ["Answer", "NoFit", "RankedPlan"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class RankedPlan:
     """One ranked plan.
 
     Attributes:
@@ -90,7 +90,7 @@ class Answer:
     batch: int
     unit: str
     parameters: float
-    choices: tuple[Choice, ...]
+    choices: tuple[RankedPlan, ...]
     no_fit: NoFit | None
     notes: tuple[str, ...]
     considered: int

@@ -9,7 +9,7 @@ from ronde.planner.candidates import PLACEMENTS, RECOMPUTES, SCHEDULES, Point
 from ronde.planner.cluster import Cluster
 from ronde.planner.estimate import Setting, timeline_of
 from ronde.planner.graph import CostGraph
-from ronde.planner.simulator import Timeline
+from ronde.planner.simulator import PipelineTimeline
 from ronde.planner.software import ronde_software
 
 __all__ = ["point_of", "timeline_of_best"]
@@ -34,7 +34,7 @@ def point_of(plan_text: str, devices: int) -> Point:
     )
 
 
-def timeline_of_best(answer: Answer, graph: CostGraph, cluster: Cluster, micros: int) -> Timeline:
+def timeline_of_best(answer: Answer, graph: CostGraph, cluster: Cluster, micros: int) -> PipelineTimeline:
     """Return the timeline of the best plan's first `micros` micro-batches.
 
     They are rounded up to whole rounds of its stages.

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from ronde.planner.candidates import SCHEDULES, Candidates, Point
 from ronde.planner.cluster import Cluster
 from ronde.planner.graph import CostGraph
-from ronde.planner.memory import Held, held, stage_layers
-from ronde.planner.simulator import Timeline, simulate
+from ronde.planner.memory import MemoryUse, held, stage_layers
+from ronde.planner.simulator import PipelineTimeline, simulate
 from ronde.planner.software import Software
-from ronde.planner.step import Stages, Step, samples_of, stages, step
-from ronde.planner.traffic import USUAL, Traffic
+from ronde.planner.step import StageSeconds, StepTime, samples_of, stages, step
+from ronde.planner.traffic import USUAL, PlanTraffic
 
 __all__ = ["Setting", "memory_of", "seconds_of", "simulated", "timeline_of"]
 
@@ -32,23 +32,23 @@ class Setting:
     graph: CostGraph
     software: Software
     algorithm: str = "auto"
-    traffic: Traffic = USUAL
+    traffic: PlanTraffic = USUAL
 
 
-def memory_of(setting: Setting, candidates: Candidates) -> Held:
+def memory_of(setting: Setting, candidates: Candidates) -> MemoryUse:
     """Return the bytes of the worst rank."""
     samples = samples_of(setting.graph, candidates)
     return held(setting.graph, candidates, setting.software, samples)
 
 
-def seconds_of(setting: Setting, candidates: Candidates) -> Step:
+def seconds_of(setting: Setting, candidates: Candidates) -> StepTime:
     """Return the seconds of a step in closed form."""
     return step(
         setting.cluster, setting.graph, candidates, setting.software, setting.algorithm, setting.traffic
     )
 
 
-def timeline_of(setting: Setting, point: Point, micros: int | None = None) -> Timeline:
+def timeline_of(setting: Setting, point: Point, micros: int | None = None) -> PipelineTimeline:
     """Simulate all stages' work on `micros` micro-batches, all by default.
 
     Each stage has its own number of layers.
@@ -69,7 +69,7 @@ def timeline_of(setting: Setting, point: Point, micros: int | None = None) -> Ti
     )
 
 
-def _every_stage(graph: CostGraph, point: Point, each: Stages) -> tuple[list[float], list[float]]:
+def _every_stage(graph: CostGraph, point: Point, each: StageSeconds) -> tuple[list[float], list[float]]:
     """Return seconds of a micro-batch on every stage.
 
     They follow from the first, a middle and the last stage.
@@ -87,7 +87,7 @@ def _every_stage(graph: CostGraph, point: Point, each: Stages) -> tuple[list[flo
     return found[0], found[1]
 
 
-def simulated(setting: Setting, point: Point, closed: Step, place: int) -> float:
+def simulated(setting: Setting, point: Point, closed: StepTime, place: int) -> float:
     """Return the seconds of a step with its pipeline simulated by events.
 
     Everything else comes from the closed form, `closed`.

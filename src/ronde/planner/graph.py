@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-__all__ = ["Attention", "Block", "CostGraph", "Matmul"]
+__all__ = ["Attention", "CostGraph", "Matmul", "ModelBlock"]
 
 Cut = Literal["columns", "rows", "whole"]
 
@@ -56,7 +56,7 @@ class Attention:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
+class ModelBlock:
     """A part of a model; a pipeline may cut between two of them.
 
     All amounts are for one sample, in forward.
@@ -126,9 +126,9 @@ class CostGraph:
     name: str
     batch: int
     tokens: int
-    first: Block
-    block: Block
-    last: Block
+    first: ModelBlock
+    block: ModelBlock
+    last: ModelBlock
     layers: int
     heads: int
     tied: float = 0.0

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ronde.planner.device import Device
-from ronde.planner.graph import Attention, Block, Matmul
+from ronde.planner.graph import Attention, Matmul, ModelBlock
 from ronde.planner.software import Software
 
-__all__ = ["Shares", "block_seconds", "gemm_seconds", "peak_of"]
+__all__ = ["RankShare", "block_seconds", "gemm_seconds", "peak_of"]
 
 Floats = NDArray[np.float64]
 
@@ -25,7 +25,7 @@ _FUSED_BACKWARD = 2.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Shares:
+class RankShare:
     """The part of a block on a rank: samples, and tensor and context degrees.
 
     All are arrays, one entry per candidate.
@@ -58,7 +58,9 @@ def gemm_seconds(device: Device, precision: str, m: Floats, n: Floats, k: Floats
     )
 
 
-def block_seconds(device: Device, software: Software, block: Block, shares: Shares) -> tuple[Floats, Floats]:
+def block_seconds(
+    device: Device, software: Software, block: ModelBlock, shares: RankShare
+) -> tuple[Floats, Floats]:
     """Return a block's forward and backward seconds for one micro-batch, without communication."""
     forward = np.zeros_like(shares.samples)
     backward = np.zeros_like(shares.samples)
@@ -79,7 +81,7 @@ def block_seconds(device: Device, software: Software, block: Block, shares: Shar
     return (forward + moved) / device.sustained, (backward + 2 * moved) / device.sustained
 
 
-def _product(device: Device, software: Software, matmul: Matmul, shares: Shares) -> Floats:
+def _product(device: Device, software: Software, matmul: Matmul, shares: RankShare) -> Floats:
     rows = matmul.rows * shares.samples / shares.context
     n = matmul.n / shares.tensor if matmul.cut == "columns" else np.full_like(rows, matmul.n)
     k = matmul.k / shares.tensor if matmul.cut == "rows" else np.full_like(rows, matmul.k)
@@ -90,7 +92,7 @@ def _product(device: Device, software: Software, matmul: Matmul, shares: Shares)
 
 
 def _attention(
-    device: Device, software: Software, attention: Attention, shares: Shares
+    device: Device, software: Software, attention: Attention, shares: RankShare
 ) -> tuple[Floats, Floats]:
     part = shares.samples / (shares.tensor * shares.context)
     peak = peak_of(device, software.precision)

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ronde.planner.candidates import Candidates
-from ronde.planner.graph import Block, CostGraph
+from ronde.planner.graph import CostGraph, ModelBlock
 from ronde.planner.software import Software
 
-__all__ = ["KINDS", "Held", "held", "held_by", "in_flight", "stage_layers", "states"]
+__all__ = ["KINDS", "MemoryUse", "held", "held_by", "in_flight", "stage_layers", "states"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -24,7 +24,7 @@ KINDS = ("parameters", "gradients", "optimizer", "gathered", "activations", "wor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Held:
+class MemoryUse:
     """Bytes of the worst rank, in arrays with an entry per candidate.
 
     The attributes are KINDS; `stage` is that rank's stage.
@@ -81,7 +81,7 @@ def states(
     return parameters, gradients, optimizer, numbers
 
 
-def held(graph: CostGraph, candidates: Candidates, software: Software, samples: Floats) -> Held:
+def held(graph: CostGraph, candidates: Candidates, software: Software, samples: Floats) -> MemoryUse:
     """Return the peak of the worst rank.
 
     Args:
@@ -93,7 +93,7 @@ def held(graph: CostGraph, candidates: Candidates, software: Software, samples: 
     totals = np.stack([each.total for each in found])
     worst = totals.argmax(axis=0)
     names = (*KINDS, "stage")
-    return Held(*(np.choose(worst, [getattr(each, name) for each in found]) for name in names))
+    return MemoryUse(*(np.choose(worst, [getattr(each, name) for each in found]) for name in names))
 
 
 def _stage_parameters(graph: CostGraph, candidates: Candidates, stage: Ints) -> Floats:
@@ -101,7 +101,7 @@ def _stage_parameters(graph: CostGraph, candidates: Candidates, stage: Ints) -> 
     share = np.maximum(candidates.expert, 1)
     p = candidates.pipeline
 
-    def cut(block: Block) -> Floats:
+    def cut(block: ModelBlock) -> Floats:
         own = block.parameters_cut / np.where(graph.experts > 1, share, 1)
         return own / t + block.parameters_whole
 
@@ -112,7 +112,7 @@ def _stage_parameters(graph: CostGraph, candidates: Candidates, stage: Ints) -> 
     return numbers - (first & last) * graph.tied / t
 
 
-def _saved(block: Block, candidates: Candidates, software: Software, samples: Floats) -> Floats:
+def _saved(block: ModelBlock, candidates: Candidates, software: Software, samples: Floats) -> Floats:
     """Return the bytes that a block keeps for backward of one micro-batch, without recomputation."""
     t = candidates.tensor
     whole = t if software.sequence_parallel else 1
@@ -124,7 +124,7 @@ def _saved(block: Block, candidates: Candidates, software: Software, samples: Fl
     return (values * software.itemsize + masks) * samples / candidates.context
 
 
-def _selective(block: Block, candidates: Candidates, software: Software, samples: Floats) -> Floats:
+def _selective(block: ModelBlock, candidates: Candidates, software: Software, samples: Floats) -> Floats:
     """Return the bytes kept under `recompute=selective`."""
     t = candidates.tensor
     if software.keeps_results:
@@ -138,7 +138,7 @@ def _selective(block: Block, candidates: Candidates, software: Software, samples
 
 def held_by(
     graph: CostGraph, candidates: Candidates, software: Software, samples: Floats, stage: Ints
-) -> Held:
+) -> MemoryUse:
     """Return the peak of a rank of one stage; arguments as in `held`."""
     p, t = candidates.pipeline, candidates.tensor
     first, last = stage == 0, stage == p - 1
@@ -165,6 +165,6 @@ def held_by(
     # Buckets of sharded gradients fill while backward frees activations: they do not add to the peak.
     gathered = np.where(candidates.placement >= 3, units, 0.0)
     fixed = software.fixed + last * ~first * graph.tied / t * software.tied_copy
-    return Held(
+    return MemoryUse(
         parameters, gradients, optimizer, gathered, activations, np.broadcast_to(fixed, numbers.shape), stage
     )

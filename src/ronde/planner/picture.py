@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ronde.planner.answer import Answer
 from ronde.planner.memory import KINDS
-from ronde.planner.simulator import Timeline
+from ronde.planner.simulator import PipelineTimeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ _NAMES = {"F": "forward", "B": "backward", "W": "weights"}
 _NUMBERED = 120
 
 
-def save(answer: Answer, timeline: Timeline | None, path: Path) -> None:
+def save(answer: Answer, timeline: PipelineTimeline | None, path: Path) -> None:
     """Draw an answer to a file, in the format of its suffix.
 
     Args:
@@ -37,7 +37,7 @@ def save(answer: Answer, timeline: Timeline | None, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _timeline(timeline: Timeline, plan: str, axes: Axes) -> None:
+def _timeline(timeline: PipelineTimeline, plan: str, axes: Axes) -> None:
     seen: set[str] = set()
     for span in timeline.spans:
         kind = span.turn.kind

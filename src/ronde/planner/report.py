@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from ronde.planner.answer import Answer, Choice, NoFit
+from ronde.planner.answer import Answer, NoFit, RankedPlan
 
 __all__ = ["report"]
 
@@ -49,7 +49,7 @@ def _table(answer: Answer) -> str:
     return _columns(rows)
 
 
-def _marks(choice: Choice) -> str:
+def _marks(choice: RankedPlan) -> str:
     return ("" if choice.exact else "  (inexact)") + _mark(choice.missing)
 
 

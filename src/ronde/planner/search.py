@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from ronde.errors import PlanError, UsageError
 from ronde.plan import Plan, expand, validate
 from ronde.plan.validate import contradictions
-from ronde.planner.answer import Answer, Choice, NoFit
+from ronde.planner.answer import Answer, NoFit, RankedPlan
 from ronde.planner.candidates import Candidates, Point, plan_of
 from ronde.planner.cluster import Cluster
 from ronde.planner.enumeration import Fixed, enumerate_candidates, fixed_by
 from ronde.planner.estimate import Setting, memory_of, seconds_of, simulated
 from ronde.planner.graph import CostGraph
-from ronde.planner.memory import KINDS, Held, states
+from ronde.planner.memory import KINDS, MemoryUse, states
 from ronde.planner.modelled import NOT_MODELLED
 from ronde.planner.software import ronde_software
-from ronde.planner.step import Step, flops_share
+from ronde.planner.step import StepTime, flops_share
 from ronde.planner.traffic import traffic_of
 from ronde.planner.walls import walls
 
@@ -150,7 +150,7 @@ def _consistent(candidates: Candidates, base: Plan) -> NDArray[np.bool_]:
     return np.array(legal, dtype=bool)[kind_of.reshape(-1)]
 
 
-def fitting(setting: Setting, candidates: Candidates) -> tuple[Candidates, Held]:
+def fitting(setting: Setting, candidates: Candidates) -> tuple[Candidates, MemoryUse]:
     """Select candidates that fit on their worst rank; also return that rank's memory.
 
     The bytes of states alone are a lower bound, which is tried first.
@@ -165,7 +165,7 @@ def fitting(setting: Setting, candidates: Candidates) -> tuple[Candidates, Held]
         return maybe, memory_of(setting, maybe)
     memory = memory_of(setting, maybe)
     fits = memory.total <= available
-    return maybe.take(fits), Held(*(getattr(memory, name)[fits] for name in (*KINDS, "stage")))
+    return maybe.take(fits), MemoryUse(*(getattr(memory, name)[fits] for name in (*KINDS, "stage")))
 
 
 def front(seconds: Floats, memory: Floats) -> NDArray[np.bool_]:
@@ -179,8 +179,8 @@ def front(seconds: Floats, memory: Floats) -> NDArray[np.bool_]:
 
 
 def _ranked(
-    setting: Setting, every: Candidates, fit: Candidates, memory: Held, base: Plan, top: int
-) -> list[Choice]:
+    setting: Setting, every: Candidates, fit: Candidates, memory: MemoryUse, base: Plan, top: int
+) -> list[RankedPlan]:
     closed = seconds_of(setting, fit)
     pareto = front(closed.total, memory.total)
     # The front first, then others, so that near ties are seen.
@@ -208,7 +208,7 @@ def _runs(setting: Setting, fit: Candidates, place: int, base: Plan) -> bool:
     return not validate(plan_of(fit.point(place), base), setting.cluster.devices)
 
 
-def _quickest_that_runs(setting: Setting, fit: Candidates, closed: Step, base: Plan) -> int | None:
+def _quickest_that_runs(setting: Setting, fit: Candidates, closed: StepTime, base: Plan) -> int | None:
     order = np.argsort(closed.total, kind="stable")[:_TRIED]
     return next((int(place) for place in order if _runs(setting, fit, int(place), base)), None)
 
@@ -221,13 +221,13 @@ def _choice(  # noqa: PLR0913 - all of one row
     setting: Setting,
     fit: Candidates,
     place: int,
-    closed: Step,
-    memory: Held,
+    closed: StepTime,
+    memory: MemoryUse,
     seconds: float,
     base: Plan,
     best: float,
     pareto: bool,
-) -> Choice:
+) -> RankedPlan:
     graph, cluster = setting.graph, setting.cluster
     point = fit.point(place)
     plan = plan_of(point, base)
@@ -236,7 +236,7 @@ def _choice(  # noqa: PLR0913 - all of one row
     problems = validate(plan, cluster.devices)
     names = ("compute", "exchange", "bubble", "gradients", "optimizer", "loader")
     mfu = flops_share(cluster, graph, setting.software, np.array(seconds), np.array(float(cluster.devices)))
-    return Choice(
+    return RankedPlan(
         plan=str(plan),
         seconds=seconds,
         low=seconds / (1 + width),
@@ -265,15 +265,15 @@ def _width(setting: Setting, point: Point) -> float:
     return width * (1.0 if low <= rows <= high else _OUTSIDE)
 
 
-def _inexact(setting: Setting, fit: Candidates, memory: Held, base: Plan, top: int) -> list[Choice]:
+def _inexact(setting: Setting, fit: Candidates, memory: MemoryUse, base: Plan, top: int) -> list[RankedPlan]:
     """Return the best replicated candidates with compressors and looser updates."""
     alone = (fit.placement == 0) & (fit.pipeline == 1) & (fit.tensor == 1) & (fit.context == 1)
     places = np.flatnonzero(alone)
     if not len(places):
         return []
     some = fit.take(places)
-    held = Held(*(getattr(memory, name)[places] for name in (*KINDS, "stage")))
-    found: list[Choice] = []
+    held = MemoryUse(*(getattr(memory, name)[places] for name in (*KINDS, "stage")))
+    found: list[RankedPlan] = []
     for items in _INEXACT:
         asked = expand(items)
         plan = dataclasses.replace(base, communication=asked.communication, update=asked.update)

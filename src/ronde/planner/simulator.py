@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from ronde.plan.compute import Schedule
 from ronde.plan.schedule import Turn, turns
 
-__all__ = ["Span", "Timeline", "simulate"]
+__all__ = ["PipelineTimeline", "StageTurn", "simulate"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Span:
+class StageTurn:
     """One turn of a stage, from `start` to `end` in seconds."""
 
     stage: int
@@ -22,10 +22,10 @@ class Span:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Timeline:
+class PipelineTimeline:
     """The turns of all stages; `ends` has each stage's last second."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[StageTurn, ...]
     ends: tuple[float, ...]
 
     @property
@@ -42,7 +42,7 @@ def simulate(
     chunks: int = 1,
     send: float = 0.0,
     busy: float = 0.0,
-) -> Timeline:
+) -> PipelineTimeline:
     """Simulate all stages of a pipeline.
 
     Args:
@@ -61,7 +61,7 @@ def simulate(
     free = [0.0] * stages
     links: dict[tuple[int, str], float] = {}
     there: dict[tuple[str, int, int], float] = {}
-    spans: list[Span] = []
+    spans: list[StageTurn] = []
     left = sum(map(len, orders))
     last = stages * chunks - 1
     while left:
@@ -79,12 +79,12 @@ def simulate(
                 free[stage] = end
                 there[f"{turn.kind}-", turn.piece, virtual] = end
                 there[turn.kind, turn.piece, virtual] = _sent(links, (stage, turn.kind), end, send, busy)
-                spans.append(Span(stage, turn, start, end))
+                spans.append(StageTurn(stage, turn, start, end))
                 places[stage] += 1
                 left -= 1
                 moved = True
         assert moved, "an order of a schedule waits for itself"
-    return Timeline(tuple(spans), tuple(free))
+    return PipelineTimeline(tuple(spans), tuple(free))
 
 
 def _ready(turn: Turn, virtual: int, last: int, there: dict[tuple[str, int, int], float]) -> float | None:

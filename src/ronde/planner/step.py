@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from ronde.planner.candidates import Candidates
 from ronde.planner.cluster import Cluster
 from ronde.planner.collective import collective_seconds, send_seconds
-from ronde.planner.graph import Block, CostGraph
-from ronde.planner.kernels import Shares, block_seconds, peak_of
+from ronde.planner.graph import CostGraph, ModelBlock
+from ronde.planner.kernels import RankShare, block_seconds, peak_of
 from ronde.planner.memory import stage_layers, states
 from ronde.planner.software import Software
-from ronde.planner.traffic import USUAL, Traffic
+from ronde.planner.traffic import USUAL, PlanTraffic
 
-__all__ = ["OVERLAP", "Stages", "Step", "flops_share", "overlapped", "samples_of", "stages", "step"]
+__all__ = ["OVERLAP", "StageSeconds", "StepTime", "flops_share", "overlapped", "samples_of", "stages", "step"]
 
 Floats = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ OVERLAP = 1.13
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Stages:
+class StageSeconds:
     """Seconds of one micro-batch on the first, middle and last stage.
 
     The arrays are (3, candidates).
@@ -49,7 +49,7 @@ class Stages:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step:
+class StepTime:
     """Seconds of a step and its parts, in arrays with an entry per candidate.
 
     Attributes:
@@ -96,10 +96,10 @@ def samples_of(graph: CostGraph, candidates: Candidates) -> Floats:
     return np.ceil(ranks / candidates.micro_batches)
 
 
-def stages(cluster: Cluster, graph: CostGraph, candidates: Candidates, software: Software) -> Stages:
+def stages(cluster: Cluster, graph: CostGraph, candidates: Candidates, software: Software) -> StageSeconds:
     """Return the seconds of a micro-batch on each kind of stage."""
     c = candidates
-    shares = Shares(samples_of(graph, c), c.tensor.astype(float), c.context.astype(float))
+    shares = RankShare(samples_of(graph, c), c.tensor.astype(float), c.context.astype(float))
     parts = [
         _block(cluster, graph, block, c, software, shares) for block in (graph.first, graph.block, graph.last)
     ]
@@ -115,7 +115,7 @@ def stages(cluster: Cluster, graph: CostGraph, candidates: Candidates, software:
     size = graph.block.output * shares.samples * software.itemsize / (shares.context * shares.tensor)
     stride = c.tensor * c.context * c.data
     send = np.where(c.pipeline > 1, send_seconds(cluster, size, stride), 0.0)
-    return Stages(np.stack(forward), np.stack(backward), np.stack(exchanged), send)
+    return StageSeconds(np.stack(forward), np.stack(backward), np.stack(exchanged), send)
 
 
 def step(
@@ -124,8 +124,8 @@ def step(
     candidates: Candidates,
     software: Software,
     algorithm: str = "auto",
-    traffic: Traffic = USUAL,
-) -> Step:
+    traffic: PlanTraffic = USUAL,
+) -> StepTime:
     """Return the seconds of a step."""
     c = candidates
     each = stages(cluster, graph, c, software)
@@ -148,7 +148,7 @@ def step(
         nodes = np.maximum(1, c.data * c.tensor * c.pipeline * c.context // cluster.node_size)
         wait = np.maximum(0.0, graph.batch / (cluster.loader * nodes) - seconds)
     factor = cluster.factor
-    return Step(
+    return StepTime(
         total=seconds + wait,
         compute=(body - m * exchanged) * factor,
         exchange=m * exchanged * factor,
@@ -178,7 +178,12 @@ def _bubble(c: Candidates, slowest: Floats) -> Floats:
 
 
 def _block(
-    cluster: Cluster, graph: CostGraph, block: Block, c: Candidates, software: Software, shares: Shares
+    cluster: Cluster,
+    graph: CostGraph,
+    block: ModelBlock,
+    c: Candidates,
+    software: Software,
+    shares: RankShare,
 ) -> tuple[Floats, Floats, Floats]:
     """Return a block's forward, backward and communication seconds. `zero3` gathers beside its compute."""
     forward, backward = block_seconds(cluster.slowest, software, block, shares)
@@ -198,7 +203,7 @@ def _block(
 
 
 def _again(
-    cluster: Cluster, block: Block, c: Candidates, software: Software, shares: Shares, forward: Floats
+    cluster: Cluster, block: ModelBlock, c: Candidates, software: Software, shares: RankShare, forward: Floats
 ) -> Floats:
     """Return the seconds that recomputation adds to backward; 0 outside repeated blocks."""
     if not block.exchanges or block.table:
@@ -212,7 +217,12 @@ def _again(
 
 
 def _exchange(
-    cluster: Cluster, graph: CostGraph, block: Block, c: Candidates, software: Software, shares: Shares
+    cluster: Cluster,
+    graph: CostGraph,
+    block: ModelBlock,
+    c: Candidates,
+    software: Software,
+    shares: RankShare,
 ) -> Floats:
     """Return the seconds of tensor, context and expert parallelism in a block's forward."""
     size = block.output * shares.samples * software.itemsize / shares.context
@@ -228,7 +238,7 @@ def _exchange(
     return tensor + context + routed
 
 
-def _gather(cluster: Cluster, block: Block, c: Candidates, software: Software) -> Floats:
+def _gather(cluster: Cluster, block: ModelBlock, c: Candidates, software: Software) -> Floats:
     """Return the seconds to gather a block's parameters once under `zero3`.
 
     `central` broadcasts them in the same time.
@@ -247,7 +257,7 @@ def _gradients(
     c: Candidates,
     software: Software,
     algorithm: str,
-    traffic: Traffic,
+    traffic: PlanTraffic,
 ) -> tuple[Floats, Floats]:
     """Return the seconds of gradient traffic: hideable by backward, and after the update."""
     *_, numbers = states(graph, c, software, np.zeros_like(c.pipeline))

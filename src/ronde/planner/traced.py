@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ronde.errors import UsageError
-from ronde.planner.graph import Attention, Block, CostGraph, Cut, Matmul
+from ronde.planner.graph import Attention, CostGraph, Cut, Matmul, ModelBlock
 
 __all__ = ["graph_of", "traced"]
 
@@ -67,7 +67,7 @@ def graph_of(amounts: Mapping[str, Any], name: str) -> CostGraph:
         batch=rows,
         tokens=max(1, amounts["tokens"]),
         first=_block("first", [amounts["first"]], rows, heads),
-        block=_block("block", blocks, rows, heads) if blocks else Block(name="block"),
+        block=_block("block", blocks, rows, heads) if blocks else ModelBlock(name="block"),
         last=_block("last", [amounts["last"]], rows, heads),
         layers=len(blocks),
         heads=heads,
@@ -77,7 +77,7 @@ def graph_of(amounts: Mapping[str, Any], name: str) -> CostGraph:
     )
 
 
-def _block(name: str, parts: Sequence[Mapping[str, Any]], rows: int, heads: int) -> Block:
+def _block(name: str, parts: Sequence[Mapping[str, Any]], rows: int, heads: int) -> ModelBlock:
     """Return the mean of parts, for one sample."""
     count = len(parts) * rows
     attended = any(part["attention_flops"] for part in parts)
@@ -101,7 +101,7 @@ def _block(name: str, parts: Sequence[Mapping[str, Any]], rows: int, heads: int)
             fused=heads > 0,
             head_size=max(part["head_size"] for part in parts),
         )
-    return Block(
+    return ModelBlock(
         name=name,
         parameters_cut=min(parameters, weights),
         parameters_whole=max(0.0, parameters - weights),

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from ronde.plan import Plan
 
-__all__ = ["USUAL", "Traffic", "traffic_of"]
+__all__ = ["USUAL", "PlanTraffic", "traffic_of"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Traffic:
+class PlanTraffic:
     """Effect of a plan's communication and update values on traffic.
 
     Attributes:
@@ -31,7 +31,7 @@ class Traffic:
     waits: bool = True
 
 
-USUAL = Traffic()
+USUAL = PlanTraffic()
 
 # Ratio of the bytes that travel to the bytes of float32, and passes over the gradients to encode and decode.
 _CODING: Mapping[str, tuple[float, float]] = {
@@ -48,7 +48,7 @@ _CODING: Mapping[str, tuple[float, float]] = {
 }
 
 
-def traffic_of(plan: Plan) -> Traffic:
+def traffic_of(plan: Plan) -> PlanTraffic:
     """Return the traffic of a plan relative to the usual.
 
     >>> from ronde.plan import expand
@@ -58,7 +58,7 @@ def traffic_of(plan: Plan) -> Traffic:
     share, passes = _CODING[plan.communication.compressor]
     rule = plan.update.rule
     every = float(plan.update.every or 8) if rule in ("local", "geo") else 1.0
-    return Traffic(
+    return PlanTraffic(
         share=share,
         passes=passes + 2 * plan.communication.error_feedback,
         every=every,

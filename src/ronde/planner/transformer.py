@@ -15,18 +15,18 @@ from typing import Any
 
 from ronde.errors import UsageError
 from ronde.plan.key import did_you_mean
-from ronde.planner.graph import Attention, Block, CostGraph, Matmul
+from ronde.planner.graph import Attention, CostGraph, Matmul, ModelBlock
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
-__all__ = ["MODELS", "Transformer", "read_model", "transformer_graph"]
+__all__ = ["MODELS", "TransformerSizes", "read_model", "transformer_graph"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Transformer:
+class TransformerSizes:
     """The sizes of a decoder or encoder.
 
     Attributes:
@@ -63,10 +63,10 @@ class Transformer:
     experts: int = 1
 
 
-_GPT = Transformer(
+_GPT = TransformerSizes(
     layers=12, hidden=768, heads=12, vocabulary=50304, sequence=1024, batch=512, positions=True, dropout=True
 )
-_LLAMA = Transformer(
+_LLAMA = TransformerSizes(
     layers=32,
     hidden=4096,
     heads=32,
@@ -82,7 +82,7 @@ _NAMED = (
     dataclasses.replace(_GPT, name="gpt2-medium", layers=24, hidden=1024, heads=16),
     dataclasses.replace(_GPT, name="gpt2-large", layers=36, hidden=1280, heads=20),
     dataclasses.replace(_GPT, name="gpt2-xl", layers=48, hidden=1600, heads=25),
-    Transformer(
+    TransformerSizes(
         name="gpt3-175b",
         layers=96,
         hidden=12288,
@@ -99,14 +99,14 @@ _NAMED = (
     ),
 )
 
-MODELS: Mapping[str, Transformer] = {model.name: model for model in _NAMED}
+MODELS: Mapping[str, TransformerSizes] = {model.name: model for model in _NAMED}
 """Models by name."""
 
 
-def read_model(source: str) -> Transformer:
+def read_model(source: str) -> TransformerSizes:
     """Return the model of a name or a `.toml` file.
 
-    The file's keys are the fields of `Transformer`, with dashes.
+    The file's keys are the fields of `TransformerSizes`, with dashes.
 
     Raises:
         UsageError: the name is unknown, or the file has mistakes; all are listed.
@@ -132,11 +132,11 @@ def read_model(source: str) -> Transformer:
     wrong = list(_mistakes(fields))
     if wrong:
         raise UsageError(f"--model {source}: {'; '.join(wrong)} [R802]")
-    return Transformer(**{key.replace("-", "_"): value for key, value in fields.items()})
+    return TransformerSizes(**{key.replace("-", "_"): value for key, value in fields.items()})
 
 
 def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
-    known = {field.name.replace("_", "-"): field for field in dataclasses.fields(Transformer)}
+    known = {field.name.replace("_", "-"): field for field in dataclasses.fields(TransformerSizes)}
     for key, value in fields.items():
         if key not in known:
             yield f"{key} is not a key{did_you_mean(key, known)}: there are {', '.join(known)}"
@@ -156,12 +156,12 @@ def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
         yield f"hidden is {hidden}, no multiple of heads ({heads}): the nearest is {nearest}"
 
 
-def transformer_graph(model: Transformer) -> CostGraph:
+def transformer_graph(model: TransformerSizes) -> CostGraph:
     """Return the cost graph of a transformer with these sizes."""
     s, h = model.sequence, model.hidden
     embedding = float(model.vocabulary * h)
     positions = float(s * h) if model.positions else 0.0
-    first = Block(
+    first = ModelBlock(
         name="embedding",
         parameters_cut=embedding,
         parameters_whole=positions,
@@ -172,7 +172,7 @@ def transformer_graph(model: Transformer) -> CostGraph:
         exchanges=1,
         table=True,
     )
-    last = Block(
+    last = ModelBlock(
         name="logits and loss",
         parameters_cut=embedding,
         parameters_whole=2.0 * h,
@@ -201,7 +201,7 @@ def transformer_graph(model: Transformer) -> CostGraph:
     )
 
 
-def _layer(model: Transformer) -> Block:
+def _layer(model: TransformerSizes) -> ModelBlock:
     s, h = model.sequence, model.hidden
     groups = model.key_value_heads or model.heads
     inner = model.feed_forward or 4 * h
@@ -224,7 +224,7 @@ def _layer(model: Transformer) -> Block:
         head_size=h // model.heads,
     )
     feed_forward = float(width * h * inner)
-    return Block(
+    return ModelBlock(
         name="layer",
         parameters_cut=h * qkv + h * h + feed_forward * model.experts + qkv + inner,
         parameters_whole=6.0 * h,

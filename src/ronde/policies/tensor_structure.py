@@ -21,7 +21,7 @@ from ronde.policies.expert_features import feature_cuts
 from ronde.rowwise.compiled import is_compiled
 from ronde.shards.dim_cut import DimCut
 
-__all__ = ["Placement", "placements"]
+__all__ = ["ParameterPlacement", "placements"]
 
 # Names of layers within one module: the first matrices, and the second one after them.
 _PAIRS: tuple[tuple[tuple[str, ...], str], ...] = tuple(
@@ -79,7 +79,7 @@ _LEAST_SHARE = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Placement:
+class ParameterPlacement:
     """Placement of one parameter.
 
     Attributes:
@@ -120,7 +120,9 @@ class _Plan:
             self.give(parameter, None, why)
 
 
-def placements(model: nn.Module, ranks: int, override: Mapping[str, str] | None = None) -> list[Placement]:
+def placements(
+    model: nn.Module, ranks: int, override: Mapping[str, str] | None = None
+) -> list[ParameterPlacement]:
     """Decide the placement of each parameter, each once, in the order of modules.
 
     Args:
@@ -143,7 +145,7 @@ def placements(model: nn.Module, ranks: int, override: Mapping[str, str] | None 
         _inside(plan, module)
         _experts(plan, module)
     _vocabularies(plan, model)
-    found: list[Placement] = []
+    found: list[ParameterPlacement] = []
     seen: set[int] = set()
     for parameter in model.parameters():
         if id(parameter) in seen:
@@ -151,7 +153,9 @@ def placements(model: nn.Module, ranks: int, override: Mapping[str, str] | None 
         seen.add(id(parameter))
         cut, why = plan.roles.get(id(parameter), (None, "no structure was recognised"))
         why_not = _why_whole(parameter, cut)
-        found.append(Placement(names[id(parameter)], parameter, None if why_not else cut, why_not or why))
+        found.append(
+            ParameterPlacement(names[id(parameter)], parameter, None if why_not else cut, why_not or why)
+        )
     return found
 
 

@@ -17,7 +17,7 @@ from ronde.shards.spec import ShardSpec, Span
 __all__ = [
     "ALIGNMENT",
     "RUNS",
-    "Place",
+    "MeshPosition",
     "divided",
     "in_equal_parts",
     "on_first",
@@ -49,7 +49,7 @@ def divided(runs: Runs, ranks: int) -> Partition:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class MeshPosition:
     """Position of a rank in a mesh that cuts models.
 
     Attributes:
@@ -66,15 +66,15 @@ class Place:
 def zero_within(
     blocks: Partition,
     whole: Partition,
-    places: Sequence[Place],
+    places: Sequence[MeshPosition],
     runs: Runs,
-    copies: Sequence[Place] | None = None,
+    copies: Sequence[MeshPosition] | None = None,
 ) -> Partition:
     """Cut each block of a tensor once more, over its replicas.
 
     Args:
-        blocks: partition of tensors into blocks, by `Place.block`.
-        whole: partition of tensors that are not in blocks, by `Place.row`.
+        blocks: partition of tensors into blocks, by `MeshPosition.block`.
+        whole: partition of tensors that are not in blocks, by `MeshPosition.row`.
         places: positions of all ranks.
         runs: function that cuts sizes for the replicas of a block.
         copies: positions of all ranks for a tensor with several equal blocks; `places` by default.
@@ -98,7 +98,7 @@ def zero_within(
 
 
 def _in_blocks(
-    members: Sequence[tuple[torch.Tensor, ShardSpec]], places: Sequence[Place], runs: Runs
+    members: Sequence[tuple[torch.Tensor, ShardSpec]], places: Sequence[MeshPosition], runs: Runs
 ) -> list[ShardSpec]:
     replicas = 1 + max(place.replica for place in places)
     spans: list[list[Span | None]] = [[] for _ in members]

@@ -26,7 +26,7 @@ from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.patching.late_patches import LatePatches, found_in
 from ronde.patching.patches import Patches
-from ronde.trace.tally import Tally
+from ronde.trace.counters import Tally
 
 __all__ = ["Console"]
 
@@ -68,7 +68,7 @@ class Console:
         self._patch_input(patches)
         if self._rank != 0:
             patches.set(sys, "breakpointhook", lambda *_, **__: self._be_patient())
-            patches.set(sys, "stdin", _Elsewhere(terminal=self._terminal))
+            patches.set(sys, "stdin", _RefusedInput(terminal=self._terminal))
         self._late.install()
         patches.undo(self._late.uninstall)
 
@@ -160,7 +160,7 @@ class Console:
         self._patches.set(owner, name, opened)
 
 
-class _Elsewhere(io.TextIOBase):
+class _RefusedInput(io.TextIOBase):
     """The `sys.stdin` of ranks other than 0, which refuses reads."""
 
     def __init__(self, *, terminal: bool) -> None:

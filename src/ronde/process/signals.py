@@ -57,7 +57,7 @@ _LOOK_AGAIN_S = 0.05
 Handler = Callable[[int, FrameType | None], Any]
 
 
-class _Counting(functools.partial[None]):
+class _CountingHandler(functools.partial[None]):
     """Handler for the interpreter, in place of the script's, its first argument."""
 
     @property
@@ -103,7 +103,7 @@ class HandledSignals:
                     self._scripts[signalnum] = handler
                 # A library that had set its own for a while restores the script's.
                 if handler == self._scripts.get(signalnum) and self._counts(handler):
-                    handler = _Counting(self.receive, handler)
+                    handler = _CountingHandler(self.receive, handler)
             return _own(plain(signalnum, handler))
 
         @functools.wraps(self._plain)
@@ -133,7 +133,7 @@ class HandledSignals:
     def _send(self, number: int, send: Callable[[], None]) -> None:
         """Handle a signal that the script sends itself at once, on all ranks."""
         counting = self._plain(number)
-        if isinstance(counting, _Counting) and self._in_step():
+        if isinstance(counting, _CountingHandler) and self._in_step():
             counting.handler(number, sys._getframe())
         else:
             send()
@@ -214,7 +214,7 @@ class HandledSignals:
         if self._handled[place] < count:
             self._handled[place] = count
             counting = self._plain(number)
-            if isinstance(counting, _Counting):
+            if isinstance(counting, _CountingHandler):
                 counting.handler(number, frame or sys._getframe())
 
     def _in_step(self) -> bool:
@@ -245,7 +245,7 @@ class HandledSignals:
         """Call the handler on the main thread if no step has come in time."""
         sleep(patience)
         pending = self._received[place] > self._handled[place] and not self._ended
-        if pending and isinstance(self._plain(number), _Counting):
+        if pending and isinstance(self._plain(number), _CountingHandler):
             self._overdue.add(number)
             main = threading.main_thread().ident
             if main is not None:
@@ -254,4 +254,4 @@ class HandledSignals:
 
 def _own(handler: Any) -> Any:
     """Return the script's handler, unwrapped."""
-    return handler.handler if isinstance(handler, _Counting) else handler
+    return handler.handler if isinstance(handler, _CountingHandler) else handler

@@ -11,10 +11,10 @@ from ronde.patching.caller import is_users
 from ronde.patching.other_threads import is_of_script
 from ronde.patching.patches import Patches
 
-__all__ = ["Started"]
+__all__ = ["StartedThreads"]
 
 
-class Started:
+class StartedThreads:
     """Records the threads and processes that the main thread starts.
 
     Args:

@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ronde.report.run import Life, RankRun, Run, read_run
+from ronde.report.number_format import show_duration, show_number, show_share
+from ronde.report.run import Life, RankRun, RunState, read_run
 from ronde.report.series import PARTS, by_phase, losses, rates, stragglers
-from ronde.report.words import show_duration, show_number, show_share
 from ronde.trace.memory import show_bytes
 from ronde.trace.phases import PHASES
 from ronde.trace.step_file import StepRecord
@@ -64,7 +64,7 @@ def watch(path: Path, *, every: float, once: bool, console: Console) -> None:
             return
 
 
-def frame(run: Run, width: int) -> RenderableType:
+def frame(run: RunState, width: int) -> RenderableType:
     """Draw one picture of the run."""
     parts: list[RenderableType] = [_head(run), _table(run, width), _legend()]
     loss = _loss_line(run, width)
@@ -74,7 +74,7 @@ def frame(run: Run, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _head(run: Run) -> Text:
+def _head(run: RunState) -> Text:
     first = run.ranks[0].steps
     word, style = _LIVES[run.life]
     text = Text(no_wrap=True, overflow="ellipsis")
@@ -94,7 +94,7 @@ def _head(run: Run) -> Text:
     return text
 
 
-def _table(run: Run, width: int) -> Table:
+def _table(run: RunState, width: int) -> Table:
     hosts = len({each.steps.host for each in run.ranks}) > 1
     table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
     table.add_column("rank", justify="right", no_wrap=True, min_width=4)
@@ -127,7 +127,7 @@ def _table(run: Run, width: int) -> Table:
     return table
 
 
-def _phase(run: Run, rank: RankRun) -> Text:
+def _phase(run: RunState, rank: RankRun) -> Text:
     if rank.life != "runs":
         word, style = _LIVES[rank.life]
         return Text(word, style=style)
@@ -167,7 +167,7 @@ def _memory(course: Sequence[StepRecord]) -> str:
     return f"{held} + {show_bytes(course[-1].device)} on its device" if course[-1].device else held
 
 
-def _loss_line(run: Run, width: int) -> Text | None:
+def _loss_line(run: RunState, width: int) -> Text | None:
     points = losses(run.ranks[0].steps.course)
     if not points:
         return None
@@ -180,7 +180,7 @@ def _loss_line(run: Run, width: int) -> Text | None:
     return text
 
 
-def _event_line(run: Run, place: int) -> Text:
+def _event_line(run: RunState, place: int) -> Text:
     event = run.events[place]
     when = max(0.0, run.seconds_of(event))
     text = Text(f"{show_duration(when) if when >= 1 else '0 s':>9}  ", style="bright_black", no_wrap=True)

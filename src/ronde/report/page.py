@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ronde import __version__
 from ronde.report.chart import Line, Mark, line_chart, meter, stacked_bars, stacked_columns
-from ronde.report.run import Life, RankRun, Run
+from ronde.report.number_format import show_duration, show_number, show_share
+from ronde.report.run import Life, RankRun, RunState
 from ronde.report.series import (
     PARTS,
     Straggling,
@@ -22,7 +23,6 @@ from ronde.report.series import (
     throughput,
 )
 from ronde.report.style import SCRIPT, STYLE
-from ronde.report.words import show_duration, show_number, show_share
 from ronde.trace.memory import show_bytes
 from ronde.trace.pace import pace_of, steady
 from ronde.trace.step_file import StepRecord
@@ -38,7 +38,7 @@ _ROWS = 32
 _ENDS = {"death", "restart", "checkpoint", "notice"}
 
 
-def page(run: Run) -> str:
+def page(run: RunState) -> str:
     """Return the whole page as text, with values of the run escaped."""
     title = str(run.start.get("script", "")) or run.path.name
     body = "".join(
@@ -76,7 +76,7 @@ def _pair(left: str, right: str) -> str:
     return f'<div class="pair">{left}{right}</div>'
 
 
-def _header(run: Run, title: str) -> str:
+def _header(run: RunState, title: str) -> str:
     first = run.ranks[0].steps
     begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first.wall / 1e9))
     hosts = len({each.steps.host for each in run.ranks})
@@ -95,7 +95,7 @@ def _header(run: Run, title: str) -> str:
     )
 
 
-def _tiles(run: Run) -> str:
+def _tiles(run: RunState) -> str:
     main = run.ranks[0].steps
     course = main.course
     seconds = run.seconds
@@ -125,7 +125,7 @@ def _tiles(run: Run) -> str:
     return f'<dl class="tiles">{cells}</dl>'
 
 
-def _loss_words(run: Run) -> str:
+def _loss_words(run: RunState) -> str:
     course = run.ranks[0].steps.course
     read = [each for each in course if each.losses]
     if not read:
@@ -136,7 +136,7 @@ def _loss_words(run: Run) -> str:
     return f"at step {read[-1].step:,}"
 
 
-def _loss(run: Run) -> str:
+def _loss(run: RunState) -> str:
     lines = [Line("loss", "c0", losses(run.ranks[0].steps.course))]
     caption = "What the script read as its loss (item(), float(), a format), by optimizer step."
     return line_chart(
@@ -144,7 +144,7 @@ def _loss(run: Run) -> str:
     )
 
 
-def _throughput(run: Run) -> str:
+def _throughput(run: RunState) -> str:
     main = run.ranks[0].steps
     points, unit = throughput(main.course, main.monotonic)
     caption = f"{unit.capitalize()} by time, of all ranks together."
@@ -160,7 +160,7 @@ def _throughput(run: Run) -> str:
     )
 
 
-def _memory(run: Run) -> str:
+def _memory(run: RunState) -> str:
     ranks = _chosen(run.ranks, lambda each: _peak(each.steps.course), _LINES)
     lines: list[Line] = []
     on_device = any(each.device for rank in ranks for each in rank.steps.course[-1:])
@@ -181,7 +181,7 @@ def _memory(run: Run) -> str:
     )
 
 
-def _phases(run: Run) -> str:
+def _phases(run: RunState) -> str:
     ranks = _chosen(run.ranks, lambda each: -_share_waited(each), _ROWS)
     rows: list[tuple[str, dict[str, float]]] = []
     for rank in ranks:
@@ -192,7 +192,7 @@ def _phases(run: Run) -> str:
     return stacked_bars(rows, _COLOURS, caption=caption, words=show_duration)
 
 
-def _phases_over_time(run: Run) -> str:
+def _phases_over_time(run: RunState) -> str:
     columns = over_time([each.steps for each in run.ranks], run.begun)
     caption = (
         "Shares of the time, the mean of all ranks. What lies between steps counts too: evaluation, saving."
@@ -202,7 +202,7 @@ def _phases_over_time(run: Run) -> str:
     )
 
 
-def _stragglers(run: Run) -> str:
+def _stragglers(run: RunState) -> str:
     found = stragglers([each.steps for each in run.ranks])
     if not any(each.collectives for each in found):
         return '<p class="none">There were no collectives.</p>'
@@ -238,7 +238,7 @@ def _verdict(found: Sequence[Straggling]) -> str:
     return "No rank stands out: the ranks of a host come last in turn."
 
 
-def _routes(run: Run) -> str:
+def _routes(run: RunState) -> str:
     rows: list[tuple[str, dict[str, float]]] = []
     ranks = _chosen(run.ranks, lambda each: sum(by_route(each.steps.course).values()), _ROWS)
     for rank in ranks:
@@ -259,7 +259,7 @@ def _routes(run: Run) -> str:
 _ROUTE_COLOURS = {"shared memory": "c0", "tcp": "c1", "nccl": "c2", "server": "c4"}
 
 
-def _events(run: Run) -> str:
+def _events(run: RunState) -> str:
     notes = list(dict.fromkeys(note for each in run.ranks if each.summary for note in each.summary.notes))
     items = "".join(
         f"<li><time>{escape(_clock(round(max(0.0, run.seconds_of(event)), 1)))}</time>"
@@ -282,7 +282,7 @@ def _whom(rank: int | None, kind: str) -> str:
     return "" if rank is None or kind == "start" else f"rank {rank}: "
 
 
-def _ranks(run: Run) -> str:
+def _ranks(run: RunState) -> str:
     head = "".join(
         f"<th>{name}</th>" for name in ("rank", "host", "state", "steps", "samples", *PARTS, "memory")
     )
@@ -301,7 +301,7 @@ def _ranks(run: Run) -> str:
     )
 
 
-def _footer(run: Run) -> str:
+def _footer(run: RunState) -> str:
     told = max((each.steps for rank in run.ranks for each in rank.steps.course), default=1)
     thinned = f" A point of this run stands for up to {told:,} steps." if told > 1 else ""
     return (
@@ -325,13 +325,13 @@ def _chosen(ranks: Sequence[RankRun], weight: Callable[[RankRun], float], most: 
     return sorted(kept, key=lambda each: each.rank)
 
 
-def _of_all(run: Run, shown: Sequence[RankRun]) -> str:
+def _of_all(run: RunState, shown: Sequence[RankRun]) -> str:
     if len(shown) == len(run.ranks):
         return ""
     return f"; {len(shown)} of {len(run.ranks)} ranks, those that stand out"
 
 
-def _marks(run: Run) -> list[Mark]:
+def _marks(run: RunState) -> list[Mark]:
     return [
         Mark(run.seconds_of(event), f"{event.kind}: {event.text}", event.kind)
         for event in run.events
@@ -352,7 +352,7 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def write(run: Run, out: Path) -> None:
+def write(run: RunState, out: Path) -> None:
     """Write the page, whole or not at all.
 
     Raises:

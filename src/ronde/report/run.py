@@ -21,7 +21,7 @@ from ronde.trace.step_file import StepsOfRank, read_steps
 from ronde.trace.summary import RankSummary, read_summary
 from ronde.trace.waiting import read_waiting, waiting_now
 
-__all__ = ["Life", "RankRun", "Run", "find_run", "read_run"]
+__all__ = ["Life", "RankRun", "RunState", "find_run", "read_run"]
 
 Life = Literal["runs", "ended", "failed", "gone"]
 """State of a rank or run; `gone`: it died without a report."""
@@ -54,7 +54,7 @@ class RankRun:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class RunState:
     """State of a run, read from its directory.
 
     Attributes:
@@ -134,7 +134,7 @@ def find_run(path: Path | None, environment: Mapping[str, str]) -> Path:
     return path
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RunState:
     """Read all records in a run directory.
 
     Raises:
@@ -166,7 +166,7 @@ def read_run(path: Path) -> Run:
         for steps in found
     ]
     events = sorted([*read_events(path), *failures.values()], key=lambda event: event.time)
-    return Run(path=path, ranks=tuple(ranks), events=tuple(events), now=time.monotonic_ns())
+    return RunState(path=path, ranks=tuple(ranks), events=tuple(events), now=time.monotonic_ns())
 
 
 def _by_clocks_of_launcher(steps: StepsOfRank, record: LaunchRecord | None) -> StepsOfRank:

@@ -22,13 +22,13 @@ from ronde.trace.launch_record import LaunchedNode, read_launch_record
 from ronde.trace.phases import PHASES
 from ronde.trace.spans import SPANS_FILE, Span, read_spans
 
-__all__ = ["Timeline", "nested", "trace_events", "write_timeline"]
+__all__ = ["WrittenTimeline", "nested", "trace_events", "write_timeline"]
 
 _MAIN, _COLLECTIVES = 0, 1
 _STEP, _WAIT, _IDLE = "step", "wait", PHASES[0]
 
 
-class Timeline(NamedTuple):
+class WrittenTimeline(NamedTuple):
     """Facts about a timeline that was written.
 
     Attributes:
@@ -42,7 +42,7 @@ class Timeline(NamedTuple):
     error: float
 
 
-def write_timeline(directory: Path, file: Path) -> Timeline:
+def write_timeline(directory: Path, file: Path) -> WrittenTimeline:
     """Merge the spans of all ranks into one file; return its facts.
 
     The ranks' own files are removed. A name that ends with `.gz` is compressed.
@@ -59,7 +59,7 @@ def write_timeline(directory: Path, file: Path) -> Timeline:
     hosts = {rank: node.name for rank, node in nodes.items()} if len(there) > 1 else {}
     # Each is compared with the launcher's, so two of them may be wrong by both errors.
     errors = sorted(node.error for node in there.values())
-    made = Timeline(sum(map(len, spans.values())), len(there), sum(errors[-2:]))
+    made = WrittenTimeline(sum(map(len, spans.values())), len(there), sum(errors[-2:]))
     temporary = file.with_name(f".{file.name}.new")
     try:
         opened = gzip.open if file.suffix == ".gz" else open

@@ -20,7 +20,7 @@ from ronde.patching.torch_internals import TorchDispatchMode
 from ronde.rng.by_parts import carry_out, takes_functions
 from ronde.rng.draws import draws_from_default
 
-__all__ = ["Drawn", "have_moved", "host_states", "preserved_random_state", "put_back"]
+__all__ = ["DrawDetector", "have_moved", "host_states", "preserved_random_state", "put_back"]
 
 
 def host_states() -> tuple[Any, Any]:
@@ -53,7 +53,7 @@ def preserved_random_state() -> Iterator[None]:
     """Restore every generator on exit, except for draws of other threads."""
     alone = not others_run()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    hosts, state, drawn = host_states(), torch.get_rng_state(), Drawn()
+    hosts, state, drawn = host_states(), torch.get_rng_state(), DrawDetector()
     try:
         with nullcontext() if alone else drawn:
             yield
@@ -65,7 +65,7 @@ def preserved_random_state() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda)
 
 
-class Drawn(TorchDispatchMode):
+class DrawDetector(TorchDispatchMode):
     """Mode that detects draws of this thread from torch's default generators."""
 
     supports_higher_order_operators = True

@@ -26,7 +26,7 @@ from ronde.rowwise.parts import alike
 from ronde.rowwise.repeat import matched
 from ronde.rowwise.sequence import follow_function
 from ronde.rowwise.verdict import MixesRows, meet
-from ronde.rowwise.watch import Away, Watch
+from ronde.rowwise.watch import Away, CallWatch
 
 __all__ = ["applied_by", "ends_recomputation", "functions_tried"]
 
@@ -41,7 +41,7 @@ def ends_recomputation(error: Exception) -> bool:
 
 
 @contextmanager
-def functions_tried(watch: Watch) -> Iterator[None]:
+def functions_tried(watch: CallWatch) -> Iterator[None]:
     """Analyse the script's functions as they are applied inside the `with` block."""
 
     def apply(plain: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
@@ -98,7 +98,7 @@ def _is_users(kind: Any) -> bool:
     return home == "torch._library.autograd" or home.split(".")[0] not in ("torch", "ronde")
 
 
-def _normalized(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
+def _normalized(watch: CallWatch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
     watch.sequence.steps.append((kind.__name__, ()))
     with DisableTorchFunction():
         value, *others = tensors(args)
@@ -107,7 +107,7 @@ def _normalized(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> 
     return normalize(watch, value, lambda: run(*args), keeps=bool(running))
 
 
-def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
+def _tried(watch: CallWatch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
     name = kind.__name__
     with DisableTorchFunction():
         labels = [mark for each in tensors(args) if (mark := watch.rows_of(each)) is not None]
@@ -147,7 +147,7 @@ def _itself(value: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _generators_kept(watch: Watch) -> Iterator[None]:
+def _generators_kept(watch: CallWatch) -> Iterator[None]:
     before = [states.now() for states in watch.undo.generators]
     try:
         yield
@@ -156,7 +156,7 @@ def _generators_kept(watch: Watch) -> Iterator[None]:
             states.restore()
 
 
-def _orders(watch: Watch, args: Any) -> list[Order]:
+def _orders(watch: CallWatch, args: Any) -> list[Order]:
     found: dict[int, Order] = {}
     for each in tensors(args):
         mark = watch.rows_of(each)
@@ -168,14 +168,14 @@ def _orders(watch: Watch, args: Any) -> list[Order]:
 _Axes = Sequence["tuple[int, Order] | None"]
 
 
-def _forward_axes(watch: Watch, args: Any, run: Callable[..., Any], orders: list[Order]) -> _Axes:
+def _forward_axes(watch: CallWatch, args: Any, run: Callable[..., Any], orders: list[Order]) -> _Axes:
     with torch.no_grad():
         whole, *parts = [tensors(run(*_given(watch, args, part))) for part in range(3)]
     found = [matched(each, rows, orders) for each, *rows in zip(whole, *parts, strict=True)]
     return [(each.axis, each.order) if each.order is not None else None for each in found]
 
 
-def _given(watch: Watch, args: Any, part: int, *, grad: bool = False) -> Any:
+def _given(watch: CallWatch, args: Any, part: int, *, grad: bool = False) -> Any:
     """Return the arguments restricted to the rows of a part."""
 
     def shown(value: Any) -> Any:
@@ -190,7 +190,7 @@ def _given(watch: Watch, args: Any, part: int, *, grad: bool = False) -> Any:
     return replaced(tuple(args), shown)
 
 
-def _compare_backward(watch: Watch, args: Any, run: Callable[..., Any], axes: _Axes) -> None:
+def _compare_backward(watch: CallWatch, args: Any, run: Callable[..., Any], axes: _Axes) -> None:
     marks = [watch.rows_of(each) for each in tensors(args)]
     gradients: list[torch.Tensor | None] = []
     whole = _backward(watch, _given(watch, args, 0, grad=True), run, gradients, 1.0)
@@ -216,7 +216,7 @@ def _compare_backward(watch: Watch, args: Any, run: Callable[..., Any], axes: _A
 
 
 def _backward(
-    watch: Watch, args: Any, run: Callable[..., Any], given: list[torch.Tensor | None], factor: float
+    watch: CallWatch, args: Any, run: Callable[..., Any], given: list[torch.Tensor | None], factor: float
 ) -> list[torch.Tensor | None]:
     """Return the gradients of the arguments, detached.
 

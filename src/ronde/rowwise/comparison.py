@@ -30,14 +30,14 @@ from ronde.rowwise.undo import Undo
 from ronde.rowwise.watch import Ranks
 from ronde.tensor.tree import leaves
 
-__all__ = ["Comparison"]
+__all__ = ["ComparisonMode"]
 
 
 class _Differs(BaseException):
     """Raised when the call differs from the observed one."""
 
 
-class Comparison(TorchDispatchMode):
+class ComparisonMode(TorchDispatchMode):
     """A dispatch mode that compares each operation with the observed one in its place.
 
     Args:

@@ -16,9 +16,9 @@ from ronde.rowwise.labels import Drawn, Label, Order, Relative
 from ronde.rowwise.operation import replaced, tensors
 from ronde.rowwise.parts import PARTS, alike
 from ronde.rowwise.repeat import matched
-from ronde.rowwise.rows import Rows, is_counted
+from ronde.rowwise.rows_int import RowsInt, is_counted
 from ronde.rowwise.verdict import COUNTS, MixesRows
-from ronde.rowwise.watch import Watch
+from ronde.rowwise.watch import CallWatch
 
 __all__ = ["call", "rows_in"]
 
@@ -26,7 +26,7 @@ _EMPTY = {"empty", "new_empty", "empty_strided", "new_empty_strided"}
 _DRAWS = {"rand", "randn", "randint", "normal"}
 
 
-def rows_in(value: Any) -> Iterator[Rows]:
+def rows_in(value: Any) -> Iterator[RowsInt]:
     """Yield the numbers of rows among arguments."""
     if is_counted(value):
         yield value
@@ -39,7 +39,7 @@ def rows_in(value: Any) -> Iterator[Rows]:
         yield from rows_in((value.start, value.stop, value.step))
 
 
-def call(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
+def call(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> Any:
     """Call a function that has numbers of rows among its arguments."""
     name = func.__name__
     marks = map(watch.of, tensors((*args, *kwargs.values())))
@@ -69,7 +69,7 @@ def _here(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-def _with(args: Any, kwargs: Any, number: Callable[[Rows], int]) -> tuple[Any, Any]:
+def _with(args: Any, kwargs: Any, number: Callable[[RowsInt], int]) -> tuple[Any, Any]:
     """Return the arguments with plain integers in place of numbers of rows."""
 
     def plain(value: Any) -> Any:
@@ -90,7 +90,7 @@ def _writes(name: str, kwargs: Any) -> bool:
     return in_place or name.startswith("__i") or name == "__setitem__" or kwargs.get("out") is not None
 
 
-def _beside_rows(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
+def _beside_rows(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> Any:
     """Call a function of numbers of rows and of the batch's rows.
 
     With the numbers for a part it must return that part's rows.
@@ -115,7 +115,7 @@ def _beside_rows(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _on_part(watch: Watch, func: Any, args: Any, kwargs: Any, part: int) -> list[torch.Tensor]:
+def _on_part(watch: CallWatch, func: Any, args: Any, kwargs: Any, part: int) -> list[torch.Tensor]:
     """Return a function's results for a part of the rows."""
 
     def shown(value: Any) -> Any:
@@ -134,7 +134,7 @@ def _on_part(watch: Watch, func: Any, args: Any, kwargs: Any, part: int) -> list
             raise MixesRows(COUNTS) from None
 
 
-def _made(watch: Watch, func: Any, name: str, given: tuple[Any, Any]) -> list[torch.Tensor]:
+def _made(watch: CallWatch, func: Any, name: str, given: tuple[Any, Any]) -> list[torch.Tensor]:
     """Return results for the numbers of a part; on "meta" if random or empty."""
     args, kwargs = given
     if name in _DRAWS or name in _EMPTY:
@@ -143,7 +143,7 @@ def _made(watch: Watch, func: Any, name: str, given: tuple[Any, Any]) -> list[to
         return tensors(func(*args, **kwargs))
 
 
-def _spread(watch: Watch, parts: Sequence[Sequence[torch.Tensor]]) -> tuple[int, Order] | None:
+def _spread(watch: CallWatch, parts: Sequence[Sequence[torch.Tensor]]) -> tuple[int, Order] | None:
     """Return the dimension along which results have one slice per row, and its order."""
     if not parts[0]:
         return None
@@ -156,7 +156,7 @@ def _spread(watch: Watch, parts: Sequence[Sequence[torch.Tensor]]) -> tuple[int,
 
 
 def _adopt(
-    watch: Watch, made: torch.Tensor, parts: Sequence[torch.Tensor], lies: tuple[int, Order] | None
+    watch: CallWatch, made: torch.Tensor, parts: Sequence[torch.Tensor], lies: tuple[int, Order] | None
 ) -> None:
     """Mark a result by its values for the parts."""
     if type(watch.of(made)) is Label or all(_is_same(made, each) for each in parts):

@@ -6,9 +6,9 @@ from typing import Any
 
 from ronde.rng.draws import Draw, UnknownDraw, drawn_dims
 from ronde.rowwise.labels import Drawn, Label, Order, along
-from ronde.rowwise.operation import Operation, tensors
+from ronde.rowwise.operation import ObservedOperation, tensors
 from ronde.rowwise.verdict import MixesRows
-from ronde.rowwise.watch import Watch
+from ronde.rowwise.watch import CallWatch
 from ronde.tensor.layout import memory_order
 
 __all__ = ["carry_out"]
@@ -23,7 +23,7 @@ _OF_FIRST = {
 }
 
 
-def carry_out(watch: Watch, op: Operation) -> Any:
+def carry_out(watch: CallWatch, op: ObservedOperation) -> Any:
     if op.kwargs.get("generator") is not None:
         raise _cannot_be_cut(f"{op.facts.name} with a generator of its own [R349]")
     sized, watch.drawn = watch.drawn, None
@@ -45,7 +45,7 @@ def carry_out(watch: Watch, op: Operation) -> Any:
     return result
 
 
-def _without_rows(watch: Watch, op: Operation) -> Any:
+def _without_rows(watch: CallWatch, op: ObservedOperation) -> Any:
     """Carry out a draw that is independent of rows, equally on all ranks."""
     try:
         dims = drawn_dims(op.facts.name, op.args)
@@ -56,11 +56,11 @@ def _without_rows(watch: Watch, op: Operation) -> Any:
     return watch.ranks.draw(op.func, op.args, op.kwargs, draw)
 
 
-def _size(op: Operation) -> Any:
+def _size(op: ObservedOperation) -> Any:
     return next(op.given(place) for place, name in enumerate(op.facts.names) if name == "size")
 
 
-def _of_rows(watch: Watch, op: Operation) -> Any:
+def _of_rows(watch: CallWatch, op: ObservedOperation) -> Any:
     drawn, label = next((operand, mark) for operand, mark in op.pairs() if type(mark) is Label)
     others = [each for each in op.labels if each.order is not label.order]
     written = op.written
@@ -76,7 +76,7 @@ def _of_rows(watch: Watch, op: Operation) -> Any:
 
 
 def _drawn(
-    watch: Watch, op: Operation, order: Order, axis: int, dims: int, memory: tuple[int, ...] = ()
+    watch: CallWatch, op: ObservedOperation, order: Order, axis: int, dims: int, memory: tuple[int, ...] = ()
 ) -> Any:
     if order.repeats is None or 1 not in order.repeats:
         raise _cannot_be_cut(op.facts.name)

@@ -1,6 +1,6 @@
 """A function mode for observed calls: lengths and host reads, which no operation shows.
 
-A length along an axis of rows is returned as `Rows`. Reading values on the host is an error.
+A length along an axis of rows is returned as `RowsInt`. Reading values on the host is an error.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.rowwise import counted, repeat
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Relative
-from ronde.rowwise.operation import Facts, Operation, replaced, tensors
-from ronde.rowwise.rows import Rows
+from ronde.rowwise.operation import Facts, ObservedOperation, replaced, tensors
+from ronde.rowwise.rows_int import RowsInt
 from ronde.rowwise.verdict import BACKWARD, COUNTS, HOST_READ, MixesRows
-from ronde.rowwise.watch import Watch
+from ronde.rowwise.watch import CallWatch
 
 __all__ = ["Functions"]
 
@@ -35,13 +35,13 @@ _HOOKS = {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
 
 
 class Functions(TorchFunctionMode):
-    """Returns lengths as `Rows`, and rejects host reads of values.
+    """Returns lengths as `RowsInt`, and rejects host reads of values.
 
     Args:
         note: function called with each tensor that depends on the batch and is visible to code.
     """
 
-    def __init__(self, watch: Watch, note: Callable[[torch.Tensor], None]) -> None:
+    def __init__(self, watch: CallWatch, note: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
         self._watch = watch
         self._note = note
@@ -79,7 +79,7 @@ class Functions(TorchFunctionMode):
             and self._watch.rows_of(args[0]) is not None
             and not _keeps_statistics(args, kwargs)
         ):
-            op = Operation(func, args, kwargs, self._watch.of, facts=Facts(name))
+            op = ObservedOperation(func, args, kwargs, self._watch.of, facts=Facts(name))
             return repeat.carry_out(self._watch, op, function=True)
         return func(*args, **kwargs)
 
@@ -130,9 +130,9 @@ class Functions(TorchFunctionMode):
             raise MixesRows(f"it changes {called} ({what}) [R343]")
 
     def _length(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Return a length, shape or number of entries, with `Rows` where due."""
+        """Return a length, shape or number of entries, with `RowsInt` where due."""
         tensor = args[0]
-        plain = tuple(each.here if isinstance(each, Rows) else each for each in args)
+        plain = tuple(each.here if isinstance(each, RowsInt) else each for each in args)
         result = func(*plain, **kwargs)
         shape = self._shape_of(tensor)
         if shape is None:
@@ -144,7 +144,7 @@ class Functions(TorchFunctionMode):
         return shape[plain[1] if len(plain) > 1 else kwargs.get("dim", 0)]
 
     def _shape_of(self, tensor: torch.Tensor) -> list[int] | None:
-        """Return the tensor's shape with `Rows` for numbers of rows; None without any."""
+        """Return the tensor's shape with `RowsInt` for numbers of rows; None without any."""
         mark = self._watch.rows_of(tensor)
         with DisableTorchFunction():
             shape: list[int] = list(tensor.shape)
@@ -184,4 +184,4 @@ def _times(counts: Any, length: int) -> int:
     times, rest = divmod(length, counts.mine)
     if rest:
         raise MixesRows(COUNTS)
-    return Rows.length(counts, times)
+    return RowsInt.length(counts, times)

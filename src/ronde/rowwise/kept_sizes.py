@@ -1,7 +1,7 @@
 """Batch sizes that modules keep as attributes between calls (`self.shape = x.shape`).
 
 Between calls such an attribute has its value for the whole batch, as on one device. Inside a call on shards
-it has the value for this rank's rows, and inside an observed call it is a number of rows (`Rows`).
+it has the value for this rank's rows, and inside an observed call it is a number of rows (`RowsInt`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ronde.rowwise.rows import Counts, Rows, is_counted
+from ronde.rowwise.rows_int import RowCounts, RowsInt, is_counted
 from ronde.rowwise.verdict import Attribute
 
 __all__ = ["AMBIGUOUS", "KeptSizes", "ObservedSizes"]
@@ -138,7 +138,7 @@ class ObservedSizes:
         keeps: whether sizes that the call sets are recorded; else they are left unchanged.
     """
 
-    def __init__(self, kept: KeptSizes, module: torch.nn.Module, counts: Counts, *, keeps: bool) -> None:
+    def __init__(self, kept: KeptSizes, module: torch.nn.Module, counts: RowCounts, *, keeps: bool) -> None:
         self._kept, self._module, self._counts, self._keeps = kept, module, counts, keeps
         self._held: list[tuple[_Kept, Any]] = []
         self._found: list[_Kept] = []
@@ -147,7 +147,7 @@ class ObservedSizes:
         """Show sizes of this batch as numbers of rows."""
         counts = self._counts
         self._held = _show(
-            self._kept.of(self._module), counts.whole, lambda times: Rows.length(counts, times)
+            self._kept.of(self._module), counts.whole, lambda times: RowsInt.length(counts, times)
         )
 
     def settle(self) -> tuple[Attribute, ...]:

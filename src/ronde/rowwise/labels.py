@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ronde.rowwise.rows import Counts
+from ronde.rowwise.rows_int import RowCounts
 from ronde.rowwise.verdict import MixesRows, meet
 
 __all__ = [
@@ -39,7 +39,7 @@ class Order:
         rows: row number of each index, on the host.
     """
 
-    def __init__(self, rows: torch.Tensor, counts: Counts) -> None:
+    def __init__(self, rows: torch.Tensor, counts: RowCounts) -> None:
         self.rows = rows
         self._counts = counts
         self._places: dict[int, torch.Tensor] = {}
@@ -97,7 +97,7 @@ class Orders:
         batch: order of the batch itself: each row once.
     """
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: RowCounts) -> None:
         self._counts = counts
         self._known: dict[bytes, Order] = {}
         self.batch = self.of(torch.arange(counts.mine, device="cpu"))

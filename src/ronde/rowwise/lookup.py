@@ -10,12 +10,12 @@ from ronde.rowwise.labels import Label, along
 from ronde.rowwise.normalize import require_all
 from ronde.rowwise.operation import tensors
 from ronde.rowwise.verdict import MixesRows, meet
-from ronde.rowwise.watch import Away, Watch
+from ronde.rowwise.watch import Away, CallWatch
 
 __all__ = ["look_up"]
 
 
-def look_up(watch: Watch, name: str, args: Any, run: Callable[[], Any]) -> Any:
+def look_up(watch: CallWatch, name: str, args: Any, run: Callable[[], Any]) -> Any:
     """Carry out a look-up, which may be collective, if no rank has a problem.
 
     The result has the shape of the ids plus a last dimension.

@@ -9,9 +9,9 @@ import torch
 
 from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.rowwise.labels import Label, Mixed
-from ronde.rowwise.operation import Operation, tensors
+from ronde.rowwise.operation import ObservedOperation, tensors
 from ronde.rowwise.verdict import MixesRows
-from ronde.rowwise.watch import Away, Watch
+from ronde.rowwise.watch import Away, CallWatch
 
 __all__ = ["Elsewhere", "keeps_statistics", "normalize", "require_all"]
 
@@ -22,7 +22,7 @@ _NORMS = {
 }
 
 
-def keeps_statistics(op: Operation) -> bool:
+def keeps_statistics(op: ObservedOperation) -> bool:
     """Return whether an operation is a plain batch norm that updates running statistics."""
     facts = op.facts
     if facts.name not in _NORMS or not tensors(op.args[3:5]):
@@ -30,7 +30,7 @@ def keeps_statistics(op: Operation) -> bool:
     return "training" not in facts.names or bool(op.given(facts.names.index("training")))
 
 
-def normalize(watch: Watch, value: torch.Tensor, run: Callable[[], Any], *, keeps: bool) -> Any:
+def normalize(watch: CallWatch, value: torch.Tensor, run: Callable[[], Any], *, keeps: bool) -> Any:
     """Carry out a batch norm, which is collective, if no rank has a problem.
 
     Args:
@@ -59,7 +59,7 @@ def normalize(watch: Watch, value: torch.Tensor, run: Callable[[], Any], *, keep
     return result
 
 
-def require_all(watch: Watch) -> None:
+def require_all(watch: CallWatch) -> None:
     """End the call before a collective if a rank has a problem.
 
     Raises:

@@ -18,6 +18,7 @@ from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.rng.draws import UnknownDraw
 from ronde.rowwise.backward import ends_recomputation, functions_tried
 from ronde.rowwise.compiled import aside
+from ronde.rowwise.escaped_rows import VisibleRows, check_tree, check_variables
 from ronde.rowwise.functions import Functions
 from ronde.rowwise.kept_sizes import KeptSizes, ObservedSizes
 from ronde.rowwise.labels import Drawn, Orders
@@ -25,12 +26,11 @@ from ronde.rowwise.normalize import Elsewhere
 from ronde.rowwise.observer import Observer
 from ronde.rowwise.operation import tensors
 from ronde.rowwise.outputs import axes_of, same_as
-from ronde.rowwise.rows import Counts, Unhashable
+from ronde.rowwise.rows_int import RowCounts, Unhashable
 from ronde.rowwise.sequence import Sequence as Steps
-from ronde.rowwise.still_held import Kept, check_tree, check_variables
 from ronde.rowwise.undo import Undo
 from ronde.rowwise.verdict import BACKWARD, COUNTS, MIXES, MixesRows, Verdict
-from ronde.rowwise.watch import Away, Ranks, Watch
+from ronde.rowwise.watch import Away, CallWatch, Ranks
 from ronde.tensor.tree import Opaque, leaves
 
 __all__ = ["Observation"]
@@ -64,8 +64,8 @@ class Observation:
     ) -> None:
         self._module, self._axes, self._outside = module, tuple(axes), outside
         self._values = list(leaves(call))
-        counts = Counts.of(ranks.rows, ranks.mine)
-        self._watch = Watch(counts, ranks, Undo(module, call, outside()), Orders(counts))
+        counts = RowCounts.of(ranks.rows, ranks.mine)
+        self._watch = CallWatch(counts, ranks, Undo(module, call, outside()), Orders(counts))
         self._watch.sequence = Steps(ranks.mine, [], counts.branches)
         self._sizes = ObservedSizes(sizes or KeptSizes(), module, counts, keeps=stands)
         self._apart = False
@@ -112,7 +112,7 @@ class Observation:
     def _tried(self, plain: Callable[[], Any]) -> tuple[Any, Verdict]:
         watch = self._watch
         self._begin()
-        kept = Kept(self._values, watch.counts)
+        kept = VisibleRows(self._values, watch.counts)
         torch.clear_autocast_cache()
         with _watched(watch, self._module, kept):
             box = [plain()]
@@ -181,7 +181,7 @@ class Observation:
 
 
 @contextmanager
-def _watched(watch: Watch, module: torch.nn.Module, kept: Kept) -> Iterator[None]:
+def _watched(watch: CallWatch, module: torch.nn.Module, kept: VisibleRows) -> Iterator[None]:
     with ExitStack() as around:
         around.enter_context(aside(module))
         around.enter_context(functions_tried(watch))

@@ -21,10 +21,10 @@ from ronde.rowwise import draws, repeat, views
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Mixed, Relative, address
 from ronde.rowwise.normalize import keeps_statistics, require_all
-from ronde.rowwise.operation import Operation, tensors
+from ronde.rowwise.operation import ObservedOperation, tensors
 from ronde.rowwise.sequence import follow, follow_function
 from ronde.rowwise.verdict import CATCHES, HOST_READ, MixesRows, meet
-from ronde.rowwise.watch import Away, Watch
+from ronde.rowwise.watch import Away, CallWatch
 from ronde.tensor.tree import leaves
 
 __all__ = ["Observer"]
@@ -43,7 +43,7 @@ class Observer(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, watch: Watch, note: Callable[[torch.Tensor], None]) -> None:
+    def __init__(self, watch: CallWatch, note: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
         self._watch, self._note_row = watch, note
 
@@ -66,7 +66,7 @@ class Observer(TorchDispatchMode):
             return func(*args, **kwargs)
         if watch.away is not Away.ENDED and watch.ranks.catches():
             raise MixesRows(CATCHES)  # on shards one rank alone would continue
-        op = Operation(func, args, kwargs, watch.of)
+        op = ObservedOperation(func, args, kwargs, watch.of)
         if watch.away:
             self._note(op)
             result = op.run()
@@ -75,7 +75,7 @@ class Observer(TorchDispatchMode):
         follow(watch.marks, func, args, kwargs, result)
         return result
 
-    def _looked_at(self, op: Operation) -> Any:
+    def _looked_at(self, op: ObservedOperation) -> Any:
         watch = self._watch
         watch.note(op.func, op.args, op.kwargs)
         _check_operands(watch, op)
@@ -86,7 +86,7 @@ class Observer(TorchDispatchMode):
             raise MixesRows(f"it keeps {_STATISTICS}, which depends on the batch, on itself [R342]")
         return _carry_out(watch, op)
 
-    def _note(self, op: Operation) -> None:
+    def _note(self, op: ObservedOperation) -> None:
         """Record an operation inside of a function that is analysed as one."""
         watch = self._watch
         watch.undo.keep(op.written, watch.marks)
@@ -105,7 +105,7 @@ class Observer(TorchDispatchMode):
         if watch.away:
             return
         with DisableTorchFunction(), disable_current_modes():
-            op = Operation(func, args, kwargs, watch.of)
+            op = ObservedOperation(func, args, kwargs, watch.of)
             watch.note(func, args, kwargs)
             _check_operands(watch, op)
             kinds = {type(mark) for mark in op.marks} - {type(None), Drawn}
@@ -158,7 +158,7 @@ class Observer(TorchDispatchMode):
         return MixesRows(why)
 
 
-def _check_words(op: Operation) -> None:
+def _check_words(op: ObservedOperation) -> None:
     names = op.facts.names
     if "scale_grad_by_freq" in names and op.given(names.index("scale_grad_by_freq")):
         raise MixesRows(
@@ -166,7 +166,7 @@ def _check_words(op: Operation) -> None:
         )
 
 
-def _check_operands(watch: Watch, op: Operation) -> None:
+def _check_operands(watch: CallWatch, op: ObservedOperation) -> None:
     """Refuse operands with a gradient that were computed outside of the module."""
     for operand, mark in op.pairs():
         if mark is None and operand.requires_grad and not watch.marks.is_new(operand):
@@ -177,7 +177,7 @@ def _check_operands(watch: Watch, op: Operation) -> None:
             watch.foreign.add(address(operand))
 
 
-def _check_writes(watch: Watch, op: Operation) -> None:
+def _check_writes(watch: CallWatch, op: ObservedOperation) -> None:
     written = op.written
     rows = any(mark is not None and type(mark) is not Drawn for mark in op.marks)
     for target in written:
@@ -192,7 +192,7 @@ def _check_writes(watch: Watch, op: Operation) -> None:
     watch.undo.keep(written, watch.marks)
 
 
-def _carry_out(watch: Watch, op: Operation) -> Any:
+def _carry_out(watch: CallWatch, op: ObservedOperation) -> Any:
     kinds = {type(mark) for mark in op.marks}
     kinds.discard(type(None))
     name = op.facts.name
@@ -216,7 +216,7 @@ def _carry_out(watch: Watch, op: Operation) -> Any:
     return _of_rows(watch, op, kinds)
 
 
-def _of_rows(watch: Watch, op: Operation, kinds: set[type]) -> Any:
+def _of_rows(watch: CallWatch, op: ObservedOperation, kinds: set[type]) -> Any:
     name = op.facts.name
     label = op.mark(op.args[0]) if op.args and isinstance(op.args[0], torch.Tensor) else None
     if name in _LIKE and type(label) is Label:
@@ -232,7 +232,7 @@ def _of_rows(watch: Watch, op: Operation, kinds: set[type]) -> Any:
     return repeat.carry_out(watch, op)
 
 
-def _without_rows(watch: Watch, op: Operation, mark: Drawn | None) -> Any:
+def _without_rows(watch: CallWatch, op: ObservedOperation, mark: Drawn | None) -> Any:
     result = op.run()
     results = tensors(result)
     if not op.facts.written and not op.facts.is_view:
@@ -243,7 +243,7 @@ def _without_rows(watch: Watch, op: Operation, mark: Drawn | None) -> Any:
     return result
 
 
-def _new(watch: Watch, op: Operation) -> Any:
+def _new(watch: CallWatch, op: ObservedOperation) -> Any:
     """Make new memory without rows, except for noise, which has the tensor's rows."""
     result = _without_rows(watch, op, None)
     label = op.marks[0]
@@ -252,7 +252,7 @@ def _new(watch: Watch, op: Operation) -> Any:
     return result
 
 
-def _mixed(watch: Watch, op: Operation, kinds: set[type]) -> Any:
+def _mixed(watch: CallWatch, op: ObservedOperation, kinds: set[type]) -> Any:
     """Mark results of a mixed operand as mixed; refuse to combine it with rows."""
     how = next(mark for mark in op.marks if type(mark) is Mixed)
     if op.facts.name in _LIKE:
@@ -268,7 +268,7 @@ def _mixed(watch: Watch, op: Operation, kinds: set[type]) -> Any:
     return result
 
 
-def _shape_tells(op: Operation) -> bool:
+def _shape_tells(op: ObservedOperation) -> bool:
     """Return whether the shape of the result depends on values."""
     if torch.Tag.dynamic_output_shape not in op.func.tags:
         return False

@@ -11,7 +11,7 @@ import torch
 
 from ronde.rowwise.labels import Label, Mark
 
-__all__ = ["Facts", "Operation", "facts_of", "numbers_in", "replaced", "tensors", "written"]
+__all__ = ["Facts", "ObservedOperation", "facts_of", "numbers_in", "replaced", "tensors", "written"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def _kind(declared: Any) -> str:
     return declared.kind()
 
 
-class Operation:
+class ObservedOperation:
     """An operation with its arguments.
 
     Args:

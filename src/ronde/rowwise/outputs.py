@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ronde.rowwise.labels import Label, address
-from ronde.rowwise.rows import is_counted
+from ronde.rowwise.rows_int import is_counted
 from ronde.rowwise.verdict import MIXES, NO_AXIS, MixesRows
-from ronde.rowwise.watch import Watch
+from ronde.rowwise.watch import CallWatch
 from ronde.tensor.layout import memory_order
 from ronde.tensor.output_axis import OutputAxis
 from ronde.tensor.tensor_class import dispatches
@@ -21,7 +21,7 @@ _LOSS = "an output without a batch axis depends on the batch (a loss of its own?
 _NUMBER = "a number or text among its outputs depends on the batch (a count of its rows?) [R332]"
 
 
-def axes_of(watch: Watch, results: Sequence[Any]) -> tuple[OutputAxis, ...]:
+def axes_of(watch: CallWatch, results: Sequence[Any]) -> tuple[OutputAxis, ...]:
     """Return the batch axis of each output leaf.
 
     Raises:
@@ -39,7 +39,7 @@ def axes_of(watch: Watch, results: Sequence[Any]) -> tuple[OutputAxis, ...]:
     return tuple(axis for axis in found if axis is not None)
 
 
-def _axis(watch: Watch, result: Any) -> OutputAxis | None:
+def _axis(watch: CallWatch, result: Any) -> OutputAxis | None:
     """Return an output's batch axis; None for a scalar that depends on rows."""
     if not isinstance(result, torch.Tensor):
         return OutputAxis(None)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from ronde.rowwise.labels import Drawn, Label, Relative
-from ronde.rowwise.operation import Operation, numbers_in, replaced, tensors
-from ronde.rowwise.watch import Watch
+from ronde.rowwise.operation import ObservedOperation, numbers_in, replaced, tensors
+from ronde.rowwise.watch import CallWatch
 
-__all__ = ["PARTS", "Parts", "alike", "is_real", "ways"]
+__all__ = ["PARTS", "RowSplit", "alike", "is_real", "ways"]
 
 PARTS = (0, 1, 2)
 _ATEN = torch.ops.aten
@@ -25,7 +25,7 @@ def is_real(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-class Parts:
+class RowSplit:
     """One way to run an operation on some of the rows.
 
     Args:
@@ -35,7 +35,7 @@ class Parts:
     """
 
     def __init__(
-        self, watch: Watch, op: Operation, sizes: frozenset[int], *, constants: bool, random: bool
+        self, watch: CallWatch, op: ObservedOperation, sizes: frozenset[int], *, constants: bool, random: bool
     ) -> None:
         self._watch, self._op = watch, op
         self._sizes, self._constants, self._random = sizes, constants, random
@@ -128,7 +128,7 @@ def _is_blank(tensor: torch.Tensor) -> bool:
     return not bool(corner.count_nonzero())
 
 
-def _lengths(op: Operation) -> dict[int, tuple[int, ...]]:
+def _lengths(op: ObservedOperation) -> dict[int, tuple[int, ...]]:
     """Map each length that counts rows to its values for the parts."""
     found: dict[int, tuple[int, ...]] = {}
     for operand, mark in op.pairs():
@@ -142,13 +142,13 @@ def _lengths(op: Operation) -> dict[int, tuple[int, ...]]:
     return found
 
 
-def ways(watch: Watch, op: Operation, *, random: bool) -> Iterator[Parts]:
+def ways(watch: CallWatch, op: ObservedOperation, *, random: bool) -> Iterator[RowSplit]:
     """Yield ways to run an operation on parts.
 
     They differ in the numbers that are taken for lengths, and in whether constants have rows.
     """
     lengths = _lengths(op)
-    made = functools.partial(Parts, watch, op, random=random)
+    made = functools.partial(RowSplit, watch, op, random=random)
     sizes = [
         place
         for place in sorted(op.facts.sizes)

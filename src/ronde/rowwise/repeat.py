@@ -16,15 +16,15 @@ from typing import Any
 import torch
 
 from ronde.rowwise.labels import Label, Mark, Mixed, Order, Relative, along
-from ronde.rowwise.operation import Operation, replaced, tensors
+from ronde.rowwise.operation import ObservedOperation, replaced, tensors
 from ronde.rowwise.parts import PARTS, alike, is_real, ways
-from ronde.rowwise.watch import Away, Watch
+from ronde.rowwise.watch import Away, CallWatch
 
-__all__ = ["Found", "Learnt", "carry_out", "learn", "mark_results", "matched"]
+__all__ = ["Learnt", "RepeatAnalysis", "carry_out", "learn", "mark_results", "matched"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Found:
+class RepeatAnalysis:
     """The analysis of one result; the default: independent of rows.
 
     axis, order: the axis of rows, and their order.
@@ -47,7 +47,7 @@ class Found:
         return Mixed(name) if self.mixed else None
 
 
-_MIXED = Found(mixed=True)
+_MIXED = RepeatAnalysis(mixed=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class Learnt:
         few: results of the first few rows by themselves, if they are to be compared.
     """
 
-    found: Sequence[Found] = ()
+    found: Sequence[RepeatAnalysis] = ()
     few: Sequence[torch.Tensor] = ()
 
 
 _ROWS_MEET = Learnt()
 
 
-def carry_out(watch: Watch, op: Operation, *, function: bool = False) -> Any:
+def carry_out(watch: CallWatch, op: ObservedOperation, *, function: bool = False) -> Any:
     """Run an operation, and mark its results by the analysis of its parts.
 
     Args:
@@ -79,7 +79,7 @@ def carry_out(watch: Watch, op: Operation, *, function: bool = False) -> Any:
     return result
 
 
-def learn(watch: Watch, op: Operation) -> Learnt:
+def learn(watch: CallWatch, op: ObservedOperation) -> Learnt:
     """Analyse an operation by its parts, before it runs."""
     with torch.no_grad(), watch.looking_away():
         candidates = _candidates(watch, op)
@@ -100,7 +100,7 @@ def learn(watch: Watch, op: Operation) -> Learnt:
         return _tried(watch, op, candidates, random=False) or _ROWS_MEET
 
 
-def mark_results(watch: Watch, op: Operation, result: Any, learnt: Learnt) -> None:
+def mark_results(watch: CallWatch, op: ObservedOperation, result: Any, learnt: Learnt) -> None:
     """Mark results by the analysis, if the first few rows equal their trial run."""
     with torch.no_grad(), watch.looking_away():
         results = op.written or tensors(result)
@@ -124,7 +124,7 @@ def _has_few(result: torch.Tensor, mark: Mark | None, few: torch.Tensor) -> bool
     return alike(mark.order.pick(result, mark.axis, 0), few)
 
 
-def _form(op: Operation) -> Any:
+def _form(op: ObservedOperation) -> Any:
     """Return a key that is equal for calls with the same effect on rows."""
 
     def described(value: Any) -> Any:
@@ -136,7 +136,7 @@ def _form(op: Operation) -> Any:
     return op.func, repr(replaced((op.args, op.kwargs), described))
 
 
-def _candidates(watch: Watch, op: Operation) -> list[Order] | None:
+def _candidates(watch: CallWatch, op: ObservedOperation) -> list[Order] | None:
     """Return the possible row orders of results; None if rows mix in any case."""
     labels = op.labels
     orders = list({id(label.order): label.order for label in labels}.values())
@@ -151,7 +151,7 @@ def _candidates(watch: Watch, op: Operation) -> list[Order] | None:
     return [*orders, watch.orders.batch] if relative else orders
 
 
-def _of_joined(watch: Watch, op: Operation, orders: list[Order]) -> list[Order] | None:
+def _of_joined(watch: CallWatch, op: ObservedOperation, orders: list[Order]) -> list[Order] | None:
     """Return the rows' order after a `cat` or `stack` along any axis."""
     labels = op.labels
     dim = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", 0)
@@ -162,7 +162,9 @@ def _of_joined(watch: Watch, op: Operation, orders: list[Order]) -> list[Order] 
     return orders if len(orders) == 1 else None
 
 
-def _tried(watch: Watch, op: Operation, candidates: Sequence[Order], *, random: bool) -> Learnt | None:
+def _tried(
+    watch: CallWatch, op: ObservedOperation, candidates: Sequence[Order], *, random: bool
+) -> Learnt | None:
     """Return the analysis of the first way without mixing; None if no way runs."""
     failed: Exception | None = None
     carried_out = False
@@ -186,20 +188,22 @@ def _tried(watch: Watch, op: Operation, candidates: Sequence[Order], *, random: 
 
 
 def _matched(
-    op: Operation, results: Sequence[Sequence[torch.Tensor]], candidates: Sequence[Order]
-) -> Iterator[Found]:
+    op: ObservedOperation, results: Sequence[Sequence[torch.Tensor]], candidates: Sequence[Order]
+) -> Iterator[RepeatAnalysis]:
     labels, relative = bool(op.labels), any(type(mark) is Relative for mark in op.marks)
     for whole, *parts in zip(*results, strict=True):
         found = matched(whole, parts, candidates)
         if not labels and all(part.shape == whole.shape and alike(whole, part) for part in parts):
-            found = Found()
+            found = RepeatAnalysis()
         elif relative and found.mixed and not (labels and (is_real(whole) or whole.dtype is torch.bool)):
             # Indices that count from the first row of a part.
-            found = Found(parts=(whole, *parts))
+            found = RepeatAnalysis(parts=(whole, *parts))
         yield found
 
 
-def matched(whole: torch.Tensor, parts: Sequence[torch.Tensor], candidates: Sequence[Order]) -> Found:
+def matched(
+    whole: torch.Tensor, parts: Sequence[torch.Tensor], candidates: Sequence[Order]
+) -> RepeatAnalysis:
     """Return the order in which the parts' results are rows of the whole's."""
     if any(part.dim() != whole.dim() for part in parts):
         return _MIXED
@@ -212,5 +216,5 @@ def matched(whole: torch.Tensor, parts: Sequence[torch.Tensor], candidates: Sequ
         if len(few) == whole.shape[axis] and all(
             alike(few.pick(whole, axis, part), rows) for part, rows in enumerate(parts, 1)
         ):
-            return Found(axis, order)
+            return RepeatAnalysis(axis, order)
     return _MIXED

@@ -10,7 +10,7 @@ import torch
 from ronde.rng.draws import is_random
 from ronde.rowwise.labels import Marks
 from ronde.rowwise.operation import facts_of, tensors, written
-from ronde.rowwise.rows import Branch
+from ronde.rowwise.rows_int import Branch
 
 __all__ = ["Sequence", "Step", "follow", "follow_function", "is_same", "step_of"]
 

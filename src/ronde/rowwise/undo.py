@@ -20,10 +20,10 @@ from ronde.patching.caller import is_users
 from ronde.patching.torch_internals import DisableTorchFunction, TensorBase
 from ronde.rowwise.generators import GENERATORS, States
 from ronde.rowwise.labels import Marks, address
-from ronde.rowwise.rows import is_counted
+from ronde.rowwise.rows_int import is_counted
 from ronde.tensor.global_tensor import GlobalTensor
 
-__all__ = ["Held", "Undo", "is_open"]
+__all__ = ["ContainerSnapshot", "Undo", "is_open"]
 
 _DEPTH = 6
 # Container classes, whose own methods are called, as those of a subclass may do anything.
@@ -63,7 +63,7 @@ def attributes_of(value: Any, *, any_class: bool = False) -> dict[Any, Any] | No
 _STAYING = (torch.nn.Module, *weakref.ProxyTypes)
 
 
-class Held:
+class ContainerSnapshot:
     """The contents of a tree of modules or arguments, container by container.
 
     Attributes:
@@ -84,9 +84,9 @@ class Held:
             self._add(name, root, _DEPTH)
 
     @staticmethod
-    def by(module: torch.nn.Module) -> Held:
+    def by(module: torch.nn.Module) -> ContainerSnapshot:
         """Collect the contents of a module and its submodules."""
-        held = Held((name, vars(part)) for name, part in module.named_modules())
+        held = ContainerSnapshot((name, vars(part)) for name, part in module.named_modules())
         # TorchScript keeps parameters and buffers elsewhere.
         known = {id(tensor) for _, tensor in held.tensors}
         own = (*module.named_parameters(), *module.named_buffers())
@@ -200,9 +200,9 @@ class Undo:
     def __init__(
         self, module: torch.nn.Module, arguments: Any, outside: Iterable[tuple[str, Any]] = ()
     ) -> None:
-        self.module = Held.by(module)
-        self.outside = Held(outside)
-        self.arguments = Held([("", arguments)], any_class=True)
+        self.module = ContainerSnapshot.by(module)
+        self.outside = ContainerSnapshot(outside)
+        self.arguments = ContainerSnapshot([("", arguments)], any_class=True)
         self.generators = (
             States.of_hosts(self.module.generators),
             States.of_torch(self.outside.generators),

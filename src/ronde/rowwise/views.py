@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from ronde.rowwise.labels import Label, Mark, Mixed, along, labelled
-from ronde.rowwise.operation import Operation, tensors
-from ronde.rowwise.rows import Branch
+from ronde.rowwise.operation import ObservedOperation, tensors
+from ronde.rowwise.rows_int import Branch
 from ronde.rowwise.verdict import MixesRows, meet
-from ronde.rowwise.watch import Watch
+from ronde.rowwise.watch import CallWatch
 
 __all__ = ["carry_out_pointwise", "carry_out_view", "is_constant_along"]
 
@@ -22,7 +22,7 @@ _TAKES = {"slice", "split", "narrow", "unsafe_split"}
 _AS_IT_IS = {"alias", "detach", "lift_fresh", "_conj", "_neg_view", "conj"}
 
 
-def carry_out_view(watch: Watch, op: Operation) -> Any:
+def carry_out_view(watch: CallWatch, op: ObservedOperation) -> Any:
     """Run a view or reshape, and apply it to the entries' row numbers."""
     label = op.labels[0]
     _check_places(watch, op, label)
@@ -39,7 +39,7 @@ def carry_out_view(watch: Watch, op: Operation) -> Any:
     return result
 
 
-def _check_places(watch: Watch, op: Operation, label: Label) -> None:
+def _check_places(watch: CallWatch, op: ObservedOperation, label: Label) -> None:
     """Refuse row ranges by number, as they may differ for the whole batch."""
     name = op.facts.name
     if name not in _TAKES:
@@ -59,7 +59,7 @@ def _check_places(watch: Watch, op: Operation, label: Label) -> None:
             raise MixesRows(meet(name))
 
 
-def _note_squeeze(watch: Watch, op: Operation, label: Label) -> None:
+def _note_squeeze(watch: CallWatch, op: ObservedOperation, label: Label) -> None:
     """Record the branch that a single row would lose its axis."""
     dims = op.args[1] if len(op.args) > 1 else label.axis
     dims = [dims] if isinstance(dims, int) else dims
@@ -68,7 +68,7 @@ def _note_squeeze(watch: Watch, op: Operation, label: Label) -> None:
         watch.counts.branches.append(Branch(operator.eq, lambda rows: rows * times, lambda _: 1))
 
 
-def _ids(op: Operation, label: Label, result: Any) -> Sequence[torch.Tensor]:
+def _ids(op: ObservedOperation, label: Label, result: Any) -> Sequence[torch.Tensor]:
     name = op.facts.name
     if name in _AS_IT_IS:
         return [label.ids]
@@ -87,7 +87,7 @@ def _ids(op: Operation, label: Label, result: Any) -> Sequence[torch.Tensor]:
     return tensors(op.func(label.ids, *op.args[1:], **op.kwargs))
 
 
-def _strided(op: Operation, label: Label) -> torch.Tensor:
+def _strided(op: ObservedOperation, label: Label) -> torch.Tensor:
     """Return the row numbers of possibly overlapping strided pieces, as in an STFT."""
     tensor, size, stride = op.args[:3]
     offset = op.args[3] if len(op.args) > 3 else None
@@ -127,7 +127,7 @@ def _span(shape: Sequence[int], outer: int, rows: int, inner: int) -> tuple[int 
     return (start, ends) if ends > start else (None, 0)
 
 
-def carry_out_pointwise(watch: Watch, op: Operation) -> Any:
+def carry_out_pointwise(watch: CallWatch, op: ObservedOperation) -> Any:
     """Run a pointwise operation. Each entry must depend on one row only."""
     result = op.run()
     results = tensors(result) if not op.written else op.written
@@ -142,7 +142,7 @@ def carry_out_pointwise(watch: Watch, op: Operation) -> Any:
     return result
 
 
-def broadcast(op: Operation, shape: Sequence[int]) -> Label | None:
+def broadcast(op: ObservedOperation, shape: Sequence[int]) -> Label | None:
     """Return the label of a result of this shape; None if rows mix."""
     labels = op.labels
     first = labels[0]
@@ -156,7 +156,7 @@ def broadcast(op: Operation, shape: Sequence[int]) -> Label | None:
     return Label(first.ids.expand(tuple(shape)), axis, first.order)
 
 
-def _fit(op: Operation, shape: Sequence[int], axis: int) -> bool:
+def _fit(op: ObservedOperation, shape: Sequence[int], axis: int) -> bool:
     """Return whether operands without rows are constant along the axis of rows."""
     for operand, mark in op.pairs():
         if type(mark) is Label or operand.dim() == 0 or not _is_read(op, operand):
@@ -167,7 +167,7 @@ def _fit(op: Operation, shape: Sequence[int], axis: int) -> bool:
     return True
 
 
-def _is_read(op: Operation, operand: torch.Tensor) -> bool:
+def _is_read(op: ObservedOperation, operand: torch.Tensor) -> bool:
     """Return whether an operand is read, not only written to."""
     only_written = op.args[0] if op.facts.name == "copy_" else op.kwargs.get("out")
     return operand is not only_written

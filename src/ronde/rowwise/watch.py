@@ -12,13 +12,13 @@ import torch
 
 from ronde.rng.draws import Draw
 from ronde.rowwise.labels import Drawn, Label, Mark, Marks, Mixed, Order, Orders, Relative, along
-from ronde.rowwise.operation import Operation
-from ronde.rowwise.rows import Counts
+from ronde.rowwise.operation import ObservedOperation
+from ronde.rowwise.rows_int import RowCounts
 from ronde.rowwise.sequence import Sequence, step_of
 from ronde.rowwise.undo import Undo
 from ronde.rowwise.verdict import MixesRows, meet
 
-__all__ = ["Away", "Ranks", "Watch"]
+__all__ = ["Away", "CallWatch", "Ranks"]
 
 
 class Away(enum.Enum):
@@ -63,7 +63,7 @@ class Ranks(Protocol):
 
 
 @dataclasses.dataclass(slots=True)
-class Watch:
+class CallWatch:
     """The state of an observed call.
 
     Attributes:
@@ -79,7 +79,7 @@ class Watch:
         failed: exception of an operation on a part of the rows.
     """
 
-    counts: Counts
+    counts: RowCounts
     ranks: Ranks
     undo: Undo
     orders: Orders
@@ -129,7 +129,7 @@ class Watch:
     def put(self, tensor: torch.Tensor, mark: Mark | None) -> None:
         self.marks.put(tensor, mark)
 
-    def overwrite(self, op: Operation, target: torch.Tensor, mark: Mark | None) -> None:
+    def overwrite(self, op: ObservedOperation, target: torch.Tensor, mark: Mark | None) -> None:
         """Mark a tensor after a write; refuse if other views see it."""
         before = op.mark(target)
         if type(before) is not Label or type(mark) is not Label:

@@ -11,11 +11,11 @@ from time import perf_counter_ns
 from ronde.launch.announce import say
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.run_spec import DEFAULT_PLAN
+from ronde.trace.counters import Tally
 from ronde.trace.memory import Memory
-from ronde.trace.pulse import Pulse
+from ronde.trace.progress import Pulse
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.summary import RankSummary, summary_lines
-from ronde.trace.tally import Tally
 
 __all__ = ["give_account", "open_tally", "summarize"]
 

@@ -11,7 +11,7 @@ import torch
 
 from ronde.errors import RondeError
 from ronde.modules.calls import Calls
-from ronde.parallel.loss_scaling import LossScaling
+from ronde.parallel.compute.loss_scaling import LossScaling
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import BACKWARD
 from ronde.rowwise.verdict import MixesRows
@@ -24,7 +24,7 @@ from ronde.tensor.deferred import root
 from ronde.tensor.fingerprint import compare_losses
 from ronde.tensor.global_tensor import materialize
 from ronde.tensor.graph import Reached, crosses_ranks, reached
-from ronde.trace.step_clock import Part
+from ronde.trace.step_clock import Activity
 
 __all__ = ["Backward"]
 
@@ -71,7 +71,7 @@ class Backward:
                         "one, where ranks are not in step; call it in the main thread [R374]"
                     )
                 return plain(tensors, grad_tensors, *args, **kwargs)
-            before = clock.enter(Part.OWN) if clock.armed else None
+            before = clock.enter(Activity.OWN) if clock.armed else None
             nested = reducer.busy
             if not nested:
                 self._on_backward()

@@ -8,10 +8,10 @@ from datetime import timedelta
 from pathlib import Path
 
 from ronde.cluster.own_address import CHOSEN_INTERFACE, own_address
-from ronde.comm.joining import join
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.process_group import Comm
-from ronde.comm.topology import Place
+from ronde.comm.rendezvous import join
+from ronde.comm.topology import RankPosition
 from ronde.launch.rank_config import RankConfig
 from ronde.plan.communication import Algorithm
 from ronde.process.signal_board import SignalBoard
@@ -41,7 +41,7 @@ def join_group(
         own_file: whether the file at a path is this rank's alone.
     """
     at = config.place
-    place = Place(at.rank, at.world_size, at.local_rank, at.local_world_size)
+    place = RankPosition(at.rank, at.world_size, at.local_rank, at.local_world_size)
     return join(
         at.store, name=name, place=place, device=at.device,
         timeout=timedelta(seconds=config.run.timeout + _BACKEND_LATER), host=host,
@@ -62,7 +62,7 @@ def join_some(
     at = config.place
     first = at.rank - at.local_rank
     here = [rank for rank in members if first <= rank < first + at.local_world_size]
-    place = Place(members.index(at.rank), len(members), here.index(at.rank), len(here))
+    place = RankPosition(members.index(at.rank), len(members), here.index(at.rank), len(here))
     return join(
         at.store, name=f"{name}/{'-'.join(map(str, members))}", place=place, device=at.device,
         timeout=timedelta(seconds=config.run.timeout + _BACKEND_LATER), host=host,

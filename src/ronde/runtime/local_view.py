@@ -16,28 +16,28 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ronde.batches.slices import LocalSlices
-from ronde.comm.alone import Alone
 from ronde.comm.process_group import Comm
+from ronde.comm.single_rank import SingleRank
 from ronde.errors import UsageError
 from ronde.files import ScriptFiles, paths_of_rank
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import run_id_of
-from ronde.parallel.local_update import GeoUpdate, LocalUpdate, ServedParameters
+from ronde.parallel.servers.local_update import GeoUpdate, LocalUpdate, ServedParameters
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.process.clock import Circumstances
-from ronde.runtime import averaging, compute, servers, tables, take_over
+from ronde.runtime import compute_axis, native_scripts, servers, tables, update_axis
 from ronde.runtime.account import summarize
 from ronde.runtime.groups import join_some, listens_on
 from ronde.runtime.memory.meter import MemoryMeter
-from ronde.runtime.replica import Replica
+from ronde.runtime.replica import ModelReplica
 from ronde.runtime.traffic import GroupTraffic
-from ronde.server.transport.wire import Operation
+from ronde.server.transport.wire import Opcode
 from ronde.sync.averaging.protocol import Averaging
 from ronde.tensor.context import Context
+from ronde.trace.counters import Tally
 from ronde.trace.notes import Notes
 from ronde.trace.summary import RankSummary
-from ronde.trace.tally import Tally
 from ronde.trace.temporary_folder import TemporaryFolders
 
 if TYPE_CHECKING:
@@ -76,15 +76,15 @@ class LocalView:
         self._client = servers.connect(config, plan)
         self._paths = paths_of_rank(config.place.run_dir)
         # Averaging without servers, in a separate group.
-        ranks = Replica.of(config, plan)
+        ranks = ModelReplica.of(config, plan)
         self._place = ranks.place
-        self.averaging = None if plan.is_local else averaging.join(ranks, plan, self._paths.is_private)
+        self.averaging = None if plan.is_local else update_axis.join(ranks, plan, self._paths.is_private)
         self.replica = _joined(ranks, plan, tally) if len(ranks.ranks) > 1 else None
         self._meter = MemoryMeter(on_cuda=config.place.device == "cuda", hears_calls=False)
         self._slices = LocalSlices(ranks.place, len(ranks.same), self._deliver)
         self._others = _Apart(config.place.rank, config.place.world_size)
         alone = Comm(
-            Alone(on_cuda=config.place.device == "cuda"), rank=0, world_size=1, store=dist.HashStore()
+            SingleRank(on_cuda=config.place.device == "cuda"), rank=0, world_size=1, store=dist.HashStore()
         )
         # Rank 0's operations on files are identified by their place in a script that may be replayed.
         by_itself = bool(config.run.checkpoint) and config.place.rank == 0
@@ -167,17 +167,17 @@ class LocalView:
             tables.install(patches, self._others, plan, self.files.for_itself, client, self.notes.say)
         if self.averaging is not None:
             self._average_blocks(self.averaging)
-            averaging.install(patches, self.averaging, plan)
+            update_axis.install(patches, self.averaging, plan)
         patches.undo(register_optimizer_step_post_hook(self._after_step).remove)
         self._slices.install(patches)
         if self.replica is None:
-            compute.install_alone(plan, patches, self.notes.say)
+            compute_axis.install_alone(plan, patches, self.notes.say)
         if self._publishing is not None:
             self._publishing.install(patches)
         if self.checkpoints is not None:
             Circumstances(self._known, self._in_script).install(patches)
             self.checkpoints.install(patches)
-        take_over.install(patches, config, self.retire)
+        native_scripts.install(patches, config, self.retire)
         self.files.install()
 
     def _known(self, name: str, value: Any) -> Any:
@@ -286,10 +286,10 @@ class LocalView:
         self._client.close()
 
     def _leave(self, client: Client) -> None:
-        client.wait([client.send(server, Operation.LEAVE, {}) for server in range(client.servers)])
+        client.wait([client.send(server, Opcode.LEAVE, {}) for server in range(client.servers)])
 
 
-def _joined(ranks: Replica, plan: Plan, tally: Tally) -> Session:
+def _joined(ranks: ModelReplica, plan: Plan, tally: Tally) -> Session:
     from ronde.runtime.session import Session
 
     return Session(ranks.inside, ranks.plan_inside(plan), tally, replica=ranks)
@@ -299,4 +299,4 @@ class _Apart(Comm):
     """Placeholder for a group of the other ranks, without communication."""
 
     def __init__(self, rank: int, world_size: int) -> None:
-        super().__init__(Alone(on_cuda=False), rank=rank, world_size=world_size, store=dist.HashStore())
+        super().__init__(SingleRank(on_cuda=False), rank=rank, world_size=world_size, store=dist.HashStore())

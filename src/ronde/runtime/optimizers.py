@@ -22,8 +22,8 @@ from ronde.runtime.memory.meter import MemoryMeter
 from ronde.strategies.strategies import Strategies
 from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Context
-from ronde.trace.step_clock import Part
-from ronde.trace.tally import Tally
+from ronde.trace.counters import Tally
+from ronde.trace.step_clock import Activity
 
 __all__ = ["Optimizers"]
 
@@ -69,7 +69,7 @@ class Optimizers:
         if not self._context.on_main_thread():
             return  # every rank trains uncut parameters there
         clock = self._context.clock
-        before = clock.enter(Part.OWN) if clock.armed else None
+        before = clock.enter(Activity.OWN) if clock.armed else None
         self._signals.before_step()
         self._reducer.adopt_all(optimizer)
         self._strategies.state.before_step()

@@ -19,12 +19,12 @@ from ronde.batches.first_tensor import first_tensor
 from ronde.launch.rank_config import RankConfig
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import BACKWARD, GRAD, MODULE_CALL, NEXT_BATCH
+from ronde.trace.counters import Tally
 from ronde.trace.events import write_event
 from ronde.trace.phases import Phase, Phases
-from ronde.trace.recorder import NO_TRAFFIC, Recorder, StepRange, Traffic
+from ronde.trace.recorder import NO_TRAFFIC, StepRange, TraceRecorder, TrafficSource
 from ronde.trace.spans import SpanFile, spans_path
 from ronde.trace.step_file import StepFile, steps_path
-from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
     from ronde.modules.calls import Calls
@@ -37,7 +37,7 @@ class _Joined(Protocol):
 
     patches: Patches
 
-    def traffic(self) -> Traffic: ...
+    def traffic(self) -> TrafficSource: ...
 
 
 Readers = Mapping[str, Callable[..., Any]]
@@ -82,7 +82,7 @@ def start_recording(config: RankConfig, tally: Tally, joined: _Joined | None) ->
     return readers
 
 
-def open_recorder(config: RankConfig, traffic: Traffic) -> Recorder | None:
+def open_recorder(config: RankConfig, traffic: TrafficSource) -> TraceRecorder | None:
     """Open the recorder of this rank's steps; None if the run directory is full.
 
     A run works without it.
@@ -105,7 +105,7 @@ def open_recorder(config: RankConfig, traffic: Traffic) -> Recorder | None:
             )
     except OSError:
         return None
-    return Recorder(file, traffic, _memory(on_cuda=config.place.device == "cuda"), spans)
+    return TraceRecorder(file, traffic, _memory(on_cuda=config.place.device == "cuda"), spans)
 
 
 def _memory(*, on_cuda: bool) -> Callable[[], tuple[int, int]]:
@@ -123,7 +123,7 @@ def _memory(*, on_cuda: bool) -> Callable[[], tuple[int, int]]:
     return read
 
 
-def record(recorder: Recorder, patches: Patches, calls: Calls | None) -> Readers:
+def record(recorder: TraceRecorder, patches: Patches, calls: Calls | None) -> Readers:
     """Install hooks that inform `recorder` of the script's actions.
 
     Installed above all other layers around the script: the time of these is thereby in the phase that they
@@ -146,7 +146,7 @@ def record(recorder: Recorder, patches: Patches, calls: Calls | None) -> Readers
     return _see_reads(recorder, patches)
 
 
-def _forward(recorder: Recorder, call: Callable[..., Any], *args: Any) -> Any:
+def _forward(recorder: TraceRecorder, call: Callable[..., Any], *args: Any) -> Any:
     """Carry out an outermost call of a module."""
     phases = recorder.phases
     if phases.current > Phase.OPTIMIZER:
@@ -177,7 +177,7 @@ def _count_samples(tally: Tally, patches: Patches) -> None:
     patches.layer(NEXT_BATCH, "samples", around)
 
 
-def _see_calls(recorder: Recorder, patches: Patches) -> None:
+def _see_calls(recorder: TraceRecorder, patches: Patches) -> None:
     """Install hooks into module calls on one rank, where no boundary has any."""
     phases = recorder.phases
 
@@ -254,7 +254,7 @@ def _see_optimizers(phases: Phases, patches: Patches) -> None:
     patches.undo(register_optimizer_step_post_hook(end).remove)
 
 
-def _see_reads(recorder: Recorder, patches: Patches) -> Readers:
+def _see_reads(recorder: TraceRecorder, patches: Patches) -> Readers:
     """Observe each loss that the script reads: a scalar with a graph."""
     phases = recorder.phases
     item: Any = torch.Tensor.item

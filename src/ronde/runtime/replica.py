@@ -8,13 +8,13 @@ from ronde.cluster.mesh import Axis, MeshOfRanks
 from ronde.launch.rank_config import RankConfig
 from ronde.plan import Communication, Plan, Update
 
-__all__ = ["Replica"]
+__all__ = ["ModelReplica"]
 
 _INSIDE: tuple[Axis, ...] = ("pipeline", "context", "tensor")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Replica:
+class ModelReplica:
     """One of several copies of a model.
 
     Attributes:
@@ -28,7 +28,7 @@ class Replica:
     same: tuple[int, ...]
 
     @classmethod
-    def of(cls, config: RankConfig, plan: Plan) -> Replica:
+    def of(cls, config: RankConfig, plan: Plan) -> ModelReplica:
         """Return the replica of this rank: of one rank if no model is cut."""
         mesh = MeshOfRanks.of(plan.for_ranks(config.place.world_size).mesh)
         ranks = mesh.members(config.place.rank, *_INSIDE)

@@ -11,7 +11,7 @@ import torch
 from ronde.checkpoint.state import HostCopies
 from ronde.comm.process_group import Comm
 from ronde.runtime.checkpointing.rank_state import gathered
-from ronde.server.table.told import RowsOfVersion
+from ronde.server.table.delta import RowsOfVersion
 
 __all__ = ["rows_on_rank_0"]
 

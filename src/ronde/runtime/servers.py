@@ -6,7 +6,7 @@ import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ronde.comm.joining import connect_store
+from ronde.comm.rendezvous import connect_store
 from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.launch.rank_config import RankConfig

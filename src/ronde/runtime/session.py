@@ -31,8 +31,8 @@ from ronde.modules import (
 )
 from ronde.modules.calls import Calls
 from ronde.modules.model_edge import ModelEdge
-from ronde.parallel import one_pass
-from ronde.parallel.recompute import Inside
+from ronde.parallel.compute import fused_step
+from ronde.parallel.compute.recompute import Inside
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.plan.algorithm import inside_model
@@ -41,9 +41,17 @@ from ronde.process import parameter_order, pools
 from ronde.process.clock import Circumstances
 from ronde.process.console import Console
 from ronde.process.signals import HandledSignals
-from ronde.process.threads import Started
+from ronde.process.threads import StartedThreads
 from ronde.rng.rank_stream import RankStream
-from ronde.runtime import compression, compute, saved_gradients, servers, sparse_weights, tables, take_over
+from ronde.runtime import (
+    communication_axis,
+    compute_axis,
+    native_scripts,
+    saved_gradients,
+    servers,
+    sparse_weights,
+    tables,
+)
 from ronde.runtime.account import summarize
 from ronde.runtime.backward import Backward
 from ronde.runtime.groups import join_group, join_some, listens_on, note_hosts, shares_memory, signal_board
@@ -52,25 +60,25 @@ from ronde.runtime.optimizers import Optimizers
 from ronde.runtime.shared_exceptions import SharedExceptions
 from ronde.runtime.traffic import GroupTraffic
 from ronde.runtime.type_questions import notes_on_types
-from ronde.runtime.uncut import why_uncut
+from ronde.runtime.uncut_batches import why_uncut
 from ronde.strategies.assemble import assemble
-from ronde.strategies.parts import Parts
+from ronde.strategies.session_parts import SessionParts
 from ronde.strategies.strategies import Strategies
-from ronde.sync.finite import Watch
+from ronde.sync.finite_check import GradientWatch
 from ronde.sync.reducer import Reducer
 from ronde.tensor import autograd, loss_scale, rules, tensor_class
 from ronde.tensor.context import Context, Region
 from ronde.tensor.global_tensor import materialize
 from ronde.tensor.rules import losses
+from ronde.trace.counters import Tally
 from ronde.trace.notes import Notes
 from ronde.trace.summary import RankSummary
-from ronde.trace.tally import Tally
 from ronde.trace.temporary_folder import TemporaryFolders
 
 if TYPE_CHECKING:
     from ronde.runtime.checkpointing.checkpoints import Checkpoints
     from ronde.runtime.publishing import Publishing
-    from ronde.runtime.replica import Replica
+    from ronde.runtime.replica import ModelReplica
 
 __all__ = ["Session"]
 
@@ -108,7 +116,7 @@ class Session:
         plan: Plan,
         tally: Tally | None = None,
         entropy: Patches | None = None,
-        replica: Replica | None = None,
+        replica: ModelReplica | None = None,
     ) -> None:
         self.config = config
         self._replica = replica
@@ -136,7 +144,7 @@ class Session:
         self.client = servers.connect(config, plan)
         clock = self.tally.clock
         self.memory = MemoryMeter(on_cuda=config.place.device == "cuda", hears_calls=True)
-        self.compression = compression.of_plan(plan, reducer_comm, self._parameters_of_leaves)
+        self.compression = communication_axis.of_plan(plan, reducer_comm, self._parameters_of_leaves)
         self.reducer = Reducer(
             reducer_comm,
             plan.bucket_bytes,
@@ -144,9 +152,9 @@ class Session:
             None if self.compression is None else self.compression.bucket,
         )
         if self.tally.vitals is not None:
-            self.reducer.on_first = Watch(self.tally.vitals.finite)
+            self.reducer.on_first = GradientWatch(self.tally.vitals.finite)
         self.context = self._context(rows)
-        self._recompute = compute.recompute(plan, self._inside())
+        self._recompute = compute_axis.recompute(plan, self._inside())
         self.strategies, self._replicas = self._assembled(reducer_comm, host)
         self.state = self.strategies.state
         data, pieces = plan.data, plan.compute.micro_batches
@@ -155,7 +163,9 @@ class Session:
         self.calls.caches = self._mesh.degree("pipeline") == 1
         self.memory.residents += [self.reducer, *self.state.residents]
         shards = self.state.gradients[0] if self.state.gradients else None
-        self._scaling = compute.loss_scaling(plan, self._any_rank, shards, self.state.parameters_of_leaves)
+        self._scaling = compute_axis.loss_scaling(
+            plan, self._any_rank, shards, self.state.parameters_of_leaves
+        )
         self.files = ScriptFiles(
             comm=comm,
             paths=self._paths,
@@ -173,7 +183,7 @@ class Session:
         self.agreement = Agreement(comm)
         self._circumstances = Circumstances(self.agreement, self._in_step)
         self._from_processes = FromProcesses(comm, self.agreement, self._in_step)
-        self._started = Started(self._in_step, self._compare)
+        self._started = StartedThreads(self._in_step, self._compare)
         self._signals = HandledSignals(lambda: signal_board(config), lambda: comm.alone, self._in_step)
         self._edge = self._model_edge()
         self._publishing = self._published()
@@ -271,7 +281,7 @@ class Session:
         """
         degree = self._mesh.degree("data")
         by_itself = self.config.place.world_size == 1 or self.strategies.cuts_calls
-        return by_itself or compute.cuts_batches(self.plan, degree)
+        return by_itself or compute_axis.cuts_batches(self.plan, degree)
 
     def _meet(self, name: str, host: str | None, *axes: Axis) -> Comm:
         """The ranks that differ from this one along these axes only."""
@@ -309,7 +319,7 @@ class Session:
             self._groups.append(self._meet_members(name, host, members))
             return self._groups[-1]
 
-        parts = Parts(
+        parts = SessionParts(
             plan=self.plan,
             mesh=self._mesh,
             everybody=self.everybody,
@@ -388,7 +398,7 @@ class Session:
         if self.checkpoints is not None:
             self.checkpoints.install(self.patches)
         # Last: it takes back all of these.
-        take_over.install(self.patches, self.config, self.retire)
+        native_scripts.install(self.patches, self.config, self.retire)
 
     def _install_tensors(self) -> None:
         patches, context = self.patches, self.context
@@ -434,14 +444,14 @@ class Session:
         )
         optimizers.install(patches)
         self._install_memory()
-        one_pass.install(patches)
+        fused_step.install(patches)
         if self.compression is not None:
-            compression.install(patches, self.compression)
+            communication_axis.install(patches, self.compression)
         # Over the optimizers: a step that is cut begins with parts that all ranks have.
         self.strategies.install(patches)
         saved_gradients.install(patches, self.reducer.memory.holds)
         # Over the model edge: a model is compiled, or computes in fewer bits, whether it is cut or not.
-        compute.install_around(self.plan, patches, in_script=self._in_script, note=self.notes.say)
+        compute_axis.install_around(self.plan, patches, in_script=self._in_script, note=self.notes.say)
         if self._scaling is not None:
             context.loss_is_scaled = True
             self._scaling.install(patches)
@@ -513,7 +523,7 @@ class Session:
         spread = rows is not None and rows.has_spread_rows
         unspread = tables.why_none_is_spread(self.plan, self.config.place.world_size, spread=spread)
         notes += [unspread] if unspread else []
-        cuts = compute.cuts_batches(self.plan, self._mesh.degree("data"))
+        cuts = compute_axis.cuts_batches(self.plan, self._mesh.degree("data"))
         notes += notes_on_types(
             parameters=any(each.are_there for each in self.state.parameters), tensors=cuts
         )
@@ -522,7 +532,7 @@ class Session:
         return summarize(
             self.config,
             self.tally,
-            algorithm=compression.account(self.plan, self.compression) or self._way_of_gradients(),
+            algorithm=communication_axis.account(self.plan, self.compression) or self._way_of_gradients(),
             notes=notes,
             memory=self.memory.memory(),
         )

@@ -30,7 +30,7 @@ __all__ = ["SharedExceptions"]
 T = TypeVar("T")
 
 
-class _Elsewhere(BaseException):
+class _RaisedElsewhere(BaseException):
     """Takes ranks out of a computation in which another rank has raised."""
 
 
@@ -50,7 +50,7 @@ class SharedExceptions:
         self._comm, self._groups, self._context = comm, groups, context
         self._settle = settle
         self._tries = TryStatements(*torch.__path__)
-        # In the computation under way others have raised. The model's own `except:` may hide `_Elsewhere`.
+        # In this computation others have raised. The model's own `except:` may hide `_RaisedElsewhere`.
         self._elsewhere = False
 
     def attempt(
@@ -82,7 +82,7 @@ class SharedExceptions:
         try:
             with self._watched():
                 result = work()
-        except _Elsewhere:
+        except _RaisedElsewhere:
             pass
         except Exception as error:
             if not self._elsewhere:  # else a handler of the model's has raised it in response
@@ -130,7 +130,7 @@ class SharedExceptions:
             finally:
                 self._have_before(self._meet)
         if self._elsewhere:
-            raise _Elsewhere
+            raise _RaisedElsewhere
 
     def _have_before(self, before: Callable[[], None] | None) -> None:
         for group in self._groups:

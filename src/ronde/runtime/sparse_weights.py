@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ronde.parallel.row_lookup import RowLookup
+from ronde.parallel.sparse.lookup import RowLookup
 from ronde.patching.patches import Patches
 
 __all__ = ["install"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ronde.errors import UsageError
-from ronde.parallel.unit_costs import Counts, counting
+from ronde.parallel.pipeline.unit_costs import Counts, counting
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import MODULE_CALL
 from ronde.plan import Plan
@@ -19,7 +19,7 @@ from ronde.plan.cuts import cuts_by_pattern
 from ronde.plan.schedule import chunks_of
 from ronde.policies.expert_structure import Mixture, mixtures, modules_of
 from ronde.policies.stages import Stages, cut_into_stages
-from ronde.policies.tensor_structure import Placement, placements
+from ronde.policies.tensor_structure import ParameterPlacement, placements
 from ronde.runtime.script import as_a_guest, execute
 
 __all__ = ["lines_of_cuts", "model_of_script"]
@@ -27,7 +27,7 @@ __all__ = ["lines_of_cuts", "model_of_script"]
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
 
-class _Found(BaseException):
+class _StructureFound(BaseException):
     """Raised when the script calls a model; the rest is not needed."""
 
     def __init__(self, model: torch.nn.Module, counts: Counts | None) -> None:
@@ -53,7 +53,7 @@ def model_of_script(script: str, arguments: Sequence[str]) -> tuple[torch.nn.Mod
                     plain(module, *args, **kwargs)
             except Exception:  # on ranks too, where the script gets it
                 counts = None
-            raise _Found(module, counts)
+            raise _StructureFound(module, counts)
 
         return call
 
@@ -63,7 +63,7 @@ def model_of_script(script: str, arguments: Sequence[str]) -> tuple[torch.nn.Mod
         try:
             with as_a_guest(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
                 execute(script, list(arguments), module=False)
-        except _Found as found:
+        except _StructureFound as found:
             return found.found
         except SystemExit:
             pass
@@ -129,7 +129,7 @@ def _stages(found: Stages, count: int) -> list[str]:
     return lines
 
 
-def _table(found: Sequence[Placement]) -> list[str]:
+def _table(found: Sequence[ParameterPlacement]) -> list[str]:
     """Format a line for each parameter; repeated blocks share one (`h.*.mlp.0.weight`)."""
     lines: dict[tuple[str, str, str], int] = {}
     for each in found:

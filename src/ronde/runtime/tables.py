@@ -43,10 +43,10 @@ def install(
     """
 
     def join(module: ModuleType) -> None:
-        from ronde.server.exchange import Replicated, Sharded
+        from ronde.server.table_backend import Replicated, Sharded
 
         if client is not None:
-            from ronde.server.served_exchange import Served
+            from ronde.server.remote_tables import Served
 
             # Servers with dense parameters too apply each rank's change separately unless update=sync.
             rounds = plan.update.rule == "sync" or plan.state.placement != "server"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ronde.comm.alone import Alone
 from ronde.comm.backend import SharedMemoryBackend
 from ronde.comm.process_group import Comm
+from ronde.comm.single_rank import SingleRank
 from ronde.trace.recorder import Travelled
 from ronde.trace.step_file import ROUTES
 
@@ -24,7 +24,7 @@ class _Client(Protocol):
 
 
 class GroupTraffic:
-    """See `ronde.trace.recorder.Traffic`.
+    """See `ronde.trace.recorder.TrafficSource`.
 
     A group sends all its bytes by one route. Where they go within a host first and then across, it is that
     across.
@@ -66,7 +66,7 @@ class GroupTraffic:
 
 def _route(group: Comm) -> int | None:
     backend = group.backend
-    if isinstance(backend, Alone):
+    if isinstance(backend, SingleRank):
         return None
     if isinstance(backend, SharedMemoryBackend):
         return _SHARED

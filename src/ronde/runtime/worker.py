@@ -25,11 +25,11 @@ from ronde.launch.run_spec import DEFAULT_PLAN
 from ronde.messages import as_error, as_note
 from ronde.runtime.account import give_account, open_tally, summarize
 from ronde.runtime.ending import exit_code, groups_have_threads, leave
+from ronde.runtime.heartbeat import show_signs_of_life
 from ronde.runtime.script import execute
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.runtime.tracebacks import formatted, show, show_those_of_threads
-from ronde.runtime.vital_signs import show_signs_of_life
-from ronde.trace.tally import Tally
+from ronde.trace.counters import Tally
 
 if TYPE_CHECKING:
     from ronde.patching.patches import Patches
@@ -230,10 +230,10 @@ def _session(
     if alone and plan.compute == Compute() and plan.state.on(1) == State():
         return None
     from ronde.patching.patches import Patches
-    from ronde.runtime import compute
+    from ronde.runtime import compute_axis
 
-    if alone and not plan.state.server_count and not compute.needs_boundary(plan):
-        compute.install_alone(plan, Patches(), notes.setdefault)
+    if alone and not plan.state.server_count and not compute_axis.needs_boundary(plan):
+        compute_axis.install_alone(plan, Patches(), notes.setdefault)
         return None
     from ronde.runtime.api import activate
 

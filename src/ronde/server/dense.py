@@ -28,13 +28,13 @@ from ronde.server.dense_checks import (
     name_of,
 )
 from ronde.server.record import Answer, Array, Record
-from ronde.server.transport.wire import Message, Operation
+from ronde.server.transport.wire import Message, Opcode
 
 __all__ = ["STEPPED", "DenseShard", "array_of", "tensor_of"]
 
 # numpy lacks bfloat16, so its raw bytes are sent.
 _AS_BYTES = (torch.bfloat16,)
-_PUSHES = (Operation.PUSH, Operation.ADD, Operation.INIT, Operation.PUSH_STEP)
+_PUSHES = (Opcode.PUSH, Opcode.ADD, Opcode.INIT, Opcode.PUSH_STEP)
 
 
 def array_of(tensor: torch.Tensor) -> Array:
@@ -71,16 +71,16 @@ class DenseShard:
 
     changes = frozenset(
         {
-            Operation.ADD_GRADIENTS,
-            Operation.SCALE_GRADIENTS,
-            Operation.STEP,
-            Operation.INIT,
-            Operation.PUSH,
-            Operation.ADD,
-            Operation.PUSH_STEP,
+            Opcode.ADD_GRADIENTS,
+            Opcode.SCALE_GRADIENTS,
+            Opcode.STEP,
+            Opcode.INIT,
+            Opcode.PUSH,
+            Opcode.ADD,
+            Opcode.PUSH_STEP,
         }
     )
-    reads = frozenset({Operation.GRADIENTS, Operation.OPTIMIZER_STATE, Operation.PULL, Operation.PULL_ROWS})
+    reads = frozenset({Opcode.GRADIENTS, Opcode.OPTIMIZER_STATE, Opcode.PULL, Opcode.PULL_ROWS})
 
     def __init__(self) -> None:
         self._values: dict[int, torch.Tensor] = {}
@@ -90,25 +90,25 @@ class DenseShard:
     def combine(self, messages: Sequence[Message]) -> Answer:
         first = messages[0]
         match first.operation:
-            case Operation.ADD_GRADIENTS:
+            case Opcode.ADD_GRADIENTS:
                 check_same(messages, "keys", "sizes", "dtype", "fresh")
                 for message in messages:
                     check_parts(message, self._gradients, adds=True, floating=True)
                 return first.meta, [array_of(_sum(messages).div_(len(messages)))]
-            case Operation.PUSH | Operation.ADD | Operation.INIT:
+            case Opcode.PUSH | Opcode.ADD | Opcode.INIT:
                 check_same(messages, "keys", "sizes", "dtype")
                 for message in messages:
-                    check_parts(message, self._values, adds=first.operation is Operation.ADD)
-                counted = messages[:1] if first.operation is Operation.INIT else messages
+                    check_parts(message, self._values, adds=first.operation is Opcode.ADD)
+                counted = messages[:1] if first.operation is Opcode.INIT else messages
                 # A single worker's array is not changed before the answer, so it need not be copied.
                 alone = len(counted) == 1
                 return first.meta, [counted[0].arrays[0] if alone else array_of(_sum(counted))]
-            case Operation.PUSH_STEP:
+            case Opcode.PUSH_STEP:
                 check_same(messages, "keys", "sizes", "dtype", "optimizer", "class", "options")
                 for message in messages:
                     check_push_step(message, self._values)
                 return first.meta, [array_of(_sum(messages))]
-            case Operation.STEP:
+            case Opcode.STEP:
                 meta, arrays = _joined(messages)
                 cut = len(meta["values"])
                 check_step(meta, self._values, self._gradients, arrays[:cut], arrays[cut:])
@@ -120,13 +120,13 @@ class DenseShard:
 
     def apply(self, record: Record) -> None:
         match record.operation:
-            case Operation.ADD_GRADIENTS:
+            case Opcode.ADD_GRADIENTS:
                 self._add(record.meta, record.arrays[0])
-            case Operation.INIT | Operation.PUSH | Operation.ADD:
+            case Opcode.INIT | Opcode.PUSH | Opcode.ADD:
                 self._write(record)
-            case Operation.PUSH_STEP:
+            case Opcode.PUSH_STEP:
                 self._push_step(record.meta, record.arrays[0])
-            case Operation.SCALE_GRADIENTS:
+            case Opcode.SCALE_GRADIENTS:
                 for key in record.meta["keys"]:
                     self._gradients[key].mul_(float(record.meta["factor"]))
             case _:
@@ -134,7 +134,7 @@ class DenseShard:
 
     def answer(self, message: Message) -> Answer:
         match message.operation:
-            case Operation.STEP:
+            case Opcode.STEP:
                 keys = [key for group in message.meta["groups"] for key in group["keys"]]
             case _ if message.operation in _PUSHES and message.meta.get("pull"):
                 keys = message.meta["keys"]
@@ -143,10 +143,10 @@ class DenseShard:
         return _told(self._values, keys)
 
     def read(self, message: Message) -> Answer:
-        if message.operation in (Operation.GRADIENTS, Operation.PULL):
-            home = self._gradients if message.operation is Operation.GRADIENTS else self._values
+        if message.operation in (Opcode.GRADIENTS, Opcode.PULL):
+            home = self._gradients if message.operation is Opcode.GRADIENTS else self._values
             return _told(home, message.meta["keys"])
-        if message.operation is Operation.PULL_ROWS:
+        if message.operation is Opcode.PULL_ROWS:
             rows, numbers = check_rows(message, self._values)
             return {}, [array_of(rows.index_select(0, numbers))]
         stepped = self._optimizers[message.meta["optimizer"]]
@@ -191,11 +191,11 @@ class DenseShard:
         for key, part in zip(meta["keys"], came.split(meta["sizes"]), strict=True):
             held = self._values.get(key)
             other = held is None or held.numel() != part.numel() or held.dtype != part.dtype
-            if held is None or (other and record.operation is Operation.PUSH):
+            if held is None or (other and record.operation is Opcode.PUSH):
                 self._values[key] = part.clone()
-            elif record.operation is Operation.PUSH:
+            elif record.operation is Opcode.PUSH:
                 held.copy_(part)
-            elif record.operation is Operation.ADD:
+            elif record.operation is Opcode.ADD:
                 held.add_(part)
 
     def _add(self, meta: dict[str, Any], array: Array) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ronde.server.record import Array
-from ronde.server.transport.wire import Message, Operation
+from ronde.server.transport.wire import Message, Opcode
 
 __all__ = [
     "DTYPES",
@@ -101,7 +101,7 @@ def check_parts(message: Message, held: Values, *, adds: bool, floating: bool = 
     _check_array(message.arrays[0], sum(sizes), dtype)
     if floating and not dtype.is_floating_point:
         raise ValueError(f"gradients are floats, not {meta['dtype']}")
-    fresh = meta["fresh"] if message.operation is Operation.ADD_GRADIENTS else [0] * len(keys)
+    fresh = meta["fresh"] if message.operation is Opcode.ADD_GRADIENTS else [0] * len(keys)
     if not isinstance(fresh, list) or len(fresh) != len(keys):
         raise ValueError("there is a word for each key whether it is fresh [R430]")
     for key, size, anew in zip(keys, sizes, fresh, strict=True):

@@ -14,7 +14,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ronde.errors import UsageError
 from ronde.patching.torch_internals import current_graph_task_id
-from ronde.server.exchange import Alone, Exchange
 from ronde.server.table.admission import Admission
 from ronde.server.table.config import TableConfig
 from ronde.server.table.eviction import Eviction
@@ -22,6 +21,7 @@ from ronde.server.table.initial import Initial
 from ronde.server.table.on_disk import OnDisk
 from ronde.server.table.optimizers import Adagrad, RowOptimizer
 from ronde.server.table.table import Table
+from ronde.server.table_backend import LocalTables, TableBackend
 
 __all__ = ["EmbeddingTable"]
 
@@ -71,7 +71,7 @@ class EmbeddingTable(nn.Module):
     """
 
     #: How the ranks share tables; replaced under `ronde run`.
-    exchange: ClassVar[Exchange] = Alone()
+    exchange: ClassVar[TableBackend] = LocalTables()
 
     #: Read when a model is cut into stages: every rank takes part in a look-up.
     looks_up_on_every_rank: ClassVar[bool] = True

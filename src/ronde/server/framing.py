@@ -20,7 +20,7 @@ import xxhash
 
 from ronde.server.record import Array
 
-__all__ = ["DamagedFrame", "Frame", "frame", "frames_of", "has_frame", "write"]
+__all__ = ["DamagedFrame", "LogFrame", "frame", "frames_of", "has_frame", "write"]
 
 _MAGIC = b"RNDF"
 _LENGTHS = struct.Struct("<4sIQ")
@@ -30,7 +30,7 @@ _ALIGNMENT = 8  # of frames and of their first array: compiled loops take aligne
 _MOST_BUFFERS = 1024  # IOV_MAX of Linux
 
 
-class Frame(NamedTuple):
+class LogFrame(NamedTuple):
     """A frame that was read: JSON value, arrays, and end offset in the file."""
 
     meta: Any
@@ -83,7 +83,7 @@ def write(descriptor: int, buffers: Sequence[Any]) -> int:
     return total
 
 
-def frames_of(path: Path) -> Iterator[Frame]:
+def frames_of(path: Path) -> Iterator[LogFrame]:
     """Yield the frames of a file. Arrays are writable; writes do not reach the file.
 
     Raises:
@@ -122,7 +122,7 @@ def _map(path: Path) -> mmap.mmap | bytes:
         return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else b""
 
 
-def _read(content: memoryview, offset: int) -> Frame:
+def _read(content: memoryview, offset: int) -> LogFrame:
     if offset + _HEADER_BYTES > len(content):
         raise DamagedFrame(offset, f"{len(content) - offset} bytes are less than a header [R408]")
     magic, told_bytes, body_bytes = _LENGTHS.unpack_from(content, offset)
@@ -145,7 +145,7 @@ def _read(content: memoryview, offset: int) -> Frame:
         part = np.frombuffer(content[middle : middle + nbytes], dtype)
         arrays.append((part if part.flags.aligned else part.copy()).reshape(shape))
         middle += nbytes
-    return Frame(meta, arrays, end)
+    return LogFrame(meta, arrays, end)
 
 
 def _sum(*parts: Any) -> int:

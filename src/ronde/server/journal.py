@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Literal
 
 from ronde.errors import RondeError
-from ronde.server.framing import DamagedFrame, Frame, frame, frames_of, has_frame, write
+from ronde.server.framing import DamagedFrame, LogFrame, frame, frames_of, has_frame, write
 from ronde.server.record import Array, Record
-from ronde.server.transport.wire import Operation
+from ronde.server.transport.wire import Opcode
 
-__all__ = ["Journal", "Sync", "open_directory", "read_records", "segments"]
+__all__ = ["LogWriter", "Sync", "open_directory", "read_records", "segments"]
 
 Sync = Literal["always", "group", "never"]
 
@@ -27,7 +27,7 @@ _NAME = re.compile(r"log-(\d{12})")
 _GROUP_S = 1.0
 
 
-class Journal:
+class LogWriter:
     """A writer that appends changes to the log.
 
     Args:
@@ -197,10 +197,10 @@ def _written(record: Record) -> tuple[list[object], Sequence[Array]]:
     return told, record.arrays
 
 
-def _record(read: Frame) -> Record:
+def _record(read: LogFrame) -> Record:
     operation, meta, marks, clocks = read.meta
     return Record(
-        Operation(operation),
+        Opcode(operation),
         meta,
         read.arrays,
         dict(marks),

@@ -23,11 +23,11 @@ from ronde.launch.server_config import SERVERS_KEY, read_token
 from ronde.server.dense import array_of, tensor_of
 from ronde.server.dense_checks import name_of
 from ronde.server.kv_optimizer import ServerOptimizer
-from ronde.server.kv_place import Key, Place, by_server, elements_of, key_number, listed, place_of
+from ronde.server.kv_placement import Key, KeyPlacement, by_server, elements_of, key_number, listed, place_of
 from ronde.server.local_client import LocalClient
 from ronde.server.record import Array
-from ronde.server.transport.client import Client, Request
-from ronde.server.transport.wire import Operation
+from ronde.server.transport.client import Client, PendingRequest
+from ronde.server.transport.wire import Opcode
 
 __all__ = ["KVStore"]
 
@@ -71,11 +71,11 @@ class KVStore:
             raise UsageError(f"KVStore({type!r}): there are local, dist_sync and dist_async [R440]")
         self.type: Kind = type
         self._bound = bigarray_bound
-        self._places: dict[Key, Place] = {}
+        self._places: dict[Key, KeyPlacement] = {}
         self._optimizer: ServerOptimizer | None = None
-        self._pending: list[tuple[Request, Array]] = []
+        self._pending: list[tuple[PendingRequest, Array]] = []
         # Requests of small values that were pushed and not pulled since; their answers hold the new value.
-        self._answered: dict[Key, list[tuple[Request, Array]]] = {}
+        self._answered: dict[Key, list[tuple[PendingRequest, Array]]] = {}
         self._barriers = 0
         self._client: Client | LocalClient
         if type == "local":
@@ -114,14 +114,14 @@ class KVStore:
             UsageError: a key has a value already; servers do not support a dtype.
         """
         pairs = listed("init", key, value)
-        tensors: list[tuple[Place, torch.Tensor]] = []
+        tensors: list[tuple[KeyPlacement, torch.Tensor]] = []
         for each, tensor in pairs:
             if each in self._places:
                 raise UsageError(f"KVStore.init({each!r}): this key has a value; push() changes it [R443]")
             place = place_of(each, tensor, self._client.servers, self._bound)
             tensors.append((place, tensor))
         if self.type == "dist_sync" or self.rank == 0:
-            self._settle(self._change(Operation.INIT, tensors, {}))
+            self._settle(self._change(Opcode.INIT, tensors, {}))
         if self.type == "dist_async":
             self.barrier()
         self._places.update({place.key: place for place, _ in tensors})
@@ -199,7 +199,7 @@ class KVStore:
                 f"KVStore.row_sparse_pull({key!r}): out is {list(out.shape)}, and "
                 f"{[len(numbers), *place.shape[1:]]} is needed [R443]"
             )
-        asked: list[tuple[torch.Tensor, Request]] = []
+        asked: list[tuple[torch.Tensor, PendingRequest]] = []
         dim = max(place.numel // max(place.rows, 1), 1)
         for part in place.parts:
             first, last = part.start // dim, part.stop // dim
@@ -208,7 +208,7 @@ class KVStore:
                 rows = (numbers[chosen] - first).numpy()
                 meta = {"keys": [place.number], "dim": dim}
                 clock = self._client.sequences[part.server]
-                request = self._client.send(part.server, Operation.PULL_ROWS, meta, [rows], clock=clock)
+                request = self._client.send(part.server, Opcode.PULL_ROWS, meta, [rows], clock=clock)
                 asked.append((chosen, request))
         answers = self._client.wait([request for _, request in asked])
         with torch.no_grad():
@@ -248,10 +248,10 @@ class KVStore:
         number = key_number("\0barrier")
         one = np.ones(1, np.int64)
         meta: dict[str, Any] = {"keys": [number], "sizes": [1], "dtype": "int64"}
-        self._client.wait([self._client.send(0, Operation.ADD, meta, [one], changes=True)])
+        self._client.wait([self._client.send(0, Opcode.ADD, meta, [one], changes=True)])
         pause = 0.0005
         while True:
-            (answer,) = self._client.wait([self._client.send(0, Operation.PULL, {"keys": [number]})])
+            (answer,) = self._client.wait([self._client.send(0, Opcode.PULL, {"keys": [number]})])
             if int(answer.arrays[0][0]) >= self._barriers * self.num_workers:
                 return
             time.sleep(pause)
@@ -272,7 +272,7 @@ class KVStore:
         self.close()
 
     def _check_rule(self) -> None:
-        (answer,) = self._client.wait([self._client.send(0, Operation.STATUS)])
+        (answer,) = self._client.wait([self._client.send(0, Opcode.STATUS)])
         rule = answer.meta.get("update")
         if rule not in _RULES[self.type]:
             self._client.close()
@@ -281,7 +281,7 @@ class KVStore:
                 f"update={_RULES[self.type][0]} [R442]"
             )
 
-    def _known(self, what: str, key: Key) -> Place:
+    def _known(self, what: str, key: Key) -> KeyPlacement:
         place = self._places.get(key)
         if place is None:
             raise UsageError(
@@ -290,31 +290,33 @@ class KVStore:
             )
         return place
 
-    def _summed(self, what: str, key: Key | Sequence[Key], value: Value) -> list[tuple[Place, torch.Tensor]]:
+    def _summed(
+        self, what: str, key: Key | Sequence[Key], value: Value
+    ) -> list[tuple[KeyPlacement, torch.Tensor]]:
         """Return each key's place with the sum of its tensors."""
-        found: list[tuple[Place, torch.Tensor]] = []
+        found: list[tuple[KeyPlacement, torch.Tensor]] = []
         for each, given in listed(what, key, value, sums=True):
             place = self._known(what, each)
             place.check(what, given)
             found.append((place, given))
         return found
 
-    def _pushed(self) -> tuple[Operation, dict[str, Any]]:
+    def _pushed(self) -> tuple[Opcode, dict[str, Any]]:
         if self._optimizer is None:
-            return Operation.PUSH, {}
-        return Operation.PUSH_STEP, self._optimizer.told()
+            return Opcode.PUSH, {}
+        return Opcode.PUSH_STEP, self._optimizer.told()
 
     def _change(
         self,
-        operation: Operation,
-        tensors: Sequence[tuple[Place, torch.Tensor]],
+        operation: Opcode,
+        tensors: Sequence[tuple[KeyPlacement, torch.Tensor]],
         meta: dict[str, Any],
         *,
         back: bool = False,
-    ) -> list[tuple[Request, Array]]:
+    ) -> list[tuple[PendingRequest, Array]]:
         """Send one request per server and dtype, with values concatenated in shared memory."""
         client = self._client
-        asked: list[tuple[Request, Array]] = []
+        asked: list[tuple[PendingRequest, Array]] = []
         for (server, dtype), parts in by_server([place for place, _ in tensors]).items():
             room = client.room(sum(part.numel for _, part in parts) * dtype.itemsize)
             target, begin = torch.from_numpy(room).view(dtype), 0
@@ -333,22 +335,22 @@ class KVStore:
             asked.append((client.send(server, operation, told, [array_of(target)], changes=True), room))
         return asked
 
-    def _ask(self, places: Sequence[Place]) -> list[tuple[Request, Array]]:
+    def _ask(self, places: Sequence[KeyPlacement]) -> list[tuple[PendingRequest, Array]]:
         client = self._client
-        asked: list[tuple[Request, Array]] = []
+        asked: list[tuple[PendingRequest, Array]] = []
         for (server, dtype), parts in by_server(places).items():
             room = client.room(sum(part.numel for _, part in parts) * dtype.itemsize)
             meta = {"keys": [places[number].number for number, _ in parts], **client.into(room)}
             clock = client.sequences[server]
-            asked.append((client.send(server, Operation.PULL, meta, clock=clock), room))
+            asked.append((client.send(server, Opcode.PULL, meta, clock=clock), room))
         return asked
 
     @torch.no_grad()
     def _pulled(
         self,
         key: Key | Sequence[Key],
-        places: Sequence[Place],
-        asked: Sequence[tuple[Request, Array]],
+        places: Sequence[KeyPlacement],
+        asked: Sequence[tuple[PendingRequest, Array]],
         out: Value,
         what: str,
     ) -> Value:
@@ -395,7 +397,7 @@ class KVStore:
             del self._pending[: len(oldest)]
             self._settle(oldest)
 
-    def _settle(self, asked: Sequence[tuple[Request, Array]]) -> None:
+    def _settle(self, asked: Sequence[tuple[PendingRequest, Array]]) -> None:
         try:
             self._client.wait([request for request, _ in asked])
         finally:

@@ -11,9 +11,9 @@ import numpy as np
 from ronde.server.dense import DenseShard
 from ronde.server.parameter_server import ParameterServer
 from ronde.server.record import Array
-from ronde.server.shard import Shard
-from ronde.server.transport.client import Request, ServerRefused
-from ronde.server.transport.wire import Message, Operation, WireError
+from ronde.server.shard import ServerShard
+from ronde.server.transport.client import PendingRequest, ServerRefused
+from ronde.server.transport.wire import Message, Opcode, WireError
 
 __all__ = ["LocalClient"]
 
@@ -24,7 +24,7 @@ class LocalClient:
     servers = 1
 
     def __init__(self) -> None:
-        self._server = ParameterServer(Shard({"dense": DenseShard()}), None, workers=1)
+        self._server = ParameterServer(ServerShard({"dense": DenseShard()}), None, workers=1)
         self._count = 0
         self._sequence = 0
 
@@ -35,18 +35,18 @@ class LocalClient:
     def send(
         self,
         server: int,
-        operation: Operation,
+        operation: Opcode,
         meta: dict[str, Any] | None = None,
         arrays: Sequence[Array] = (),
         *,
         clock: int = 0,
         changes: bool = False,
-    ) -> Request:
+    ) -> PendingRequest:
         """Handle a request like `Client.send`; the answer is present on return."""
         self._count += 1
         sequence = self._sequence + 1 if changes else 0
         message = Message(operation, meta or {}, arrays, sequence=sequence, clock=clock, request=self._count)
-        request = Request(server, message)
+        request = PendingRequest(server, message)
 
         def reply(answer: Message) -> None:
             # A shard returns its own memory, which later changes overwrite.
@@ -57,11 +57,11 @@ class LocalClient:
             self._server.handle(message, reply)
         except WireError as error:
             reply(message.refuse(str(error), error.kind))
-        if changes and request.answer is not None and request.answer.operation is Operation.DONE:
+        if changes and request.answer is not None and request.answer.operation is Opcode.DONE:
             self._sequence = sequence
         return request
 
-    def wait(self, requests: Iterable[Request]) -> list[Message]:
+    def wait(self, requests: Iterable[PendingRequest]) -> list[Message]:
         """Return the answers, like `Client.wait`.
 
         Raises:
@@ -70,7 +70,7 @@ class LocalClient:
         answers: list[Message] = []
         for request in requests:
             assert request.answer is not None
-            if request.answer.operation is Operation.REFUSED:
+            if request.answer.operation is Opcode.REFUSED:
                 raise ServerRefused(str(request.answer.meta["why"]))
             answers.append(request.answer)
         return answers

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from ronde.errors import RondeError
-from ronde.server.greeting import misfit
-from ronde.server.presence import Presence
+from ronde.server.handshake import misfit
+from ronde.server.liveness import Presence
 from ronde.server.record import Record
-from ronde.server.shard import Shard
+from ronde.server.shard import ServerShard
 from ronde.server.transport.service import Reply
-from ronde.server.transport.wire import Message, Operation, WireError
+from ronde.server.transport.wire import Message, Opcode, WireError
 
-__all__ = ["Counts", "Journal", "ParameterServer", "Rule"]
+__all__ = ["ParameterServer", "Rule", "ServerCounters", "WriteAheadLog"]
 
 # Limit of postponed answers; each holds a message.
 _MOST_DEFERRED = 65_536
@@ -31,7 +31,7 @@ _LONGEST_RUN = 256
 Rule = Literal["sync", "async", "bounded"]
 
 
-class Journal(Protocol):
+class WriteAheadLog(Protocol):
     """A write-ahead log: changes are written to it before they are applied."""
 
     def append(self, record: Record) -> None:
@@ -48,7 +48,7 @@ class Journal(Protocol):
 
 
 @dataclasses.dataclass(slots=True)
-class Counts:
+class ServerCounters:
     """Counters of a server since its start.
 
     Attributes:
@@ -78,8 +78,8 @@ class ParameterServer:
 
     def __init__(
         self,
-        shard: Shard,
-        journal: Journal | None,
+        shard: ServerShard,
+        journal: WriteAheadLog | None,
         *,
         workers: int,
         rule: Rule = "sync",
@@ -88,7 +88,7 @@ class ParameterServer:
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self.shard = shard
-        self.counts = Counts()
+        self.counts = ServerCounters()
         self._journal = journal
         self._workers = workers
         self._rule = rule
@@ -116,8 +116,8 @@ class ParameterServer:
             raise WireError(
                 "incarnation", f"worker {message.worker} has been started again since it sent this [R403]"
             )
-        if message.operation in (Operation.HELLO, Operation.STATUS, Operation.LEAVE, Operation.STOP):
-            if message.operation is Operation.STATUS and message.worker < self._workers:
+        if message.operation in (Opcode.HELLO, Opcode.STATUS, Opcode.LEAVE, Opcode.STOP):
+            if message.operation is Opcode.STATUS and message.worker < self._workers:
                 self._presence.heard(message.worker)
             self._administer(message, reply)
         elif not 0 <= message.worker < self._workers:
@@ -139,21 +139,21 @@ class ParameterServer:
             if self._rule == "bounded":  # a restarted server must not wait for them either
                 marks = {worker: self.shard.marks.get(worker, 0) for worker in gone}
                 with contextlib.suppress(WireError):  # disk full: a restarted server waits a minute for them
-                    self._write_and_apply(Record(Operation.LEAVE, {}, [], marks))
+                    self._write_and_apply(Record(Opcode.LEAVE, {}, [], marks))
             self._wake()
         if self._journal is not None:
             self._journal.tick()
 
     def _administer(self, message: Message, reply: Reply) -> None:
-        if message.operation is Operation.STOP:
+        if message.operation is Opcode.STOP:
             self._on_stop()
-        elif message.operation is not Operation.STATUS and not 0 <= message.worker < self._workers:
+        elif message.operation is not Opcode.STATUS and not 0 <= message.worker < self._workers:
             raise WireError("worker", f"there is no worker {message.worker} among {self._workers} [R426]")
-        elif message.operation is Operation.LEAVE:
+        elif message.operation is Opcode.LEAVE:
             self._presence.left(message.worker)
             self._write_and_apply(Record(message.operation, {}, [], {message.worker: message.sequence}))
             self._wake()
-        elif message.operation is Operation.HELLO:
+        elif message.operation is Opcode.HELLO:
             self._admit(message)
             process = message.meta.get("process")
             self._presence.met(message.worker, process if type(process) is int else None)

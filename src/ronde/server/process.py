@@ -16,14 +16,14 @@ from ronde.errors import RondeError
 from ronde.launch.server_config import ServerConfig
 from ronde.launch.servers import CANNOT_SERVE
 from ronde.server.dense import DenseShard
+from ronde.server.import_tables import take_tables
 from ronde.server.journal import Sync, open_directory
 from ronde.server.parameter_server import ParameterServer, Rule
-from ronde.server.shard import Shard
+from ronde.server.shard import ServerShard
 from ronde.server.snapshot import snapshots
 from ronde.server.sparse import SparseShard
 from ronde.server.storage import Storage, forget
 from ronde.server.table.cold_folder import remove_stale
-from ronde.server.taking_over import take_tables
 from ronde.server.transport.service import Service
 
 __all__ = ["main", "serve"]
@@ -44,7 +44,7 @@ def serve(config: ServerConfig, *, by_hand: bool = False) -> None:
         UsageError: the endpoint is not available.
         RondeError: the state on disk is damaged.
     """
-    shard = Shard({"dense": DenseShard(), "sparse": SparseShard(directory=_directory(config))})
+    shard = ServerShard({"dense": DenseShard(), "sparse": SparseShard(directory=_directory(config))})
     storage = _storage(config, shard, goes_on=by_hand or config.started > 0)
     about: dict[str, Any] = {
         "server": config.index,
@@ -93,7 +93,7 @@ def _directory(config: ServerConfig) -> str | None:
     return config.directory
 
 
-def _storage(config: ServerConfig, shard: Shard, *, goes_on: bool) -> Storage | None:
+def _storage(config: ServerConfig, shard: ServerShard, *, goes_on: bool) -> Storage | None:
     """Open the storage and load the shard's state from it, unless starting fresh."""
     if config.durability == "none" or not config.directory:
         return None

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ronde.server.transport.wire import Message, Operation
+from ronde.server.transport.wire import Message, Opcode
 
-__all__ = ["Answer", "Array", "LaterArray", "Part", "Record", "StateOfPart"]
+__all__ = ["Answer", "Array", "LaterArray", "Record", "StateMachine", "StateOfPart"]
 
 Array = np.ndarray[Any, Any]
 Answer = tuple[dict[str, Any], list[Array]]
@@ -31,22 +31,22 @@ class Record:
         clocks: number of steps made, for each of these workers.
     """
 
-    operation: Operation
+    operation: Opcode
     meta: dict[str, Any]
     arrays: Sequence[Array]
     marks: dict[int, int]
     clocks: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
-class Part(Protocol):
+class StateMachine(Protocol):
     """A part of a server's state, determined by the sequence of records.
 
     `combine`, `answer` and `read` may raise KeyError, TypeError, ValueError or IndexError for an invalid
     request from the wire; so they change nothing.
     """
 
-    changes: frozenset[Operation]
-    reads: frozenset[Operation]
+    changes: frozenset[Opcode]
+    reads: frozenset[Opcode]
 
     def combine(self, messages: Sequence[Message]) -> Answer:
         """Combine the workers' requests, in rank order, into a record's meta and arrays."""

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ronde.errors import RondeError
-from ronde.server.record import Answer, Array, LaterArray, Part, Record
-from ronde.server.transport.wire import Message, Operation, WireError
+from ronde.server.record import Answer, Array, LaterArray, Record, StateMachine
+from ronde.server.transport.wire import Message, Opcode, WireError
 
-__all__ = ["Shard"]
+__all__ = ["ServerShard"]
 
 
-class Shard:
+class ServerShard:
     """A deterministic state machine, driven by records.
 
     Args:
@@ -25,7 +25,7 @@ class Shard:
         run: id of the run that owns the state; "" before the first HELLO.
     """
 
-    def __init__(self, parts: dict[str, Part]) -> None:
+    def __init__(self, parts: dict[str, StateMachine]) -> None:
         self._parts = parts
         self._changes = {each: part for part in parts.values() for each in part.changes}
         self._reads = {each: part for part in parts.values() for each in part.reads}
@@ -34,7 +34,7 @@ class Shard:
         self.left: set[int] = set()
         self.run = ""
 
-    def is_change(self, operation: Operation) -> bool:
+    def is_change(self, operation: Opcode) -> bool:
         return operation in self._changes
 
     def prepare(self, messages: Sequence[Message]) -> Record:
@@ -56,10 +56,10 @@ class Shard:
 
         A change that fails would fail again.
         """
-        if record.operation is Operation.LEAVE:
+        if record.operation is Opcode.LEAVE:
             self.left |= record.marks.keys()
             return
-        if record.operation is Operation.HELLO:
+        if record.operation is Opcode.HELLO:
             self.run = record.meta["run"]
             return
         try:
@@ -135,7 +135,7 @@ class Shard:
             raise _nonsense(message.operation, error) from None
 
 
-def _nonsense(operation: Operation, error: Exception) -> WireError:
+def _nonsense(operation: Opcode, error: Exception) -> WireError:
     if isinstance(error, WireError):
         return error
     said = str(error) if isinstance(error, RondeError) else f"{type(error).__name__} {error}"

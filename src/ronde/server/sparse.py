@@ -11,12 +11,12 @@ import numpy as np
 from ronde.server.cold_pages import page_arrays, pages_in, rows_now
 from ronde.server.record import Answer, Array, LaterArray, Record, StateOfPart
 from ronde.server.sparse_checks import check_rows, check_update
+from ronde.server.table.config_json import read_config, write_config
+from ronde.server.table.delta import ToldIds
 from ronde.server.table.half import to_half
-from ronde.server.table.spelling import read_config, write_config
 from ronde.server.table.state import State
 from ronde.server.table.table import Table
-from ronde.server.table.told import ToldIds
-from ronde.server.transport.wire import Message, Operation
+from ronde.server.transport.wire import Message, Opcode
 
 __all__ = ["PAGE_BYTES", "SparseShard"]
 
@@ -33,10 +33,8 @@ class SparseShard:
         directory: folder for rows on disk; None: the folder for temporary files.
     """
 
-    changes = frozenset({Operation.MAKE_TABLE, Operation.UPDATE, Operation.PUT_ROWS})
-    reads = frozenset(
-        {Operation.LOOK_UP, Operation.COUNT, Operation.ROWS, Operation.CHANGES, Operation.EMBEDDINGS}
-    )
+    changes = frozenset({Opcode.MAKE_TABLE, Opcode.UPDATE, Opcode.PUT_ROWS})
+    reads = frozenset({Opcode.LOOK_UP, Opcode.COUNT, Opcode.ROWS, Opcode.CHANGES, Opcode.EMBEDDINGS})
 
     def __init__(self, page_bytes: int = PAGE_BYTES, directory: str | None = None) -> None:
         self.tables: dict[int, Table] = {}
@@ -51,10 +49,10 @@ class SparseShard:
         first = messages[0].meta
         number = int(first["table"])
         match messages[0].operation:
-            case Operation.MAKE_TABLE:
+            case Opcode.MAKE_TABLE:
                 table = Table(read_config(first["config"]))  # rejects an invalid config before it is logged
                 return {"table": number, "config": write_config(table.config)}, []
-            case Operation.PUT_ROWS:
+            case Opcode.PUT_ROWS:
                 check_rows(first, messages[0].arrays, self.tables[number])
                 return {"table": number, "entries": first["entries"]}, list(messages[0].arrays)
             case _:
@@ -75,12 +73,12 @@ class SparseShard:
     def apply(self, record: Record) -> None:
         number = record.meta["table"]
         match record.operation:
-            case Operation.MAKE_TABLE:
+            case Opcode.MAKE_TABLE:
                 config = read_config(record.meta["config"])
                 if number not in self.tables or self.tables[number].config != config:
                     self.tables[number] = Table(config, self._directory)
                     self._told.pop(number, None)
-            case Operation.PUT_ROWS:
+            case Opcode.PUT_ROWS:
                 self.tables[number].load(_state(record.meta, record.arrays))
             case _:
                 ids, gradients, counts = record.arrays
@@ -92,13 +90,13 @@ class SparseShard:
     def read(self, message: Message) -> Answer:
         table = self.tables[int(message.meta["table"])]
         match message.operation:
-            case Operation.COUNT:
+            case Opcode.COUNT:
                 return {"count": len(table)}, []
-            case Operation.ROWS:
+            case Opcode.ROWS:
                 return _told(table.state())
-            case Operation.CHANGES:
+            case Opcode.CHANGES:
                 return self._changes(table, message.meta)
-            case Operation.EMBEDDINGS:
+            case Opcode.EMBEDDINGS:
                 ids, rows, following = table.embeddings_from(
                     int(message.meta["begin"]), self._rows_of_page(table)
                 )

@@ -22,9 +22,9 @@ from typing import Literal, NoReturn
 
 from ronde.errors import RondeError
 from ronde.launch.linux_process import bind_to_parent, load_prctl
-from ronde.server.journal import Journal, Sync, open_directory, read_records, segments
+from ronde.server.journal import LogWriter, Sync, open_directory, read_records, segments
 from ronde.server.record import Record
-from ronde.server.shard import Shard
+from ronde.server.shard import ServerShard
 from ronde.server.snapshot import (
     commit,
     name_of,
@@ -66,7 +66,7 @@ class Storage:
     def __init__(
         self,
         directory: Path,
-        shard: Shard,
+        shard: ServerShard,
         *,
         durability: Literal["log", "snapshot"] = "log",
         sync: Sync = "never",
@@ -84,7 +84,7 @@ class Storage:
         if self._records:
             seconds = time.monotonic() - begun
             tell(f"{self._records} changes are back in {seconds:.2f} s, {replayed} of them from the log")
-        self._journal = Journal(directory, self._records, sync, tell) if durability == "log" else None
+        self._journal = LogWriter(directory, self._records, sync, tell) if durability == "log" else None
         begin = self._records - replayed
         snapshot = directory / name_of(begin)
         # Bytes of changes since the last snapshot was begun, and bytes of that snapshot.
@@ -201,7 +201,7 @@ class Storage:
 
 
 def recover(
-    directory: Path, shard: Shard, tell: Callable[[str], object], *, mend: bool = True
+    directory: Path, shard: ServerShard, tell: Callable[[str], object], *, mend: bool = True
 ) -> tuple[int, int]:
     """Load a directory's state into an empty shard. Returns the number of changes, and the number replayed
     from the log.

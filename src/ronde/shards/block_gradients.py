@@ -23,11 +23,11 @@ from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.tensor.tensor_table import TensorTable
 from ronde.trace.resident import Census
 
-__all__ = ["Block", "BlockGradients", "Scattered"]
+__all__ = ["BlockGradients", "ParameterBlock", "Scattered"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Block:
+class ParameterBlock:
     """A rank's block of a parameter.
 
     Attributes:
@@ -63,7 +63,7 @@ class Scattered:
     partition: Partition
     everybody: Comm
     blocks: Sequence[int]
-    keep: Callable[[Block, torch.Tensor], bool]
+    keep: Callable[[ParameterBlock, torch.Tensor], bool]
 
     def of(self, leaf: torch.Tensor) -> ReducedGradients | None:
         """Find the shard of a gradient; None where it is whole, or not there."""
@@ -91,17 +91,17 @@ class BlockGradients(GradientShards):
     def __init__(
         self,
         comm: Comm,
-        on_new: Callable[[Block], object],
+        on_new: Callable[[ParameterBlock], object],
         mean: Callable[[torch.Tensor], torch.Tensor],
-        give: Callable[[Block, torch.Tensor], bool],
+        give: Callable[[ParameterBlock, torch.Tensor], bool],
         scattered: Scattered | None = None,
     ) -> None:
         super().__init__()
         self._scattered = scattered
         self._comm = comm
-        self._blocks: TensorTable[Block] = TensorTable()
+        self._blocks: TensorTable[ParameterBlock] = TensorTable()
         # Blocks by number with a parameter that may be live on some rank: the same on all ranks.
-        self._numbered: dict[int, Block] = {}
+        self._numbered: dict[int, ParameterBlock] = {}
         self._on_new = on_new
         self._mean = mean
         self._give = give
@@ -116,11 +116,11 @@ class BlockGradients(GradientShards):
         return () if self._scattered is None else self._scattered.gradients
 
     @property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[ParameterBlock]:
         """Return the blocks with a live parameter, in the order of their numbers."""
         return list(self._blocks.values())
 
-    def everywhere(self, comm: Comm | None = None) -> list[Block]:
+    def everywhere(self, comm: Comm | None = None) -> list[ParameterBlock]:
         """Return the blocks with a live parameter on every rank. A collective.
 
         They are in the order of their numbers. Garbage is collected at different moments on different ranks,
@@ -138,12 +138,12 @@ class BlockGradients(GradientShards):
         ranks = comm.world_size
         return [block for block, count in zip(known, counts, strict=True) if count == ranks]
 
-    def block(self, tensor: torch.Tensor) -> Block | None:
+    def block(self, tensor: torch.Tensor) -> ParameterBlock | None:
         return self._blocks.get(tensor)
 
     def add_block(
         self, tensor: torch.Tensor, spec: ShardSpec, part: torch.Tensor, leaf: torch.Tensor
-    ) -> Block:
+    ) -> ParameterBlock:
         """Compute gradients of a parameter by a leaf, which is this rank's block. A collective.
 
         Args:
@@ -152,7 +152,7 @@ class BlockGradients(GradientShards):
         self._leave(tensor)
         leaf.requires_grad_(tensor.requires_grad)
         self._count += 1
-        block = Block(self._count, Leaf(tensor), spec, part, leaf)
+        block = ParameterBlock(self._count, Leaf(tensor), spec, part, leaf)
         self._blocks.set(tensor, block)
         self._numbered[block.number] = block
         if leaf.requires_grad:
@@ -175,7 +175,7 @@ class BlockGradients(GradientShards):
         with DisableTorchFunction():  # one in shards would be gathered
             _REGISTER(tensor, accumulated)
 
-    def _call_hooks(self, block: Block) -> None:
+    def _call_hooks(self, block: ParameterBlock) -> None:
         """Call the user's hooks on the parameter for its block's gradient.
 
         They get a dense gradient.
@@ -194,7 +194,7 @@ class BlockGradients(GradientShards):
         _REGISTER(block.leaf, accumulated)
         self._on_new(block)
 
-    def demand(self, block: Block, *, gradient: bool) -> torch.Tensor:
+    def demand(self, block: ParameterBlock, *, gradient: bool) -> torch.Tensor:
         """The leaf, which requires a gradient where the parameter does."""
         if block.leaf.requires_grad is not gradient:
             block.leaf.requires_grad_(gradient)
@@ -212,7 +212,7 @@ class BlockGradients(GradientShards):
             spec, rank = spec.of(self._scattered.blocks), self._scattered.everybody.rank
         return HeldGradient(block.number, block.parameter, spec, gradient.view(-1), rank)
 
-    def _held_scattered(self, tensor: torch.Tensor, block: Block | None) -> HeldGradient | None:
+    def _held_scattered(self, tensor: torch.Tensor, block: ParameterBlock | None) -> HeldGradient | None:
         if self._scattered is None:
             return None
         of = tensor if block is None else block.leaf
@@ -293,7 +293,7 @@ class BlockGradients(GradientShards):
             if whole is not None:
                 self._merge(block, whole, stays_whole=block.number in self._whole_before)
 
-    def _agree_on_gradients(self, blocks: Sequence[Block]) -> None:
+    def _agree_on_gradients(self, blocks: Sequence[ParameterBlock]) -> None:
         if not blocks:
             return
         owns = [block.spec[self._comm.rank] is not None for block in blocks]
@@ -305,7 +305,7 @@ class BlockGradients(GradientShards):
                 with torch.inference_mode(False):
                     give_gradient(block.leaf, block.leaf.new_empty(0))
 
-    def _has_gradient(self, block: Block) -> bool:
+    def _has_gradient(self, block: ParameterBlock) -> bool:
         shared = self._scattered is not None and self._scattered.of(block.leaf) is not None
         return shared or gradient_of(block.leaf) is not None
 
@@ -339,7 +339,7 @@ class BlockGradients(GradientShards):
         return gradient
 
     @torch.no_grad()
-    def _merge(self, block: Block, whole: torch.Tensor, *, stays_whole: bool) -> None:
+    def _merge(self, block: ParameterBlock, whole: torch.Tensor, *, stays_whole: bool) -> None:
         """Merge the gradient of the whole parameter with that of its blocks. A collective.
 
         A gradient that was whole before stays whole: the script may hold it.
@@ -362,7 +362,7 @@ class BlockGradients(GradientShards):
         self._add(block, self._block_of(block, whole))
 
     @torch.no_grad()
-    def _add(self, block: Block, own: torch.Tensor) -> None:
+    def _add(self, block: ParameterBlock, own: torch.Tensor) -> None:
         scattered = None if gradient_of(block.leaf) is not None else self._scattered
         if scattered is not None and scattered.keep(block, own):
             return
@@ -371,7 +371,7 @@ class BlockGradients(GradientShards):
         give_gradient(block.leaf, own if gradient is None else gradient.add_(own))
 
     @torch.no_grad()
-    def _block_of(self, block: Block, whole: torch.Tensor) -> torch.Tensor:
+    def _block_of(self, block: ParameterBlock, whole: torch.Tensor) -> torch.Tensor:
         """Copy this rank's block of a whole gradient."""
         with torch.inference_mode(False):  # later backwards add to it
             return block.spec.own(whole, self._comm.rank).clone().view(block.leaf.shape)

@@ -15,7 +15,7 @@ from ronde.comm.pending import Pending
 from ronde.comm.process_group import Comm
 from ronde.shards.spec import ShardSpec
 from ronde.shards.unit import OF_A_PARAMETER, Member, Unit
-from ronde.sync.home import Home
+from ronde.sync.memory_home import Home
 from ronde.trace.resident import Census
 
 __all__ = ["CopiedMember", "CopiedUnit", "copy_unit"]

@@ -15,10 +15,10 @@ from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.shards.flat import flat, flat_like, is_dense, overlapping
 from ronde.shards.optimizer_shards import OptimizerShards
 from ronde.shards.spec import ShardSpec
-from ronde.sync.home import Home
+from ronde.sync.memory_home import Home
 from ronde.trace.resident import Census
 
-__all__ = ["CutState", "Piece", "StateInParts"]
+__all__ = ["CutParameter", "CutState", "StateInParts"]
 
 
 class StateInParts(ABC):
@@ -45,7 +45,7 @@ class _Scalar:
     device: torch.device
 
 
-class Piece:
+class CutParameter:
     """A parameter that is updated in shards.
 
     Attributes:
@@ -130,7 +130,7 @@ class CutState(StateInParts):
         held: shards of parameters and gradients.
 
     Attributes:
-        local: entries that the optimizer's step finds: those of `Piece.own`, and of tensors that are not cut.
+        local: entries that the optimizer's step finds: those of `CutParameter.own`, and of uncut tensors.
         pieces: pieces by id of the parameter.
     """
 
@@ -139,7 +139,7 @@ class CutState(StateInParts):
         self._held = held
         self.local: defaultdict[Any, Any] = defaultdict(dict)
         self.local.update(state)
-        self.pieces: dict[int, Piece] = {}
+        self.pieces: dict[int, CutParameter] = {}
         # Keys of the whole state, in the order in which they came: one device's, whether they are cut or not.
         self._keys: dict[int, Any] = {id(key): key for key in state}
         # By id, those that lie in one memory with others: they are updated one after the other, which ranks
@@ -178,7 +178,7 @@ class CutState(StateInParts):
             for tensor, spec in zip(apart, self._held.divide(apart), strict=True):
                 if spec is None:
                     continue
-                piece = Piece(tensor, spec, self._comm.rank, self._held.part(tensor), self._held.home)
+                piece = CutParameter(tensor, spec, self._comm.rank, self._held.part(tensor), self._held.home)
                 self.pieces[id(tensor)] = piece
                 self._cut(piece)
         return True
@@ -203,7 +203,7 @@ class CutState(StateInParts):
         tensors = [*(piece.tensor for piece in self.pieces.values()), *self._entwined.values(), *new]
         return overlapping([tensor for tensor in tensors if self._held.part(tensor) is None])
 
-    def _cut(self, piece: Piece) -> None:
+    def _cut(self, piece: CutParameter) -> None:
         entry = self.local.pop(piece.tensor, None)
         if entry is None or piece.own is None:
             return
@@ -219,7 +219,7 @@ class CutState(StateInParts):
 
         self.local[piece.own] = {key: cut(value) for key, value in entry.items()}
 
-    def present(self, tensors: Iterable[torch.Tensor]) -> list[Piece]:
+    def present(self, tensors: Iterable[torch.Tensor]) -> list[CutParameter]:
         """Return the pieces with a gradient, located in their present memory."""
         with DisableTorchFunction():
             pieces = [
@@ -237,7 +237,7 @@ class CutState(StateInParts):
                         self.local[piece.own] = self.local.pop(before)
             return pieces
 
-    def share(self, pieces: Sequence[Piece]) -> None:
+    def share(self, pieces: Sequence[CutParameter]) -> None:
         """Share the updated parts of these parameters; they are whole on return. A collective."""
         self._comm.share(
             [
@@ -257,7 +257,7 @@ class CutState(StateInParts):
         told: dict[int, dict[Any, Any]] = {}
         for described in self._comm.all_gather_object(self._describe(pieces)):
             told = {**described, **told}
-        wanted: list[tuple[Piece, torch.Tensor]] = []
+        wanted: list[tuple[CutParameter, torch.Tensor]] = []
         wholes: list[torch.Tensor] = []
         entries: dict[int, dict[Any, Any]] = {}
         for place in sorted(told):
@@ -292,11 +292,11 @@ class CutState(StateInParts):
         )
         return state
 
-    def _write_own(self, whole: torch.Tensor, piece: Piece, key: Any) -> None:
+    def _write_own(self, whole: torch.Tensor, piece: CutParameter, key: Any) -> None:
         if piece.own is not None:
             whole[slice(*piece.spec[self._comm.rank] or ())].copy_(self.local[piece.own][key].view(-1))
 
-    def _describe(self, pieces: Sequence[Piece]) -> dict[int, dict[Any, Any]]:
+    def _describe(self, pieces: Sequence[CutParameter]) -> dict[int, dict[Any, Any]]:
         """Describe entries, without elements, by number of the piece.
 
         The first rank that has elements of a piece describes it.

@@ -13,7 +13,7 @@ from ronde.shards.flat import flat_like
 from ronde.shards.partition import Partition
 from ronde.shards.spec import ShardSpec, Span, within
 from ronde.sync.gradient_shards import GradientShards
-from ronde.sync.home import Home
+from ronde.sync.memory_home import Home
 from ronde.sync.sparse_rows import cut_rows
 
 __all__ = ["ROW_OPTIMIZERS", "OptimizerShards", "ParameterShards", "Replicas", "updates_rows"]

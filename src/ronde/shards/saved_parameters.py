@@ -32,7 +32,7 @@ _push: Callable[..., None] = _hooks._push_saved_tensors_default_hooks
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
+class _MemoryPlace:
     """A tensor in a parameter's memory."""
 
     owner: ShardedParameters
@@ -107,7 +107,7 @@ class SavedParameters:
                 return (tensor if tensor.grad_fn is None else alike(tensor.detach(), tensor),)
         member, _ = found
         place = tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.dtype
-        return _Place(owner, member, member.save(), *place)
+        return _MemoryPlace(owner, member, member.save(), *place)
 
     def _found(self, tensor: torch.Tensor) -> tuple[ShardedParameters | None, tuple[Member, Any] | None]:
         for owner in self._parameters:
@@ -126,7 +126,7 @@ class SavedParameters:
         if isinstance(packed, tuple):
             # A parameter that was whole then, such as one with a new order of axes, may be sharded by now.
             return self.lasting(packed[0])
-        if not isinstance(packed, _Place):
+        if not isinstance(packed, _MemoryPlace):
             return packed
         owner, member, place = (
             packed.owner,

@@ -31,7 +31,7 @@ from ronde.shards.spec import Span
 from ronde.shards.unit import LEAST_BYTES, Member, Unit, of_several_processes
 from ronde.shards.unit_table import Fate, Find, UnitTable
 from ronde.shards.untraced import untraced
-from ronde.sync.home import Home
+from ronde.sync.memory_home import Home
 from ronde.tensor.context import Context, Region, in_transform
 from ronde.trace.resident import Census
 

@@ -20,12 +20,12 @@ from torch.optim import Optimizer
 from ronde.errors import UsageError
 from ronde.patching.patches import Patches
 from ronde.patching.torch_internals import DisableTorchFunction
-from ronde.shards.cut_state import CutState, Piece, StateInParts
+from ronde.shards.cut_state import CutParameter, CutState, StateInParts
 from ronde.shards.elementwise import ELEMENTWISE, is_elementwise
-from ronde.shards.holders import state_is_held
 from ronde.shards.hooked_step import replace_step
 from ronde.shards.host_options import as_on_device, options_on_host
 from ronde.shards.optimizer_shards import OptimizerShards
+from ronde.shards.state_references import state_is_held
 from ronde.tensor.context import Context, Region
 
 __all__ = ["ShardedUpdate"]
@@ -173,7 +173,7 @@ class ShardedUpdate:
 
 @contextmanager
 def _own_parts(
-    optimizer: Any, state: CutState, pieces: Sequence[Piece], held: OptimizerShards
+    optimizer: Any, state: CutState, pieces: Sequence[CutParameter], held: OptimizerShards
 ) -> Iterator[None]:
     """Replace parameters in groups by this rank's shards, with gradients, in the `with` block.
 
@@ -205,7 +205,7 @@ def _own_parts(
         home.up(gradients, theirs)
 
 
-def _unscale_others(optimizer: Any, pieces: Sequence[Piece], held: OptimizerShards) -> None:
+def _unscale_others(optimizer: Any, pieces: Sequence[CutParameter], held: OptimizerShards) -> None:
     """Unscale the shards of other ranks, after a fused step has unscaled its own.
 
     A fused step divides gradients by GradScaler's scale in place.

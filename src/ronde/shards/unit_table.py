@@ -20,7 +20,7 @@ from ronde.shards.mapped_unit import map_unit
 from ronde.shards.partition import Partition, by_kind
 from ronde.shards.spec import ShardSpec
 from ronde.shards.unit import Member, Unit, can_be_sharded
-from ronde.sync.home import Home
+from ronde.sync.memory_home import Home
 
 __all__ = ["Fate", "Find", "UnitTable"]
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from ronde.cluster.mesh import Axis
 from ronde.comm.process_group import Comm
 from ronde.modules.sharded_call import Way, at_once
-from ronde.parallel.micro_batches import MicroBatches
-from ronde.parallel.pieces import RunOn, run_on
+from ronde.parallel.compute.micro_batch_pieces import RunOn, run_on
+from ronde.parallel.compute.micro_batches import MicroBatches
 from ronde.plan.schedule import chunks_of
 from ronde.plan.strategies import StrategyName, strategies_of
-from ronde.policies.zero import Place
-from ronde.strategies.parts import Parts
+from ronde.policies.zero import MeshPosition
 from ronde.strategies.rows import RowStrategy
+from ronde.strategies.session_parts import SessionParts
 from ronde.strategies.sharded_state import ShardedState
 from ronde.strategies.strategies import Strategies
 from ronde.strategies.strategy import Strategy
@@ -32,7 +32,7 @@ __all__ = ["assemble"]
 _CUT_MODELS: tuple[Axis, ...] = ("pipeline", "tensor")
 
 
-def assemble(parts: Parts) -> Strategies:
+def assemble(parts: SessionParts) -> Strategies:
     """Create the strategies of a plan. A collective where they need process groups."""
     names = strategies_of(parts.plan, parts.everybody.world_size)
     if not {"pipeline", "tensor", "expert"}.isdisjoint(names):
@@ -48,12 +48,12 @@ def assemble(parts: Parts) -> Strategies:
     return Strategies(ordered=zero, state=_state_of(zero), way=_way(parts))
 
 
-def _way(parts: Parts, run: RunOn = run_on) -> Way:
+def _way(parts: SessionParts, run: RunOn = run_on) -> Way:
     pieces = parts.plan.compute.micro_batches
     return at_once if pieces == 1 else MicroBatches(pieces, parts.again, run)
 
 
-def _with_servers(parts: Parts) -> Strategies:
+def _with_servers(parts: SessionParts) -> Strategies:
     from ronde.strategies.servers import ServerStrategy
 
     assert parts.client is not None
@@ -61,7 +61,7 @@ def _with_servers(parts: Parts) -> Strategies:
     return Strategies(ordered=[served], state=served.state, way=_way(parts))
 
 
-def _zero(parts: Parts, names: Sequence[StrategyName], context: Context) -> list[Strategy]:
+def _zero(parts: SessionParts, names: Sequence[StrategyName], context: Context) -> list[Strategy]:
     if "zero" not in names:
         return []
     return [ZeroStrategy(parts.plan, parts.rows, context, parts.reducer, parts.note)]
@@ -71,7 +71,7 @@ def _state_of(strategies: Sequence[Strategy]) -> ShardedState:
     return strategies[0].state if strategies else ShardedState()
 
 
-def _with_sequences(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
+def _with_sequences(parts: SessionParts, names: Sequence[StrategyName]) -> Strategies:
     """Create the strategies of a mesh with context groups. State is cut over all ranks."""
     from ronde.strategies.own_mixtures import OwnMixtures
 
@@ -85,13 +85,13 @@ def _with_sequences(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
     return Strategies(ordered=[*zero, context], state=_state_of(zero), way=way, cuts_calls=cuts_calls)
 
 
-def _way_along(parts: Parts, context: ContextStrategy) -> tuple[Way, bool]:
+def _way_along(parts: SessionParts, context: ContextStrategy) -> tuple[Way, bool]:
     """Return the executor that cuts sequences, and whether it cuts calls on all rows."""
     one_piece = parts.plan.compute.micro_batches == 1
     return (context.sequences if one_piece else _way(parts, context.sequences.run_on)), one_piece
 
 
-def _context(parts: Parts) -> ContextStrategy:
+def _context(parts: SessionParts) -> ContextStrategy:
     from ronde.strategies.context import ContextStrategy
 
     group = parts.meet_along("context", "context")
@@ -100,7 +100,7 @@ def _context(parts: Parts) -> ContextStrategy:
     return ContextStrategy(parts.context, group, plan.item("context"), plan.mesh.context_attention, later)
 
 
-def _with_cut_models(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
+def _with_cut_models(parts: SessionParts, names: Sequence[StrategyName]) -> Strategies:
     """Create the strategies of a mesh that cuts models into blocks.
 
     Blocks are pipeline stages, blocks of matrices, experts, or several of these.
@@ -123,7 +123,7 @@ def _with_cut_models(parts: Parts, names: Sequence[StrategyName]) -> Strategies:
     return Strategies(ordered=[cuts, context], state=cuts.state, way=way, cuts_calls=cuts_calls)
 
 
-def _with_stages(parts: Parts, groups: _Groups, context: ContextStrategy | None) -> Strategies:
+def _with_stages(parts: SessionParts, groups: _Groups, context: ContextStrategy | None) -> Strategies:
     from ronde.strategies.pipeline import PipelineGroups, PipelineStrategy
 
     several = chunks_of(parts.plan.compute.schedule) > 1
@@ -160,7 +160,7 @@ class _Groups:
     Other such neighbours have replicas of them.
     """
 
-    def __init__(self, parts: Parts, sequences: Context | None) -> None:
+    def __init__(self, parts: SessionParts, sequences: Context | None) -> None:
         mesh = parts.mesh
         self._parts, self._mesh, self._sequences = parts, mesh, sequences
         self._known: dict[tuple[int, ...], Comm] = {}
@@ -170,7 +170,7 @@ class _Groups:
         self._rows = [mesh.members(rank, "data", "context").index(rank) for rank in range(mesh.ranks)]
         self._places = [self._place(rank) for rank in range(mesh.ranks)]
 
-    def _place(self, rank: int) -> Place:
+    def _place(self, rank: int) -> MeshPosition:
         """Return the position of a rank.
 
         Blocks are numbered by stage, then by neighbour, then by place in the tensor group.
@@ -178,7 +178,7 @@ class _Groups:
         replica, neighbour = divmod(self._rows[rank], self._experts)
         stage, block = (self._mesh.coordinate(rank, axis) for axis in _CUT_MODELS)
         first = (stage * self._experts + neighbour) * self._mesh.degree("tensor")
-        return Place(first + block, replica, self._rows[rank])
+        return MeshPosition(first + block, replica, self._rows[rank])
 
     def along(self, *axes: Axis) -> Comm:
         """Return the group of ranks that differ from this one along these axes only."""
@@ -220,14 +220,14 @@ class _Groups:
             sequences=self._sequences,
         )
 
-    def _copy(self, rank: int) -> Place:
+    def _copy(self, rank: int) -> MeshPosition:
         """Return the position of a rank for parameters outside of experts.
 
         All neighbours have the same blocks of them.
         """
         stage, block = (self._mesh.coordinate(rank, axis) for axis in _CUT_MODELS)
         of_stage = self._experts * self._mesh.degree("tensor")
-        return Place(stage * of_stage + block, self._rows[rank], self._rows[rank])
+        return MeshPosition(stage * of_stage + block, self._rows[rank], self._rows[rank])
 
     def _members_of_stage(self) -> set[int]:
         return set(self._mesh.members(self._parts.rank, "data", "context", "tensor"))

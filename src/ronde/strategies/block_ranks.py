@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import final
 
 from ronde.comm.process_group import Comm
-from ronde.policies.zero import Place
+from ronde.policies.zero import MeshPosition
 from ronde.tensor.context import Context
 
 __all__ = ["BlockRanks"]
@@ -34,11 +34,11 @@ class BlockRanks:
     rows: Comm
     group: Comm
     everybody: Comm
-    places: Sequence[Place]
+    places: Sequence[MeshPosition]
     row_ranks: Sequence[int]
     replica_group: Comm | None = None
     gathering: Comm | None = None
-    copies: Sequence[Place] | None = None
+    copies: Sequence[MeshPosition] | None = None
     sequences: Context | None = None
 
     @property

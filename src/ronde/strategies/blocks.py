@@ -13,13 +13,13 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
-from ronde.parallel.building import Building
+from ronde.parallel.tensor.deferred_init import Building
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.policies.units import find_units
 from ronde.policies.zero import RUNS, divided, in_equal_parts, replica_spec, zero_within
 from ronde.shards import gradients
-from ronde.shards.block_gradients import Block, BlockGradients, Scattered
+from ronde.shards.block_gradients import BlockGradients, ParameterBlock, Scattered
 from ronde.shards.nested_parameters import NestedParameters
 from ronde.shards.optimizer_shards import OptimizerShards, ParameterShards, Replicas
 from ronde.shards.partition import Partition
@@ -29,12 +29,12 @@ from ronde.shards.sharded_update import ShardedUpdate
 from ronde.shards.spec import ShardSpec
 from ronde.shards.unit_table import Find
 from ronde.strategies.block_ranks import BlockRanks
-from ronde.strategies.homes import homes
-from ronde.strategies.parts import Parts
+from ronde.strategies.memory_homes import homes
 from ronde.strategies.replica_group import ReplicaGroup
+from ronde.strategies.session_parts import SessionParts
 from ronde.strategies.sharded_state import ShardedState, all_of
 from ronde.strategies.zero import is_worth_sharding
-from ronde.sync.home import OnDevice
+from ronde.sync.memory_home import OnDevice
 from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Context, Region
@@ -102,7 +102,7 @@ class ModelBlocks:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: SessionParts,
         ranks: BlockRanks,
         cutting: Cutting,
     ) -> None:
@@ -194,7 +194,7 @@ class ModelBlocks:
         blocks = [place.block for place in self._ranks.places]
         return Scattered(gradients, self._nested, self._ranks.everybody, blocks, self._keep)
 
-    def _keep(self, block: Block, gradient: torch.Tensor) -> bool:
+    def _keep(self, block: ParameterBlock, gradient: torch.Tensor) -> bool:
         group, spec = self._group_of(block.spec), self._of_rows.spec(block.leaf)
         if group is None or group.gradients is None or spec is None:
             return False
@@ -365,7 +365,7 @@ class ModelBlocks:
 
         return found
 
-    def _take_block(self, parameter: torch.Tensor, spec: ShardSpec, part: torch.Tensor) -> Block:
+    def _take_block(self, parameter: torch.Tensor, spec: ShardSpec, part: torch.Tensor) -> ParameterBlock:
         optimizer = self._reducer.let_go(parameter)
         shape = spec.shape(parameter.shape, self._ranks.group.rank)
         if self._nests and self._is_divided(spec):
@@ -383,14 +383,14 @@ class ModelBlocks:
         return block
 
     def _divide(
-        self, unit: Sequence[torch.Tensor], known: Sequence[torch.Tensor], blocks: Sequence[Block]
+        self, unit: Sequence[torch.Tensor], known: Sequence[torch.Tensor], blocks: Sequence[ParameterBlock]
     ) -> None:
         """Cut the new blocks of a unit over their replicas. A collective.
 
         Args:
             known: parameters of the blocks.
         """
-        there: dict[int, list[Block]] = {id(group): [] for group in self._sharing}
+        there: dict[int, list[ParameterBlock]] = {id(group): [] for group in self._sharing}
         for block, spec in zip(blocks, self._nested.assign(known), strict=True):
             group = self._group_of(block.spec)
             if spec is None or group is None or not group.divides:
@@ -415,15 +415,15 @@ class ModelBlocks:
         self.cut_new(module)  # parameters that were in one unit with it
         self.parameters.rest(keep_last=False)
 
-    def _adopt(self, block: Block) -> None:
+    def _adopt(self, block: ParameterBlock) -> None:
         group = self._group_of(block.spec)
         if group is not None and block.leaf.numel():
             group.reducer.adopt(block.leaf)
 
-    def _give(self, block: Block, gradient: torch.Tensor) -> bool:
+    def _give(self, block: ParameterBlock, gradient: torch.Tensor) -> bool:
         return self.is_reduced(block) and self._reducer.give(block.leaf, gradient)
 
-    def is_reduced(self, block: Block) -> bool:
+    def is_reduced(self, block: ParameterBlock) -> bool:
         """Return whether the reducer of all rows averages the gradient of a block."""
         return self._cutting.reduces.has(block.spec)
 

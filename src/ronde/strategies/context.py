@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.parallel.sequences import Sequences
+from ronde.parallel.context.sequences import Sequences
 from ronde.patching.patches import Patches
 from ronde.plan.mesh import ContextAttention
 from ronde.strategies.own_mixtures import OwnMixtures

@@ -17,7 +17,7 @@ from ronde.shards.spec import blocks_of_stage
 from ronde.strategies.block_ranks import BlockRanks
 from ronde.strategies.blocks import Cutting, ModelBlocks, Reduced
 from ronde.strategies.mixture_calls import MixtureCalls, MixtureRanks
-from ronde.strategies.parts import Parts
+from ronde.strategies.session_parts import SessionParts
 from ronde.strategies.strategy import Strategy
 from ronde.strategies.tensor_calls import TensorCalls
 
@@ -36,7 +36,7 @@ class ExpertStrategy(Strategy):
 
     name = "expert"
 
-    def __init__(self, parts: Parts, ranks: BlockRanks, of_mixtures: MixtureRanks) -> None:
+    def __init__(self, parts: SessionParts, ranks: BlockRanks, of_mixtures: MixtureRanks) -> None:
         self._ranks, self._tensor = ranks, of_mixtures.tensor
         self._override = cuts_by_pattern(parts.plan.mesh.cuts)
         self._partition = Partition()

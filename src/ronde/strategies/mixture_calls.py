@@ -12,9 +12,9 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
-from ronde.parallel.expert_calls import Outputs, call_fused, call_listed, noting
-from ronde.parallel.expert_exchange import Cannot, true_gradient
-from ronde.parallel.expert_shares import Among, Shares, nothing
+from ronde.parallel.expert.calls import Outputs, call_fused, call_listed, noting
+from ronde.parallel.expert.token_exchange import Cannot, true_gradient
+from ronde.parallel.expert.token_shares import Among, TokenShares, nothing
 from ronde.parallel.holding import holding
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import MODULE_CALL
@@ -22,7 +22,7 @@ from ronde.policies.expert import can_be_spread
 from ronde.policies.expert_structure import Mixture, mixtures
 from ronde.strategies.blocks import ModelBlocks
 from ronde.strategies.held_experts import HeldExperts
-from ronde.strategies.parts import Parts
+from ronde.strategies.session_parts import SessionParts
 from ronde.strategies.tried_mixtures import Plain, TriedMixtures
 from ronde.tensor.context import Context, Region
 from ronde.tensor.global_tensor import materialize
@@ -63,7 +63,7 @@ class MixtureRanks:
             held: experts of this rank.
         """
         everybody = None if self.together.world_size == self.experts.world_size else self.together
-        shares = Shares(self.tensor if cut else self.alike)
+        shares = TokenShares(self.tensor if cut else self.alike)
         return Among(
             comm=self.experts, everybody=everybody, shares=shares, gather=held.gather, passed=held.passed
         )
@@ -81,7 +81,7 @@ class MixtureCalls:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: SessionParts,
         ranks: MixtureRanks,
         blocks: ModelBlocks,
         inside: Callable[[torch.nn.Module], AbstractContextManager[None]],

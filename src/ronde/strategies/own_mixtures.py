@@ -15,12 +15,12 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
-from ronde.parallel.expert_exchange import linked
+from ronde.parallel.expert.token_exchange import linked
 from ronde.parallel.holding import holding
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import MODULE_CALL
 from ronde.policies.expert_structure import Mixture, mixtures
-from ronde.strategies.parts import Parts
+from ronde.strategies.session_parts import SessionParts
 from ronde.strategies.tried_mixtures import Plain, TriedMixtures
 from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import materialize
@@ -44,7 +44,7 @@ class OwnMixtures:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: SessionParts,
         item: str,
         gathered: Callable[[torch.nn.Module], AbstractContextManager[object]],
         *,

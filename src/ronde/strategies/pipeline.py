@@ -12,17 +12,17 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.modules.calls import Calls
-from ronde.parallel.feature_experts import FeatureExperts
+from ronde.parallel.context.sequences import Sequences
+from ronde.parallel.expert.features import FeatureExperts
 from ronde.parallel.holding import holding
-from ronde.parallel.loss_inside import LossInside
-from ronde.parallel.pipeline import Pipeline
-from ronde.parallel.pipeline_gradients import refuse_lone_gradients
-from ronde.parallel.pipeline_piece import UsedElsewhere
-from ronde.parallel.sequences import Sequences
-from ronde.parallel.stage_outputs import StageOutputs
-from ronde.parallel.stand_ins import StandIns
-from ronde.parallel.step_by_turns import StepByTurns
-from ronde.parallel.unit_costs import UnitCosts
+from ronde.parallel.pipeline.gradients import refuse_lone_gradients
+from ronde.parallel.pipeline.loss_inside_model import LossInside
+from ronde.parallel.pipeline.micro_batch import UsedElsewhere
+from ronde.parallel.pipeline.pipeline import Pipeline
+from ronde.parallel.pipeline.schedules import StepByTurns
+from ronde.parallel.pipeline.stage_outputs import StageOutputs
+from ronde.parallel.pipeline.unit_costs import UnitCosts
+from ronde.parallel.tensor.cut_parameters import StandIns
 from ronde.patching.patches import Patches
 from ronde.plan.compute import Schedule
 from ronde.plan.cuts import cuts_by_pattern
@@ -38,7 +38,7 @@ from ronde.strategies.block_ranks import BlockRanks
 from ronde.strategies.blocks import Cutting, ModelBlocks, Reduced
 from ronde.strategies.mixture_calls import MixtureCalls, MixtureRanks
 from ronde.strategies.own_mixtures import OwnMixtures
-from ronde.strategies.parts import Parts
+from ronde.strategies.session_parts import SessionParts
 from ronde.strategies.strategy import Strategy
 from ronde.strategies.uncut_models import UncutModels
 from ronde.tensor.context import Context, Region
@@ -82,7 +82,7 @@ class PipelineStrategy(Strategy):
 
     def __init__(
         self,
-        parts: Parts,
+        parts: SessionParts,
         ranks: BlockRanks,
         along: PipelineGroups,
         tensor: Comm | None = None,

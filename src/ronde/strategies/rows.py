@@ -9,8 +9,8 @@ from typing import Any, final
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.parallel.row_lookup import RowLookup
-from ronde.parallel.row_units import RowUnits
+from ronde.parallel.sparse.lookup import RowLookup
+from ronde.parallel.sparse.units import RowUnits
 from ronde.patching.patches import Patches
 from ronde.policies.rows import rows
 from ronde.shards import gradients
@@ -21,7 +21,7 @@ from ronde.shards.sharded_update import ShardedUpdate
 from ronde.strategies.sharded_state import ShardedState
 from ronde.strategies.strategy import Strategy
 from ronde.sync.gradient_shards import Spans
-from ronde.sync.home import OnDevice
+from ronde.sync.memory_home import OnDevice
 from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.sync.reducer import Reducer
 from ronde.tensor.context import Context

@@ -9,9 +9,9 @@ from typing import Any, final
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.parallel.served_buffer import ServedBuffers
-from ronde.parallel.served_gradients import ServedGradients
-from ronde.parallel.served_update import ServedUpdate
+from ronde.parallel.servers.buffer import ServedBuffers
+from ronde.parallel.servers.gradients import ServedGradients
+from ronde.parallel.servers.update import ServedUpdate
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.policies.servers import over_servers

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from ronde.parallel.building import Building
+from ronde.parallel.tensor.deferred_init import Building
 from ronde.patching.patches import Patches
-from ronde.shards import opaque
+from ronde.shards import raw_memory_access
 from ronde.shards.block_gradients import BlockGradients
 from ronde.shards.saved_parameters import SavedParameters
 from ronde.shards.sharded_parameters import ShardedParameters
@@ -21,7 +21,7 @@ from ronde.sync.leaf import gradient_of
 from ronde.trace.resident import Resident
 
 if TYPE_CHECKING:
-    from ronde.parallel.served_update import ServedUpdate
+    from ronde.parallel.servers.update import ServedUpdate
 
 __all__ = ["ShardedState", "all_of"]
 
@@ -120,7 +120,7 @@ class ShardedState:
             self.building.install(patches)
         if self.saved is not None:
             for each in self.parameters:
-                opaque.install(patches, each, self.saved)
+                raw_memory_access.install(patches, each, self.saved)
             self.saved.install(patches, at_once=hooks_at_once)
 
     def uninstall(self) -> None:

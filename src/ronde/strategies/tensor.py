@@ -7,7 +7,7 @@ from typing import Any, final
 
 import torch
 
-from ronde.parallel.feature_experts import FeatureExperts
+from ronde.parallel.expert.features import FeatureExperts
 from ronde.patching.patches import Patches
 from ronde.plan.cuts import cuts_by_pattern
 from ronde.policies.tensor_structure import placements
@@ -16,7 +16,7 @@ from ronde.shards.spec import blocks
 from ronde.strategies.block_ranks import BlockRanks
 from ronde.strategies.blocks import Cutting, ModelBlocks
 from ronde.strategies.own_mixtures import OwnMixtures
-from ronde.strategies.parts import Parts
+from ronde.strategies.session_parts import SessionParts
 from ronde.strategies.strategy import Strategy
 from ronde.strategies.tensor_calls import TensorCalls
 from ronde.strategies.uncut_models import UncutModels
@@ -37,7 +37,7 @@ class TensorStrategy(Strategy):
 
     name = "tensor"
 
-    def __init__(self, parts: Parts, ranks: BlockRanks) -> None:
+    def __init__(self, parts: SessionParts, ranks: BlockRanks) -> None:
         plan = parts.plan
         item = plan.item("tensor")
         self._uncut = UncutModels(item)

@@ -10,7 +10,7 @@ from typing import final
 import torch
 
 from ronde.parallel.block_autograd import reach_blocks
-from ronde.parallel.stand_ins import StandIns
+from ronde.parallel.tensor.cut_parameters import StandIns
 from ronde.patching.patches import Patches
 from ronde.plan.mesh import SequenceParallel
 from ronde.strategies.blocks import ModelBlocks

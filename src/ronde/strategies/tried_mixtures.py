@@ -16,12 +16,12 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
-from ronde.parallel.expert_exchange import Cannot
-from ronde.parallel.expert_trial import Given, alike, all_equal, try_call
+from ronde.parallel.expert.token_exchange import Cannot
+from ronde.parallel.expert.trial import MixtureInputs, alike, all_equal, try_call
 from ronde.policies.expert_structure import Mixture
 from ronde.rowwise.joint import onlooker
 from ronde.rowwise.operation import tensors
-from ronde.strategies.parts import Parts
+from ronde.strategies.session_parts import SessionParts
 from ronde.tensor.context import Context, Region
 from ronde.tensor.edges import gather_data
 from ronde.tensor.global_tensor import GlobalTensor, cut, is_global, localize, materialize
@@ -86,7 +86,13 @@ class TriedMixtures:
     """
 
     def __init__(
-        self, parts: Parts, experts: Experts, *, together: Comm, sequences: Context | None, in_stages: bool
+        self,
+        parts: SessionParts,
+        experts: Experts,
+        *,
+        together: Comm,
+        sequences: Context | None,
+        in_stages: bool,
     ) -> None:
         self._script, self._everybody, self._plan = parts.context, parts.everybody, parts.plan
         self._experts = experts
@@ -137,7 +143,7 @@ class TriedMixtures:
 
         The call of one device is compared with the ranks' calls on their own tokens.
         """
-        given = Given.of(self._script.comm, self._of_whole_sequences(call))
+        given = MixtureInputs.of(self._script.comm, self._of_whole_sequences(call))
         with self._experts.watching(mixture):
             expected, why = self._of_all_ranks(mixture, plain, given)
         why = why or self._experts.problem(mixture)
@@ -157,13 +163,13 @@ class TriedMixtures:
         with torch.no_grad():
             return map_leaves(whole, call)
 
-    def _of_all_ranks(self, mixture: Mixture, plain: Plain, given: Given) -> tuple[Any, str]:
+    def _of_all_ranks(self, mixture: Mixture, plain: Plain, given: MixtureInputs) -> tuple[Any, str]:
         """Return this rank's rows of one device's output, and a problem or ""."""
         args, kwargs = given.whole()
         with self._script.enter(Region.REPLICATED):
             return try_call(mixture.module, lambda: given.own(plain(*args, **kwargs)))
 
-    def _tokens_depend(self, mixture: Mixture, plain: Plain, given: Given, expected: Any) -> str:
+    def _tokens_depend(self, mixture: Mixture, plain: Plain, given: MixtureInputs, expected: Any) -> str:
         """Explain why ranks cannot have their own tokens, or "". Answers may differ."""
         module, carried_out = mixture.module, self._experts.carried_out
         made, why = try_call(module, lambda: carried_out(mixture, plain, given.call, cut=False))
@@ -182,7 +188,7 @@ class TriedMixtures:
         """Call experts on this rank's tokens."""
         if self._in_stages and self._script.region is Region.OBSERVED:
             # A call that is unwound, in which all ranks reach all mixtures.
-            return self._of_all_ranks(mixture, plain, Given.of(self._script.comm, call))[0]
+            return self._of_all_ranks(mixture, plain, MixtureInputs.of(self._script.comm, call))[0]
         try:
             like = self._like(call)
             if like is None:

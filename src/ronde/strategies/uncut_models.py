@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ronde.policies.tensor_structure import Placement
+from ronde.policies.tensor_structure import ParameterPlacement
 
 __all__ = ["UncutModels"]
 
@@ -23,7 +23,7 @@ class UncutModels:
         self._found: dict[str, None] = {}
         self._some_are_cut = False
 
-    def tell(self, model: nn.Module, found: Sequence[Placement]) -> None:
+    def tell(self, model: nn.Module, found: Sequence[ParameterPlacement]) -> None:
         """Record the placements of a model that is cut."""
         if any(each.cut is not None for each in found):
             self._some_are_cut = True

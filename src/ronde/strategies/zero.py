@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.parallel.building import Building
+from ronde.parallel.tensor.deferred_init import Building
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.plan.state import State
@@ -24,7 +24,7 @@ from ronde.shards.optimizer_shards import OptimizerShards
 from ronde.shards.saved_parameters import SavedParameters
 from ronde.shards.sharded_parameters import ShardedParameters
 from ronde.shards.sharded_update import ShardedUpdate
-from ronde.strategies.homes import homes
+from ronde.strategies.memory_homes import homes
 from ronde.strategies.sharded_state import ShardedState
 from ronde.strategies.strategy import Strategy
 from ronde.strategies.whole_state import why_state_is_whole

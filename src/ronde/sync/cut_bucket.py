@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ronde.comm.buffer import Storage
+from ronde.comm.buffer import FlatStorage
 from ronde.comm.process_group import Comm
 from ronde.sync.bucket import Bucket
 from ronde.sync.bucket_memory import GradientMemory, standing_memory
@@ -43,7 +43,7 @@ class CutBucket(Bucket):
         own = [spans[parts.owner] or (0, 0) for spans in self._divided if spans is not None]
         count = 0 if parts.leave_device else sum(stop - start for start, stop in own)
         # Memory without a write costs nothing: pages come with the first sum.
-        self._room = Storage(standing_memory(count, leaves[0].dtype, leaves[0].device))
+        self._room = FlatStorage(standing_memory(count, leaves[0].dtype, leaves[0].device))
         self._used = False
         self._forget()
 

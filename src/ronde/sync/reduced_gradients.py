@@ -12,8 +12,8 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.sync.gradient_shards import GradientShards, HeldGradient, Spans, Wait
-from ronde.sync.home import Home
 from ronde.sync.leaf import Leaf
+from ronde.sync.memory_home import Home
 from ronde.sync.sparse_rows import cut_rows, gather_rows
 from ronde.tensor.tensor_table import TensorTable
 from ronde.trace.resident import Census

@@ -29,11 +29,11 @@ from ronde.sync.bucket_group import BucketGroup, active_groups
 from ronde.sync.bucket_memory import GradientMemory
 from ronde.sync.gradient_hooks import GradientHooks
 from ronde.sync.gradient_shards import ScatteredGradients
+from ronde.sync.half_precision_sums import Casts, NarrowSums
 from ronde.sync.leaf import Leaf, give_gradient, gradient_of
-from ronde.sync.narrow_sums import Casts, NarrowSums
 from ronde.sync.reduced_gradients import ReducedGradients
 from ronde.trace.resident import Census
-from ronde.trace.step_clock import Part, StepClock
+from ronde.trace.step_clock import Activity, StepClock
 
 __all__ = ["Reducer"]
 
@@ -447,7 +447,7 @@ class Reducer:
         if known is None or bucket is None or gradient_of(tensor) is None:
             return
         group = known[1]
-        before = self._clock.enter(Part.OWN) if self._clock.armed else None
+        before = self._clock.enter(Activity.OWN) if self._clock.armed else None
         if group.arrival is not None:
             group.arrival.append(id(tensor))
         bucket.mark(tensor)

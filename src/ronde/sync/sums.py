@@ -10,11 +10,11 @@ import torch
 from ronde.comm.process_group import Comm
 from ronde.sync.sparse_rows import sum_of_rows
 
-__all__ = ["Form", "sums_over_ranks"]
+__all__ = ["GradientForm", "sums_over_ranks"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Form:
+class GradientForm:
     """Form of a gradient, known also where a rank has computed none."""
 
     shape: torch.Size
@@ -22,7 +22,7 @@ class Form:
     device: torch.device
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Form:
+    def of(cls, tensor: torch.Tensor) -> GradientForm:
         """Return the form of this tensor's gradient."""
         return cls(tensor.shape, tensor.dtype, tensor.device)
 
@@ -32,7 +32,7 @@ class Form:
 
 
 def sums_over_ranks(
-    comm: Comm, gradients: Sequence[torch.Tensor | None], forms: Sequence[Form]
+    comm: Comm, gradients: Sequence[torch.Tensor | None], forms: Sequence[GradientForm]
 ) -> list[torch.Tensor | None]:
     """Sum each gradient over the ranks; None where no rank has one. A collective.
 

@@ -14,13 +14,13 @@ from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import GRAD
 from ronde.patching.torch_internals import EnableTorchFunction
-from ronde.tensor.context import Context, Region, Standing, in_transform
+from ronde.tensor.context import Context, MainThreadState, Region, in_transform
 from ronde.tensor.deferred import DeferredScalar
 from ronde.tensor.edges import Leave
 from ronde.tensor.fingerprint import compare_losses
 from ronde.tensor.global_tensor import GlobalTensor, materialize, wrap
 from ronde.tensor.graph import crosses_ranks
-from ronde.trace.step_clock import Part
+from ronde.trace.step_clock import Activity
 
 __all__ = ["ENGINE", "install"]
 
@@ -50,7 +50,7 @@ def _install_engine(patches: Patches, context: Context) -> None:
     plain: Any = getattr(torch.autograd, ENGINE)
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        before = context.clock.enter(Part.MODEL) if context.clock.armed else None
+        before = context.clock.enter(Activity.MODEL) if context.clock.armed else None
         with EnableTorchFunction():
             results = plain(*args, **kwargs)
         if before is not None:
@@ -154,7 +154,7 @@ def _install_function(patches: Patches, context: Context) -> None:
         if elsewhere or cls.__module__.startswith("ronde."):
             return plain(cls, *args, **kwargs)
         context.gradients_watched = True
-        with context.enter(Standing(Region.REPLICATED, function=cls.__name__)):
+        with context.enter(MainThreadState(Region.REPLICATED, function=cls.__name__)):
             return plain(cls, *args, **kwargs)
 
     patches.set(torch.autograd.Function, "apply", classmethod(apply))

@@ -20,7 +20,7 @@ from ronde.tensor.layout import Layout
 from ronde.tensor.tensor_table import TensorTable
 from ronde.trace.step_clock import StepClock
 
-__all__ = ["Context", "Region", "Standing", "carries_tangents", "in_transform"]
+__all__ = ["Context", "MainThreadState", "Region", "carries_tangents", "in_transform"]
 
 
 class Region(enum.Enum):
@@ -41,7 +41,7 @@ class Region(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Standing:
+class MainThreadState:
     """Execution state of the main thread.
 
     Attributes:
@@ -190,11 +190,11 @@ class Context:
         return Layout(dim, rows, self.world_size, outer, inner)
 
     @contextmanager
-    def enter(self, standing: Standing | Region, rows: int | None = None) -> Iterator[None]:
+    def enter(self, standing: MainThreadState | Region, rows: int | None = None) -> Iterator[None]:
         """Execute in another region inside the `with` block."""
         before = self.standing
         if isinstance(standing, Region):
-            standing = Standing(standing, rows)
+            standing = MainThreadState(standing, rows)
         self.standing = standing
         try:
             yield
@@ -206,7 +206,7 @@ def _do(work: Callable[[], Any], *_: Any, **__: Any) -> Any:
     return work()
 
 
-_AT_FIRST = Standing(Region.SCRIPT)
+_AT_FIRST = MainThreadState(Region.SCRIPT)
 _contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 
 

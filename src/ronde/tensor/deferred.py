@@ -17,7 +17,7 @@ import torch
 from ronde.patching.torch_internals import DisableTorchFunction, make_wrapper_subclass
 from ronde.tensor.context import Context
 from ronde.tensor.tree import instances
-from ronde.trace.step_clock import Part
+from ronde.trace.step_clock import Activity
 
 __all__ = ["DeferredScalar", "defer", "resolve", "root"]
 
@@ -73,7 +73,7 @@ class DeferredScalar(torch.Tensor):
         clock = context.clock
         if not clock.armed:
             return _carried_out(func, args, kwargs)
-        before = clock.enter(Part.OWN)
+        before = clock.enter(Activity.OWN)
         result = _carried_out(func, args, kwargs)
         clock.enter(before)
         return result

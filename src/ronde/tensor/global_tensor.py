@@ -40,7 +40,7 @@ from ronde.tensor.views import (
     share,
     whole_now,
 )
-from ronde.trace.step_clock import Part
+from ronde.trace.step_clock import Activity
 
 __all__ = [
     "GlobalTensor",
@@ -378,7 +378,7 @@ def _called(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
         return gathered(value) if value._context is context else value
 
     args, kwargs = _map(whole, args), _map(whole, kwargs)
-    before = clock.enter(Part.SCRIPT) if clock.armed else None
+    before = clock.enter(Activity.SCRIPT) if clock.armed else None
     result = func(*args, **kwargs)
     if before is not None:
         clock.enter(before)

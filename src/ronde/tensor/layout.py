@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Layout", "Part", "Pieces", "joined", "memory_order", "split_rows"]
+__all__ = ["Layout", "Pieces", "RowRange", "joined", "memory_order", "split_rows"]
 
 
 def split_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
@@ -160,7 +160,7 @@ def _at(layout: Layout, dim: int) -> Layout:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part(Layout):
+class RowRange(Layout):
     """A cut with only rows `start` to `stop` present, a piece of one rank's."""
 
     start: int = 0

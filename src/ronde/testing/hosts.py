@@ -68,8 +68,8 @@ class Host:
     name: str
     address: str
     port: str
-    _place: _Place
-    _switch: _Place
+    _place: _Namespaces
+    _switch: _Namespaces
 
     def command(self, words: Sequence[str], *, directory: str | None = None) -> list[str]:
         """Return the command that runs `words` on this host, in the same directory."""
@@ -146,7 +146,7 @@ class Network:
     def __init__(self, hosts: int, *, rate: str | None = None, names: Sequence[str] = ()) -> None:
         self._host_names = names or [f"host-{number}" for number in range(1, hosts + 1)]
         self._rate = rate
-        self._places: list[_Place] = []
+        self._places: list[_Namespaces] = []
         self.hosts: tuple[Host, ...] = ()
 
     def __enter__(self) -> Network:
@@ -195,13 +195,13 @@ class Network:
             lines.append(f"{'127.0.1.1' if number == own else f'{_LINK}.{number}'} {name}")
         return "\n".join(lines)
 
-    def _place(self, name: str, then: str, names: str = "") -> _Place:
-        place = _Place(name, then, names)
+    def _place(self, name: str, then: str, names: str = "") -> _Namespaces:
+        place = _Namespaces(name, then, names)
         self._places.append(place)
         return place
 
 
-class _Place:
+class _Namespaces:
     """New namespaces, held by a first process that ends when this process does.
 
     Args:

@@ -15,7 +15,7 @@ from pathlib import Path
 from ronde.verify.proof import Proof, judge
 from ronde.verify.record import Twin
 from ronde.verify.report import to_text
-from ronde.verify.runs import Job, Run, Starter, run_on_ranks, run_plain, spawn
+from ronde.verify.runs import FinishedRun, Job, Starter, run_on_ranks, run_plain, spawn
 
 __all__ = ["assert_parity"]
 
@@ -30,7 +30,7 @@ def assert_parity(  # noqa: PLR0913 - each is one word of the statement that is 
     double: bool = True,
     plan: str = "ddp",
     devices: tuple[str, ...] = (),
-    plain: Run | None = None,
+    plain: FinishedRun | None = None,
     starter: Starter = spawn,
 ) -> Proof:
     """Compare runs of a script in plain Python and on ranks.
@@ -67,7 +67,7 @@ def assert_parity(  # noqa: PLR0913 - each is one word of the statement that is 
         raise AssertionError(f"{script} fails in plain python (exit code {plain.exit_code}):\n{plain.stderr}")
     run = run_on_ranks(job, place / "ranks", ranks=ranks, like=plain, starter=starter)
 
-    def start(twin: Twin) -> Run:
+    def start(twin: Twin) -> FinishedRun:
         return run_plain(job, place / twin, twin=twin, like=plain, starter=starter)
 
     proof = judge(job, plain, run, ranks=ranks, start=start, strict=True)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 
-from ronde.launch.frames import Kind, Sender, frames
+from ronde.launch.frames import FrameKind, Sender, frames
 
 __all__ = ["PORT", "command", "dial", "serve"]
 
@@ -47,20 +47,20 @@ def dial(host: str, line: str) -> int:
         return 255
     link.settimeout(None)
     sender = Sender(link.fileno())
-    sender.send(Kind.START, line)
+    sender.send(FrameKind.START, line)
     threading.Thread(target=_feed, args=(sender,), daemon=True).start()
     for kind, content in frames(link.fileno()):
-        if kind is Kind.LAST:
+        if kind is FrameKind.LAST:
             return int(content)
-        os.write(1 if kind is Kind.OUT else 2, content)
+        os.write(1 if kind is FrameKind.OUT else 2, content)
     return 255
 
 
 def _feed(sender: Sender) -> None:
     with contextlib.suppress(OSError):
         while data := os.read(0, 65536):
-            sender.send(Kind.OUT, data)
-        sender.send(Kind.CLOSED)
+            sender.send(FrameKind.OUT, data)
+        sender.send(FrameKind.CLOSED)
 
 
 def _run(link: socket.socket) -> None:
@@ -77,21 +77,21 @@ def _run(link: socket.socket) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    streams = ((process.stdout.fileno(), Kind.OUT), (process.stderr.fileno(), Kind.ERR))
+    streams = ((process.stdout.fileno(), FrameKind.OUT), (process.stderr.fileno(), FrameKind.ERR))
     relays = [threading.Thread(target=_relay, args=(*each, sender), daemon=True) for each in streams]
     for relay in relays:
         relay.start()
     threading.Thread(target=_finish, args=(process, relays, sender, link), daemon=True).start()
     with contextlib.suppress(OSError):
         for kind, content in incoming:
-            if kind is Kind.CLOSED:
+            if kind is FrameKind.CLOSED:
                 break
             os.write(process.stdin.fileno(), content)
     with contextlib.suppress(OSError):
         process.stdin.close()
 
 
-def _relay(source: int, kind: Kind, sender: Sender) -> None:
+def _relay(source: int, kind: FrameKind, sender: Sender) -> None:
     with contextlib.suppress(OSError):
         while data := os.read(source, 65536):
             sender.send(kind, data)
@@ -104,7 +104,7 @@ def _finish(
     for relay in relays:
         relay.join(_PATIENCE_S)
     with contextlib.suppress(OSError):
-        sender.send(Kind.LAST, str(code if code >= 0 else 128 - code))
+        sender.send(FrameKind.LAST, str(code if code >= 0 else 128 - code))
         link.shutdown(socket.SHUT_RDWR)
 
 

@@ -286,8 +286,8 @@ def _serve(connection: Connection, rank: int, world_size: int, directory: str) -
     """Run functions from the pipe in a rank until it is closed."""
     import torch
 
-    from ronde.comm.joining import join
-    from ronde.comm.topology import Place
+    from ronde.comm.rendezvous import join
+    from ronde.comm.topology import RankPosition
 
     torch.set_num_threads(1)
     # Start method of a loader's workers; a process of a fork server would ask for its own server.
@@ -298,7 +298,7 @@ def _serve(connection: Connection, rank: int, world_size: int, directory: str) -
         name: join(
             "file://" + os.path.join(directory, "store"),
             name=name,
-            place=Place(rank, world_size, rank, world_size),
+            place=RankPosition(rank, world_size, rank, world_size),
             device="cpu",
             timeout=_COLLECTIVE_TIMEOUT,
             host="127.0.0.1",

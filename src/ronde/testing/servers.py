@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ronde.server.dense import DenseShard
-from ronde.server.parameter_server import Journal, ParameterServer, Rule
-from ronde.server.shard import Shard
+from ronde.server.parameter_server import ParameterServer, Rule, WriteAheadLog
+from ronde.server.shard import ServerShard
 from ronde.server.sparse import SparseShard
 from ronde.server.transport.client import Client
 from ronde.server.transport.service import Service
 
-__all__ = ["Serving", "serving"]
+__all__ = ["RunningServers", "serving"]
 
 _numbers = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Serving:
+class RunningServers:
     """Running servers.
 
     Attributes:
@@ -49,14 +49,14 @@ def serving(
     workers: int = 1,
     rule: Rule = "sync",
     staleness: int = 0,
-    journal: Journal | None = None,
+    journal: WriteAheadLog | None = None,
     tcp: bool = False,
-) -> Iterator[Serving]:
+) -> Iterator[RunningServers]:
     """Run `count` servers inside the block."""
     token = os.urandom(16)
     servers = [
         ParameterServer(
-            Shard({"dense": DenseShard(), "sparse": SparseShard()}),
+            ServerShard({"dense": DenseShard(), "sparse": SparseShard()}),
             journal,
             workers=workers,
             rule=rule,
@@ -74,7 +74,7 @@ def serving(
     for thread in threads:
         thread.start()
     try:
-        yield Serving(
+        yield RunningServers(
             endpoints=[service.endpoint for service in services],
             token=token,
             servers=servers,

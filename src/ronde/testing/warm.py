@@ -51,7 +51,7 @@ TOO_LONG = 124
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Process:
+class _ForkRequest:
     """One process to fork: the function `module:name`, its arguments, and its surroundings.
 
     Attributes:
@@ -121,9 +121,9 @@ class WarmHost:
         return json.loads(answer)
 
 
-def _plain(start: Start) -> list[_Process]:
+def _plain(start: Start) -> list[_ForkRequest]:
     return [
-        _Process(
+        _ForkRequest(
             entry="ronde.verify.plain:main",
             arguments=tuple(plain_arguments(start.job)),
             environment=dict(start.environment),
@@ -134,7 +134,7 @@ def _plain(start: Start) -> list[_Process]:
     ]
 
 
-def _ranks(start: Start, ranks: int) -> list[_Process]:
+def _ranks(start: Start, ranks: int) -> list[_ForkRequest]:
     run_dir = start.place / "run"
     run_dir.mkdir()
     servers = _server_configs(start, ranks)
@@ -162,7 +162,7 @@ def _ranks(start: Start, ranks: int) -> list[_Process]:
         )
         log = run_dir / f"rank-{rank}.log"
         processes.append(
-            _Process(
+            _ForkRequest(
                 entry="ronde.runtime.worker:main",
                 arguments=(),
                 environment=rank_environment(
@@ -193,8 +193,8 @@ def _server_configs(start: Start, ranks: int) -> list[ServerConfig]:
     ]
 
 
-def _server(start: Start, config: ServerConfig, log: Path) -> _Process:
-    return _Process(
+def _server(start: Start, config: ServerConfig, log: Path) -> _ForkRequest:
+    return _ForkRequest(
         entry="ronde.server.process:main",
         arguments=(),
         environment={**start.environment, SERVER_KEY: config.to_json()},
@@ -218,12 +218,12 @@ def serve() -> None:
         if not line:
             return
         order = json.loads(line)
-        processes = [_Process(**fields) for fields in order["processes"]]
+        processes = [_ForkRequest(**fields) for fields in order["processes"]]
         answers.write(f"{_run(processes, order['seconds'])}\n")
         answers.flush()
 
 
-def _run(processes: list[_Process], seconds: float | None) -> int:
+def _run(processes: list[_ForkRequest], seconds: float | None) -> int:
     serving = {_fork(process) for process in processes if process.serves}
     running = {_fork(process) for process in processes if not process.serves}
     failed = _failure_of(running, serving, time.monotonic() + (math.inf if seconds is None else seconds))
@@ -255,7 +255,7 @@ def _failure_of(running: set[int], serving: set[int], ended_by: float) -> int:
     return failed
 
 
-def _fork(process: _Process) -> int:
+def _fork(process: _ForkRequest) -> int:
     host = os.getpid()
     pid = os.fork()
     if pid:
@@ -271,7 +271,7 @@ def _fork(process: _Process) -> int:
         os._exit(code)
 
 
-def _execute(process: _Process) -> int:
+def _execute(process: _ForkRequest) -> int:
     """Become the process in the child, run it, and end like an interpreter."""
     _redirect("/dev/null", os.O_RDONLY, 0)
     _redirect(process.stdout, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 1)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 __all__ = [
+    "CatchVisitor",
     "Scope",
-    "Source",
     "is_generator",
     "returned",
     "returns_truth",
@@ -35,7 +35,7 @@ Scope = tuple[str, int]
 """Name and first line of a function, as its code has them; of a module ("<module>", 0)."""
 
 
-class Source:
+class CatchVisitor:
     """Exception handlers and context managers found in one source.
 
     Args:
@@ -57,7 +57,7 @@ class Source:
         self._walk(ast.parse(text).body, ("<module>", 0))
 
     @classmethod
-    def of(cls, file: str) -> Source | None:
+    def of(cls, file: str) -> CatchVisitor | None:
         """Read a file or a notebook cell; None without a source."""
         try:
             if file in linecache.cache:  # a cell is nowhere else

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["MANIFEST", "Manifest", "checkpoints_in", "is_checkpoint", "latest_manifest"]
+__all__ = ["MANIFEST", "CheckpointManifest", "checkpoints_in", "is_checkpoint", "latest_manifest"]
 
 #: Its file in the folder of a checkpoint, written last.
 MANIFEST = "manifest.json"
@@ -17,7 +17,7 @@ _FORMAT = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
+class CheckpointManifest:
     """Facts about a checkpoint.
 
     Attributes:
@@ -49,7 +49,7 @@ class Manifest:
     format: int = _FORMAT
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
+    def read(cls, folder: Path) -> CheckpointManifest:
         """Read the manifest of one checkpoint.
 
         Raises:
@@ -58,7 +58,7 @@ class Manifest:
         return cls.of_text((folder / MANIFEST).read_text())
 
     @classmethod
-    def of_text(cls, text: str) -> Manifest:
+    def of_text(cls, text: str) -> CheckpointManifest:
         """Parse the text of a manifest.
 
         Raises:
@@ -75,11 +75,11 @@ class Manifest:
         return manifest
 
 
-def latest_manifest(folder: Path) -> Manifest | None:
+def latest_manifest(folder: Path) -> CheckpointManifest | None:
     """Read the newest manifest of a folder; None without one."""
     for _, place in checkpoints_in(folder):
         try:
-            return Manifest.read(place)
+            return CheckpointManifest.read(place)
         except (OSError, ValueError):
             continue
     return None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ronde.trace.evidence import Connection
 
-__all__ = ["Look", "compared", "look"]
+__all__ = ["TrafficSample", "compared", "look"]
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _ESTABLISHED = "01"
@@ -19,7 +19,7 @@ _ESTABLISHED = "01"
 _REMOTE, _STATE, _QUEUES, _REPEATED, _INODE = 2, 3, 4, 6, 9
 
 
-class Look(NamedTuple):
+class TrafficSample(NamedTuple):
     """Connections and traffic at one moment.
 
     Attributes:
@@ -31,13 +31,13 @@ class Look(NamedTuple):
     sent: int
 
 
-def look(pids: Collection[int], proc: Path = Path("/proc")) -> Look:
+def look(pids: Collection[int], proc: Path = Path("/proc")) -> TrafficSample:
     """Look at the established connections of these processes, which share a network."""
     for pid in pids:
         tables = [_read(proc / str(pid) / "net" / name) for name in ("tcp", "tcp6")]
         if any(tables):
             mine = {inode for each in pids for inode in _sockets(proc / str(each) / "fd")}
-            return Look(
+            return TrafficSample(
                 {
                     (inode, peer): (queued, repeated)
                     for table in tables
@@ -46,10 +46,10 @@ def look(pids: Collection[int], proc: Path = Path("/proc")) -> Look:
                 },
                 _sent(_read(proc / str(pid) / "net" / "dev")),
             )
-    return Look({}, 0)
+    return TrafficSample({}, 0)
 
 
-def compared(before: Look, after: Look) -> Sequence[Connection]:
+def compared(before: TrafficSample, after: TrafficSample) -> Sequence[Connection]:
     """Compare two looks, by peer."""
     found: dict[str, Connection] = {}
     for key, (queued, repeated) in after.connections.items():

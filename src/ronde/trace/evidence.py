@@ -20,8 +20,8 @@ __all__ = [
     "Connection",
     "Evidence",
     "Failure",
-    "Host",
-    "Process",
+    "HostFacts",
+    "ProcessFacts",
     "RankEvidence",
     "SilentHost",
     "evidence_path",
@@ -34,7 +34,7 @@ _SILENT_S = 3.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Process:
+class ProcessFacts:
     """A process as Linux shows it.
 
     Attributes:
@@ -94,7 +94,7 @@ class RankEvidence:
     """
 
     rank: int
-    process: Process
+    process: ProcessFacts
     code: int | None = None
     standing: str = ""
     stood: float = 0.0
@@ -107,7 +107,7 @@ class RankEvidence:
     error: Mapping[str, Any] | None = None
     not_finite: int = 0
     collectives: tuple[Collective, ...] = ()
-    children: tuple[Process, ...] = ()
+    children: tuple[ProcessFacts, ...] = ()
     threads: int = 0
     log: tuple[str, ...] = ()
     summary: Mapping[str, Any] | None = None
@@ -154,7 +154,7 @@ class SilentHost:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Host:
+class HostFacts:
     """A host of the run: bytes, and counts since the run began.
 
     Attributes:
@@ -205,7 +205,7 @@ class Evidence:
     reason: str
     time: float
     ranks: tuple[RankEvidence, ...]
-    hosts: tuple[Host, ...] = (Host(),)
+    hosts: tuple[HostFacts, ...] = (HostFacts(),)
     failure: Failure | None = None
     said: str = ""
     launcher_gone: bool = False
@@ -215,7 +215,7 @@ class Evidence:
     def rank(self, number: int) -> RankEvidence | None:
         return next((each for each in self.ranks if each.rank == number), None)
 
-    def host_of(self, rank: RankEvidence) -> Host:
+    def host_of(self, rank: RankEvidence) -> HostFacts:
         return self.hosts[rank.host]
 
     def to_json(self) -> str:
@@ -245,18 +245,18 @@ class Evidence:
         )
 
 
-def _host(told: Mapping[str, Any]) -> Host:
+def _host(told: Mapping[str, Any]) -> HostFacts:
     fields = dict(told)
     fields["kernel"] = tuple(fields.get("kernel", ()))
     fields["connections"] = tuple(Connection(**each) for each in fields.get("connections", ()))
-    return Host(**fields)
+    return HostFacts(**fields)
 
 
 def _rank(told: Mapping[str, Any]) -> RankEvidence:
     fields = dict(told)
-    fields["process"] = Process(**fields["process"])
+    fields["process"] = ProcessFacts(**fields["process"])
     fields["collectives"] = tuple(Collective(**each) for each in fields.get("collectives", ()))
-    fields["children"] = tuple(Process(**each) for each in fields.get("children", ()))
+    fields["children"] = tuple(ProcessFacts(**each) for each in fields.get("children", ()))
     fields["log"] = tuple(fields.get("log", ()))
     return RankEvidence(**fields)
 
@@ -268,7 +268,7 @@ def merged(parts: Sequence[Evidence], run_directory: Path) -> Evidence:
         parts: evidence of each node, one at least.
         run_directory: the directory of the launcher.
     """
-    hosts: list[Host] = []
+    hosts: list[HostFacts] = []
     ranks: list[RankEvidence] = []
     for part in parts:
         ranks += (dataclasses.replace(rank, host=rank.host + len(hosts)) for rank in part.ranks)

@@ -21,12 +21,12 @@ from typing import Any
 from ronde.cluster.cores import available_cores
 from ronde.cluster.host_memory import kernel_lines, oom_kills
 from ronde.trace import connections
-from ronde.trace.evidence import Collective, Evidence, Host, Process, RankEvidence
-from ronde.trace.lockstep_board import LockstepBoard, Standing, State, board_path
+from ronde.trace.evidence import Collective, Evidence, HostFacts, ProcessFacts, RankEvidence
+from ronde.trace.heartbeat import STACK_SIGNAL, Heartbeat, look_at, vitals_path
+from ronde.trace.lockstep_board import BoardPosition, BoardState, LockstepBoard, board_path
 from ronde.trace.process_facts import catches, cpu_seconds, descendants, process
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.run_hosts import read_hosts
-from ronde.trace.vitals import STACK_SIGNAL, Seen, look_at, vitals_path
 
 __all__ = ["GROUPS", "EvidenceCollector", "ask_for_stacks", "main_thread_first", "read_standings"]
 
@@ -83,7 +83,7 @@ class EvidenceCollector:
         time.sleep(max(0.0, began + length - time.monotonic()))
         passed = max(time.monotonic() - began, 1e-3)
 
-        def seen(pid: int) -> Process:
+        def seen(pid: int) -> ProcessFacts:
             main, every = cpu_seconds(pid)
             return dataclasses.replace(
                 process(pid),
@@ -98,7 +98,7 @@ class EvidenceCollector:
         ranks = [
             self._rank(
                 rank,
-                seen(pid) if rank in alive else Process(pid=pid),
+                seen(pid) if rank in alive else ProcessFacts(pid=pid),
                 code=codes.get(rank),
                 stack=stacks.get(rank, ""),
                 standing=standings.get(rank),
@@ -137,7 +137,9 @@ class EvidenceCollector:
         host = dataclasses.replace(self._host(time.monotonic()), connections=was.connections, sent=was.sent)
         return dataclasses.replace(evidence, ranks=tuple(ranks), hosts=(host,))
 
-    def _connected(self, before: connections.Look, after: connections.Look, passed: float) -> Host:
+    def _connected(
+        self, before: connections.TrafficSample, after: connections.TrafficSample, passed: float
+    ) -> HostFacts:
         """Describe the host now, with its ranks' traffic between two looks."""
         return dataclasses.replace(
             self._host(time.monotonic()),
@@ -148,13 +150,13 @@ class EvidenceCollector:
     def _rank(
         self,
         rank: int,
-        seen: Process,
+        seen: ProcessFacts,
         *,
         code: int | None,
         stack: str,
-        standing: Standing | None,
+        standing: BoardPosition | None,
         collectives: tuple[Collective, ...],
-        children: tuple[Process, ...],
+        children: tuple[ProcessFacts, ...],
         now: float,
     ) -> RankEvidence:
         directory = self._directory
@@ -183,8 +185,8 @@ class EvidenceCollector:
             summary=_json(directory.summary(rank)),
         )
 
-    def _host(self, now: float) -> Host:
-        return Host(
+    def _host(self, now: float) -> HostFacts:
+        return HostFacts(
             cores=available_cores(),
             memory=_available_memory(),
             oom_kills=oom_kills() - self._killed_before,
@@ -194,20 +196,20 @@ class EvidenceCollector:
         )
 
 
-def read_standings(directory: RunDirectory, ranks: int, first: int = 0) -> list[Standing]:
+def read_standings(directory: RunDirectory, ranks: int, first: int = 0) -> list[BoardPosition]:
     """Read the standing of every rank, over all its groups; empty without boards.
 
     Args:
         first: number of the first rank; boards are of one host, and count its ranks from 0.
     """
-    boards: list[Sequence[Standing]] = []
+    boards: list[Sequence[BoardPosition]] = []
     for group in GROUPS:
         with contextlib.suppress(OSError, ValueError):
             board = LockstepBoard(board_path(directory.path, group), None, ranks)
             boards.append(board.standings())
             board.close()
     # A rank that waits in one group runs in the others, and it ended when it has left any.
-    order = (State.ABSENT, State.RUNNING, State.ENDED, State.WAITING)
+    order = (BoardState.ABSENT, BoardState.RUNNING, BoardState.ENDED, BoardState.WAITING)
     latest = (
         max(of_rank, key=lambda standing: (order.index(standing.state), standing.since))
         for of_rank in zip(*boards, strict=True)
@@ -244,7 +246,7 @@ def ask_for_stacks(directory: RunDirectory, pids: Mapping[int, int], *, until: f
     return {rank: text for rank, text in found.items() if text}
 
 
-def main_thread_first(stack: str, vitals: Seen | None) -> str:
+def main_thread_first(stack: str, vitals: Heartbeat | None) -> str:
     """Move the main thread's stack to the front.
 
     Without vitals the main thread is assumed to be the last one.

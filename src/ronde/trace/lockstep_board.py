@@ -25,7 +25,7 @@ from typing import Any
 
 from ronde.trace.shared_file import shared_file
 
-__all__ = ["Entry", "LockstepBoard", "Standing", "State", "board_path"]
+__all__ = ["BoardEntry", "BoardPosition", "BoardState", "LockstepBoard", "board_path"]
 
 SLOTS = 64
 _HEADER = struct.Struct("<QdQ")
@@ -46,7 +46,7 @@ _LATE_S = 0.5
 _ARRIVAL = struct.Struct("<Qd")
 
 
-class State(enum.IntEnum):
+class BoardState(enum.IntEnum):
     """State of a rank; ABSENT until it has opened the board."""
 
     ABSENT = 0
@@ -56,7 +56,7 @@ class State(enum.IntEnum):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class BoardEntry:
     """Operation of a rank under a number, with the line of the script.
 
     Attributes:
@@ -73,23 +73,23 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class BoardPosition:
     """Standing of a rank: in `entry` while it waits, else after it.
 
     `since` is the time of the last change by the monotonic clock, which all processes of a host share.
     """
 
     rank: int
-    state: State
+    state: BoardState
     since: float
-    entry: Entry | None
+    entry: BoardEntry | None
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> Standing:
+    def from_fields(cls, fields: Mapping[str, Any]) -> BoardPosition:
         """The inverse of `dataclasses.asdict`, also after a way through JSON."""
         entry = fields["entry"]
-        known = None if entry is None else Entry(**entry)
-        return cls(**{**fields, "state": State(fields["state"]), "entry": known})
+        known = None if entry is None else BoardEntry(**entry)
+        return cls(**{**fields, "state": BoardState(fields["state"]), "entry": known})
 
 
 def board_path(directory: Path, group: str) -> Path:
@@ -115,7 +115,7 @@ class LockstepBoard:
         self._header = (rank or 0) * _RANK_SIZE
         self._ring = self._header + _HEADER_SIZE
         if rank is not None:
-            self._stand(State.RUNNING, 0)
+            self._stand(BoardState.RUNNING, 0)
 
     def record(self, what: str, where: str) -> int:
         """Record this rank's next operation; return its number for `differing`."""
@@ -154,7 +154,7 @@ class LockstepBoard:
             latest = max(latest, since)
         return max(0.0, monotonic() - latest)
 
-    def differing(self, number: int) -> tuple[Entry, ...]:
+    def differing(self, number: int) -> tuple[BoardEntry, ...]:
         """Return the entries of all ranks under `number` if they differ, else nothing."""
         if not self.differs(number):
             return ()
@@ -168,7 +168,7 @@ class LockstepBoard:
                 return tuple(entry for entry in found if entry is not None)
             time.sleep(_SETTLE_S)
 
-    def first_difference(self) -> tuple[Entry, ...]:
+    def first_difference(self) -> tuple[BoardEntry, ...]:
         """Return the entries under the earliest number in the ring where ranks differ."""
         for number in range(max(1, self._number - SLOTS + 1), self._number + 1):
             entries = self.differing(number)
@@ -179,32 +179,32 @@ class LockstepBoard:
     def waits(self, number: int) -> None:
         """Record that this rank waits for its peers at `number`."""
         self._waited_for = number
-        self._stand(State.WAITING, number)
+        self._stand(BoardState.WAITING, number)
 
     def goes_on(self) -> None:
         now, number = monotonic(), self._waited_for
         place = self._ring + number % SLOTS * _ENTRY_SIZE
         if _NUMBER.unpack_from(self._memory, place)[0] == number:
             _TIME.pack_into(self._memory, place + _LEFT, now)
-        _HEADER.pack_into(self._memory, self._header, self._number, now, State.RUNNING)
+        _HEADER.pack_into(self._memory, self._header, self._number, now, BoardState.RUNNING)
 
     def ends(self) -> None:
         """Record that this rank has ended and will not meet the others again."""
-        self._stand(State.ENDED, self._number)
+        self._stand(BoardState.ENDED, self._number)
 
-    def standings(self) -> Sequence[Standing]:
+    def standings(self) -> Sequence[BoardPosition]:
         """Return the standing of every rank, in the order of ranks."""
-        found: list[Standing] = []
+        found: list[BoardPosition] = []
         for rank in range(self._ranks):
             number, since, state = _HEADER.unpack_from(self._memory, rank * _RANK_SIZE)
             latest = self._entry(rank, number) or self._latest(rank)
-            if latest is not None and state == State.RUNNING:
+            if latest is not None and state == BoardState.RUNNING:
                 latest = self._latest(rank)
-            since = max(since, latest.time) if latest is not None and state == State.RUNNING else since
-            found.append(Standing(rank=rank, state=State(state), since=since, entry=latest))
+            since = max(since, latest.time) if latest is not None and state == BoardState.RUNNING else since
+            found.append(BoardPosition(rank=rank, state=BoardState(state), since=since, entry=latest))
         return found
 
-    def entries(self, rank: int) -> Sequence[Entry]:
+    def entries(self, rank: int) -> Sequence[BoardEntry]:
         """Return the entries still in a rank's ring, the oldest first."""
         latest = self._latest(rank)
         numbers = range(max(1, latest.number - SLOTS + 1), latest.number + 1) if latest is not None else ()
@@ -214,7 +214,7 @@ class LockstepBoard:
     def close(self) -> None:
         self._memory.close()
 
-    def _stand(self, state: State, number: int) -> None:
+    def _stand(self, state: BoardState, number: int) -> None:
         _HEADER.pack_into(self._memory, self._header, number, monotonic(), state)
 
     def _write(self, number: int, what: str, where: str) -> None:
@@ -224,16 +224,16 @@ class LockstepBoard:
         self._memory[text : text + _TEXT_SIZE] = self._text(what, where)
         _STAMP.pack_into(self._memory, place, number, monotonic(), 0.0)
 
-    def _entry(self, rank: int, number: int) -> Entry | None:
+    def _entry(self, rank: int, number: int) -> BoardEntry | None:
         place = rank * _RANK_SIZE + _HEADER_SIZE + number % SLOTS * _ENTRY_SIZE
         found, when, left = _STAMP.unpack_from(self._memory, place)
         if found != number or number == 0:
             return None
         text = self._memory[place + _STAMP.size : place + _ENTRY_SIZE].rstrip(b"\0")
         what, _, where = text.decode("utf-8", "replace").partition("\0")
-        return Entry(rank=rank, number=number, time=when, what=what, where=where, left=left)
+        return BoardEntry(rank=rank, number=number, time=when, what=what, where=where, left=left)
 
-    def _latest(self, rank: int) -> Entry | None:
+    def _latest(self, rank: int) -> BoardEntry | None:
         ring = rank * _RANK_SIZE + _HEADER_SIZE
         numbers = [_NUMBER.unpack_from(self._memory, ring + slot * _ENTRY_SIZE)[0] for slot in range(SLOTS)]
         return self._entry(rank, max(numbers))

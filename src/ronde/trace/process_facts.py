@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from ronde.trace.evidence import Process
+from ronde.trace.evidence import ProcessFacts
 
 __all__ = ["catches", "cpu_seconds", "descendants", "process"]
 
@@ -16,13 +16,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STATE, _PARENT, _USER, _SYSTEM, _THREADS, _RESIDENT = 0, 1, 11, 12, 17, 21
 
 
-def process(pid: int, proc: Path = Path("/proc")) -> Process:
+def process(pid: int, proc: Path = Path("/proc")) -> ProcessFacts:
     """Read all facts about a process; without a state if it is gone."""
     folder = proc / str(pid)
     fields = _stat(folder)
     if not fields:
-        return Process(pid=pid)
-    return Process(
+        return ProcessFacts(pid=pid)
+    return ProcessFacts(
         pid=pid,
         name=_read(folder / "comm").strip(),
         state=fields[_STATE],

@@ -14,7 +14,7 @@ from ronde.trace.phases import PHASES, Phase, Phases
 from ronde.trace.spans import SpanFile
 from ronde.trace.step_file import StepFile
 
-__all__ = ["NO_TRAFFIC", "Recorder", "StepRange", "Traffic", "Travelled"]
+__all__ = ["NO_TRAFFIC", "StepRange", "TraceRecorder", "TrafficSource", "Travelled"]
 
 # Asking for memory is a system call: so often at most.
 _LOOK_NS = 250_000_000
@@ -32,7 +32,7 @@ class Travelled:
     late: int = 0
 
 
-class Traffic(Protocol):
+class TrafficSource(Protocol):
     """Source of a rank's traffic with others."""
 
     def waited_ns(self) -> int:
@@ -61,7 +61,7 @@ class _NoTraffic:
         """Accept a listener, and never call it."""
 
 
-NO_TRAFFIC: Traffic = _NoTraffic()
+NO_TRAFFIC: TrafficSource = _NoTraffic()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class _Mark(NamedTuple):
     spent: tuple[int, ...]
 
 
-class Recorder:
+class TraceRecorder:
     """Recorder of one rank's steps, fed by `phases` and by its callers.
 
     Steps that follow each other within `shortest_ns` share a record. On one rank only the first of them is
@@ -128,7 +128,7 @@ class Recorder:
     def __init__(
         self,
         file: StepFile,
-        traffic: Traffic,
+        traffic: TrafficSource,
         memory: Callable[[], tuple[int, int]],
         spans: tuple[SpanFile, StepRange] | None = None,
         *,

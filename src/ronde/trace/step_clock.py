@@ -14,7 +14,7 @@ from threading import get_ident
 # Bound at import: the module's own are replaced for scripts.
 from time import perf_counter_ns, thread_time_ns
 
-__all__ = ["Part", "StepClock", "StepTimes", "is_looked_at", "undisturbed"]
+__all__ = ["Activity", "StepClock", "StepTimes", "is_looked_at", "undisturbed"]
 
 # By then models have been observed, gradients lie in buckets and caches are filled.
 _SETTLED = 14
@@ -30,7 +30,7 @@ _FEWEST = 3
 _ELEMENT_NS = 100
 
 
-class Part:
+class Activity:
     """Parts of a step; plain numbers, quicker than members of an enumeration.
 
     SCRIPT: all else, including work that every rank does in full.
@@ -52,7 +52,7 @@ class StepTimes:
     Attributes:
         whole: seconds from one optimizer step to the next.
         waited: seconds in collectives, until other ranks had arrived and bytes were there.
-        own, model, rows: seconds in each `Part`, without waiting.
+        own, model, rows: seconds in each `Activity`, without waiting.
         halted: seconds in which the rank neither waited for others nor ran: other programs had its core, or
             it slept.
     """
@@ -93,7 +93,7 @@ class StepClock:
         self._waited: Callable[[], int] | None = None
         self._thread = 0
         self._kept: deque[StepTimes] = deque(maxlen=_KEPT)
-        self._part = Part.SCRIPT
+        self._part = Activity.SCRIPT
         self._spent = [0] * _PARTS
         self._begun = self._since = self._waited_before = self._ran_before = 0
 
@@ -132,8 +132,8 @@ class StepClock:
 
     def operation(self) -> tuple[int, int]:
         """Begin an operation on a model's output; the result is for `operated`."""
-        before = self.enter(Part.OWN)
-        return before, self._spent[Part.OWN]
+        before = self.enter(Activity.OWN)
+        return before, self._spent[Activity.OWN]
 
     def operated(self, begun: tuple[int, int], elements: int) -> None:
         """End an operation on `elements` elements of this rank's rows.
@@ -142,9 +142,9 @@ class StepClock:
         """
         before, own = begun
         self.enter(before)
-        share = min(self._spent[Part.OWN] - own, elements * _ELEMENT_NS)
-        self._spent[Part.OWN] -= share
-        self._spent[Part.MODEL] += share
+        share = min(self._spent[Activity.OWN] - own, elements * _ELEMENT_NS)
+        self._spent[Activity.OWN] -= share
+        self._spent[Activity.MODEL] += share
 
     def times(self) -> StepTimes | None:
         """Return the times of an undisturbed step; None if no step was measured."""
@@ -152,20 +152,20 @@ class StepClock:
 
     def _begin(self, waited: int) -> None:
         self._spent = [0] * _PARTS
-        self._part, self._waited_before = Part.SCRIPT, waited
+        self._part, self._waited_before = Activity.SCRIPT, waited
         self._ran_before, self._begun = thread_time_ns(), perf_counter_ns()
         self._since = self._begun - waited
 
     def _times(self, waited: int) -> StepTimes:
-        self.enter(Part.SCRIPT)
+        self.enter(Activity.SCRIPT)
         whole, ran = perf_counter_ns() - self._begun, thread_time_ns() - self._ran_before
         waited -= self._waited_before
         return StepTimes(
             whole=whole / 1e9,
             waited=waited / 1e9,
-            own=self._spent[Part.OWN] / 1e9,
-            model=self._spent[Part.MODEL] / 1e9,
-            rows=self._spent[Part.ROWS] / 1e9,
+            own=self._spent[Activity.OWN] / 1e9,
+            model=self._spent[Activity.MODEL] / 1e9,
+            rows=self._spent[Activity.ROWS] / 1e9,
             halted=max(0, whole - waited - ran) / 1e9,
         )
 

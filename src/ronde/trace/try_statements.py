@@ -16,8 +16,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from ronde.trace.catching_source import (
+    CatchVisitor,
     Scope,
-    Source,
     is_generator,
     returned,
     returns_truth,
@@ -46,7 +46,7 @@ class TryStatements:
         self._libraries = (RONDE, *(os.path.join(folder, "") for folder in libraries))
         # By id of the code, which is held: to hash a code object takes longer than the rest. None: no `try`.
         self._known: dict[int, tuple[CodeType, dict[int, bool] | None]] = {}
-        self._files: dict[str, Source | None] = {}
+        self._files: dict[str, CatchVisitor | None] = {}
         self._managers: dict[tuple[str, Scope], bool] = {}
 
     def catch(self, frame: FrameType | None, outermost: CodeType | None = None) -> bool:
@@ -82,9 +82,9 @@ class TryStatements:
         standard = path.startswith(_STANDARD) and not path.startswith(INSTALLED)
         return standard or path.startswith(self._libraries) or file.startswith("<frozen ")
 
-    def _source(self, file: str) -> Source | None:
+    def _source(self, file: str) -> CatchVisitor | None:
         if file not in self._files:
-            self._files[file] = Source.of(file)
+            self._files[file] = CatchVisitor.of(file)
         return self._files[file]
 
     def _is_caught(self, file: str, scope: Scope, line: int, names: dict[str, Any]) -> bool:
@@ -96,7 +96,7 @@ class TryStatements:
         inside = [each for lines, each in source.managed.get(scope, ()) if line in lines]
         return any(self._is_swallowing(file, source, each, names) for each in inside)
 
-    def _is_swallowing(self, file: str, source: Source, item: ast.expr, names: dict[str, Any]) -> bool:
+    def _is_swallowing(self, file: str, source: CatchVisitor, item: ast.expr, names: dict[str, Any]) -> bool:
         """Say whether the manager that this expression gives may swallow exceptions."""
         if swallows_by_name(item):
             return True

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ronde.trace.lockstep_board import Standing, State
+from ronde.trace.lockstep_board import BoardPosition, BoardState
 
 __all__ = ["read_waiting", "waiting_now", "write_waiting"]
 
@@ -19,7 +19,7 @@ __all__ = ["read_waiting", "waiting_now", "write_waiting"]
 _LEAST_S = 0.05
 
 
-def waiting_now(standings: Iterable[Standing], now: float) -> dict[int, str]:
+def waiting_now(standings: Iterable[BoardPosition], now: float) -> dict[int, str]:
     """Each rank that waits, with the collective.
 
     Args:
@@ -28,7 +28,7 @@ def waiting_now(standings: Iterable[Standing], now: float) -> dict[int, str]:
     return {
         each.rank: each.entry.what
         for each in standings
-        if each.state is State.WAITING and each.entry is not None and now - each.since > _LEAST_S
+        if each.state is BoardState.WAITING and each.entry is not None and now - each.since > _LEAST_S
     }
 
 

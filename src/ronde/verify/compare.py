@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy
 
 from ronde.verify.clauses import control, data, files, randomness, update, values
-from ronde.verify.clauses.verdict import Tolerance, Verdict
-from ronde.verify.runs import Run
+from ronde.verify.clauses.verdict import ClauseVerdict, Tolerance
+from ronde.verify.runs import FinishedRun
 
 __all__ = ["compare", "in_double"]
 
 
-def in_double(plain: Run) -> bool:
+def in_double(plain: FinishedRun) -> bool:
     """Return whether all compared parameters are in double precision, real or complex."""
     steps = plain.records[0].steps
     kinds = {numpy.dtype(stored.dtype) for step in steps for stored in step.parameters.values()}
@@ -21,8 +21,12 @@ def in_double(plain: Run) -> bool:
 
 
 def compare(
-    plain: Run, run: Run, tolerance: Tolerance, repeats: Sequence[Run] = (), until: int | None = None
-) -> tuple[Verdict, ...]:
+    plain: FinishedRun,
+    run: FinishedRun,
+    tolerance: Tolerance,
+    repeats: Sequence[FinishedRun] = (),
+    until: int | None = None,
+) -> tuple[ClauseVerdict, ...]:
     """Return the six clauses' verdicts on `run`, against plain python; all ranks are compared.
 
     Args:
@@ -41,11 +45,11 @@ def compare(
         values.compare(reference, records, tolerance),
         control.compare(reference, records, plain_exit=exits[0], ranks_exit=exits[1]),
         files.compare(
-            files.Output(plain.files, plain.stdout),
-            files.Output(run.files, run.stdout),
+            files.RunOutput(plain.files, plain.stdout),
+            files.RunOutput(run.files, run.stdout),
             run.records,
             tolerance,
-            [files.Output(each.files, each.stdout) for each in repeats],
+            [files.RunOutput(each.files, each.stdout) for each in repeats],
         ),
         randomness.compare(reference, records),
     )

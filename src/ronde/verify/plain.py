@@ -14,12 +14,12 @@ import torch
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.process import seeds
-from ronde.runtime import compute
+from ronde.runtime import compute_axis
 from ronde.runtime.script import execute
-from ronde.verify.chances import Chances
-from ronde.verify.pace import hurry
+from ronde.verify.fast_clock import hurry
 from ronde.verify.record import RecordConfig, Writer
 from ronde.verify.recorder import record
+from ronde.verify.replay_clock import Chances
 
 __all__ = ["main"]
 
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
         # Objects of the script get other addresses than in the first run, so that the order of a set differs.
         shift = [torch.nn.Parameter(torch.empty(0)) for _ in range(_SHIFT)]
     Chances(writer, config.replay).install()
-    compute.install_alone(Plan.parse(plan), Patches(), lambda _: None)
+    compute_axis.install_alone(Plan.parse(plan), Patches(), lambda _: None)
     record(config, writer)
     execute(script, rest, module=kind == "module")
     shift.clear()

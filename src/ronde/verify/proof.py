@@ -12,11 +12,11 @@ from ronde.plan import Plan
 from ronde.trace.run_directory import new_run_id
 from ronde.trace.temporary_folder import TemporaryFolder
 from ronde.verify.clauses.noise import QUIET, Noise
-from ronde.verify.clauses.verdict import Status, Tolerance, Verdict
+from ronde.verify.clauses.verdict import ClauseVerdict, Status, Tolerance
 from ronde.verify.compare import compare, in_double
 from ronde.verify.curves import Curve, loss_curves
 from ronde.verify.record import Twin
-from ronde.verify.runs import Job, Run, Starter, run_on_ranks, run_plain, spawn
+from ronde.verify.runs import FinishedRun, Job, Starter, run_on_ranks, run_plain, spawn
 from ronde.verify.twins import (
     TWINS,
     Parting,
@@ -58,7 +58,7 @@ class Proof:
     tolerance: Tolerance
     steps: int
     floor: float | None
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ClauseVerdict, ...]
     twins: int = 0
     curves: tuple[Curve, ...] = ()
     failure: str = ""
@@ -99,7 +99,7 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = (), starter: S
                 f"{refusal} [R621]"
             )
 
-        def start(twin: Twin) -> Run:
+        def start(twin: Twin) -> FinishedRun:
             return run_plain(job, place / twin, twin=twin, like=plain, starter=starter)
 
         return dataclasses.replace(judge(job, plain, run, ranks=ranks, start=start), note=note)
@@ -107,7 +107,7 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = (), starter: S
         folder.remove()
 
 
-def _plain(job: Job, place: Path, starter: Starter) -> tuple[Job, Run, str]:
+def _plain(job: Job, place: Path, starter: Starter) -> tuple[Job, FinishedRun, str]:
     """Return the plain run, in double precision if asked for and possible.
 
     Otherwise the last item is the reason.
@@ -127,18 +127,18 @@ def _plain(job: Job, place: Path, starter: Starter) -> tuple[Job, Run, str]:
     return job, plain, ""
 
 
-def _is_double(plain: Run) -> bool:
+def _is_double(plain: FinishedRun) -> bool:
     return in_double(plain) or not plain.records[0].steps
 
 
-def _why_not_double(plain: Run) -> str:
+def _why_not_double(plain: FinishedRun) -> str:
     if not plain.exit_code:
         return "it keeps parameters of another type [R624]"
     last = plain.stderr.strip().splitlines()[-1:] or [f"exit code {plain.exit_code}"]
     return f"it fails: {last[0][:300]}"
 
 
-def _refusal(run: Run) -> str:
+def _refusal(run: FinishedRun) -> str:
     """Return ronde's message if it refused the script; empty if the script ran.
 
     A refusal does not break a clause.
@@ -151,11 +151,11 @@ def _refusal(run: Run) -> str:
 
 def judge(
     job: Job,
-    plain: Run,
-    run: Run,
+    plain: FinishedRun,
+    run: FinishedRun,
     *,
     ranks: int,
-    start: Callable[[Twin], Run] | None = None,
+    start: Callable[[Twin], FinishedRun] | None = None,
     strict: bool = False,
 ) -> Proof:
     """Judge recorded runs, and run twins where a clause seems broken.
@@ -170,7 +170,7 @@ def judge(
         UsageError: plain python does not repeat itself.
     """
 
-    def proof(noise: Noise = QUIET, repeats: Sequence[Run] = ()) -> Proof:
+    def proof(noise: Noise = QUIET, repeats: Sequence[FinishedRun] = ()) -> Proof:
         tolerance = _tolerance(job, plain, noise, strict=strict)
         parting = first_parting(plain, repeats)
         return Proof(
@@ -217,7 +217,7 @@ def judge(
     return found
 
 
-def _unrepeatable(job: Job, plain: Run, parting: Parting) -> UsageError:
+def _unrepeatable(job: Job, plain: FinishedRun, parting: Parting) -> UsageError:
     return UsageError(
         f"{job.script}: plain python does not repeat itself, so there is nothing to compare ranks with: two "
         f"runs with one seed and one clock differ in {parting.what}; {why(plain)}; make it do the same in "
@@ -225,7 +225,7 @@ def _unrepeatable(job: Job, plain: Run, parting: Parting) -> UsageError:
     )
 
 
-def _tolerance(job: Job, plain: Run, noise: Noise, *, strict: bool) -> Tolerance:
+def _tolerance(job: Job, plain: FinishedRun, noise: Noise, *, strict: bool) -> Tolerance:
     if job.double and strict:
         return Tolerance.strict(noise)
     if job.double:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.launcher import launch
 from ronde.launch.run_spec import RunSpec
 from ronde.trace.run_directory import RunDirectory
@@ -22,7 +22,7 @@ __all__ = ["main"]
 def main(arguments: list[str]) -> int:
     ranks, run_dir, text = arguments
     fields: dict[str, Any] = json.loads(text)
-    job = Job(
+    job = LaunchJob(
         run=RunSpec.from_fields(fields["run"]),
         ranks=int(ranks),
         run_directory=RunDirectory.create(Path(run_dir), os.environ),

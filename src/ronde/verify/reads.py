@@ -12,8 +12,8 @@ import numpy
 import torch
 from torch.utils.data import DataLoader
 
+from ronde.verify.call_sites import Sites
 from ronde.verify.record import Writer
-from ronde.verify.sites import Sites
 
 __all__ = ["ReadRecorder", "to_array"]
 

@@ -17,12 +17,12 @@ from typing import Any, Literal
 import numpy
 
 __all__ = [
-    "Batch",
+    "BatchRecord",
     "Gradients",
     "RankRecord",
     "Read",
     "RecordConfig",
-    "Step",
+    "StepFingerprint",
     "Stored",
     "Turned",
     "Twin",
@@ -88,7 +88,7 @@ class Stored:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
+class BatchRecord:
     """One batch that a loader handed out: a fingerprint of each tensor in it.
 
     `step`: optimizer steps that had been taken before.
@@ -121,7 +121,7 @@ class Gradients:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class StepFingerprint:
     """Parameters and generators' states after a step, counted from 1 over all optimizers."""
 
     step: int
@@ -162,11 +162,11 @@ class RankRecord:
     """
 
     rank: int
-    batches: tuple[Batch, ...]
+    batches: tuple[BatchRecord, ...]
     ids: tuple[str, ...]
     reads: tuple[Read, ...]
     gradients: tuple[Gradients, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[StepFingerprint, ...]
     circumstances: tuple[tuple[str, Any], ...]
     starts: Mapping[str, tuple[str, ...]]
     opened: dict[str, int]
@@ -244,11 +244,11 @@ def _stored(fields: Mapping[str, Any]) -> Stored:
 
 def read_record(directory: Path, rank: int) -> RankRecord:
     """Read the record of one process; a missing one reads as empty."""
-    batches: list[Batch] = []
+    batches: list[BatchRecord] = []
     ids: list[str] = []
     reads: list[Read] = []
     gradients: list[Gradients] = []
-    steps: list[Step] = []
+    steps: list[StepFingerprint] = []
     circumstances: list[tuple[str, Any]] = []
     starts: dict[str, dict[str, None]] = {}
     opened: dict[str, int] = {}
@@ -260,7 +260,7 @@ def read_record(directory: Path, rank: int) -> RankRecord:
         fields = json.loads(line)
         kind = fields.pop("kind")
         if kind == "batch":
-            batches.append(Batch(fingerprints=tuple(fields["fingerprints"]), step=len(steps)))
+            batches.append(BatchRecord(fingerprints=tuple(fields["fingerprints"]), step=len(steps)))
         elif kind == "ids":
             ids.append(fields["ids"])
         elif kind == "read":
@@ -270,7 +270,7 @@ def read_record(directory: Path, rank: int) -> RankRecord:
             gradients.append(Gradients(**fields))
         elif kind == "step":
             parameters = {name: _stored(each) for name, each in fields.pop("parameters").items()}
-            steps.append(Step(**fields, parameters=parameters))
+            steps.append(StepFingerprint(**fields, parameters=parameters))
         elif kind == "circumstance":
             circumstances.append((fields["name"], fields["value"]))
         elif kind == "start":

@@ -13,16 +13,16 @@ from typing import Any, Protocol
 import torch
 
 from ronde.verify.batches import BatchRecorder
-from ronde.verify.chances import Chances
+from ronde.verify.call_sites import Sites
 from ronde.verify.double import compute_in_double
 from ronde.verify.halves import InHalves
+from ronde.verify.perturb_parameters import RoundedUp
+from ronde.verify.perturb_ties import Turning
 from ronde.verify.reads import ReadRecorder
 from ronde.verify.record import RecordConfig, Writer
-from ronde.verify.rounded_up import RoundedUp
-from ronde.verify.sites import Sites
+from ronde.verify.replay_clock import Chances
 from ronde.verify.starts import StartRecorder
 from ronde.verify.steps import StepRecorder
-from ronde.verify.turned import Turning
 from ronde.verify.writes import Unmediated, WriteRecorder
 
 __all__ = ["install", "record"]
@@ -32,14 +32,14 @@ class _Files(Protocol):
     def unmediated(self) -> contextlib.AbstractContextManager[object]: ...
 
 
-class _Place(Protocol):
+class _LoaderPosition(Protocol):
     @property
     def rank(self) -> int: ...
 
 
 class _Config(Protocol):
     @property
-    def place(self) -> _Place: ...
+    def place(self) -> _LoaderPosition: ...
 
 
 class _Session(Protocol):

@@ -14,10 +14,10 @@ from ronde.launch.run_spec import RunSpec
 from ronde.plan import Compute, Plan, expand
 from ronde.plan.compute import Precision
 from ronde.verify import scratch as scratches
-from ronde.verify.chances import save_chances
 from ronde.verify.record import ENVIRONMENT_KEY, RankRecord, RecordConfig, Twin, read_record
+from ronde.verify.replay_clock import save_chances
 
-__all__ = ["Job", "Run", "Start", "Starter", "plain_arguments", "run_on_ranks", "run_plain", "spawn"]
+__all__ = ["FinishedRun", "Job", "Start", "Starter", "plain_arguments", "run_on_ranks", "run_plain", "spawn"]
 
 RECORDER = "ronde.verify.recorder:install"
 
@@ -57,7 +57,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class FinishedRun:
     """One finished run: a record per rank, its printed text and written files."""
 
     records: tuple[RankRecord, ...]
@@ -132,8 +132,8 @@ def plain_arguments(job: Job) -> list[str]:
 
 
 def run_plain(
-    job: Job, place: Path, *, twin: Twin = "", like: Run | None = None, starter: Starter = spawn
-) -> Run:
+    job: Job, place: Path, *, twin: Twin = "", like: FinishedRun | None = None, starter: Starter = spawn
+) -> FinishedRun:
     """Run the script in plain python, recorded.
 
     Args:
@@ -148,10 +148,10 @@ def run_on_ranks(
     place: Path,
     *,
     ranks: int,
-    like: Run | None = None,
+    like: FinishedRun | None = None,
     extensions: tuple[str, ...] = (),
     starter: Starter = spawn,
-) -> Run:
+) -> FinishedRun:
     """Run the script on N ranks, every rank recorded. `extensions` are loaded before the recorder.
 
     Args:
@@ -168,8 +168,8 @@ def _run(
     ranks: int | None,
     extensions: tuple[str, ...] = (),
     twin: Twin = "",
-    like: Run | None = None,
-) -> Run:
+    like: FinishedRun | None = None,
+) -> FinishedRun:
     # Every run has the same directory while it runs, so that printed or saved paths are the same.
     stage = place.with_name("tree")
     scratch, config = _prepare(job, place, stage, twin=twin, like=like)
@@ -186,7 +186,7 @@ def _run(
 
 
 def _prepare(
-    job: Job, place: Path, stage: Path, *, twin: Twin, like: Run | None
+    job: Job, place: Path, stage: Path, *, twin: Twin, like: FinishedRun | None
 ) -> tuple[scratches.Scratch, RecordConfig]:
     place.mkdir(parents=True)
     scratch = scratches.build(stage, job.directory)
@@ -223,8 +223,8 @@ def _environment(job: Job) -> dict[str, str]:
     }
 
 
-def _finished(place: Path, scratch: scratches.Scratch, *, ranks: int, exit_code: int) -> Run:
-    return Run(
+def _finished(place: Path, scratch: scratches.Scratch, *, ranks: int, exit_code: int) -> FinishedRun:
+    return FinishedRun(
         records=tuple(read_record(place / "record", rank) for rank in range(ranks)),
         files=scratches.written(scratch),
         stdout=(place / "stdout").read_text(errors="replace"),

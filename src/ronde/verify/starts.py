@@ -14,8 +14,8 @@ from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from ronde.verify.call_sites import Sites
 from ronde.verify.record import Writer
-from ronde.verify.sites import Sites
 
 __all__ = ["StartRecorder"]
 

@@ -10,7 +10,7 @@ from ronde.verify.clauses import control, data, randomness, update, values
 from ronde.verify.clauses.noise import Noise
 from ronde.verify.clauses.verdict import Status, Tolerance
 from ronde.verify.record import RankRecord, Turned, Twin
-from ronde.verify.runs import Run
+from ronde.verify.runs import FinishedRun
 
 __all__ = ["TWINS", "Parting", "Rounding", "first_parting", "noise_of", "rounding_of", "unrepeated", "why"]
 
@@ -44,7 +44,7 @@ class Rounding:
     turned: Turned
 
 
-def unrepeated(plain: Run, again: Run, tolerance: Tolerance) -> Parting | None:
+def unrepeated(plain: FinishedRun, again: FinishedRun, tolerance: Tolerance) -> Parting | None:
     """Find the first departure of a repeated plain run; None if it repeats.
 
     Printed and written output does not count: names and times that differ there are left out.
@@ -63,7 +63,7 @@ def unrepeated(plain: Run, again: Run, tolerance: Tolerance) -> Parting | None:
     return _parting(again.records[0], plain.records[0], differ)
 
 
-def first_parting(plain: Run, twins: Iterable[Run]) -> Parting | None:
+def first_parting(plain: FinishedRun, twins: Iterable[FinishedRun]) -> Parting | None:
     """Find the earliest departure among twins: other batches, steps, branches or draws."""
     found = (_parting(twin.records[0], plain.records[0], _course) for twin in twins)
     return min((each for each in found if each is not None), key=lambda each: each.step, default=None)
@@ -104,7 +104,7 @@ def _course(run: RankRecord, plain: RankRecord) -> str:
     return broken or next(layouts, "")
 
 
-def why(plain: Run) -> str:
+def why(plain: FinishedRun) -> str:
     """Describe the likely causes of a plain run's departure from its repeat."""
     starts = plain.records[0].starts
     kinds = [(name, starts[what]) for what, name in _KINDS.items() if what in starts]
@@ -120,7 +120,7 @@ def why(plain: Run) -> str:
 _KINDS = {"process": "processes", "thread": "threads"}
 
 
-def noise_of(plain: Run, twins: Iterable[Run]) -> Noise:
+def noise_of(plain: FinishedRun, twins: Iterable[FinishedRun]) -> Noise:
     """Measure the distance of the twins from the plain run."""
     reference = plain.records[0]
 
@@ -137,7 +137,7 @@ def noise_of(plain: Run, twins: Iterable[Run]) -> Noise:
     return Noise.largest(noise(twin.records[0]) for twin in twins)
 
 
-def rounding_of(plain: Run, run: Run, turned: Run, noise: Noise) -> Rounding | None:
+def rounding_of(plain: FinishedRun, run: FinishedRun, turned: FinishedRun, noise: Noise) -> Rounding | None:
     """Find a departure by rounding at a tie or a kink; None without one.
 
     Args:

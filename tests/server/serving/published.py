@@ -14,7 +14,7 @@ import ronde
 from ronde.server.serving.manifest import TableEntry
 from ronde.server.serving.program import Example, export, without_tables
 from ronde.server.serving.publication import Publication, Version
-from ronde.server.table.told import all_rows, changed_rows
+from ronde.server.table.delta import all_rows, changed_rows
 
 
 class Model(nn.Module):

@@ -22,12 +22,12 @@ from ronde.server.serving.published import Published
 from ronde.server.serving.replica import Replica
 from ronde.server.serving.structure import put_together, take_apart
 from ronde.server.transport.client import Client, ServerRefused
-from ronde.server.transport.wire import Operation
+from ronde.server.transport.wire import Opcode
 from server.serving.published import Run, inputs
 
 TOKEN = "0123456789abcdef" * 2
 # What a client may ask of a replica.
-KNOWN = {Operation.HELLO, Operation.STATUS, Operation.LOOK_UP, Operation.PREDICT}
+KNOWN = {Opcode.HELLO, Opcode.STATUS, Opcode.LOOK_UP, Opcode.PREDICT}
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +100,13 @@ def test_a_version_that_comes(run: Run) -> None:
     assert status["trouble"] == ""
 
 
-@pytest.mark.parametrize("operation", sorted({*Operation} - KNOWN - {Operation.DONE, Operation.REFUSED}))
-def test_nothing_is_changed(operation: Operation, serving: tuple[BinaryReplica, Metrics]) -> None:
+@pytest.mark.parametrize("operation", sorted({*Opcode} - KNOWN - {Opcode.DONE, Opcode.REFUSED}))
+def test_nothing_is_changed(operation: Opcode, serving: tuple[BinaryReplica, Metrics]) -> None:
     wire = Client([serving[0].endpoint], bytes.fromhex(TOKEN), timeout=20)
     request = wire.send(0, operation, {"table": "user", "keys": [1]}, changes=True)
     with pytest.raises(ServerRefused, match=f"{operation.name.lower()}: a replica is read only"):
         wire.wait([request])
-    (answer,) = wire.wait([wire.send(0, Operation.STATUS)])
+    (answer,) = wire.wait([wire.send(0, Opcode.STATUS)])
     assert answer.meta["refused"]["read-only"] >= 1
     wire.close()
 

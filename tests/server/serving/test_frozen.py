@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ronde.server.table.frozen import FrozenTable, Shape, quantized
+from ronde.server.table.frozen import FrozenLayout, FrozenTable, quantized
 from ronde.server.table.initial import Uniform, Zeros, fill
 from ronde.server.table.rows import TableFull
 
 NONE = np.empty(0, np.int64)
 
 
-def shape(stored: str = "float32", max_rows: int = 20_000) -> Shape:
-    return Shape(dim=4, stored=stored, initial=Uniform(0.5), seed=3, max_rows=max_rows)
+def shape(stored: str = "float32", max_rows: int = 20_000) -> FrozenLayout:
+    return FrozenLayout(dim=4, stored=stored, initial=Uniform(0.5), seed=3, max_rows=max_rows)
 
 
 def assert_is(table: FrozenTable, expected: dict[int, Any]) -> None:
@@ -77,7 +77,7 @@ def test_int8_is_off_by_half_a_step_at_most() -> None:
 
 
 def test_all_rows_by_rising_id() -> None:
-    table = FrozenTable(Shape(dim=2, stored="float64", initial=Zeros(), seed=0, max_rows=50))
+    table = FrozenTable(FrozenLayout(dim=2, stored="float64", initial=Zeros(), seed=0, max_rows=50))
     table = table.changed(np.array([7, -3]), np.array([[1.0, 2], [3, 4]]), np.array([99]))
     ids, rows, _ = table.rows()
     assert (ids.tolist(), rows.tolist()) == ([-3, 7], [[3, 4], [1, 2]])

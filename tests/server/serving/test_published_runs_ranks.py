@@ -22,7 +22,7 @@ import torch
 
 import ronde
 from apart import command_apart
-from ronde.server.serving.manifest import Manifest, path_of
+from ronde.server.serving.manifest import VersionManifest, path_of
 from ronde.server.serving.published import Published
 from ronde.server.serving.replica import Replica
 from ronde.testing import forked
@@ -144,7 +144,7 @@ def test_what_is_published_is_the_model(tmp_path: Path, ranks: int, plan: str) -
     # Of what was published meanwhile, each follows the one before, and the last rests on changes or on all.
     versions = replica.versions()
     assert versions[-1] > 2
-    last = Manifest.read(path_of(tmp_path / "run" / "published", versions[-1]))
+    last = VersionManifest.read(path_of(tmp_path / "run" / "published", versions[-1]))
     assert last.follows == versions[-2]
     spread = ("hybrid" in plan or "sharded" in plan) and "servers" not in plan
     assert len(last.delta) == (ranks if spread else 1)
@@ -259,7 +259,7 @@ def test_a_killed_server_loses_no_row_of_a_version(tmp_path: Path) -> None:
     source = Published(published)
     twice = 0
     for version in replica.versions()[1:]:
-        manifest = Manifest.read(path_of(published, version))
+        manifest = VersionManifest.read(path_of(published, version))
         if manifest.whole and manifest.delta:
             fresh = source.load(version)
             grown = source.load(version, source.load(version - 1))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ronde.server.table.config import TableConfig
+from ronde.server.table.delta import ToldIds, all_rows, changed_rows
+from ronde.server.table.dirty_ids import TouchedIds
 from ronde.server.table.eviction import EvictByAge
 from ronde.server.table.optimizers import SGD
 from ronde.server.table.table import Table
-from ronde.server.table.told import ToldIds, all_rows, changed_rows
-from ronde.server.table.touched import TouchedIds
 
 
 def table() -> Table:

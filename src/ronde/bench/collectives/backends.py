@@ -16,15 +16,15 @@ import torch.distributed
 from ronde import __version__
 from ronde.bench.collectives.operand import Operand
 from ronde.comm.backend import SharedMemoryBackend
-from ronde.comm.joining import join
 from ronde.comm.process_group import Comm
+from ronde.comm.rendezvous import join
 from ronde.comm.shared_buffer import SharedBuffer
 from ronde.comm.small_buffer import SmallBuffer
-from ronde.comm.topology import Place
+from ronde.comm.topology import RankPosition
 from ronde.errors import BenchError
 from ronde.plan.communication import Algorithm
 
-__all__ = ["JOIN", "Backend", "Call", "Meeting"]
+__all__ = ["JOIN", "Call", "MeasuredBackend", "Meeting"]
 
 Call = Callable[[int], object]
 """Does an operation once; by the number of the call the root of a broadcast changes."""
@@ -48,7 +48,7 @@ class Meeting:
     algorithm: Algorithm = "auto"
 
 
-class Backend(ABC):
+class MeasuredBackend(ABC):
     """A contender's operations on one rank.
 
     Attributes:
@@ -72,7 +72,7 @@ class Backend(ABC):
 
 
 @final
-class GlooBackend(Backend):
+class GlooBackend(MeasuredBackend):
     """All operations, on torch's default group."""
 
     version = f"torch {torch.__version__}"
@@ -113,7 +113,7 @@ class GlooBackend(Backend):
 
 
 @final
-class MpiBackend(Backend):
+class MpiBackend(MeasuredBackend):
     """All operations by mpi4py, on the memory of torch's tensors."""
 
     def __init__(self, meeting: Meeting) -> None:
@@ -151,7 +151,7 @@ class MpiBackend(Backend):
         self._comm.Barrier()
 
 
-class _CommBackend(Backend):
+class _CommBackend(MeasuredBackend):
     """A rank of the group that `ronde run` makes on one host."""
 
     version = f"ronde {__version__}"
@@ -161,7 +161,7 @@ class _CommBackend(Backend):
         self.comm: Comm = join(
             f"file://{meeting.folder / 'store'}",
             name="bench",
-            place=Place(meeting.rank, meeting.ranks, meeting.rank, meeting.ranks),
+            place=RankPosition(meeting.rank, meeting.ranks, meeting.rank, meeting.ranks),
             device="cpu",
             timeout=timedelta(seconds=meeting.timeout),
             host="127.0.0.1",
@@ -247,7 +247,7 @@ class SharedBucketsBackend(_CommBackend):
         return operand, call
 
 
-JOIN: Mapping[str, Callable[[Meeting], Backend]] = {
+JOIN: Mapping[str, Callable[[Meeting], MeasuredBackend]] = {
     "shared-memory": RondeBackend,
     "shared-buckets": SharedBucketsBackend,
     "ring": AlgorithmBackend,

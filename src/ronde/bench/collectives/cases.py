@@ -11,7 +11,8 @@ from ronde.errors import UsageError
 from ronde.plan.communication import Algorithm
 
 __all__ = [
-    "CONTENDERS", "OPERATIONS", "OURS", "PEERS", "Case", "Contender", "cases", "choose", "parse_size",
+    "CONTENDERS", "OPERATIONS", "OURS", "PEERS", "Case", "CollectiveContender", "cases", "choose",
+    "parse_size",
     "show_size",
 ]  # fmt: skip
 
@@ -86,7 +87,7 @@ _SUMS = ("all-reduce",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Contender:
+class CollectiveContender:
     """A library or an algorithm that does collectives.
 
     Attributes:
@@ -107,21 +108,26 @@ class Contender:
 OURS = {
     each.name: each
     for each in (
-        Contender(name="shared-memory", title="shared memory"),
+        CollectiveContender(name="shared-memory", title="shared memory"),
         # Its mean: the division, which the others leave to the caller, is part of the time.
-        Contender(name="shared-buckets", title="shared buckets", operations=_SUMS),
-        Contender(name="ring", title="ring", operations=_SUMS, algorithm="ring"),
-        Contender(name="tree", title="two trees", operations=_SUMS, algorithm="tree"),
+        CollectiveContender(name="shared-buckets", title="shared buckets", operations=_SUMS),
+        CollectiveContender(name="ring", title="ring", operations=_SUMS, algorithm="ring"),
+        CollectiveContender(name="tree", title="two trees", operations=_SUMS, algorithm="tree"),
     )
 }
 PEERS = {
     each.name: each
-    for each in (Contender(name="gloo", title="Gloo"), Contender(name="mpi", title="MPI", by_mpi=True))
+    for each in (
+        CollectiveContender(name="gloo", title="Gloo"),
+        CollectiveContender(name="mpi", title="MPI", by_mpi=True),
+    )
 }
 CONTENDERS = {**OURS, **PEERS}
 
 
-def choose(names: Sequence[str], among: dict[str, Contender], *, what: str) -> list[Contender]:
+def choose(
+    names: Sequence[str], among: dict[str, CollectiveContender], *, what: str
+) -> list[CollectiveContender]:
     """Return the contenders of these names, once each.
 
     Raises:

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 
-from ronde.bench.collectives.cases import CONTENDERS, OURS, PEERS, Case, Contender, show_size
+from ronde.bench.collectives.cases import CONTENDERS, OURS, PEERS, Case, CollectiveContender, show_size
 from ronde.bench.collectives.mpi_wheel import MpiWheel, installed_mpi
 from ronde.bench.collectives.rank_set import RankSet, running
 from ronde.bench.machine import Machine
@@ -37,7 +37,9 @@ _FEWEST, _MOST = 3, 5000
 _ENOUGH_TO_GUESS = 0.02
 
 
-def peers_or_missing(asked: Sequence[Contender] | None) -> tuple[list[Contender], dict[str, str]]:
+def peers_or_missing(
+    asked: Sequence[CollectiveContender] | None,
+) -> tuple[list[CollectiveContender], dict[str, str]]:
     """Return the peers to measure, and how to install the missing ones.
 
     Args:
@@ -60,7 +62,7 @@ def peers_or_missing(asked: Sequence[Contender] | None) -> tuple[list[Contender]
 
 def compare(
     cases: Sequence[Case],
-    contenders: Sequence[Contender],
+    contenders: Sequence[CollectiveContender],
     *,
     ranks: int,
     rounds: int,
@@ -137,7 +139,7 @@ def rows_of(case: Case, microseconds: Mapping[str, Sequence[float]]) -> list[Res
 
 
 def _started(
-    contender: Contender, *, ranks: int, environment: Mapping[str, str]
+    contender: CollectiveContender, *, ranks: int, environment: Mapping[str, str]
 ) -> contextlib.AbstractContextManager[RankSet]:
     wheel: MpiWheel | None = installed_mpi() if contender.by_mpi else None
     return running(

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 
-from ronde.bench.collectives.backends import JOIN, Backend, Call, Meeting
+from ronde.bench.collectives.backends import JOIN, Call, MeasuredBackend, Meeting
 from ronde.bench.collectives.cases import CONTENDERS
 from ronde.bench.collectives.operand import Operand
 from ronde.errors import PeerLost
@@ -30,7 +30,7 @@ class Serving:
         ranks: the number of ranks.
     """
 
-    def __init__(self, backend: Backend, ranks: int) -> None:
+    def __init__(self, backend: MeasuredBackend, ranks: int) -> None:
         self._backend, self._ranks = backend, ranks
         self._prepared: tuple[Operand, Call] | None = None
 

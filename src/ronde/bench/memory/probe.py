@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from ronde.bench.contenders import FOLDER
 from ronde.bench.memory.formula import Activations, Sizes
-from ronde.parallel.recompute import COSTLY
+from ronde.parallel.compute.recompute import COSTLY
 from ronde.patching.torch_internals import TorchDispatchMode, pytree
 from ronde.policies.repeated_blocks import repeated_blocks
 from ronde.policies.units import find_units

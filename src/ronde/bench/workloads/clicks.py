@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from drawn import Rows
+from drawn import TensorRows
 from torch import nn
 from workload import Workload
 
@@ -41,10 +41,10 @@ def with_dense(ids: int) -> Recommender:
     return model
 
 
-def clicks(ids: int, samples: int) -> Rows:
+def clicks(ids: int, samples: int) -> TensorRows:
     """Draw ids by the square of a uniform number, and a click for some."""
     numbers = (torch.rand(max(samples, 20_000), FIELDS, dtype=torch.float64).square() * ids).long()
-    return Rows(numbers, ((numbers % 7).sum(1) % 2))
+    return TensorRows(numbers, ((numbers % 7).sum(1) % 2))
 
 
 def over(ids: int, steps: int) -> Workload:

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 CLASSES = 10
 
 
-class Drawn:
+class DrawnBatches:
     """Batches of samples at random places."""
 
     def __init__(self, places: int):
@@ -26,8 +26,8 @@ class Drawn:
         raise NotImplementedError
 
 
-class Rows(Drawn):
-    """Rows of two tensors."""
+class TensorRows(DrawnBatches):
+    """TensorRows of two tensors."""
 
     def __init__(self, inputs: Tensor, targets: Tensor):
         super().__init__(len(inputs))
@@ -37,7 +37,7 @@ class Rows(Drawn):
         return self.inputs[places], self.targets[places]
 
 
-class Text(Drawn):
+class Text(DrawnBatches):
     """Random words; a batch has windows, each with the one a word further."""
 
     def __init__(self, vocabulary: int, window: int, words: int = 100_000):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from drawn import CLASSES, Rows, images
+from drawn import CLASSES, TensorRows, images
 from torch import nn
 from workload import Workload
 
@@ -21,10 +21,10 @@ def mlp(width: int, inputs: int = 784) -> nn.Sequential:
     )
 
 
-def digits(_: int) -> Rows:
+def digits(_: int) -> TensorRows:
     """Random images of 8 x 8 in ten classes, told by their brightest corner."""
     pixels = torch.randn(2000, 1, 8, 8)
-    return Rows(pixels, pixels[:, 0, :2, :5].flatten(1).argmax(1))
+    return TensorRows(pixels, pixels[:, 0, :2, :5].flatten(1).argmax(1))
 
 
 _sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from catalogue import CATALOGUE
-from drawn import Drawn
+from drawn import DrawnBatches
 from stopwatch import Stopwatch, value
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
@@ -86,7 +86,7 @@ class Adapter:
 
     def batches(self, data: Any, args: Arguments) -> Iterable[tuple[Tensor, Tensor]]:
         """Return this rank's part of each global batch."""
-        if isinstance(data, Drawn):
+        if isinstance(data, DrawnBatches):
             return (data.draw(args.batch_size, rank=self.rank, ranks=self.ranks) for _ in range(args.total))
         return self.loader(data, args)
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
-from drawn import Drawn
+from drawn import DrawnBatches
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -30,7 +30,7 @@ class Workload:
     batch_size: int
     steps: int
     warm_up: int
-    data: Callable[[int], Dataset[tuple[Tensor, ...]] | Drawn]
+    data: Callable[[int], Dataset[tuple[Tensor, ...]] | DrawnBatches]
     model: Callable[[], nn.Module]
     optimizer: partial[Any]
     twin_model: Callable[[], nn.Module] | None = None

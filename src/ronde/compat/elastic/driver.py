@@ -20,15 +20,15 @@ from typing import Any
 from ronde.cluster.host_list import HostSlots
 from ronde.cluster.reach import candidates, is_this_host
 from ronde.compat.elastic.host_launcher import start_launcher
-from ronde.compat.elastic.rendezvous import Rendezvous
-from ronde.compat.elastic.world import Shares, Unit, World, members_of, share_out
+from ronde.compat.elastic.rendezvous import JobRendezvous
+from ronde.compat.elastic.world import HostGroup, RankAssignment, World, members_of, share_out
 from ronde.compat.place import UNIT_KEY
 from ronde.errors import LaunchError
 from ronde.launch.agent import about_this_host
 from ronde.launch.failure import ENDING, shell_code
 from ronde.launch.host_discovery import HostDiscovery
 from ronde.launch.hosts import Hosts
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.run_end import Explain
 
 __all__ = ["Bounds", "drive"]
@@ -64,7 +64,7 @@ class Bounds:
 
 
 def drive(
-    job: Job,
+    job: LaunchJob,
     hosts: Hosts,
     bounds: Bounds,
     membership: HostDiscovery,
@@ -95,7 +95,7 @@ def drive(
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
-class _Running:
+class _RunningGroup:
     """A unit that was started.
 
     Attributes:
@@ -104,7 +104,7 @@ class _Running:
         is_ready: whether all its ranks have called `init`.
     """
 
-    unit: Unit
+    unit: HostGroup
     process: subprocess.Popen[bytes]
     until: float
     is_ready: bool = False
@@ -172,18 +172,18 @@ class _Driver:
     """The state of one elastic job."""
 
     def __init__(
-        self, job: Job, hosts: Hosts, bounds: Bounds, membership: HostDiscovery,
+        self, job: LaunchJob, hosts: Hosts, bounds: Bounds, membership: HostDiscovery,
         say: Callable[[str], object], store: Any, explain: Explain | None = None,
     ) -> None:  # fmt: skip
         self._explain = explain
         self._job, self._way, self._bounds, self._say = job, hosts, bounds, say
         self._port = store.port
-        self._rendezvous = Rendezvous(store)
+        self._rendezvous = JobRendezvous(store)
         self._rendezvous.open()
         self._hosts = _Hosts(membership, bounds.cooldown)
         self._reference = about_this_host(job.run.program(), os.getcwd())
-        self._running: list[_Running] = []
-        self._leaving: list[_Running] = []
+        self._running: list[_RunningGroup] = []
+        self._leaving: list[_RunningGroup] = []
         self._world = self._sealed = World(generation=0, members=())
         self._resets = 0
         self._judged = 0
@@ -256,7 +256,7 @@ class _Driver:
                 self._dismiss(each)
                 self._hosts.fail(each.unit.host)
 
-    def _take_end(self, ended: _Running, code: int) -> None:
+    def _take_end(self, ended: _RunningGroup, code: int) -> None:
         if self._is_ending:
             self._code = self._code or shell_code(code)
         elif code:
@@ -270,13 +270,13 @@ class _Driver:
                 if not each.knows and self._sealed.generation:
                     self._dismiss(each)
 
-    def _dismiss(self, running: _Running) -> None:
+    def _dismiss(self, running: _RunningGroup) -> None:
         """End a unit that has not joined a generation."""
         running.process.terminate()
         self._leave(running)
         running.until = time.monotonic() + _ENDED_S
 
-    def _leave(self, running: _Running) -> None:
+    def _leave(self, running: _RunningGroup) -> None:
         """Move a unit from the running to the leaving ones."""
         running.until = float("inf")
         self._running.remove(running)
@@ -311,7 +311,7 @@ class _Driver:
         if not is_sealed and self._rendezvous.inside(newest.generation) == len(newest.members):
             self._seal()
 
-    def _publish(self, shares: Shares, least: int) -> None:
+    def _publish(self, shares: RankAssignment, least: int) -> None:
         """Publish a new generation if one is due."""
         ready = [
             dataclasses.replace(each.unit, ranks=shares.kept[each.unit.number])
@@ -406,9 +406,9 @@ class _Driver:
         directory = self._job.run_directory
         unit_directory = None if directory.is_default else directory.path / f"unit-{self._units}"
         process = start_launcher(job, hosts, unit_directory, self._explain)
-        unit = Unit(number=self._units, host=host, ranks=ranks)
+        unit = HostGroup(number=self._units, host=host, ranks=ranks)
         until = time.monotonic() + self._bounds.start
-        self._running.append(_Running(unit=unit, process=process, until=until))
+        self._running.append(_RunningGroup(unit=unit, process=process, until=until))
         if self._signal:  # a signal arrived meanwhile
             process.send_signal(self._signal)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ronde.errors import RondeError
 from ronde.launch.hosts import Hosts
-from ronde.launch.job import Job
+from ronde.launch.job import LaunchJob
 from ronde.launch.launcher import launch
 from ronde.launch.linux_process import bind_to_parent, load_prctl
 from ronde.launch.run_end import Explain
@@ -29,7 +29,7 @@ _COMMAND = (
 
 
 def start_launcher(
-    job: Job, hosts: Hosts, directory: Path | None, explain: Explain | None
+    job: LaunchJob, hosts: Hosts, directory: Path | None, explain: Explain | None
 ) -> subprocess.Popen[bytes]:
     """Start the launcher of one host. Its exit code is the job's.
 

@@ -18,12 +18,12 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from ronde.comm.joining import connect_store
+from ronde.comm.rendezvous import connect_store
 from ronde.compat.elastic.world import World
 from ronde.compat.place import JobPlace
 from ronde.errors import LaunchError
 
-__all__ = ["LeftOut", "Rendezvous"]
+__all__ = ["JobRendezvous", "LeftOut"]
 
 _POLL_S = 0.05
 
@@ -32,7 +32,7 @@ class LeftOut(Exception):
     """Raised when the job continues without this rank, or has ended."""
 
 
-class Rendezvous:
+class JobRendezvous:
     """The store of an elastic job, as ranks and the driver use it.
 
     Args:
@@ -43,7 +43,7 @@ class Rendezvous:
         self._store = store
 
     @classmethod
-    def connect(cls, address: str, within: float) -> Rendezvous:
+    def connect(cls, address: str, within: float) -> JobRendezvous:
         """Connect to the driver's store, on a rank.
 
         Raises:

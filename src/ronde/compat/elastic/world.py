@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from ronde.cluster.host_list import HostSlots
 from ronde.compat.place import JobPlace
 
-__all__ = ["Shares", "Unit", "World", "members_of", "share_out"]
+__all__ = ["HostGroup", "RankAssignment", "World", "members_of", "share_out"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Unit:
+class HostGroup:
     """Ranks that were started together on one host, and fail together.
 
     Attributes:
@@ -88,7 +88,7 @@ class World:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Shares:
+class RankAssignment:
     """The assignment of ranks to units and hosts.
 
     Attributes:
@@ -104,7 +104,7 @@ class Shares:
         return sum(self.kept.values()) + sum(ranks for _, ranks in self.started)
 
 
-def share_out(hosts: Sequence[HostSlots], units: Sequence[Unit], most: int | None) -> Shares:
+def share_out(hosts: Sequence[HostSlots], units: Sequence[HostGroup], most: int | None) -> RankAssignment:
     """Assign slots to living units, oldest first, and free slots to new units.
 
     Args:
@@ -127,10 +127,10 @@ def share_out(hosts: Sequence[HostSlots], units: Sequence[Unit], most: int | Non
         if ranks:
             started.append((host, ranks))
             left -= ranks
-    return Shares(kept=kept, started=tuple(started))
+    return RankAssignment(kept=kept, started=tuple(started))
 
 
-def members_of(units: Sequence[Unit]) -> tuple[tuple[str, int, int], ...]:
+def members_of(units: Sequence[HostGroup]) -> tuple[tuple[str, int, int], ...]:
     """Return the members by rank, as `World.members`."""
     ordered = sorted(units, key=lambda each: each.age)
     hosts = dict.fromkeys(unit.host for unit in ordered)

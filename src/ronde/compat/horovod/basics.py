@@ -11,10 +11,10 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ronde.compat.elastic.rendezvous import LeftOut, Rendezvous
-from ronde.compat.engine import Engine, Entry, Options
-from ronde.compat.horovod.timeline import Timeline
-from ronde.compat.negotiation import WORLD, Request
+from ronde.compat.elastic.rendezvous import JobRendezvous, LeftOut
+from ronde.compat.engine import Engine, Options, SubmittedTensor
+from ronde.compat.horovod.timeline import HorovodTimeline
+from ronde.compat.negotiation import WORLD, TensorRequest
 from ronde.compat.place import JobPlace, read_place
 from ronde.errors import LaunchError, PeerLost
 from ronde.launch.announce import say
@@ -93,18 +93,18 @@ class _Global(ProcessSet):
 global_process_set = _Global()
 
 
-class _State:
+class _ModuleState:
     """Module state that `init` makes."""
 
     engine: Engine | None = None
-    timeline: Timeline | None = None
+    timeline: HorovodTimeline | None = None
     sets: list[ProcessSet]
     may_change = False
-    rendezvous: Rendezvous | None = None
+    rendezvous: JobRendezvous | None = None
     generation = 0
 
 
-_state = _State()
+_state = _ModuleState()
 _state.sets = []
 
 
@@ -142,7 +142,7 @@ def _come(place: JobPlace) -> JobPlace:
     """Join a generation of an elastic job; return this rank's place in it."""
     within = float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or 600)
     if _state.rendezvous is None:
-        _state.rendezvous = Rendezvous.connect(place.store, within)
+        _state.rendezvous = JobRendezvous.connect(place.store, within)
     try:
         found = _state.rendezvous.come(dataclasses.replace(place, generation=_state.generation), within)
     except LeftOut:
@@ -291,8 +291,10 @@ def _check_dynamic() -> None:
 
 def _change(what: str, members: tuple[int, ...] = (), root: int = -1) -> int:
     current = engine()
-    request = Request(name=current.name_for(f"set.{what}", None), kind="set", members=members, root=root)
-    entry = Entry(request, None)
+    request = TensorRequest(
+        name=current.name_for(f"set.{what}", None), kind="set", members=members, root=root
+    )
+    entry = SubmittedTensor(request, None)
     current.submit(entry)
     try:
         return entry.wait()
@@ -309,7 +311,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     current = engine()
     stop_timeline()
     if current.place.rank == 0:
-        _state.timeline = Timeline(file_path)
+        _state.timeline = HorovodTimeline(file_path)
         current.listener = _state.timeline.add
 
 

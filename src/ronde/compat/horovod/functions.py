@@ -79,7 +79,7 @@ def broadcast_optimizer_state(
         optimizer.load_state_dict(_with_tensors(told, tensors))
 
 
-class _Tensor:
+class _TensorIndex:
     """A placeholder for a tensor in a pickled state, by its index."""
 
     def __init__(self, number: int) -> None:
@@ -89,7 +89,7 @@ class _Tensor:
 def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         tensors.append(value.detach())
-        return _Tensor(len(tensors) - 1)
+        return _TensorIndex(len(tensors) - 1)
     if isinstance(value, dict):
         return {key: _without_tensors(each, tensors) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -98,7 +98,7 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _with_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(value, _Tensor):
+    if isinstance(value, _TensorIndex):
         return tensors[value.number]
     if isinstance(value, dict):
         return {key: _with_tensors(each, tensors) for key, each in value.items()}

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ronde.compat.engine import Engine, Entry
+from ronde.compat.engine import Engine, SubmittedTensor
 from ronde.compat.horovod.basics import ProcessSet, engine, global_process_set, is_initialized
-from ronde.compat.negotiation import Kind, Request
+from ronde.compat.negotiation import Kind, TensorRequest
 
 __all__ = [
     "Adasum", "Average", "Max", "Min", "Product", "Sum",
@@ -25,7 +25,7 @@ Average, Sum, Adasum, Min, Max, Product = range(6)
 _OPERATIONS = ("average", "sum", "adasum", "min", "max", "product")
 
 # Submitted tensors by handle: one entry, or the entries of a group.
-_handles: dict[int, list[Entry] | Entry] = {}
+_handles: dict[int, list[SubmittedTensor] | SubmittedTensor] = {}
 _numbers = itertools.count(1)
 
 
@@ -339,8 +339,8 @@ def join(device: int = -1) -> int:
         the rank that joined last.
     """
     current = engine()
-    request = Request(name="join", kind="join", counts=current.counts())
-    entry = Entry(request, None)
+    request = TensorRequest(name="join", kind="join", counts=current.counts())
+    entry = SubmittedTensor(request, None)
     current.submit(entry)
     return entry.wait()
 
@@ -349,7 +349,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all members have called it. Earlier requests may still be pending."""
     current = _engine_of(process_set)
     name = current.name_for("barrier", None)
-    entry = Entry(Request(name=name, kind="barrier", process_set=_number(process_set)), None)
+    entry = SubmittedTensor(TensorRequest(name=name, kind="barrier", process_set=_number(process_set)), None)
     current.submit(entry)
     entry.wait()
 
@@ -373,7 +373,7 @@ def give_up(handle: int) -> None:
         entry.let_go()
 
 
-def _entries_of(found: list[Entry] | Entry | None) -> list[Entry]:
+def _entries_of(found: list[SubmittedTensor] | SubmittedTensor | None) -> list[SubmittedTensor]:
     if isinstance(found, list):
         return found
     return [] if found is None else [found]
@@ -429,16 +429,16 @@ def _entries(
     *,
     grouped: bool = False,
     fields: dict[str, Any] | None = None,
-) -> list[Entry]:
+) -> list[SubmittedTensor]:
     """Make an entry for each tensor; names in a group get a numeric suffix."""
     base = current.name_for(f"grouped_{kind}" if grouped else kind, name)
     group, size = (base, len(tensors)) if grouped else ("", 0)
     given = tuple(fields.items()) if fields else ()
-    number, found = _number(process_set), list[Entry]()
+    number, found = _number(process_set), list[SubmittedTensor]()
     for place, tensor in enumerate(tensors):
         label = f"{base}.{place}" if grouped else base
         told = label, kind, tensor.dtype, tensor.device.type, tensor.shape, number, group, size
-        found.append(Entry(_request(*told, given), tensor))
+        found.append(SubmittedTensor(_request(*told, given), tensor))
     return found
 
 
@@ -453,9 +453,9 @@ def _request(  # noqa: PLR0913 - the fields of a request
     group: str,
     group_size: int,
     fields: tuple[tuple[str, Any], ...],
-) -> Request:
+) -> TensorRequest:
     """Make a request, cached: training submits equal requests in every step."""
-    return Request(
+    return TensorRequest(
         name=name,
         kind=kind,
         dtype=str(dtype).removeprefix("torch."),
@@ -469,7 +469,9 @@ def _request(  # noqa: PLR0913 - the fields of a request
     )
 
 
-def _submitted(current: Engine, entries: list[Entry], *, grouped: bool = False, held: bool = False) -> int:
+def _submitted(
+    current: Engine, entries: list[SubmittedTensor], *, grouped: bool = False, held: bool = False
+) -> int:
     current.submit(*entries, held=held)
     handle = next(_numbers)
     _handles[handle] = entries if grouped else entries[0]

@@ -6,10 +6,10 @@ import json
 import threading
 from collections.abc import Sequence
 
-__all__ = ["Timeline"]
+__all__ = ["HorovodTimeline"]
 
 
-class Timeline:
+class HorovodTimeline:
     """A trace file with one event per tensor and exchange.
 
     Raises:

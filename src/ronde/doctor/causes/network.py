@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ronde.trace.evidence import Connection, Evidence, Host, SilentHost
+from ronde.trace.evidence import Connection, Evidence, HostFacts, SilentHost
 from ronde.trace.explanation import Explanation
 from ronde.trace.run_hosts import RunHost
 
@@ -23,7 +23,7 @@ _LOST = ("peer", "standstill", "host")
 class _Way(NamedTuple):
     """Connections of a host's ranks to another host."""
 
-    start: Host
+    start: HostFacts
     ranks: Sequence[int]
     end: str
     connection: Connection
@@ -149,7 +149,7 @@ def _ways(evidence: Evidence) -> Iterator[_Way]:
                 yield _Way(host, ranks, names[connection.peer], connection)
 
 
-def _hosts(evidence: Evidence) -> Sequence[Host | SilentHost | RunHost]:
+def _hosts(evidence: Evidence) -> Sequence[HostFacts | SilentHost | RunHost]:
     return (*evidence.hosts, *evidence.silent, *evidence.unobserved)
 
 

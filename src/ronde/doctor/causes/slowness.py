@@ -10,7 +10,7 @@ from statistics import median
 from ronde.doctor.stacks import inside, main_frames
 from ronde.trace.evidence import Evidence, RankEvidence
 from ronde.trace.explanation import Explanation
-from ronde.trace.vitals import first_not_finite
+from ronde.trace.heartbeat import first_not_finite
 
 __all__ = [
     "files_run_out",

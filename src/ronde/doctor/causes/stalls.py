@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Sequence
 
-from ronde.doctor.stacks import Frame, inside, main_frames, script_place
-from ronde.trace.evidence import Evidence, Process, RankEvidence
+from ronde.doctor.stacks import StackFrame, inside, main_frames, script_place
+from ronde.trace.evidence import Evidence, ProcessFacts, RankEvidence
 from ronde.trace.explanation import Explanation
 
 __all__ = [
@@ -310,16 +310,16 @@ def _waits(rank: RankEvidence) -> bool:
     return rank.is_alive and inside(main_frames(rank.stack), "torch/distributed/distributed_c10d.py")
 
 
-def _is_idle(process: Process) -> bool:
+def _is_idle(process: ProcessFacts) -> bool:
     return process.state == "S" and (process.cpu or 0.0) < _IDLE
 
 
-def _is_busy(process: Process) -> bool:
+def _is_busy(process: ProcessFacts) -> bool:
     """Tell whether a process runs, or would with a core of its own."""
     return process.state == "R" or (process.cpu or 0.0) > _WORKS
 
 
-def _in(process: Process, place: re.Pattern[str], calls: Sequence[int]) -> bool:
+def _in(process: ProcessFacts, place: re.Pattern[str], calls: Sequence[int]) -> bool:
     if process.waits_in:
         return place.search(process.waits_in) is not None
     return process.call in calls
@@ -338,7 +338,7 @@ def _at(rank: RankEvidence) -> tuple[str, ...]:
     return (f"it is at {place.where}, which called {called}",)
 
 
-def _called(frames: Sequence[Frame]) -> tuple[str, ...]:
+def _called(frames: Sequence[StackFrame]) -> tuple[str, ...]:
     return (f"it is in {frames[0].function} ({frames[0].file}:{frames[0].line})",) if frames else ()
 
 

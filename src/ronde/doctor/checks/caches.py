@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ronde.doctor.asked import Asked
+from ronde.doctor.asked import PreflightRequest
 from ronde.doctor.finding import Finding
 
 __all__ = ["check", "judge"]
@@ -16,7 +16,7 @@ __all__ = ["check", "judge"]
 CHECK = "compiled-code"
 
 
-def check(asked: Asked) -> Finding:
+def check(asked: PreflightRequest) -> Finding:
     """Try to write where numba would."""
     has_numba = importlib.util.find_spec("numba") is not None
     return judge(has_numba, _writable(asked.environment), asked.environment.get("NUMBA_CACHE_DIR", ""))

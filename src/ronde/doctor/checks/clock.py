@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from ronde.doctor.asked import Asked
+from ronde.doctor.asked import PreflightRequest
 from ronde.doctor.finding import Finding
 
 __all__ = ["check", "judge"]
@@ -13,7 +13,7 @@ CHECK = "clock"
 _ERROR = 5  # TIME_ERROR of adjtimex(2): not synchronized
 
 
-def check(asked: Asked) -> Finding:
+def check(asked: PreflightRequest) -> Finding:
     """Ask the kernel whether something corrects its clock."""
     room = ctypes.create_string_buffer(512)  # a struct timex of zeros: only to read
     return judge(ctypes.CDLL(None).adjtimex(room))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
-from ronde.doctor.asked import Asked
+from ronde.doctor.asked import PreflightRequest
 from ronde.doctor.finding import Finding
 
 __all__ = ["check", "judge"]
@@ -11,7 +11,7 @@ __all__ = ["check", "judge"]
 CHECK = "devices"
 
 
-def check(asked: Asked) -> Finding:
+def check(asked: PreflightRequest) -> Finding:
     """Count the devices that a run would use."""
     known = torch_has_cuda()
     return judge(asked.ranks, known, len(cuda_devices(asked.environment)) if known else 0)

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from ronde.doctor.asked import Asked
+from ronde.doctor.asked import PreflightRequest
 from ronde.doctor.finding import Finding
 from ronde.trace.run_directory import default_root
 
@@ -16,7 +16,7 @@ CHECK = "disk"
 _LEAST, _ENOUGH = 64 << 20, 2 << 30
 
 
-def check(asked: Asked) -> Finding:
+def check(asked: PreflightRequest) -> Finding:
     """Look at the disk of the state directory, or of its nearest parent."""
     root = default_root(asked.environment)
     there = next(each for each in (root, *root.parents) if each.exists())

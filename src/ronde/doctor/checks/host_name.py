@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from ronde.doctor.asked import Asked
+from ronde.doctor.asked import PreflightRequest
 from ronde.doctor.finding import Finding, Level
 
 __all__ = ["check", "judge"]
@@ -13,7 +13,7 @@ __all__ = ["check", "judge"]
 CHECK = "host-name"
 
 
-def check(asked: Asked) -> Finding:
+def check(asked: PreflightRequest) -> Finding:
     """Look the name up as a rank would."""
     name = socket.gethostname()
     try:

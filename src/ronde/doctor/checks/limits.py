@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
-from ronde.doctor.asked import Asked
+from ronde.doctor.asked import PreflightRequest
 from ronde.doctor.finding import Finding
 
 __all__ = [
@@ -21,7 +21,7 @@ _FILES_OF_A_RANK, _LEAST_FILES = 512, 256
 _PROCESSES_OF_A_RANK, _LEAST_PROCESSES = 64, 32
 
 
-def check_files(asked: Asked) -> Finding:
+def check_files(asked: PreflightRequest) -> Finding:
     """Look at the limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return judge_files(_number(soft), _number(hard))
@@ -40,7 +40,7 @@ def judge_files(soft: float, hard: float) -> Finding:
     return Finding(check="open-files", level="good", summary=told)
 
 
-def check_processes(asked: Asked) -> Finding:
+def check_processes(asked: PreflightRequest) -> Finding:
     """Look at the limit of processes and threads, from which root is free."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     used = 0 if os.geteuid() == 0 else _threads_of_user()
@@ -62,7 +62,7 @@ def judge_processes(limit: float, used: int, ranks: int) -> Finding:
     return Finding(check="processes", level="good", summary=told if used else "processes are not limited")
 
 
-def check_memory_lock(asked: Asked) -> Finding:
+def check_memory_lock(asked: PreflightRequest) -> Finding:
     """Memory that may be locked: InfiniBand needs it without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     has_infiniband = os.path.isdir("/sys/class/infiniband") and bool(os.listdir("/sys/class/infiniband"))
@@ -76,7 +76,7 @@ def check_memory_lock(asked: Asked) -> Finding:
     return Finding(check="locked-memory", level="good", summary="nothing here needs locked memory")
 
 
-def check_others(asked: Asked) -> Finding:
+def check_others(asked: PreflightRequest) -> Finding:
     """Limits that are mostly not set: of memory, file size and processor time."""
     names = {
         "memory (ulimit -v)": "AS",

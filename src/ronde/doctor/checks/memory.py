@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ronde.doctor.asked import Asked
+from ronde.doctor.asked import PreflightRequest
 from ronde.doctor.finding import Finding
 
 __all__ = ["check", "group_limit", "judge"]
@@ -14,7 +14,7 @@ CHECK = "memory"
 _OF_A_RANK = 400 << 20
 
 
-def check(asked: Asked) -> Finding:
+def check(asked: PreflightRequest) -> Finding:
     """Look at free memory, and the rest within the control group's limit."""
     free = 0
     for line in Path("/proc/meminfo").read_text().splitlines():

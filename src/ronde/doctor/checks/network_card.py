@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ronde.doctor.asked import Asked
+from ronde.doctor.asked import PreflightRequest
 from ronde.doctor.finding import Finding
 
 __all__ = ["check", "judge"]
@@ -17,7 +17,7 @@ _VIRTUAL = re.compile(r"(docker|veth|br-|virbr|cni|flannel|cali|tun|tap|lo$|dumm
 _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-def check(asked: Asked) -> Finding:
+def check(asked: PreflightRequest) -> Finding:
     """Look at /sys/class/net."""
     root = Path("/sys/class/net")
     states: dict[str, str] = {}

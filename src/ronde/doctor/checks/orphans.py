@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ronde.doctor.asked import Asked
+from ronde.doctor.asked import PreflightRequest
 from ronde.doctor.finding import Finding
 from ronde.launch.rank_environment import RUN_ID_KEY
 
@@ -16,7 +16,7 @@ __all__ = ["check", "judge", "orphans"]
 CHECK = "orphans"
 
 
-def check(asked: Asked) -> Finding:
+def check(asked: PreflightRequest) -> Finding:
     """Look at the environment of every process that may be read."""
     return judge(orphans())
 

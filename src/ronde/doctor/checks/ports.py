@@ -8,7 +8,7 @@ import os
 import socket
 from pathlib import Path
 
-from ronde.doctor.asked import Asked
+from ronde.doctor.asked import PreflightRequest
 from ronde.doctor.finding import Finding
 
 __all__ = ["check", "judge", "owner"]
@@ -17,7 +17,7 @@ CHECK = "port"
 _LEAST_PORTS = 1000
 
 
-def check(asked: Asked) -> Finding:
+def check(asked: PreflightRequest) -> Finding:
     """Listen on MASTER_PORT where it is set, else on any."""
     wanted = asked.environment.get("MASTER_PORT", "")
     port = int(wanted) if wanted.isdecimal() else 0

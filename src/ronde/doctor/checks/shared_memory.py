@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ronde.doctor.asked import Asked
+from ronde.doctor.asked import PreflightRequest
 from ronde.doctor.finding import Finding
 
 __all__ = ["check", "judge"]
@@ -14,7 +14,7 @@ CHECK = "shared-memory"
 _LEAST, _ENOUGH_OF_A_RANK = 128 << 20, 256 << 20
 
 
-def check(asked: Asked) -> Finding:
+def check(asked: PreflightRequest) -> Finding:
     """Look at its size and free bytes."""
     try:
         found = os.statvfs("/dev/shm")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ronde.cluster.cores import available_cores
-from ronde.doctor.asked import Asked
+from ronde.doctor.asked import PreflightRequest
 from ronde.doctor.finding import Finding
 
 __all__ = ["check", "judge"]
@@ -11,7 +11,7 @@ __all__ = ["check", "judge"]
 CHECK = "threads"
 
 
-def check(asked: Asked) -> Finding:
+def check(asked: PreflightRequest) -> Finding:
     """Look at the option, OMP_NUM_THREADS, or the equal share."""
     given = asked.environment.get("OMP_NUM_THREADS", "")
     threads = asked.threads or (int(given) if given.isdecimal() else None)

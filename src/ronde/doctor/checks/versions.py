@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from ronde.cluster.torch_install import check_torch, newer_than_tried
-from ronde.doctor.asked import Asked
+from ronde.doctor.asked import PreflightRequest
 from ronde.doctor.finding import Finding
 from ronde.errors import RondeError
 
@@ -16,7 +16,7 @@ __all__ = ["check", "judge"]
 CHECK = "versions"
 
 
-def check(asked: Asked) -> Finding:
+def check(asked: PreflightRequest) -> Finding:
     """Look at installed packages; torch is not imported."""
     problem = ""
     try:

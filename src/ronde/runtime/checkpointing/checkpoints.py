@@ -25,11 +25,11 @@ import torch
 
 from ronde.batches.slices import slice_of
 from ronde.checkpoint.generators import put_generators
-from ronde.checkpoint.held import held_by_script
 from ronde.checkpoint.host_reads import HostReads
 from ronde.checkpoint.journal import Journal, Mismatch
-from ronde.checkpoint.mirror import Mirror, is_url
+from ronde.checkpoint.remote_checkpoints import RemoteCheckpoints, is_url
 from ronde.checkpoint.same_script import changes_since, script_digest
+from ronde.checkpoint.script_state import held_by_script
 from ronde.checkpoint.state import State, put_back
 from ronde.checkpoint.store import Store, newest
 from ronde.comm.process_group import Comm
@@ -43,14 +43,14 @@ from ronde.runtime.checkpointing.all_read import check_all_read
 from ronde.runtime.checkpointing.leaves import Leaves
 from ronde.runtime.checkpointing.own_models import OwnModels
 from ronde.runtime.checkpointing.rank_state import RankState, has_place
-from ronde.runtime.checkpointing.recorder import Recorder
+from ronde.runtime.checkpointing.recorder import OperationRecorder
 from ronde.runtime.checkpointing.replay_output import ReplayOutput
 from ronde.runtime.checkpointing.replayer import Replayer
 from ronde.runtime.checkpointing.saver import Saver
 from ronde.runtime.checkpointing.scope import Scope
 from ronde.tensor.global_tensor import GlobalTensor, materialize
 from ronde.tensor.tree import leaves
-from ronde.trace.checkpoint_manifest import Manifest, checkpoints_in
+from ronde.trace.checkpoint_manifest import CheckpointManifest, checkpoints_in
 
 __all__ = ["Checkpoints"]
 
@@ -110,7 +110,7 @@ class Checkpoints:
         """Read the checkpoint to resume on all ranks, and make recorder and saver."""
         config, leads = self._config, comm.rank == 0
         folder = Path(config.place.checkpoints or config.run.checkpoint)
-        mirror = Mirror(config.run.checkpoint) if is_url(config.run.checkpoint) else None
+        mirror = RemoteCheckpoints(config.run.checkpoint) if is_url(config.run.checkpoint) else None
         if mirror is not None:
             folder = Path(config.place.run_dir) / "checkpoints"
             if config.run.resume and config.place.local_rank == 0:
@@ -132,7 +132,7 @@ class Checkpoints:
         check_all_read(config.run.checkpoint, comm.all_gather_object((read, platform.node())))
         keep = config.run.checkpoint_keep
         store = Store(folder, keep=keep, journal_bytes=journal_bytes, mirror=mirror) if leads else None
-        self._recorder = Recorder(self._journal, self._scope, self._leaves, has_gradient)
+        self._recorder = OperationRecorder(self._journal, self._scope, self._leaves, has_gradient)
         self._saver = Saver(
             config, comm, files, self._scope, self._output,
             store=store, own=self._models or self._own, described=partial(self._described, digest),
@@ -140,7 +140,7 @@ class Checkpoints:
         if self._replayer is not None:
             self._saver.resume(self._replayer.state["files"])
 
-    def _is_of_each(self, manifest: Manifest, state: State) -> bool:
+    def _is_of_each(self, manifest: CheckpointManifest, state: State) -> bool:
         """Return whether each rank goes on with its own state."""
         config = self._config
         return "ranks" in state and (manifest.plan, manifest.ranks) == (
@@ -148,11 +148,11 @@ class Checkpoints:
             config.place.world_size,
         )
 
-    def _owner(self, manifest: Manifest, state: State) -> int:
+    def _owner(self, manifest: CheckpointManifest, state: State) -> int:
         """Return the rank of the journal that this rank replays."""
         return self._config.place.rank if self._is_of_each(manifest, state) else 0
 
-    def _begun_replay(self, manifest: Manifest, state: State) -> Replayer:
+    def _begun_replay(self, manifest: CheckpointManifest, state: State) -> Replayer:
         """Start a replay towards this rank's own state, or a checkpoint's one model."""
         ranks = state.pop("ranks", None)
         if self.goes_on_alone:
@@ -169,7 +169,7 @@ class Checkpoints:
             )
         return Replayer(self._journal, self._scope, self._leaves, manifest, state)
 
-    def _check_own(self, manifest: Manifest, state: State) -> None:
+    def _check_own(self, manifest: CheckpointManifest, state: State) -> None:
         """Check that the state of each rank has a place in this run."""
         if not any(isinstance(each, torch.Tensor) for each in leaves(state.get("own", ()))):
             return
@@ -186,11 +186,11 @@ class Checkpoints:
                 "the model; go on with the same plan and as many ranks, or without a compressor [R284]"
             )
 
-    def _described(self, digest: str) -> tuple[Manifest, bytes]:
+    def _described(self, digest: str) -> tuple[CheckpointManifest, bytes]:
         """Return a manifest without step and boundary, and the new block of the journal."""
         config = self._config
         entries, content = self._recorder.fresh()
-        manifest = Manifest(
+        manifest = CheckpointManifest(
             step=0,
             entries=entries,
             journal_bytes=0,
@@ -205,7 +205,7 @@ class Checkpoints:
         return manifest, content
 
     @property
-    def _way(self) -> Recorder | Replayer:
+    def _way(self) -> OperationRecorder | Replayer:
         return self._recorder if self._replayer is None else self._replayer
 
     def install(self, patches: Patches) -> None:
@@ -425,7 +425,7 @@ class Checkpoints:
             f"must be the same script, and take the same course; see docs/checkpoints.md [R514]"
         )
 
-    def _tell_changes(self, manifest: Manifest, digest: str) -> None:
+    def _tell_changes(self, manifest: CheckpointManifest, digest: str) -> None:
         changes = changes_since(manifest, digest, self._config.run.arguments)
         if changes:
             self._output.tell(

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from ronde.checkpoint.held import Held
 from ronde.checkpoint.schedule import Schedule
+from ronde.checkpoint.script_state import CapturedState
 from ronde.checkpoint.state import State, mean_over_ranks
 from ronde.comm.process_group import Comm
-from ronde.parallel.local_update import GeoUpdate, LocalUpdate
+from ronde.parallel.servers.local_update import GeoUpdate, LocalUpdate
 from ronde.runtime.checkpointing.agreed_cuts import AgreedCuts
 from ronde.runtime.checkpointing.announced_cuts import AnnouncedCuts
 from ronde.server.transport.client import Client
@@ -46,7 +46,7 @@ class OwnModels(ABC):
         """Bring parameters up to date, where all ranks are being saved."""
 
     @abstractmethod
-    def kept(self, held: Held) -> Held:
+    def kept(self, held: CapturedState) -> CapturedState:
         """Select the objects of the script that this rank saves."""
 
     @abstractmethod
@@ -62,7 +62,7 @@ class OwnModels(ABC):
         """Begin training after all optimizers of the script have been restored."""
 
     @abstractmethod
-    def one_model(self, states: Sequence[State], held: Held) -> State:
+    def one_model(self, states: Sequence[State], held: CapturedState) -> State:
         """Combine the states of all ranks into that of one model."""
 
 
@@ -85,7 +85,7 @@ class AveragedModels(OwnModels):
     def stand(self) -> None:
         """Return at once: an average has just been made."""
 
-    def kept(self, held: Held) -> Held:
+    def kept(self, held: CapturedState) -> CapturedState:
         return held
 
     def states(self) -> Sequence[tuple[Any, Any]]:
@@ -97,7 +97,7 @@ class AveragedModels(OwnModels):
     def begin(self, optimizers: Sequence[Any]) -> None:
         """Return at once: each rank has its own state."""
 
-    def one_model(self, states: Sequence[State], held: Held) -> State:
+    def one_model(self, states: Sequence[State], held: CapturedState) -> State:
         return mean_over_ranks(states, held)
 
 
@@ -128,10 +128,10 @@ class ServedModels(OwnModels):
     def stand(self) -> None:
         self._update.stand()
 
-    def kept(self, held: Held) -> Held:
+    def kept(self, held: CapturedState) -> CapturedState:
         if self.reads_servers or not self._update.keeps_state:
             return held
-        return Held(held.tensors, {}, held.modules, held.generators)
+        return CapturedState(held.tensors, {}, held.modules, held.generators)
 
     def states(self) -> Sequence[tuple[Any, Any]]:
         return self._update.states()
@@ -143,7 +143,7 @@ class ServedModels(OwnModels):
         self._update.begin(optimizers)
         self._comm.barrier()  # no rank steps before servers are restored
 
-    def one_model(self, states: Sequence[State], held: Held) -> State:
+    def one_model(self, states: Sequence[State], held: CapturedState) -> State:
         names = {id(value): name for name, value in held.tensors.items()}
         there = {names[id(tensor)]: value for tensor, value in self._update.there() if id(tensor) in names}
         return {**states[0], "tensors": {**states[0]["tensors"], **there}}

@@ -9,20 +9,20 @@ from typing import Any
 
 import torch
 
-from ronde.checkpoint.generators import Draws
-from ronde.checkpoint.journal import Entry, Journal
+from ronde.checkpoint.generators import GeneratorStates
+from ronde.checkpoint.journal import Journal, JournalEntry
 from ronde.checkpoint.outline import NoOutline, Outlines
 from ronde.errors import RondeError
 from ronde.runtime.checkpointing.leaves import Leaves
 from ronde.runtime.checkpointing.scope import Scope
 
-__all__ = ["REAL", "Recorder"]
+__all__ = ["REAL", "OperationRecorder"]
 
 REAL = "computed"
 """Stands for the output of a call that must be made again, as it does more than to return something."""
 
 
-class Recorder:
+class OperationRecorder:
     """Carries operations of the script out, and records their results.
 
     Args:
@@ -34,7 +34,7 @@ class Recorder:
     ) -> None:
         self._journal, self._scope, self._leaves = journal, scope, leaves
         self._has_gradient = has_gradient
-        self._outlines, self._draws = Outlines(), Draws()
+        self._outlines, self._draws = Outlines(), GeneratorStates()
         self._watched: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         # By kind of module, whether its calls do more than to return something.
         self._real: dict[str, bool] = {}
@@ -109,7 +109,7 @@ class Recorder:
         return len(self._journal), self._journal.fresh()
 
     @contextmanager
-    def _recorded(self, kind: str, name: str) -> Iterator[Entry]:
+    def _recorded(self, kind: str, name: str) -> Iterator[JournalEntry]:
         """Record one entry; its contents are skipped in a replay."""
         entry = self._journal.record(kind, name)
         with self._scope.entry():

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from ronde.checkpoint.generators import put_generators
-from ronde.checkpoint.journal import Entry, Journal
+from ronde.checkpoint.journal import Journal, JournalEntry
 from ronde.checkpoint.outline import build
 from ronde.checkpoint.state import State
 from ronde.runtime.checkpointing.leaves import Leaves
 from ronde.runtime.checkpointing.recorder import REAL
 from ronde.runtime.checkpointing.scope import Scope
-from ronde.trace.checkpoint_manifest import Manifest
+from ronde.trace.checkpoint_manifest import CheckpointManifest
 
 __all__ = ["Replayer"]
 
@@ -34,7 +34,7 @@ class Replayer:
     """
 
     def __init__(
-        self, journal: Journal, scope: Scope, leaves: Leaves, manifest: Manifest, state: State
+        self, journal: Journal, scope: Scope, leaves: Leaves, manifest: CheckpointManifest, state: State
     ) -> None:
         self._journal, self._scope, self._leaves = journal, scope, leaves
         self.manifest, self.state = manifest, state
@@ -78,7 +78,7 @@ class Replayer:
         return self._journal.at_end and (boundary, steps) == (manifest.boundary, manifest.step)
 
     @contextmanager
-    def _recalled(self, kind: str, name: str) -> Iterator[Entry]:
+    def _recalled(self, kind: str, name: str) -> Iterator[JournalEntry]:
         """Recall one entry around a skipped operation."""
         entry = self._journal.take(kind, name)
         with self._scope.entry():

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from ronde.checkpoint.cadence import Cadence
-from ronde.checkpoint.held import Held, held_by_script
 from ronde.checkpoint.journal import Mismatch
 from ronde.checkpoint.schedule import Schedule
+from ronde.checkpoint.script_state import CapturedState, held_by_script
 from ronde.checkpoint.state import HostCopies, State, Unchanged, take
 from ronde.checkpoint.store import Store
 from ronde.comm.process_group import Comm
@@ -33,7 +33,7 @@ from ronde.runtime.checkpointing.rank_state import RankState, gathered
 from ronde.runtime.checkpointing.replay_output import ReplayOutput, flush_output
 from ronde.runtime.checkpointing.scope import Scope
 from ronde.tensor.global_tensor import materialize
-from ronde.trace.checkpoint_manifest import Manifest
+from ronde.trace.checkpoint_manifest import CheckpointManifest
 from ronde.trace.events import write_event
 
 __all__ = ["Saver"]
@@ -63,7 +63,7 @@ class Saver:
         *,
         store: Store | None,
         own: RankState | OwnModels | None,
-        described: Callable[[], tuple[Manifest, bytes]],
+        described: Callable[[], tuple[CheckpointManifest, bytes]],
     ) -> None:
         self._config, self._comm, self._files, self._scope, self._output = config, comm, files, scope, output
         self._store, self._described = store, described
@@ -229,7 +229,7 @@ class Saver:
             self._writing.start()
 
     def _of_all_ranks(
-        self, models: OwnModels, held: Held, state: State, content: bytes, boundary: str
+        self, models: OwnModels, held: CapturedState, state: State, content: bytes, boundary: str
     ) -> tuple[State, bytes]:
         """Gather states and journals for rank 0: one model, and each rank's own."""
         numbered = [(self._numbers[each], own) for each, own in models.states()]
@@ -240,7 +240,7 @@ class Saver:
             return state, content
         return {**models.one_model(states, held), "ranks": states}, b"".join(blocks)
 
-    def _check_finds_optimizers(self, held: Held) -> None:
+    def _check_finds_optimizers(self, held: CapturedState) -> None:
         """Refuse a checkpoint without the trained objects."""
         # By their groups: a wrapper of an optimizer, such as accelerate's, shares them with it.
         found = {id(optimizer.param_groups) for optimizer in held.optimizers.values()}
@@ -252,7 +252,7 @@ class Saver:
                 "objects that its variables lead to; keep it in one, or leave out --checkpoint [R517]"
             )
 
-    def _write(self, manifest: Manifest, state: State, content: bytes) -> None:
+    def _write(self, manifest: CheckpointManifest, state: State, content: bytes) -> None:
         assert self._store is not None
         try:
             with self._files.unmediated():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-__all__ = ["Part", "Product"]
+__all__ = ["ForwardAmounts", "Product"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -23,7 +23,7 @@ class Product:
 
 
 @dataclasses.dataclass(slots=True)
-class Part:
+class ForwardAmounts:
     """Amounts of forward of one step, over all rows of the batch.
 
     Attributes:

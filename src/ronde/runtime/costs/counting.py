@@ -13,7 +13,7 @@ from ronde.patching.patches import Patches
 from ronde.patching.stacks import MODULE_CALL
 from ronde.patching.torch_internals import TorchDispatchMode, current_graph_task_id, pytree
 from ronde.policies.repeated_blocks import repeated_blocks
-from ronde.runtime.costs.amounts import Part, Product
+from ronde.runtime.costs.amounts import ForwardAmounts, Product
 from ronde.runtime.costs.fakes import answer, is_real, really
 
 __all__ = ["Counter"]
@@ -41,11 +41,11 @@ class Counter(TorchDispatchMode):
     def __init__(self, *, real: bool) -> None:
         super().__init__()
         self._real = real
-        self.first, self.last = Part(), Part()
-        self.blocks: list[Part] = []
+        self.first, self.last = ForwardAmounts(), ForwardAmounts()
+        self.blocks: list[ForwardAmounts] = []
         self.heads = self.tokens = self.rows = 0
         self.model: nn.Module | None = None
-        self._places: dict[nn.Module, Part] = {}
+        self._places: dict[nn.Module, ForwardAmounts] = {}
         self._now = self.first
         self._inside = 0
         self._seen: dict[int, Tensor] = {}
@@ -102,7 +102,7 @@ class Counter(TorchDispatchMode):
             part.moved += sum(each.numel() for each in tensors)
             part.kernels += 1
 
-    def _product(self, part: Part, rows: int, n: int, k: int) -> None:
+    def _product(self, part: ForwardAmounts, rows: int, n: int, k: int) -> None:
         new = Product(int(rows), int(n), int(k), self._attended)
         for known in part.products:
             if (known.rows, known.n, known.k, known.after) == (new.rows, new.n, new.k, new.after):
@@ -202,11 +202,11 @@ class Counter(TorchDispatchMode):
     def _begin(self, module: nn.Module) -> None:
         self.model = module
         # Operations before this have made the model.
-        self.first = self._now = Part()
+        self.first = self._now = ForwardAmounts()
         found = repeated_blocks(module)
-        self.blocks = [Part() for _ in found]
+        self.blocks = [ForwardAmounts() for _ in found]
         self._places = dict(zip(found, self.blocks, strict=True))
-        owners: dict[int, Part] = {}
+        owners: dict[int, ForwardAmounts] = {}
         for block, part in self._places.items():
             for each in block.parameters():
                 owners.setdefault(id(each), part)

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from ronde.cluster.cores import available_cores
-from ronde.comm.joining import join
 from ronde.comm.process_group import Comm
-from ronde.comm.topology import Place
+from ronde.comm.rendezvous import join
+from ronde.comm.topology import RankPosition
 
 __all__ = ["main"]
 
@@ -52,7 +52,7 @@ def main(folder: str, ranks: str, rank: str | None = None) -> None:
         command = [sys.executable, "-m", "ronde.runtime.costs.host", folder, ranks]
         started = [subprocess.Popen([*command, str(each)], env=environment) for each in range(int(ranks))]
         sys.exit(max(abs(each.wait(_TIMEOUT)) for each in started))
-    place = Place(int(rank), int(ranks), int(rank), int(ranks))
+    place = RankPosition(int(rank), int(ranks), int(rank), int(ranks))
     comm = join(
         f"file://{folder}/store",
         name="host",

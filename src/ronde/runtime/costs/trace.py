@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ronde.runtime.costs.amounts import Part
+from ronde.runtime.costs.amounts import ForwardAmounts
 from ronde.runtime.costs.counting import Counter
 from ronde.runtime.costs.fakes import faked
 from ronde.runtime.costs.processor import on_processor
@@ -112,7 +112,7 @@ def _amounts(counter: Counter, steps: _Steps) -> dict[str, Any]:
     }
 
 
-def _run(blocks: list[Part]) -> list[Part]:
+def _run(blocks: list[ForwardAmounts]) -> list[ForwardAmounts]:
     """Blocks that ran; others take parameters only."""
     return [part for part in blocks if part.calls or part.parameters]
 

@@ -26,7 +26,7 @@ from ronde.server.serving.program import NoProgram, Unfit
 from ronde.server.serving.replica import NoSuchTable, Replica
 from ronde.server.serving.structure import take_apart
 from ronde.server.transport.service import Reply, Service
-from ronde.server.transport.wire import Limits, Message, Operation, WireError
+from ronde.server.transport.wire import Limits, Message, Opcode, WireError
 
 __all__ = ["BinaryReplica", "ReadOnly"]
 
@@ -58,11 +58,11 @@ class ReadOnly:
     def handle(self, message: Message, reply: Reply) -> None:
         begin = perf_counter()
         match message.operation:
-            case Operation.HELLO | Operation.STATUS:
+            case Opcode.HELLO | Opcode.STATUS:
                 reply(message.answer(self._status()))
-            case Operation.LOOK_UP:
+            case Opcode.LOOK_UP:
                 reply(self._counted("binary-lookup", message, self._look_up, begin))
-            case Operation.PREDICT:
+            case Opcode.PREDICT:
                 self._predict_later(message, reply, begin)
             case _:
                 name = message.operation.name.lower()
@@ -103,7 +103,7 @@ class ReadOnly:
             made = message.refuse(f"{message.operation.name.lower()}: {error}"[:600], kind)
         except Exception as error:  # a defect here or in a model must not stop the replica
             made = message.refuse(f"{type(error).__name__} {error}"[:300], "defect")
-        status = "done" if made.operation is Operation.DONE else "refused"
+        status = "done" if made.operation is Opcode.DONE else "refused"
         self._metrics.add(endpoint, status, perf_counter() - begin)
         return made
 

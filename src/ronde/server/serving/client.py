@@ -18,7 +18,7 @@ try:
     import zmq
 
     from ronde.server.transport.client import Client, ServerRefused
-    from ronde.server.transport.wire import Message, Operation
+    from ronde.server.transport.wire import Message, Opcode
 except ImportError as missing:
     raise UsageError(
         f"ronde.ReplicaClient needs a package that is missing ({missing}): pip install 'ronde[server]' [R746]"
@@ -99,7 +99,7 @@ class ReplicaClient:
                 f"the table is to be its name, not a {type(table).__name__}; see status() [R748]"
             )
         flat, shape = _ids(ids)
-        answer = self._ask(Operation.LOOK_UP, {"table": table}, [flat])
+        answer = self._ask(Opcode.LOOK_UP, {"table": table}, [flat])
         (rows,) = answer.arrays
         return Rows(np.array(rows).reshape(*shape, rows.shape[1]), answer.meta["version"])
 
@@ -134,7 +134,7 @@ class ReplicaClient:
             raise UsageError(
                 f"inputs of {total} bytes were given; {MOST_BYTES} are possible at a time [R748]"
             )
-        answer = self._ask(Operation.PREDICT, {"inputs": names}, arrays)
+        answer = self._ask(Opcode.PREDICT, {"inputs": names}, arrays)
         own = [np.array(array) for array in answer.arrays]
         return Predicted(put_together(answer.meta["outputs"], own), answer.meta["version"])
 
@@ -151,7 +151,7 @@ class ReplicaClient:
         Raises:
             ReplicaGone: the replica did not answer within the timeout.
         """
-        return self._ask(Operation.STATUS, {}, []).meta
+        return self._ask(Opcode.STATUS, {}, []).meta
 
     def close(self) -> None:
         """Close the connection."""
@@ -165,7 +165,7 @@ class ReplicaClient:
     ) -> None:
         self.close()
 
-    def _ask(self, operation: Operation, meta: dict[str, Any], arrays: list[Array]) -> Message:
+    def _ask(self, operation: Opcode, meta: dict[str, Any], arrays: list[Array]) -> Message:
         try:
             request = self._client.send(0, operation, meta, arrays)
         except zmq.ZMQError:

@@ -26,7 +26,7 @@ from ronde.server.serving.manifest import TableEntry
 from ronde.server.serving.published import read_dense, read_program
 from ronde.server.serving.replica import NoSuchVersion
 from ronde.server.serving.snapshot import Snapshot
-from ronde.server.table.frozen import FrozenTable, Shape, quantized
+from ronde.server.table.frozen import FrozenLayout, FrozenTable, quantized
 
 __all__ = ["MANIFEST", "Exported", "export"]
 
@@ -155,7 +155,7 @@ class Exported:
         return FrozenTable(shape).changed(ids, rows, ids[:0], scales)
 
 
-def _read_rows(path: Path, shape: Shape) -> tuple[Any, Any, Any]:
+def _read_rows(path: Path, shape: FrozenLayout) -> tuple[Any, Any, Any]:
     try:
         table = pq.read_table(path)
         ids = table["id"].to_numpy()

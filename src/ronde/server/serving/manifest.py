@@ -19,10 +19,10 @@ from typing import Any
 
 from ronde.errors import UsageError
 from ronde.server.serving.durable import DamagedFile, check_digest, replace
-from ronde.server.table.frozen import Shape
+from ronde.server.table.frozen import FrozenLayout
 from ronde.server.table.initial import Initial, Normal, Uniform, Zeros
 
-__all__ = ["FOLDER", "FORMAT", "Manifest", "TableEntry", "path_of", "versions_in"]
+__all__ = ["FOLDER", "FORMAT", "TableEntry", "VersionManifest", "path_of", "versions_in"]
 
 FORMAT = 1
 #: Name of the folder in a run's directory.
@@ -54,7 +54,7 @@ class TableEntry:
         return cls(dim=dim, stored=stored, initial=law, seed=seed)
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> FrozenLayout:
         """The shape of the served rows.
 
         Raises:
@@ -64,11 +64,11 @@ class TableEntry:
         kind = _LAWS.get(law.pop("law", ""))
         if kind is None or self.stored not in ("float32", "float64", "int8") or self.dim < 1:
             raise DamagedFile(f"a manifest names a table of {self}, which no ronde has written [R741]")
-        return Shape(dim=self.dim, stored=self.stored, initial=kind(**law), seed=self.seed)
+        return FrozenLayout(dim=self.dim, stored=self.stored, initial=kind(**law), seed=self.seed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Manifest:
+class VersionManifest:
     """The manifest of one version of a model.
 
     Attributes:
@@ -103,7 +103,7 @@ class Manifest:
         replace(path_of(folder, self.version), json.dumps(fields, indent=1).encode())
 
     @classmethod
-    def read(cls, path: Path) -> Manifest:
+    def read(cls, path: Path) -> VersionManifest:
         """Read a manifest that `write` wrote.
 
         Raises:

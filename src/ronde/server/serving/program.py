@@ -25,7 +25,7 @@ from torch import nn
 from ronde.errors import RondeError
 from ronde.patching.torch_internals import pytree
 from ronde.rowwise.generators import States
-from ronde.rowwise.undo import Held
+from ronde.rowwise.undo import ContainerSnapshot
 from ronde.server.embedding_table import EmbeddingTable
 from ronde.server.serving.durable import DamagedFile
 
@@ -188,7 +188,7 @@ def export(model: nn.Module, example: Example) -> bytes:
     unknown = next((leaf for leaf in example.leaves if isinstance(leaf, _Unknown)), None)
     if unknown is not None:
         raise NoProgram(f"it is called with a {unknown.name}, of which torch.export knows no parts [R734]")
-    held = Held.by(model)
+    held = ContainerSnapshot.by(model)
     generators = States.of_hosts(held.generators), States.of_torch(())
     args, kwargs, axes = example.arguments()
     try:

@@ -24,8 +24,8 @@ from safetensors.numpy import save_file
 
 from ronde.errors import UsageError
 from ronde.server.serving.durable import DamagedFile, digest, replace, sync_written
-from ronde.server.serving.manifest import Manifest, TableEntry, path_of, versions_in
-from ronde.server.table.told import RowsOfVersion
+from ronde.server.serving.manifest import TableEntry, VersionManifest, path_of, versions_in
+from ronde.server.table.delta import RowsOfVersion
 
 __all__ = ["KEPT_VERSIONS", "Publication", "Version"]
 
@@ -41,7 +41,7 @@ class Version:
     """One rank's share of a version to write.
 
     Attributes:
-        version, step, time, tables, no_program: the same as in `Manifest`.
+        version, step, time, tables, no_program: the same as in `VersionManifest`.
         follows: the version to which `delta` is relative; None without a delta.
         delta, whole: rows by table; empty if they are not written.
         dense: parameters and buffers as a safetensors file; rank 0 only.
@@ -150,7 +150,7 @@ class Publication:
             files |= told["files"]
             for kind in own:
                 own[kind] += told[kind]
-        Manifest(
+        VersionManifest(
             version=version.version,
             step=version.step,
             time=version.time,
@@ -215,12 +215,12 @@ class Publication:
             if _PART.fullmatch(path.name) and path.name not in known:
                 path.unlink()
 
-    def _manifests(self) -> dict[int, Manifest]:
+    def _manifests(self) -> dict[int, VersionManifest]:
         """Return the manifests of all undamaged versions."""
-        found: dict[int, Manifest] = {}
+        found: dict[int, VersionManifest] = {}
         for number in versions_in(self._folder):
             with contextlib.suppress(DamagedFile):
-                found[number] = Manifest.read(path_of(self._folder, number))
+                found[number] = VersionManifest.read(path_of(self._folder, number))
         return found
 
     def _remove_old(self) -> None:
@@ -236,7 +236,7 @@ class Publication:
                 (self._folder / name).unlink(missing_ok=True)
 
 
-def _made_of(number: int, manifests: Mapping[int, Manifest]) -> list[int]:
+def _made_of(number: int, manifests: Mapping[int, VersionManifest]) -> list[int]:
     """Return a version and its predecessors, back to one with all rows."""
     chain = [number]
     while not manifests[chain[-1]].whole and manifests[chain[-1]].tables:

@@ -13,10 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file as load_tensors
 
 from ronde.server.serving.durable import DamagedFile
-from ronde.server.serving.manifest import Manifest, path_of, versions_in
+from ronde.server.serving.manifest import VersionManifest, path_of, versions_in
 from ronde.server.serving.program import Program
 from ronde.server.serving.snapshot import Snapshot
-from ronde.server.table.frozen import FrozenTable, Shape
+from ronde.server.table.frozen import FrozenLayout, FrozenTable
 
 __all__ = ["Published", "read_dense", "read_program"]
 
@@ -50,9 +50,9 @@ class Published:
                 return self._make(self._chain(version, None), None)
         return self._make(self._chain(version, None), None)
 
-    def _chain(self, version: int, near: int | None) -> list[Manifest]:
+    def _chain(self, version: int, near: int | None) -> list[VersionManifest]:
         """Return the manifests from the oldest needed one to that of `version`."""
-        chain = [Manifest.read(path_of(self._folder, version))]
+        chain = [VersionManifest.read(path_of(self._folder, version))]
         while True:
             first = chain[0]
             if near is None and (first.whole or not first.tables):
@@ -61,9 +61,9 @@ class Published:
                 raise DamagedFile(f"version {version} rests on rows of a version that is gone [R741]")
             if first.follows == near:
                 return chain
-            chain.insert(0, Manifest.read(path_of(self._folder, first.follows)))
+            chain.insert(0, VersionManifest.read(path_of(self._folder, first.follows)))
 
-    def _make(self, chain: Sequence[Manifest], near: Snapshot | None) -> Snapshot:
+    def _make(self, chain: Sequence[VersionManifest], near: Snapshot | None) -> Snapshot:
         last = chain[-1]
         kinds = [each.whole if near is None and each is chain[0] else each.delta for each in chain]
         for manifest, names in zip(chain, kinds, strict=True):
@@ -91,7 +91,7 @@ class Published:
             no_program=last.no_program,
         )
 
-    def _program_of(self, manifest: Manifest) -> Program | None:
+    def _program_of(self, manifest: VersionManifest) -> Program | None:
         if not manifest.program:
             return None
         key = manifest.files[manifest.program]
@@ -121,7 +121,7 @@ def read_dense(path: Path) -> dict[str, Any]:
         raise DamagedFile(f"{path} is damaged: {error} [R741]") from None
 
 
-def _read(path: Path, shapes: dict[str, Shape]) -> dict[str, tuple[Any, Any, Any]]:
+def _read(path: Path, shapes: dict[str, FrozenLayout]) -> dict[str, tuple[Any, Any, Any]]:
     """Return (ids, rows, removed ids) of each table in a file."""
     try:
         arrays = _arrays(path)
@@ -160,7 +160,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     return out
 
 
-def _fit(found: Iterable[Any], shape: Shape) -> bool:
+def _fit(found: Iterable[Any], shape: FrozenLayout) -> bool:
     if any(each is None for each in found):
         return False
     ids, rows, removed = found

@@ -13,9 +13,9 @@ import torch
 
 from ronde.errors import RondeError
 from ronde.server.serving.program import NoProgram
-from ronde.server.serving.snapshot import Snapshot, Source
+from ronde.server.serving.snapshot import Snapshot, VersionSource
 
-__all__ = ["Counts", "NoSuchTable", "NoSuchVersion", "Replica"]
+__all__ = ["LookupCounters", "NoSuchTable", "NoSuchVersion", "Replica"]
 
 
 class NoSuchTable(RondeError):
@@ -27,7 +27,7 @@ class NoSuchVersion(RondeError):
 
 
 @dataclass
-class Counts:
+class LookupCounters:
     """Counters of look-ups, predictions included.
 
     Attributes:
@@ -59,14 +59,17 @@ class Replica:
     """
 
     def __init__(
-        self, source: Source, version: int | None = None, say: Callable[[str], None] = lambda text: None
+        self,
+        source: VersionSource,
+        version: int | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._source, self._say = source, say
         self._pinned = version
         self._changing = threading.Lock()
         self._following: threading.Thread | None = None
         self._ends = threading.Event()
-        self.counts = Counts()
+        self.counts = LookupCounters()
         self._counting = threading.Lock()
         self.lag: float | None = None
         self.trouble = ""

@@ -19,7 +19,7 @@ from ronde.server.serving.manifest import FOLDER
 from ronde.server.serving.metrics import Metrics
 from ronde.server.serving.published import Published
 from ronde.server.serving.replica import Replica
-from ronde.server.serving.snapshot import Source
+from ronde.server.serving.snapshot import VersionSource
 
 if TYPE_CHECKING:
     from ronde.server.serving.binary import BinaryReplica
@@ -30,7 +30,7 @@ _LOOK_EVERY = 0.2
 _WAITING_AT_MOST = 2048
 
 
-def source_of(path: Path) -> Source:
+def source_of(path: Path) -> VersionSource:
     """Return the source of versions in a run's directory or an exported model.
 
     Raises:

@@ -11,7 +11,7 @@ import torch
 from ronde.server.serving.program import Program
 from ronde.server.table.frozen import FrozenTable
 
-__all__ = ["Snapshot", "Source"]
+__all__ = ["Snapshot", "VersionSource"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,7 +46,7 @@ class Snapshot:
         return {each.name: {"dtype": each.dtype, "shape": each.shape} for each in inputs if each.dtype}
 
 
-class Source(Protocol):
+class VersionSource(Protocol):
     """A source of versions: a run's folder or an exported model."""
 
     def versions(self) -> list[int]:

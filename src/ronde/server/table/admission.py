@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from ronde.errors import UsageError
-from ronde.server.table.combine import Unique
 from ronde.server.table.compiled import compiled
+from ronde.server.table.dedup import Unique
 from ronde.server.table.hashing import mix, uniform
 from ronde.server.table.index import Index
-from ronde.server.table.rows import Rows
+from ronde.server.table.rows import RowStore
 
 __all__ = ["Admission", "AdmitAfter", "AdmitByBloomFilter", "AdmitWithProbability", "Filter"]
 
@@ -124,7 +124,7 @@ class _Counting:
     def __init__(self, count: int, max_rows: int) -> None:
         self._count = count
         self._index = Index(max_rows)
-        self._rows = Rows(0, 0, np.dtype(np.float32), max_rows)
+        self._rows = RowStore(0, 0, np.dtype(np.float32), max_rows)
 
     def admits(self, new: Unique, step: int) -> np.ndarray[Any, Any]:
         slots = self._index.find(new.ids, self._rows.keys)

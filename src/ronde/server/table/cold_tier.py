@@ -22,7 +22,7 @@ from ronde.server.table.eviction import EvictByFrequency, Eviction, Idle, next_t
 from ronde.server.table.index import SEGMENTS, Index, segments_of
 from ronde.server.table.memory import ReservedMemory
 from ronde.server.table.on_disk import OnDisk
-from ronde.server.table.rows import Rows
+from ronde.server.table.rows import RowStore
 
 __all__ = ["ColdTier", "RawRows"]
 
@@ -42,7 +42,7 @@ class RawRows:
 
     __slots__ = ("_dim", "_first", "_state", "_values", "counters", "raw")
 
-    def __init__(self, raw: Array, rows: Rows) -> None:
+    def __init__(self, raw: Array, rows: RowStore) -> None:
         self.raw = np.ascontiguousarray(raw)
         self._first, self._dim, self._state = rows.first, rows.dim, rows.state
         self._values = self.raw.view(rows.values.dtype)
@@ -99,7 +99,7 @@ class ColdTier:
         "step",
     )
 
-    def __init__(self, config: OnDisk, evict: Eviction | None, rows: Rows, index: Index) -> None:
+    def __init__(self, config: OnDisk, evict: Eviction | None, rows: RowStore, index: Index) -> None:
         if evict is not None and not hasattr(evict, "ends"):
             raise UsageError(
                 f"EmbeddingTable(evict={type(evict).__name__}(...), cold=OnDisk(...)): rows on disk are "

@@ -14,7 +14,7 @@ from ronde.server.table.index import MAX_ROWS
 from ronde.server.table.initial import Initial, Uniform
 from ronde.server.table.on_disk import OnDisk
 from ronde.server.table.optimizers import Adagrad, RowOptimizer
-from ronde.server.table.rows import Rows
+from ronde.server.table.rows import RowStore
 
 __all__ = ["TableConfig"]
 
@@ -69,4 +69,4 @@ class TableConfig:
             return self.max_rows
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         state = self.optimizer.state(self.dim)
-        return min(MAX_ROWS, memory // Rows.bytes_of_a_row(self.dim, state, np.dtype(self.dtype)))
+        return min(MAX_ROWS, memory // RowStore.bytes_of_a_row(self.dim, state, np.dtype(self.dtype)))

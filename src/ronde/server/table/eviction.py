@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ronde.errors import UsageError
-from ronde.server.table.rows import Rows
+from ronde.server.table.rows import RowStore
 
 __all__ = ["NEVER", "EvictByAge", "EvictByFrequency", "EvictByNorm", "Eviction", "Idle", "next_turns"]
 
@@ -53,7 +53,7 @@ class EvictByAge:
     def __post_init__(self) -> None:
         _check(self, steps=self.steps, every=self.every)
 
-    def judge(self, rows: Rows, slots: np.ndarray[Any, Any], step: int) -> np.ndarray[Any, Any]:
+    def judge(self, rows: RowStore, slots: np.ndarray[Any, Any], step: int) -> np.ndarray[Any, Any]:
         """Return whether each row is evicted; int64 [n] to bool [n]."""
         return step - rows.versions[slots].astype(np.int64) > self.steps
 
@@ -73,7 +73,7 @@ class EvictByNorm:
     def __post_init__(self) -> None:
         _check(self, below=self.below, every=self.every)
 
-    def judge(self, rows: Rows, slots: np.ndarray[Any, Any], step: int) -> np.ndarray[Any, Any]:
+    def judge(self, rows: RowStore, slots: np.ndarray[Any, Any], step: int) -> np.ndarray[Any, Any]:
         """Return whether each row is evicted; int64 [n] to bool [n]."""
         return np.linalg.norm(rows.embeddings(slots), axis=1) < self.below
 
@@ -92,7 +92,7 @@ class EvictByFrequency:
     def __post_init__(self) -> None:
         _check(self, below=self.below, every=self.every)
 
-    def judge(self, rows: Rows, slots: np.ndarray[Any, Any], step: int) -> np.ndarray[Any, Any]:
+    def judge(self, rows: RowStore, slots: np.ndarray[Any, Any], step: int) -> np.ndarray[Any, Any]:
         """Return whether rows are evicted, int64 [n] to bool [n]; halves counts."""
         counts = rows.counts[slots]
         rows.counts[slots] = counts // 2

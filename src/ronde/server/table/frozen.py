@@ -17,10 +17,10 @@ from ronde.server.table.compiled import compiled, prefetch
 from ronde.server.table.config import TableConfig
 from ronde.server.table.index import MAX_ROWS, SEGMENTS, _insert, _per_segment, _remove, find_chunk
 from ronde.server.table.initial import Initial, fill
-from ronde.server.table.rows import Rows
+from ronde.server.table.rows import RowStore
 from ronde.server.table.table import _gather
 
-__all__ = ["FrozenTable", "Shape", "quantized"]
+__all__ = ["FrozenLayout", "FrozenTable", "quantized"]
 
 _FULLEST = 0.7
 _LEAST = 16
@@ -28,7 +28,7 @@ _SCALE = 2  # column of a row as float32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class FrozenLayout:
     """The layout of served rows.
 
     Attributes:
@@ -48,14 +48,14 @@ class Shape:
     def served(self) -> np.dtype[Any]:
         return np.dtype(np.float32 if self.stored == "int8" else self.stored)
 
-    def memory(self) -> Rows:
+    def memory(self) -> RowStore:
         """Allocate memory for rows."""
         dtype = np.dtype(self.stored)
         most = self.max_rows
         if most is None:
             served = TableConfig(dim=self.dim, dtype=self.served.name).rows_at_most
             most = min(MAX_ROWS, 4 * served if self.stored == "int8" else served)
-        return Rows(self.dim, 0, dtype, most)
+        return RowStore(self.dim, 0, dtype, most)
 
 
 def quantized(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -88,7 +88,7 @@ class FrozenTable:
         shape: the layout of its rows.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: FrozenLayout) -> None:
         self.shape = shape
         self._rows = shape.memory()
         self._changes: deque[_Change] = deque()

@@ -9,7 +9,7 @@ import numpy as np
 from ronde.errors import RondeError
 from ronde.server.table.memory import ReservedMemory
 
-__all__ = ["HEADER_BYTES", "Rows", "TableFull"]
+__all__ = ["HEADER_BYTES", "RowStore", "TableFull"]
 
 #: Bytes before the embedding: id (int64), number of look-ups with a gradient, step of the last update (uint32
 #: both).
@@ -22,7 +22,7 @@ class TableFull(RondeError):
     """Raised when a table has reached `max_rows` or the memory's limit."""
 
 
-class Rows:
+class RowStore:
     """Rows of one width in memory that grows in place; freed rows are reused.
 
     Args:

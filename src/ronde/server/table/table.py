@@ -11,16 +11,16 @@ import numpy as np
 
 from ronde.errors import UsageError
 from ronde.server.table.cold_tier import ColdTier, RawRows
-from ronde.server.table.combine import Unique, sum_rows, unique
 from ronde.server.table.compiled import compiled, prefetch
 from ronde.server.table.config import TableConfig
+from ronde.server.table.dedup import Unique, sum_rows, unique
+from ronde.server.table.dirty_ids import TouchedIds
 from ronde.server.table.index import SEGMENTS, Index, find_chunk
 from ronde.server.table.initial import fill
 from ronde.server.table.on_disk import OnDisk
 from ronde.server.table.optimizers import TouchedRows
-from ronde.server.table.rows import Rows, TableFull
+from ronde.server.table.rows import RowStore, TableFull
 from ronde.server.table.state import ADMISSION, ROWS, State
-from ronde.server.table.touched import TouchedIds
 
 __all__ = ["RowsOfTable", "Table", "joined"]
 
@@ -84,7 +84,7 @@ class Table:
         self.touched: TouchedIds | None = None
         self._initial = config.first_values
         most = config.rows_at_most
-        self._rows = Rows(config.dim, config.optimizer.state(config.dim), self.dtype, most)
+        self._rows = RowStore(config.dim, config.optimizer.state(config.dim), self.dtype, most)
         self._index = Index(most)
         self._filter = config.admit.filter(config.seed, most) if config.admit is not None else None
         self._cold = None

@@ -23,9 +23,9 @@ import zmq
 
 from ronde.errors import PeerLost, RondeError, UsageError
 from ronde.server.transport.arena import OwnArena
-from ronde.server.transport.wire import BEFORE_TOKEN, NO_TOKEN, Message, Operation, WireError, decode, encode
+from ronde.server.transport.wire import BEFORE_TOKEN, NO_TOKEN, Message, Opcode, WireError, decode, encode
 
-__all__ = ["Client", "Request", "ServerRefused"]
+__all__ = ["Client", "PendingRequest", "ServerRefused"]
 
 Array = np.ndarray[Any, Any]
 
@@ -63,7 +63,7 @@ class ServerRefused(RondeError):
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Request:
+class PendingRequest:
     """A pending request to one server; made by `Client.send`.
 
     Attributes:
@@ -142,7 +142,7 @@ class Client:
         self._context = zmq.Context()
         self._sockets: list[Any] = []
         self._poller = zmq.Poller()
-        self._waiting: dict[int, Request] = {}
+        self._waiting: dict[int, PendingRequest] = {}
         #: Functions that `finish` calls, for requests that no caller waited for.
         self.before_end: list[Callable[[], None]] = []
         self._count = 0
@@ -157,9 +157,7 @@ class Client:
             for endpoint in self.endpoints:
                 self._sockets.append(self._connect(endpoint))
                 self._poller.register(self._sockets[-1], zmq.POLLIN)
-            greeted = [
-                self.send(server, Operation.HELLO, self._hello(server)) for server in range(self.servers)
-            ]
+            greeted = [self.send(server, Opcode.HELLO, self._hello(server)) for server in range(self.servers)]
             greetings = self.wait(greeted)
         except BaseException:
             self.close()
@@ -180,13 +178,13 @@ class Client:
     def send(
         self,
         server: int,
-        operation: Operation,
+        operation: Opcode,
         meta: dict[str, Any] | None = None,
         arrays: Sequence[Array] = (),
         *,
         clock: int = 0,
         changes: bool = False,
-    ) -> Request:
+    ) -> PendingRequest:
         """Send a request to one server; arrays must not change before the answer.
 
         Args:
@@ -210,7 +208,7 @@ class Client:
                 self._count,
             )
             self.exchanged_bytes += sum(array.nbytes for array in arrays)
-            request = Request(server, message, patience=self._patience)
+            request = PendingRequest(server, message, patience=self._patience)
             self._waiting[self._count] = request
             try:
                 self._ask(request)
@@ -220,7 +218,7 @@ class Client:
                 raise ServerRefused(f"server {server}: {operation.name.lower()}: {error}") from None
             return request
 
-    def wait(self, requests: Iterable[Request]) -> list[Message]:
+    def wait(self, requests: Iterable[PendingRequest]) -> list[Message]:
         """Wait for the answers to these requests, and return them.
 
         Raises:
@@ -233,7 +231,7 @@ class Client:
         finally:
             self.waited_ns += perf_counter_ns() - entered
 
-    def _answers(self, requests: Iterable[Request]) -> list[Message]:
+    def _answers(self, requests: Iterable[PendingRequest]) -> list[Message]:
         answers: list[Message] = []
         for request in requests:
             begun = time.monotonic()
@@ -256,7 +254,7 @@ class Client:
                         "run directory, or start it again with `ronde server` [R421]"
                     )
             answer = request.answer
-            if answer.operation is Operation.REFUSED:
+            if answer.operation is Opcode.REFUSED:
                 why = str(answer.meta.get("why", "refused"))
                 raise ServerRefused(_refusal(request.server, answer), why)
             answers.append(answer)
@@ -268,7 +266,7 @@ class Client:
             waiting = list(self._waiting.values())
         self.wait(waiting)
 
-    def withdraw(self, request: Request) -> None:
+    def withdraw(self, request: PendingRequest) -> None:
         """Stop resending a request that changes nothing."""
         with self._lock:
             self._waiting.pop(request.message.request, None)
@@ -342,7 +340,7 @@ class Client:
                 if time.monotonic() - heard > _ALIVE_S:  # a server treats a minute of silence as death
                     heard = time.monotonic()
                     for server in range(self.servers):
-                        self._say(server, Operation.STATUS, {})
+                        self._say(server, Opcode.STATUS, {})
 
     def _connect(self, endpoint: str) -> Any:
         socket = self._context.socket(zmq.DEALER)
@@ -367,7 +365,7 @@ class Client:
             hello |= {"arena": self.arena.described, "process": os.getpid()}
         return hello
 
-    def _ask(self, request: Request, *, again: bool = False) -> None:
+    def _ask(self, request: PendingRequest, *, again: bool = False) -> None:
         if again and "into" in request.message.meta:
             # By the second answer the memory may be in use again: receive that answer in frames.
             meta = {name: value for name, value in request.message.meta.items() if name != "into"}
@@ -388,12 +386,12 @@ class Client:
         for server in silent:
             if not self._reconnect_if_silent(server, now):
                 asked = [number for number, each in self._waiting.items() if each.server == server]
-                self._say(server, Operation.STATUS, {"asked": asked})
+                self._say(server, Opcode.STATUS, {"asked": asked})
                 self._questions[server] = self._count, asked
 
     def _send_what_is_missing(self, server: int, asked: list[int], answer: Message) -> None:
         """Resend requests that the server lacks: a connection keeps order, so they were lost."""
-        has = [] if answer.operation is Operation.REFUSED else answer.meta.get("waiting")
+        has = [] if answer.operation is Opcode.REFUSED else answer.meta.get("waiting")
         if not isinstance(has, list):  # the server does not know this connection
             self._introduce(server)
             self._ask_all_again(server)
@@ -474,14 +472,14 @@ class Client:
         request = self._waiting.get(answer.request)
         if request is None or request.server != server:
             return  # a repeated answer
-        if answer.operation is Operation.REFUSED:
+        if answer.operation is Opcode.REFUSED:
             if self._may_ask_again(request, answer):
                 return
             self._not_made(request, answer)
         del self._waiting[answer.request]
         request.answer = answer
         self.exchanged_bytes += sum(array.nbytes for array in answer.arrays)
-        if answer.operation is Operation.DONE and request.message.sequence:
+        if answer.operation is Opcode.DONE and request.message.sequence:
             self._confirmed[server] = max(self._confirmed[server], request.message.sequence)
             if self._refused.get(server, (0, ""))[0] <= request.message.sequence:
                 self._refused.pop(server, None)  # accepts changes again
@@ -489,10 +487,10 @@ class Client:
     def _compare(self, server: int, greeting: Message) -> None:
         """Check that a restarted server still has every change that it confirmed."""
         missing = self._confirmed[server] - int(greeting.meta.get("sequence", 0))
-        if greeting.operation is Operation.DONE and missing > 0:
+        if greeting.operation is Opcode.DONE and missing > 0:
             self._lost[server] = missing
 
-    def _not_made(self, request: Request, refusal: Message) -> None:
+    def _not_made(self, request: PendingRequest, refusal: Message) -> None:
         """Release the sequence number of a refused change for the next one."""
         server, sequence = request.server, request.message.sequence
         if refusal.meta.get("kind") == "failed" or not sequence:
@@ -501,7 +499,7 @@ class Client:
         if sequence == self._sequences[server]:
             self._sequences[server] -= 1
 
-    def _may_ask_again(self, request: Request, answer: Message) -> bool:
+    def _may_ask_again(self, request: PendingRequest, answer: Message) -> bool:
         request.refusals += 1
         if answer.meta.get("kind") not in _AGAIN or request.refusals > _MOST_AGAIN:
             return False
@@ -520,15 +518,15 @@ class Client:
 
     def _introduce(self, server: int) -> None:
         """Send HELLO to a server that does not know this connection."""
-        self._say(server, Operation.HELLO, self._hello(server))
+        self._say(server, Opcode.HELLO, self._hello(server))
 
-    def _say(self, server: int, operation: Operation, meta: dict[str, Any]) -> None:
+    def _say(self, server: int, operation: Opcode, meta: dict[str, Any]) -> None:
         """Send a message without a waiting caller."""
         self._count += 1
         said = Message(
             operation, meta, worker=self.worker, incarnation=self._incarnation, request=self._count
         )
-        if operation is Operation.HELLO:
+        if operation is Opcode.HELLO:
             self._greeted[self._count] = server
         self._post(server, encode(said, self._token))
 
@@ -551,5 +549,5 @@ def _refusal_of_stranger(frames: list[Any]) -> Message | None:
         answer = decode(frames, NO_TOKEN)
     except WireError:
         return None
-    known = answer.operation is Operation.REFUSED and answer.meta.get("kind") in BEFORE_TOKEN
+    known = answer.operation is Opcode.REFUSED and answer.meta.get("kind") in BEFORE_TOKEN
     return answer if known else None

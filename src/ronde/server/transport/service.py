@@ -28,7 +28,7 @@ from ronde.server.transport.wire import (
     Limits,
     Message,
     NoArena,
-    Operation,
+    Opcode,
     WireError,
     decode,
     encode,
@@ -47,7 +47,7 @@ _CONNECTIONS = 16_384
 _MOST_WAITING = 65_536
 _LOOK_EVERY_S = 0.5
 # Operations that need no hello.
-_FIRST = (Operation.STATUS, Operation.STOP)
+_FIRST = (Opcode.STATUS, Opcode.STOP)
 
 Reply = Callable[[Message], None]
 
@@ -171,7 +171,7 @@ class Service:
         known = self._connections.get(identity)
         try:
             message = decode(frames, self._token, self._limits, None if known is None else known.arena)
-            if message.operation is Operation.HELLO:
+            if message.operation is Opcode.HELLO:
                 self._meet(identity, message)
             elif known is None and message.operation not in _FIRST:
                 raise WireError("hello", "this connection has not said hello [R427]")
@@ -199,7 +199,7 @@ class Service:
     def _refuse(self, identity: bytes, frames: list[Any], kind: str, why: str) -> None:
         """Count a refusal and send it. The reply holds the run's token only if the sender showed it."""
         self.refused[kind] += 1
-        refusal = Message(Operation.REFUSED, request=request_of(frames)).refuse(why, kind)
+        refusal = Message(Opcode.REFUSED, request=request_of(frames)).refuse(why, kind)
         self._send(identity, encode(refusal, NO_TOKEN if kind in BEFORE_TOKEN else self._token))
 
     def _meet(self, identity: bytes, message: Message) -> None:
@@ -235,12 +235,12 @@ class Service:
     def _replier(self, identity: bytes, request: Message) -> Reply:
         into = request.meta.get("into")
         told: dict[str, Any] = {}
-        if request.operation is Operation.STATUS and "asked" in request.meta:
+        if request.operation is Opcode.STATUS and "asked" in request.meta:
             told = {"waiting": self._waiting(identity, request.meta["asked"])}
 
         def reply(answer: Message) -> None:
             connection = self._connections.get(identity)
-            if answer.operation is Operation.REFUSED:
+            if answer.operation is Opcode.REFUSED:
                 self.refused[str(answer.meta.get("kind"))] += 1
             if told:
                 answer = dataclasses.replace(answer, meta={**answer.meta, **told})
@@ -249,7 +249,7 @@ class Service:
                 return
             connection.waiting.pop(request.request, None)
             is_new = request.request not in connection.placed  # else it is a repeat, sent in frames
-            is_placed = into is not None and is_new and answer.operation is Operation.DONE
+            is_placed = into is not None and is_new and answer.operation is Opcode.DONE
             if is_placed and isinstance(connection.arena, PeerArena):
                 answer = _placed(answer, connection.arena, into)
                 connection.placed.append(request.request)

@@ -29,7 +29,7 @@ __all__ = [
     "Arena",
     "Limits",
     "Message",
-    "Operation",
+    "Opcode",
     "WireError",
     "decode",
     "encode",
@@ -54,7 +54,7 @@ _DTYPES = {
 }
 
 
-class Operation(enum.IntEnum):
+class Opcode(enum.IntEnum):
     """The operation of a request, or the outcome in an answer."""
 
     DONE = 0
@@ -101,7 +101,7 @@ class Message:
         request: id by which the sender finds the answer.
     """
 
-    operation: Operation
+    operation: Opcode
     meta: dict[str, Any] = dataclasses.field(default_factory=dict)
     arrays: Sequence[Array] = ()
     worker: int = 0
@@ -112,11 +112,11 @@ class Message:
 
     def answer(self, meta: dict[str, Any] | None = None, arrays: Sequence[Array] = ()) -> Message:
         """Make the answer to this request."""
-        return Message(Operation.DONE, meta or {}, arrays, request=self.request)
+        return Message(Opcode.DONE, meta or {}, arrays, request=self.request)
 
     def refuse(self, why: str, kind: str = "request") -> Message:
         """Make a refusal of this request."""
-        return Message(Operation.REFUSED, {"why": why, "kind": kind}, request=self.request)
+        return Message(Opcode.REFUSED, {"why": why, "kind": kind}, request=self.request)
 
 
 class WireError(RondeError):
@@ -230,7 +230,7 @@ def decode(
             "checksum", "the checksum is not that of the message: it was damaged on its way [R428]"
         )
     try:
-        known = Operation(operation)
+        known = Opcode(operation)
     except ValueError:
         raise WireError("operation", f"there is no operation {operation} [R428]") from None
     told, arrays = _read(meta, views[1:], _NO_ARENA if arena is None else arena, limits)

@@ -14,12 +14,12 @@ from ronde.errors import UsageError
 from ronde.patching.torch_internals import foreach_add_, foreach_copy_
 from ronde.sync.parameter_name import parameter_name
 
-__all__ = ["Averaging", "Cuts", "add_parts", "average_gradients", "flats_of", "members_of"]
+__all__ = ["Averaging", "SavePoints", "add_parts", "average_gradients", "flats_of", "members_of"]
 
 _RUN_BYTES = 1 << 22
 
 
-class Cuts(Protocol):
+class SavePoints(Protocol):
     """Agreement on checkpoints of ranks that train by themselves.
 
     Each rank is saved at its next step after an average.
@@ -71,7 +71,7 @@ class Averaging:
         self.held: Callable[[list[torch.Tensor]], list[torch.Tensor]] = lambda tensors: tensors
         self.agreed: Callable[[bool], bool] = lambda yes: yes
         self.averages = 0
-        self.cuts: Cuts | None = None
+        self.cuts: SavePoints | None = None
         self.last_loss: torch.Tensor | None = None
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 

@@ -9,13 +9,13 @@ import torch
 from ronde.comm.compressors.adasum import adasum
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
-from ronde.sync.compression.exchange import Exchange
+from ronde.sync.compression.exchange import GradientExchange
 from ronde.sync.leaf import Leaf
 
 __all__ = ["AdaptiveSum"]
 
 
-class AdaptiveSum(Exchange):
+class AdaptiveSum(GradientExchange):
     """Reduce gradients by Adasum, tensor by tensor, over pairs of pairs.
 
     Ranks r and r + 1 come first, then r and r + 2, and so on. Four ranks have A(A(g_0, g_1), A(g_2, g_3)),

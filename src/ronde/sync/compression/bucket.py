@@ -9,7 +9,7 @@ import torch
 from ronde.errors import UsageError
 from ronde.sync.bucket import Bucket
 from ronde.sync.bucket_memory import GradientMemory
-from ronde.sync.compression.exchange import Exchange
+from ronde.sync.compression.exchange import GradientExchange
 from ronde.sync.leaf import Leaf, give_gradient, gradient_of, gradients_of
 from ronde.trace.resident import Census
 
@@ -33,11 +33,11 @@ class CompressedBucket(Bucket):
         self,
         leaves: Sequence[Leaf],
         memory: GradientMemory,
-        exchange: Callable[[], tuple[Exchange, bool]],
+        exchange: Callable[[], tuple[GradientExchange, bool]],
     ) -> None:
         super().__init__(leaves, None, memory)
         self._choose = exchange
-        self._exchange: Exchange | None = None
+        self._exchange: GradientExchange | None = None
         self._out: torch.Tensor | None = None
         # Accumulated gradients from before this backward, by place.
         self._kept: dict[int, torch.Tensor] = {}

@@ -10,14 +10,14 @@ import torch
 from ronde.comm.compressors.codec import Codec, joined
 from ronde.comm.pending import Pending
 from ronde.comm.process_group import Comm
-from ronde.sync.compression.exchange import Exchange
-from ronde.sync.compression.held import Held
+from ronde.sync.compression.exchange import GradientExchange
+from ronde.sync.compression.residuals import ResidualStore
 from ronde.sync.leaf import Leaf
 
 __all__ = ["Chunked"]
 
 
-class Chunked(Exchange):
+class Chunked(GradientExchange):
     """Average in chunks, encoded in both directions.
 
     A bucket is cut into W chunks; of chunk c, with C the encoding and its decoding,
@@ -28,7 +28,7 @@ class Chunked(Exchange):
     ranks, so fp16 loses twice by rounding and nothing by adding. Without error feedback e_r = 0.
     """
 
-    def __init__(self, comm: Comm, leaves: Sequence[Leaf], held: Held | None, codec: Codec) -> None:
+    def __init__(self, comm: Comm, leaves: Sequence[Leaf], held: ResidualStore | None, codec: Codec) -> None:
         super().__init__(comm, leaves, held)
         self._codec = codec
         self._chunk = -(-self.values.numel() // comm.world_size)

@@ -11,7 +11,7 @@ from ronde.comm.compressors.codec import Codec
 from ronde.comm.compressors.sparse import TopK
 from ronde.comm.process_group import Comm
 from ronde.sync.compression.gathered import Gathered
-from ronde.sync.compression.held import Held
+from ronde.sync.compression.residuals import ResidualStore
 from ronde.sync.leaf import Leaf
 
 __all__ = ["Corrected", "Momentum", "momentum_of"]
@@ -50,7 +50,7 @@ class Corrected(Gathered):
         self,
         comm: Comm,
         leaves: Sequence[Leaf],
-        held: Held,
+        held: ResidualStore,
         codecs: Callable[[], Sequence[Codec]],
         momenta: Callable[[], Sequence[Momentum]],
     ) -> None:

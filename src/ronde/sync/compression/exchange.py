@@ -8,13 +8,13 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.patching.torch_internals import foreach_add_, foreach_copy_
-from ronde.sync.compression.held import Held
+from ronde.sync.compression.residuals import ResidualStore
 from ronde.sync.leaf import Leaf
 
-__all__ = ["Exchange"]
+__all__ = ["GradientExchange"]
 
 
-class Exchange:
+class GradientExchange:
     """Reduces the gradients of some leaves in an encoded form.
 
     `take`, `start`; then `reduce`, for several buckets each before the next; then `collect`.
@@ -28,7 +28,7 @@ class Exchange:
         sent_bytes: total of bytes that this rank has sent to others.
     """
 
-    def __init__(self, comm: Comm, leaves: Sequence[Leaf], held: Held | None) -> None:
+    def __init__(self, comm: Comm, leaves: Sequence[Leaf], held: ResidualStore | None) -> None:
         self.comm = comm
         self.leaves = list(leaves)
         self.sizes = [leaf.shape.numel() for leaf in leaves]

@@ -9,14 +9,14 @@ import torch
 from ronde.comm.compressors.low_rank import as_matrix, first_factor, multiply, orthonormal, pays
 from ronde.comm.pending import Pending
 from ronde.comm.process_group import Comm
-from ronde.sync.compression.exchange import Exchange
-from ronde.sync.compression.held import Held
+from ronde.sync.compression.exchange import GradientExchange
+from ronde.sync.compression.residuals import ResidualStore
 from ronde.sync.leaf import Leaf
 
 __all__ = ["Factored"]
 
 
-class Factored(Exchange):
+class Factored(GradientExchange):
     """Approximate gradients of matrices by low-rank factors.
 
     On rank r, with Q from the step before (drawn equally at first) and the residual e_r:
@@ -37,7 +37,12 @@ class Factored(Exchange):
     """
 
     def __init__(
-        self, comm: Comm, leaves: Sequence[Leaf], held: Held | None, factors: Held, rank: int
+        self,
+        comm: Comm,
+        leaves: Sequence[Leaf],
+        held: ResidualStore | None,
+        factors: ResidualStore,
+        rank: int,
     ) -> None:
         super().__init__(comm, leaves, held)
         self._parts = self.values.split(self.sizes)

@@ -9,14 +9,14 @@ import torch
 from ronde.comm.compressors.codec import Codec, joined, padded
 from ronde.comm.pending import Pending
 from ronde.comm.process_group import Comm
-from ronde.sync.compression.exchange import Exchange
-from ronde.sync.compression.held import Held
+from ronde.sync.compression.exchange import GradientExchange
+from ronde.sync.compression.residuals import ResidualStore
 from ronde.sync.leaf import Leaf
 
 __all__ = ["Gathered"]
 
 
-class Gathered(Exchange):
+class Gathered(GradientExchange):
     """All-gather the messages of all ranks, and average their decoded values.
 
     With C the encoding and its decoding, residuals e_r, and W ranks:
@@ -32,7 +32,11 @@ class Gathered(Exchange):
     """
 
     def __init__(
-        self, comm: Comm, leaves: Sequence[Leaf], held: Held | None, codecs: Callable[[], Sequence[Codec]]
+        self,
+        comm: Comm,
+        leaves: Sequence[Leaf],
+        held: ResidualStore | None,
+        codecs: Callable[[], Sequence[Codec]],
     ) -> None:
         super().__init__(comm, leaves, held)
         self._codecs_now = codecs

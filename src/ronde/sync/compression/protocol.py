@@ -23,14 +23,14 @@ from ronde.sync.compression.averaged_momentum import AveragedMomentum, FirstMome
 from ronde.sync.compression.bucket import CompressedBucket
 from ronde.sync.compression.chunked import Chunked
 from ronde.sync.compression.corrected import Corrected, Momentum, momentum_of
-from ronde.sync.compression.exchange import Exchange
+from ronde.sync.compression.exchange import GradientExchange
 from ronde.sync.compression.factored import Factored
 from ronde.sync.compression.gathered import Gathered
-from ronde.sync.compression.held import Held
+from ronde.sync.compression.residuals import ResidualStore
 from ronde.sync.compression.summed import Summed
 from ronde.sync.leaf import Leaf
 
-__all__ = ["Compression", "density_at"]
+__all__ = ["GradientCompression", "density_at"]
 
 _DENSITY = 0.001
 _LOW_RANK = 2
@@ -53,7 +53,7 @@ def density_at(step: int, density: float, warm_up: int) -> float:
     return max(density, 0.25 ** (1 + _STAGES * step // warm_up))
 
 
-class Compression:
+class GradientCompression:
     """Compression of a plan's gradients.
 
     Args:
@@ -74,7 +74,7 @@ class Compression:
         self.parameters = parameters
         self._travels = travels
         self._warm_up = warm_up or (_ADAM_WARM_UP if travels.compressed == "momentum" else 0)
-        self._held = Held()
+        self._held = ResidualStore()
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         # Step counts from a checkpoint, for optimizers that are made later.
         self._loaded: list[int] = []
@@ -186,14 +186,14 @@ class Compression:
         """Keep the byte count of a bucket that is gone."""
         self._gone_bytes += sent_bytes
 
-    def plain(self, leaves: Sequence[Leaf]) -> Exchange:
+    def plain(self, leaves: Sequence[Leaf]) -> GradientExchange:
         """Create the uncompressed exchange."""
         travels, ranks = self._travels, self._comm.world_size
         before = travels.predivide or 1.0
         after = 1.0 if travels.reduction == "sum" else before / ranks
         return Summed(self._comm, leaves, before=before, after=after)
 
-    def encoded(self, leaves: Sequence[Leaf], source: _Source) -> Exchange:
+    def encoded(self, leaves: Sequence[Leaf], source: _Source) -> GradientExchange:
         """Create the exchange that the plan asks for."""
         travels, comm = self._travels, self._comm
         held = self._held if travels.error_feedback else None
@@ -242,12 +242,12 @@ class Compression:
 class _Source:
     """Optimizer settings for the exchanges of one bucket."""
 
-    def __init__(self, compression: Compression, leaves: Sequence[Leaf], optimizer: Any) -> None:
+    def __init__(self, compression: GradientCompression, leaves: Sequence[Leaf], optimizer: Any) -> None:
         self._compression = compression
         self._leaves = list(leaves)
         self._optimizer: Callable[[], Any] = optimizer or (lambda: None)
-        self._plain: Exchange | None = None
-        self._encoded: Exchange | None = None
+        self._plain: GradientExchange | None = None
+        self._encoded: GradientExchange | None = None
         self._last = -1
         self._message = 0
         self._numel = sum(leaf.shape.numel() for leaf in leaves)
@@ -256,10 +256,10 @@ class _Source:
         self._compression.forget(sum(exchange.sent_bytes for exchange in self.exchanges))
 
     @property
-    def exchanges(self) -> list[Exchange]:
+    def exchanges(self) -> list[GradientExchange]:
         return [each for each in (self._plain, self._encoded) if each is not None]
 
-    def next(self) -> tuple[Exchange, bool]:
+    def next(self) -> tuple[GradientExchange, bool]:
         """Return the exchange of a new backward, and whether a step came before."""
         optimizer = self._optimizer()
         steps = self._compression.steps_of(optimizer)

@@ -8,13 +8,13 @@ import torch
 
 from ronde.comm.pending import Pending
 from ronde.comm.process_group import Comm
-from ronde.sync.compression.exchange import Exchange
+from ronde.sync.compression.exchange import GradientExchange
 from ronde.sync.leaf import Leaf
 
 __all__ = ["Summed"]
 
 
-class Summed(Exchange):
+class Summed(GradientExchange):
     """Sum gradients, as g = after * sum over ranks of (g_r / before).
 
     The mean over W ranks has before = f and after = f / W, with f = 1 or, of Horovod's

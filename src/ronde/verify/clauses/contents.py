@@ -24,7 +24,7 @@ from ronde.verify.clauses.packed import is_packed, unpacked
 from ronde.verify.clauses.text import Unstable, differing_number
 from ronde.verify.clauses.verdict import DUST, Tolerance
 
-__all__ = ["Beyond", "Comparison", "compare_contents"]
+__all__ = ["Beyond", "FileComparison", "compare_contents"]
 
 _TORCH_SUFFIXES = {".pt", ".pth", ".ckpt", ".bin", ".tar"}
 _PICKLE_SUFFIXES = {".pkl", ".pickle"}
@@ -39,7 +39,7 @@ class Beyond(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Comparison:
+class FileComparison:
     """Outcome of comparing two files; empty where they agree.
 
     Attributes:
@@ -53,7 +53,7 @@ class Comparison:
 
 def compare_contents(
     mine: Path, reference: Path, tolerance: Tolerance, repeats: Sequence[Path] = ()
-) -> Comparison:
+) -> FileComparison:
     """Compare the contents of two files.
 
     Other differences than rounding that `repeats`, the files of further runs of plain python, also show are
@@ -61,22 +61,22 @@ def compare_contents(
     """
     content, expected = mine.read_bytes(), reference.read_bytes()
     if content == expected:
-        return Comparison()
+        return FileComparison()
     if is_event_file(reference):
         if not can_read_events():
-            return Comparison(beyond=Beyond.unread)
-        return Comparison(differing_events(mine, reference, tolerance, repeats) or "")
+            return FileComparison(beyond=Beyond.unread)
+        return FileComparison(differing_events(mine, reference, tolerance, repeats) or "")
     unreadable = object()
     other = _load(reference, unreadable)
     if other is not unreadable:
         value = _load(mine, unreadable)
         if value is unreadable:
-            return Comparison("cannot be loaded, in plain python it can")
+            return FileComparison("cannot be loaded, in plain python it can")
         again = [loaded for each in repeats if (loaded := _load(each, unreadable)) is not unreadable]
-        allowed = _Allowed.of(tolerance, other, again)
+        allowed = _EntryBounds.of(tolerance, other, again)
         unstable = {place for each in again for place, _ in _differences(each, other, allowed, "")}
         found = _differences(value, other, allowed, "")
-        return Comparison(next((wrong for place, wrong in found if not _lies_in(place, unstable)), ""))
+        return FileComparison(next((wrong for place, wrong in found if not _lies_in(place, unstable)), ""))
     if is_packed(reference):
         return _compare_packed(mine, reference, tolerance, repeats)
     try:
@@ -87,45 +87,47 @@ def compare_contents(
         expected_text, (repeat.read_bytes().decode(errors="replace") for repeat in repeats), tolerance
     )
     if unstable.lines is None or unstable.lines:  # a log, mostly, whose lines come from several threads
-        return Comparison(beyond=Beyond.unstable)
-    return Comparison(differing_number(text, expected_text, tolerance, unstable) or "")
+        return FileComparison(beyond=Beyond.unstable)
+    return FileComparison(differing_number(text, expected_text, tolerance, unstable) or "")
 
 
-def _compare_bytes(content: bytes, expected: bytes, repeats: Sequence[bytes]) -> Comparison:
+def _compare_bytes(content: bytes, expected: bytes, repeats: Sequence[bytes]) -> FileComparison:
     """Compare an unknown format. Rounding may change any byte, but it does not cut a file short."""
     if any(again != expected for again in repeats):
-        return Comparison(beyond=Beyond.unstable)
+        return FileComparison(beyond=Beyond.unstable)
     if expected.startswith(content) or content.startswith(expected):
-        return Comparison(f"{len(content)} bytes, in plain python {len(expected)} that begin alike")
-    return Comparison(beyond=Beyond.unread)
+        return FileComparison(f"{len(content)} bytes, in plain python {len(expected)} that begin alike")
+    return FileComparison(beyond=Beyond.unread)
 
 
-def _compare_packed(mine: Path, reference: Path, tolerance: Tolerance, repeats: Sequence[Path]) -> Comparison:
+def _compare_packed(
+    mine: Path, reference: Path, tolerance: Tolerance, repeats: Sequence[Path]
+) -> FileComparison:
     with contextlib.ExitStack() as stack:
         expected = stack.enter_context(unpacked(reference))
         found = stack.enter_context(unpacked(mine)) if is_packed(mine) else None
         again = [stack.enter_context(unpacked(repeat)) for repeat in repeats if is_packed(repeat)]
         if expected is None:  # damaged, or encrypted
-            return Comparison(beyond=Beyond.unread)
+            return FileComparison(beyond=Beyond.unread)
         if found is None:
-            return Comparison("cannot be unpacked, in plain python it can")
+            return FileComparison("cannot be unpacked, in plain python it can")
         if any(each is None or list(each) != list(expected) for each in again):
-            return Comparison(beyond=Beyond.unstable)
+            return FileComparison(beyond=Beyond.unstable)
         if list(found) != list(expected):
             odd = [name for name in (*found, *expected) if (name in found) != (name in expected)]
-            return Comparison(f"{odd[0]} is inside of one only" if odd else "the order of what is inside")
+            return FileComparison(f"{odd[0]} is inside of one only" if odd else "the order of what is inside")
         beyond: Beyond | None = None
         for name, path in expected.items():
             theirs = [each[name] for each in again if each is not None]
             comparison = compare_contents(found[name], path, tolerance, theirs)
             if comparison.wrong:
-                return Comparison(f"{f'inside {name}' if name else 'uncompressed'}, {comparison.wrong}")
+                return FileComparison(f"{f'inside {name}' if name else 'uncompressed'}, {comparison.wrong}")
             beyond = beyond or comparison.beyond
-        return Comparison(beyond=beyond)
+        return FileComparison(beyond=beyond)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Allowed:
+class _EntryBounds:
     """Bounds for the differences between entries of a file's arrays.
 
     Attributes:
@@ -138,7 +140,7 @@ class _Allowed:
     noise: Mapping[str, float]
 
     @classmethod
-    def of(cls, tolerance: Tolerance, reference: Any, repeats: Sequence[Any]) -> _Allowed:
+    def of(cls, tolerance: Tolerance, reference: Any, repeats: Sequence[Any]) -> _EntryBounds:
         """Compute the bounds from the reference and its repeats.
 
         As for parameters: to the last places each tensor by itself, otherwise relative to the largest entry
@@ -271,7 +273,7 @@ def _scale(array: numpy.ndarray) -> float:
     return float(numpy.abs(array[numpy.isfinite(array)]).max(initial=0.0))
 
 
-def _differences(mine: Any, reference: Any, allowed: _Allowed, place: str) -> Iterator[tuple[str, str]]:
+def _differences(mine: Any, reference: Any, allowed: _EntryBounds, place: str) -> Iterator[tuple[str, str]]:
     """Yield the places where two values differ, each with the difference in words."""
     wrong = _differing(mine, reference, allowed, place)
     if wrong:
@@ -286,7 +288,7 @@ def _differences(mine: Any, reference: Any, allowed: _Allowed, place: str) -> It
         yield from _differences(vars(mine), vars(reference), allowed, place)
 
 
-def _differing(mine: Any, reference: Any, allowed: _Allowed, place: str) -> str:
+def _differing(mine: Any, reference: Any, allowed: _EntryBounds, place: str) -> str:
     """Describe how two values differ in type, shape or content; empty if they agree.
 
     Items of containers are compared by the caller.
@@ -332,7 +334,7 @@ def _array(tensor: torch.Tensor) -> numpy.ndarray:
     return (plain.float() if plain.dtype is torch.bfloat16 else plain).numpy()
 
 
-def _differing_array(mine: numpy.ndarray, reference: numpy.ndarray, allowed: _Allowed, place: str) -> str:
+def _differing_array(mine: numpy.ndarray, reference: numpy.ndarray, allowed: _EntryBounds, place: str) -> str:
     if reference.dtype.kind not in "fc":
         wrong = allowed.tolerance.wrong_whole(mine, reference, 0.0)
     else:

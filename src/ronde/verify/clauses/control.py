@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ronde.verify.clauses.verdict import Verdict, verdict
+from ronde.verify.clauses.verdict import ClauseVerdict, verdict
 from ronde.verify.record import RankRecord
 
 __all__ = ["compare"]
 
 
-def compare(plain: RankRecord, ranks: Sequence[RankRecord], *, plain_exit: int, ranks_exit: int) -> Verdict:
+def compare(
+    plain: RankRecord, ranks: Sequence[RankRecord], *, plain_exit: int, ranks_exit: int
+) -> ClauseVerdict:
     divergence: str | None = None
     for rank in ranks:
         divergence = divergence or _first(plain, rank)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ronde.verify.clauses.verdict import Verdict, verdict
+from ronde.verify.clauses.verdict import ClauseVerdict, verdict
 from ronde.verify.record import RankRecord
 
 __all__ = ["compare"]
 
 
-def compare(plain: RankRecord, ranks: Sequence[RankRecord]) -> Verdict:
+def compare(plain: RankRecord, ranks: Sequence[RankRecord]) -> ClauseVerdict:
     divergence = next((text for each in ranks if (text := _first(plain, each))), None)
     compared = f"{len(plain.batches)} batches, {len(plain.ids)} index batches"
     return verdict("L1", "data", count=len(plain.batches), compared=compared, divergence=divergence)

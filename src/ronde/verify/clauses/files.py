@@ -8,13 +8,13 @@ from pathlib import Path
 
 from ronde.verify.clauses.contents import Beyond, compare_contents
 from ronde.verify.clauses.text import Unstable, differing_number
-from ronde.verify.clauses.verdict import Tolerance, Verdict, verdict
+from ronde.verify.clauses.verdict import ClauseVerdict, Tolerance, verdict
 from ronde.verify.record import RankRecord
 
-__all__ = ["Output", "compare"]
+__all__ = ["RunOutput", "compare"]
 
 
-class Output:
+class RunOutput:
     """Output of one run: files by name, and its standard output."""
 
     def __init__(self, files: Mapping[str, Path], stdout: str) -> None:
@@ -33,12 +33,12 @@ class _Pair:
 
 
 def compare(
-    plain: Output,
-    run: Output,
+    plain: RunOutput,
+    run: RunOutput,
     ranks: Sequence[RankRecord],
     tolerance: Tolerance,
-    repeats: Sequence[Output] = (),
-) -> Verdict:
+    repeats: Sequence[RunOutput] = (),
+) -> ClauseVerdict:
     """Compare the outputs of two runs.
 
     Differences among plain python and `repeats`, further runs of it, cannot be expected to be equal here and
@@ -87,7 +87,7 @@ def _parts(names: Iterable[str]) -> set[str]:
     return {part for name in names for part in Path(name).parts}
 
 
-def _pair(plain: Output, run: Output, repeats: Sequence[Output]) -> tuple[list[_Pair], str | None]:
+def _pair(plain: RunOutput, run: RunOutput, repeats: Sequence[RunOutput]) -> tuple[list[_Pair], str | None]:
     """Pair the files that belong together, and name the first without a counterpart.
 
     A name that not all runs of plain python write has a clock time or the like in it: such files are paired
@@ -125,7 +125,7 @@ def _pair(plain: Output, run: Output, repeats: Sequence[Output]) -> tuple[list[_
     return pairs, None
 
 
-def _written_once(ranks: Sequence[RankRecord], run: Output) -> str | None:
+def _written_once(ranks: Sequence[RankRecord], run: RunOutput) -> str | None:
     for name in run.files:
         writers = [str(rank.rank) for rank in ranks if name in rank.opened]
         if len(writers) > 1:

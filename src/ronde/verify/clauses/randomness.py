@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ronde.verify.clauses.verdict import Verdict, verdict
+from ronde.verify.clauses.verdict import ClauseVerdict, verdict
 from ronde.verify.record import RankRecord
 
 __all__ = ["compare"]
 
 
-def compare(plain: RankRecord, ranks: Sequence[RankRecord]) -> Verdict:
+def compare(plain: RankRecord, ranks: Sequence[RankRecord]) -> ClauseVerdict:
     divergence: str | None = None
     for rank in ranks:
         for number, step in enumerate(rank.steps):

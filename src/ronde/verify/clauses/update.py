@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy
 
-from ronde.verify.clauses.verdict import DUST, Tolerance, Verdict, verdict
-from ronde.verify.record import RankRecord, Step
+from ronde.verify.clauses.verdict import DUST, ClauseVerdict, Tolerance, verdict
+from ronde.verify.record import RankRecord, StepFingerprint
 
 __all__ = ["Differences", "compare", "differences", "differing_layout"]
 
@@ -33,7 +33,7 @@ class _Difference:
         return max(self.tensors.values(), default=0.0)
 
 
-def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance) -> Verdict:
+def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance) -> ClauseVerdict:
     found = [_first(plain, rank, tolerance) for rank in ranks]
     worst = max((each.worst for each in found), default=0.0)
     broken = [each for each in found if each.text]
@@ -131,7 +131,7 @@ def _largest_so_far(steps: Sequence[Mapping[str, float]]) -> dict[str, tuple[flo
     return {name: tuple(itertools.accumulate((step.get(name, 0.0) for step in steps), max)) for name in names}
 
 
-def differing_layout(step: Step, expected: Step) -> str | None:
+def differing_layout(step: StepFingerprint, expected: StepFingerprint) -> str | None:
     """Describe how the parameters of two steps differ; None if they match."""
     if step.optimizer != expected.optimizer:
         return f"a step of {step.optimizer}"
@@ -146,7 +146,9 @@ def differing_layout(step: Step, expected: Step) -> str | None:
     return None
 
 
-def _difference(rank: RankRecord, step: Step, plain: RankRecord, expected: Step) -> _Difference:
+def _difference(
+    rank: RankRecord, step: StepFingerprint, plain: RankRecord, expected: StepFingerprint
+) -> _Difference:
     tensors: dict[str, float] = {}
     lengths: dict[str, float] = {}
     squares = reference_squares = 0.0

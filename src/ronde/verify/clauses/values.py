@@ -11,13 +11,13 @@ import numpy
 
 from ronde.verify.clauses.noise import Site
 from ronde.verify.clauses.text import differing_number
-from ronde.verify.clauses.verdict import Tolerance, Verdict, verdict
+from ronde.verify.clauses.verdict import ClauseVerdict, Tolerance, verdict
 from ronde.verify.record import Gradients, RankRecord, Read
 
 __all__ = ["compare", "norm_differences", "value_differences"]
 
 
-def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance) -> Verdict:
+def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance) -> ClauseVerdict:
     scales = _scales(plain)
     found = [
         divergence

@@ -10,7 +10,7 @@ import numpy
 
 from ronde.verify.clauses.noise import QUIET, Noise
 
-__all__ = ["DUST", "Status", "Tolerance", "Verdict"]
+__all__ = ["DUST", "ClauseVerdict", "Status", "Tolerance"]
 
 # A tensor so much smaller than the largest is made of rounding errors: the bias of an attention's keys starts
 # from zero, and its true gradient is zero. In double precision 1e-11 of this is the largest's last place.
@@ -37,7 +37,7 @@ class Status(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class ClauseVerdict:
     """Outcome of one clause.
 
     Attributes:
@@ -195,12 +195,12 @@ def _close(value: float, reference: float, allowed: float) -> bool:
 
 def verdict(
     clause: str, title: str, *, count: int, compared: str, divergence: str | None, worst: float | None = None
-) -> Verdict:
+) -> ClauseVerdict:
     """Make a verdict from the first divergence, None without one, and the amount compared."""
     if divergence:
         status = Status.broken
     else:
         status = Status.holds if count else Status.nothing
-    return Verdict(
+    return ClauseVerdict(
         clause=clause, title=title, status=status, compared=compared, divergence=divergence or "", worst=worst
     )

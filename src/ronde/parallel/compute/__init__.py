@@ -1,0 +1,1 @@
+"""Computation: precision, recomputation, micro-batches, compilation."""

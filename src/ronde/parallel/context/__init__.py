@@ -1,0 +1,1 @@
+"""Context parallelism: sequences cut over ranks, and attention between them."""

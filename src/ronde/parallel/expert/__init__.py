@@ -1,0 +1,1 @@
+"""Expert parallelism: calls of mixtures with experts on several ranks."""

@@ -1,0 +1,1 @@
+"""Optimizer steps and gradients on parameter servers."""

@@ -1,0 +1,1 @@
+"""Weights with rows spread over ranks, and their look-ups."""
