@@ -269,15 +269,30 @@ class Running(nn.Module):
         return x.cumsum(1)
 
 
-def refused(rank: Rank) -> str:
-    """What is said of a sum of all entries before, behind attention."""
+class ChangesEntry(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        x[:, 0].add_(1)
+        return x
+
+
+class ChangesAfterwards(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        last = x[:, -1:]
+        x.mul_(2)
+        return x + last
+
+
+def refused(rank: Rank, layer: type[nn.Module]) -> str:
+    """What is said of a layer behind attention."""
     with rank.session("context=2"):
         torch.manual_seed(0)
         model = nn.Sequential(
             Language(),
             nn.Linear(20, 16),
             Block(0.0, causal=True, by_hand=False),
-            Running(),
+            layer(),
         )
         said = ""
         for _ in range(4):
@@ -289,9 +304,21 @@ def refused(rank: Rank) -> str:
 
 
 def test_other_work_along_sequences_is_refused_by_name(two: Ranks):
-    for said in two(refused):
+    for said in two(refused, Running):
         assert "context=2 cuts sequences of 6 entries over ranks, and Sequential works along them by" in said
         assert "cumsum" in said
+
+
+@pytest.mark.parametrize(
+    ("layer", "what"),
+    [
+        (ChangesEntry, "takes an entry of a sequence, as x[:, 0], and changes it in place"),
+        pytest.param(ChangesAfterwards, "works along them by mul_", marks=pytest.mark.soak),
+    ],
+)
+def test_changes_of_an_entry_or_of_its_sequence_are_refused(two: Ranks, layer: type[nn.Module], what: str):
+    for said in two(refused, layer):
+        assert what in said
 
 
 def tokens_of_layers(rank: Rank) -> set[int]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from parallel.cut_models import Ranks, compare
 from parallel.test_experts_ranks import Fused, Listed, train
+from ronde.tensor.context import Region
 from ronde.testing.run_ranks import Rank
 
 
@@ -79,6 +80,44 @@ def test_experts_are_spread_within_stages(
     four: Ranks, plan: str, kind: type[nn.Module], model: type[nn.Module]
 ) -> None:
     compare(four, plan, trained, model, kind)
+
+
+def failing(rank: Rank, plan: str) -> list[torch.Tensor]:
+    """Train a model whose observed calls fail between its mixtures, on some ranks only."""
+    with rank.session(plan) as session:
+
+        class Fails(Plain):
+            def forward(self, ids: torch.Tensor) -> torch.Tensor:
+                x = self.embed(ids)
+                x = x + self.first(x)
+                if rank.rank % 2 == 1 and session.context.region is Region.OBSERVED:
+                    raise ValueError("on some ranks")
+                return self.head(x + self.second(x))
+
+        return trained(Fails, Fused)
+
+
+@pytest.mark.parametrize("plan", ["expert=2"])
+def test_ranks_end_a_first_call_together(two: Ranks, plan: str) -> None:
+    _compare_failing(two, plan)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "plan",
+    [
+        *("data=2,pipeline=2,expert=2", "data=2,tensor=2,expert=2", "data=4,expert=2,zero3"),
+        *("data=2,pipeline=2", "data=2,tensor=2,zero3", "data=2,context=2"),
+    ],
+)
+def test_four_ranks_end_a_first_call_together(four: Ranks, plan: str) -> None:
+    _compare_failing(four, plan)
+
+
+def _compare_failing(ranks: Ranks, plan: str) -> None:
+    expected = trained(Plain, Fused)
+    for found in ranks(failing, plan):
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
 
 def refused(rank: Rank, plan: str) -> str:

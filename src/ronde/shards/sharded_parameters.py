@@ -49,6 +49,8 @@ class ShardedParameters:
         partition: the elements that each rank has.
         home: placement of shards.
         find: splits the parameters of a module that are to be cut into units.
+        calls: context of observed calls, which the ranks of `context` may end at different lines; by default
+            `context`.
     """
 
     def __init__(
@@ -58,8 +60,9 @@ class ShardedParameters:
         home: Home,
         note: Callable[[str], None],
         find: Find,
+        calls: Context | None = None,
     ) -> None:
-        self._context = context
+        self._context, self._calls = context, calls or context
         self._note = note
         self._kind: Any = sharded_parameter(self.holding, self._address)
         self._table = UnitTable(context.comm, partition, home, find)
@@ -360,8 +363,8 @@ class ShardedParameters:
                 "a parameter that is spread over the ranks was used in another thread than the script's main "
                 "one, where ranks are not in step; use it in the main thread [R374]"
             )
-        if context.together is not None:
-            context.together(lambda: None)  # no rank that has ended an observed call is waited for
+        if (meet := self._calls.together) is not None:
+            meet(lambda: None)  # no rank that has ended an observed call is waited for
         if not self._prefetch.arrived(unit):
             self._abandon()
         self._make_room(together)

@@ -138,14 +138,15 @@ class ModelBlocks:
         self._nests = self._axis.cuts_parameters and bool(self._sharing)
         if self._nests:
             kept = Partition(self._kept, partition)
-            self.parameters = ShardedParameters(everybody, kept, self._home_of_shards, note, find)
+            self.parameters = ShardedParameters(everybody, kept, self._home_of_shards, note, find, context)
         else:
-            self.parameters = ShardedParameters(self.comm, partition, OnDevice(), note, find)
+            calls = context if ranks.have_other_rows else None
+            self.parameters = ShardedParameters(self.comm, partition, OnDevice(), note, find, calls)
         # Stores of blocks that are cut once more; the replicas gather them.
         self._leaves = [each.leaves for each in self._groups if each.leaves is not None]
         # A layer's place in a model is unknown before the model's call: until then it is spread evenly.
         evenly = divided(in_equal_parts, ranks.everybody.world_size)
-        self._built = ShardedParameters(everybody, evenly, OnDevice(), note, find_units)
+        self._built = ShardedParameters(everybody, evenly, OnDevice(), note, find_units, context)
         stores = [self.parameters, *self._leaves, self._built]
         self._saved = SavedParameters(*stores)
         self.state = ShardedState(

@@ -122,6 +122,8 @@ class TriedMixtures:
     def call(self, mixture: Mixture, plain: Plain, call: tuple[Any, Any]) -> Any:
         """Call a mixture with (args, kwargs)."""
         module, looks_on = mixture.module, onlooker()
+        if (meet := self._script.together) is not None:
+            meet(lambda: None)  # no rank that has ended an observed call is waited for
         tried = self.tried.setdefault(module, {})
         if module.training not in tried:
             observed = self._script.region is Region.OBSERVED

@@ -74,6 +74,8 @@ class Context:
         together: function that, in an observed call, runs a collective on all ranks or on none of them.
         weight: factor W of a shard's local gradient over the true one; see `edges`.
         on_whole: callback for each function that is carried out on whole values, with its arguments.
+        on_copy: callback for a rule's copy in the place of a view.
+        copied_from: tensors of which a rule has made such copies.
         attempt: function that runs work which may raise on some ranks only, and makes all ranks raise an
             exception that the script would catch; see `SharedExceptions.attempt`.
         attempting: whether such work is under way and the script would catch its exception.
@@ -103,6 +105,8 @@ class Context:
         self.compares = False
         self.compared = False
         self.on_whole: Callable[[Any, Any], None] | None = None
+        self.on_copy: Callable[[torch.Tensor], None] = lambda made: None
+        self.copied_from: TensorTable[bool] = TensorTable()
         self.together: Callable[[Callable[[], Any]], Any] | None = None
         self.attempt: Callable[..., Any] = _do
         self.attempting = False

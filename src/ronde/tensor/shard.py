@@ -26,7 +26,7 @@ from ronde.tensor.layout import Layout, memory_order
 
 __all__ = [
     "Edge", "Origin", "Rule", "Shard", "innermost", "innermost_rows", "laid", "order_in_memory", "set_whole",
-    "shard_of", "was_changed", "whole_value",
+    "shard_of", "version_of", "was_changed", "whole_value",
 ]  # fmt: skip
 
 Rule = Callable[[Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -81,7 +81,7 @@ def whole_value(value: Shard) -> torch.Tensor:
 
 
 def set_whole(value: Shard, full: torch.Tensor) -> None:
-    value._full, value._full_version = full, _version(full)
+    value._full, value._full_version = full, version_of(full)
 
 
 def _gathered(value: Shard) -> torch.Tensor:
@@ -186,10 +186,11 @@ def shard_of(
     return shell
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
+    """Return the version of a tensor, 0 in inference mode."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def was_changed(value: Shard) -> bool:
     """Return whether the script changed the whole value in place or through a view."""
-    return value._full is not None and _version(value._full) != value._full_version
+    return value._full is not None and version_of(value._full) != value._full_version

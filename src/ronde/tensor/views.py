@@ -19,10 +19,10 @@ from ronde.tensor.kinds import VIEWS, leaves_graph, may_copy
 from ronde.tensor.memory import memory
 from ronde.tensor.shard import Origin, Shard, set_whole, was_changed, whole_value
 
-__all__ = ["hold_whole", "lend", "notice", "open_to_write", "remember_view", "share", "whole_now"]
+__all__ = ["hold_whole", "lend", "line", "notice", "open_to_write", "remember_view", "share", "whole_now"]
 
 
-def _line(value: Shard) -> Iterator[Shard]:
+def line(value: Shard) -> Iterator[Shard]:
     """Yield the tensor and its possible bases that still exist, the nearest first."""
     base: Shard | None = value
     while base is not None:
@@ -31,19 +31,19 @@ def _line(value: Shard) -> Iterator[Shard]:
 
 
 def _root(value: Shard) -> Shard:
-    return list(_line(value))[-1]
+    return list(line(value))[-1]
 
 
 def notice(value: Shard) -> None:
     """Discard the rows if the tensor or one of its bases was changed."""
     if value._full is None and value._origin is None:
         return
-    if any(member._rows is not None and was_changed(member) for member in _line(value)):
+    if any(member._rows is not None and was_changed(member) for member in line(value)):
         hold_whole(value)
 
 
 def _leaves_graph(value: Shard) -> bool:
-    return any(member._origin is not None and member._origin.leaves_graph for member in _line(value))
+    return any(member._origin is not None and member._origin.leaves_graph for member in line(value))
 
 
 def whole_now(value: Shard) -> torch.Tensor:
@@ -126,14 +126,14 @@ def share(value: Shard) -> torch.Tensor:
     writes (`.data`), all aliases hold this memory from now on. With a gradient only the views on the way do:
     scripts look at a model's output more often than they write to it.
     """
-    line = list(_line(value))
-    root = line[-1]
+    members = list(line(value))
+    root = members[-1]
     if root._rows is not None and (not root._rows.requires_grad or _leaves_graph(value)):
         return hold_whole(value)
-    if value is root or any(_watched(member) for member in line[:-1]):
+    if value is root or any(_watched(member) for member in members[:-1]):
         return whole_now(value)
     whole_now(root)
-    for view, base in reversed(list(pairwise(line))):
+    for view, base in reversed(list(pairwise(members))):
         if view._rows is not None:
             _join(view, base)
             view._rows = None

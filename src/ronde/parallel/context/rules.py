@@ -36,6 +36,7 @@ from ronde.tensor.rules.common import (
 )
 from ronde.tensor.rules.shapes import split_key
 from ronde.tensor.shard import innermost, order_in_memory
+from ronde.tensor.views import line
 
 __all__ = ["is_mask", "sequence_rules"]
 
@@ -89,7 +90,8 @@ def changed(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
 def _may_change(context: Context, args: Any) -> bool:
     # Outside of models the script may hold the whole value.
     value = args[0] if args and context.on_whole else None
-    if not is_sharded(value, context):
+    # A copy of an entry would stay as it was.
+    if not is_sharded(value, context) or any(each in context.copied_from for each in line(value)):
         return False
     while value is not None and value._full is None:
         origin = value._origin
@@ -146,7 +148,11 @@ def one_token(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     mine = layout.place(entries[0], context.rank)
     items[place] = slice(0, 0) if mine is None else slice(mine, mine + 1)
     own = value._local[tuple(items)]
-    return sum_ranks(context, own.sum(result, keepdim=keeps)).to(own.dtype)  # sums of a mask are integers
+    made = sum_ranks(context, own.sum(result, keepdim=keeps)).to(own.dtype)  # sums of a mask are integers
+    for each in line(value):
+        context.copied_from.set(each, True)
+    context.on_copy(made)
+    return made
 
 
 def _is_left(made: Any, context: Context) -> bool:

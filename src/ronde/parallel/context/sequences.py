@@ -28,6 +28,7 @@ from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import GlobalTensor, cut, gathered, is_global, wrap
 from ronde.tensor.layout import Layout
 from ronde.tensor.rules.common import is_sharded
+from ronde.tensor.shard import innermost_rows, version_of
 from ronde.tensor.tree import Opaque, instances, leaves, map_leaves
 
 __all__ = ["Sequences"]
@@ -193,8 +194,21 @@ class Sequences:
                     f"tensor={self.context.world_size} [R250]"
                 )
 
-        self.context.on_whole = refuse
+        copies: list[tuple[torch.Tensor, int]] = []
+
+        def remember(made: torch.Tensor) -> None:
+            rows = innermost_rows(made).detach()
+            copies.append((rows, version_of(rows)))
+
+        self.context.on_whole, self.context.on_copy = refuse, remember
         try:
             yield
         finally:
-            self.context.on_whole = None
+            self.context.on_whole, self.context.on_copy = None, lambda made: None
+        if any(version_of(made) != version for made, version in copies):
+            raise UsageError(
+                f"{self._item} cuts sequences over ranks, and {model} takes an entry of a sequence, as "
+                f"x[:, 0], and changes it in place, which on one device changes the sequence too; make a new "
+                f"tensor, as y = x + 1 for x.add_(1), or take a plan without context, such as "
+                f"tensor={self.context.world_size}"
+            )

@@ -56,7 +56,7 @@ class UnitOutput:
     """Description of a unit's output that its rank can send to others.
 
     Attributes:
-        leaves: description of each leaf: an `AbsentTensor`, the place of a returned argument (`Same`), or a value.
+        leaves: description of each leaf: an `AbsentTensor`, place of a returned argument (`Same`), or value.
         structure: nested containers of the output, with indices of `leaves`.
         draws: operations that drew random numbers, with their arguments.
     """

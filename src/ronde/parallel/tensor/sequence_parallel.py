@@ -24,6 +24,7 @@ from ronde.tensor.global_tensor import GlobalTensor, gathered, wrap
 from ronde.tensor.layout import Layout
 from ronde.tensor.rules.common import enter, is_sharded
 from ronde.tensor.rules.shapes import reshaped_layout
+from ronde.tensor.shard import version_of
 
 __all__ = ["TokenSharding"]
 
@@ -53,7 +54,7 @@ class _Used:
         """Return whether a value can still be used so."""
         wants = given.requires_grad and torch.is_grad_enabled()
         dtype = given.dtype if self.rows is None else _type_of_products(given)
-        same = self.given() is given and self.version == _version(given)
+        same = self.given() is given and self.version == version_of(given)
         return same and self.whole.requires_grad == wants and self.whole.dtype is dtype
 
 
@@ -112,9 +113,9 @@ class TokenSharding:
             return self._last
         if cut:
             rows, again = _narrow(given), _RegatheredTokens(context, x._layout)
-            used = _Used(weakref.ref(given), _version(given), again.shared(rows), rows, again)
+            used = _Used(weakref.ref(given), version_of(given), again.shared(rows), rows, again)
         else:
-            used = _Used(weakref.ref(given), _version(given), enter(context, given))
+            used = _Used(weakref.ref(given), version_of(given), enter(context, given))
         # A value that is used as it is would be held without need.
         self._last = None if used.whole is given else used
         return used
@@ -173,10 +174,6 @@ def _first_cut(shape: Sequence[int], ranks: int) -> Layout | None:
         if size and size % ranks == 0:
             return Layout(dim, ranks, ranks, 1, size // ranks)
     return None
-
-
-def _version(value: torch.Tensor) -> int:
-    return 0 if value.is_inference() else value._version
 
 
 def _type_of_products(value: torch.Tensor) -> torch.dtype:
