@@ -83,14 +83,14 @@ def test_experts_are_spread_within_stages(
 
 
 def failing(rank: Rank, plan: str) -> list[torch.Tensor]:
-    """Train a model whose observed calls fail between its mixtures, on some ranks only."""
+    """Train a model whose observed calls fail between its mixtures, on the later half of ranks only."""
     with rank.session(plan) as session:
 
         class Fails(Plain):
             def forward(self, ids: torch.Tensor) -> torch.Tensor:
                 x = self.embed(ids)
                 x = x + self.first(x)
-                if rank.rank % 2 == 1 and session.context.region is Region.OBSERVED:
+                if 2 * rank.rank >= rank.world_size and session.context.region is Region.OBSERVED:
                     raise ValueError("on some ranks")
                 return self.head(x + self.second(x))
 
@@ -103,13 +103,7 @@ def test_ranks_end_a_first_call_together(two: Ranks, plan: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "plan",
-    [
-        *("data=2,pipeline=2,expert=2", "data=2,tensor=2,expert=2", "data=4,expert=2,zero3"),
-        *("data=2,pipeline=2", "data=2,tensor=2,zero3", "data=2,context=2"),
-    ],
-)
+@pytest.mark.parametrize("plan", ["data=4,expert=2,zero3"])
 def test_four_ranks_end_a_first_call_together(four: Ranks, plan: str) -> None:
     _compare_failing(four, plan)
 

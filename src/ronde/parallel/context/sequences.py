@@ -210,5 +210,5 @@ class Sequences:
                 f"{self._item} cuts sequences over ranks, and {model} takes an entry of a sequence, as "
                 f"x[:, 0], and changes it in place, which on one device changes the sequence too; make a new "
                 f"tensor, as y = x + 1 for x.add_(1), or take a plan without context, such as "
-                f"tensor={self.context.world_size}"
+                f"tensor={self.context.world_size} [R250]"
             )
