@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from codes import without_code
+
 __all__ = ["compare_said"]
 
 # In how many calls a module ran so depends on the number of ranks, and is tested elsewhere.
@@ -22,7 +24,7 @@ def compare_said(run: Path, expected: Sequence[str], *, whole: bool = True) -> N
         whole: the script ran to its end on several ranks, so that all of it can have been said.
     """
     told: list[str] = json.loads((run / "rank-0.summary.json").read_text())["notes"]
-    notes = [_SHARE.sub("", note) for note in told]
+    notes = [_SHARE.sub("", without_code(note)) for note in told]
     untold = [note for note in notes if not any(part in note for part in expected)]
     missing = [part for part in expected if whole and not any(part in note for note in notes)]
     assert not untold, "said of this script, and not expected: " + "\n".join(untold)

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from both_ways import differences, flat
+from codes import without_codes
 from ronde.errors import RondeError
 from ronde.tensor.deferred import DeferredScalar
 from ronde.tensor.global_tensor import GlobalTensor, materialize
@@ -208,7 +209,7 @@ def outcome(rank: Rank, hazard: Hazard, plan: str = "ddp", mode: Mode = contextl
             found = _values(hazard.script, mode)
         except RondeError as error:
             return Outcome(refusal=str(error))
-        notes = list(session.notes)
+        notes = without_codes(session.notes)
         problems = [
             f"value {place} {text}"
             for place, (a, b) in enumerate(zip(expected, found, strict=False))

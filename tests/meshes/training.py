@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ronde
+from codes import without_codes
 from meshes.axes import Cell
 from meshes.compressed import Buckets, Encoded, OfRows, has_own_momentum, reduced, replicas_of
 from meshes.models import MODELS, VOCABULARY, WIDTH
@@ -191,7 +192,7 @@ def on_ranks(rank: Rank, plan: str, value: str, model: str, *, deferred: bool = 
         finally:
             activate(None)
             counting.restore()
-        notes = list(session.summary().notes)
+        notes = without_codes(session.summary().notes)
         return Told(values, notes, None if buckets is None else buckets.told, len(again))
 
 

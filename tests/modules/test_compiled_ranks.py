@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo import trace_rules
 
+from codes import without_codes
 from ronde.testing.run_ranks import Rank
 
 _D = torch.float64
@@ -44,7 +45,7 @@ def _on_ranks(rank: Rank) -> tuple[list[torch.Tensor], list[str], int]:
     with rank.session("ddp") as session:
         return (
             _train(torch.compile(backend="eager")),
-            list(session.notes),
+            without_codes(session.notes),
             sum(session.tally.sharded.values()),
         )
 
@@ -67,7 +68,7 @@ def _dropping(rank: Rank) -> list[str]:
         outer.train()(torch.randn(7, 4)).sum().backward()
         outer(torch.randn(7, 4))
         assert session.tally.sharded == {"Sequential": 3}
-        return list(session.notes)
+        return without_codes(session.notes)
 
 
 def test_a_compiled_model_that_draws_says_that_it_runs_uncompiled(ranks: Any) -> None:
@@ -115,7 +116,7 @@ def _counted(rank: Rank, make: Callable[[], nn.Module]) -> tuple[list[torch.Tens
         # These ranks have had other sessions: the compiler knows torch's functions from there.
         torch._dynamo.reset()
         trace_rules.clear_lru_cache()
-        return _results(make, torch.compile(backend=counting)), list(session.notes), traced
+        return _results(make, torch.compile(backend=counting)), without_codes(session.notes), traced
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from codes import without_codes
 from ronde.modules.pyro_handlers import effects_refused
 from ronde.rowwise.verdict import MixesRows
 from ronde.testing.run_ranks import Rank
@@ -50,7 +51,7 @@ def _fit() -> list[float]:
 
 def _on_a_rank(rank: Rank) -> tuple[list[float], list[str], dict[str, int]]:
     with rank.session() as session:
-        return _fit(), list(session.notes), dict(session.tally.sharded)
+        return _fit(), without_codes(session.notes), dict(session.tally.sharded)
 
 
 def test_a_model_that_samples_is_recorded_once(ranks: Ranks) -> None:
@@ -76,7 +77,7 @@ def _guided(rank: Rank) -> list[str]:
         svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
         for _ in range(3):
             svi.step(x, x.sum(1))
-        return [note for note in session.notes if note.startswith("AutoNormal")]
+        return [note for note in without_codes(session.notes) if note.startswith("AutoNormal")]
 
 
 def test_a_guide_is_not_told_of_its_trial_before_it_had_set_itself_up(ranks: Ranks) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from both_ways import differences
+from codes import without_codes
 from ronde.modules.batch_arguments import LISTED, listed_samples
 from ronde.tensor.tree import leaves
 from ronde.testing.run_ranks import Rank
@@ -114,9 +115,9 @@ def _on_ranks(rank: Rank, name: str) -> list[str]:
     with rank.session() as session:
         found = _trained(make, inputs())
         problems = [text for pair in zip(expected, found, strict=True) for text in differences(*pair, 1e-11)]
-        said = [note.partition("one piece: ")[2] for note in session.notes]
-        if said != reasons:
-            problems.append(f"said {list(session.notes)}")
+        said = [note.partition("one piece: ")[2] for note in without_codes(session.notes)]
+        if said != without_codes(reasons):
+            problems.append(f"said {without_codes(session.notes)}")
         if session.tally.samples != 2 * samples:
             problems.append(f"counted {session.tally.samples} samples")
         if list(session.tally.sharded) != ([] if cut is None else [cut]):

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from both_ways import differences, flat
+from codes import without_codes
 from ronde.modules import first_call
 from ronde.tensor import rules
 from ronde.tensor.global_tensor import materialize, wrap
@@ -461,7 +462,7 @@ def _model(rank: Rank, group: str, name: str, from_loader: bool) -> list[str]:
         # Parts of a model that runs in parts are cut too; the note tells.
         in_one_piece = sum(session.tally.sharded.values()) == 3 and not session.notes
         if in_one_piece != (model[2] and name not in _DRAWN_IN_PARTS):
-            problems.append(f"sharded calls: {sum(session.tally.sharded.values())}; {list(session.notes)}")
+            problems.append(f"cut {session.tally.sharded}; {without_codes(session.notes)}")
         if type(last) is not type(plain) and not isinstance(last, torch.Tensor):
             problems.append(f"returned a {type(last).__name__}")
     return problems
@@ -517,7 +518,7 @@ def _drawn_in_inference_mode(rank: Rank) -> list[str]:
                 for one, other in zip(expected, found, strict=True):
                     problems += [f"{name} {text}" for text in differences(one, other, 1e-11)]
                 if sum(session.tally.sharded.values()) != 2 or session.notes:
-                    problems.append(f"{name}: {session.tally.sharded} {list(session.notes)}")
+                    problems.append(f"{name}: {session.tally.sharded} {without_codes(session.notes)}")
     return problems
 
 
@@ -542,7 +543,7 @@ def _squeezed(rank: Rank, plan: str) -> list[Any]:
             result = materialize(model(batch)).detach()
             cut = session.tally.sharded.get("Lambda", 0) - cut
             found.append((result.shape, torch.allclose(result, plain), cut))
-        return [*found, list(session.notes)]
+        return [*found, without_codes(session.notes)]
 
 
 @pytest.mark.parametrize(("world_size", "plan"), [(3, "ddp"), (2, "micro-batches=2")])
@@ -616,7 +617,7 @@ def _made_anew(rank: Rank) -> tuple[list[int], list[str]]:
                 out = materialize(Wrapped(inner, scale, after)(x))
                 assert torch.allclose(out, after(F.linear(x, inner.weight, inner.bias) * scale), atol=1e-12)
             counts.append(tried.call_count)
-        return counts, list(session.notes)
+        return counts, without_codes(session.notes)
 
 
 class Hidden1(nn.Module):
@@ -695,7 +696,7 @@ def _counted(rank: Rank, rows: bool) -> list[str]:
         model = Counter(rows)
         for _ in range(40):
             model(torch.randn(7, 6))
-        return list(session.notes)
+        return without_codes(session.notes)
 
 
 def test_a_count_of_calls_is_not_spoken_of(ranks: Any) -> None:
@@ -726,7 +727,7 @@ def _charged(rank: Rank) -> tuple[list[str], int]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         F.cross_entropy(model(torch.randn(7, 10, 6)), torch.arange(10) % 3).backward()
         optimizer.step()
-        return list(session.notes), session.tally.samples
+        return without_codes(session.notes), session.tally.samples
 
 
 def test_what_is_said_and_counted_is_of_the_axis_whose_rows_come_out(ranks: Any) -> None:

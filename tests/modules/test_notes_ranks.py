@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from alone import alone
+from codes import without_codes
 from ronde.messages import lift
 from ronde.testing.run_ranks import Rank
 
@@ -156,7 +157,7 @@ def _notes(rank: Rank, make: Callable[[], nn.Module]) -> list[str]:
         for training in (True, False, True):
             module.train(training)
             module(torch.ones(ROWS, 4, dtype=torch.float64)).sum().backward()
-        return list(session.notes)
+        return without_codes(session.notes)
 
 
 class Flattens(nn.Module):
@@ -173,7 +174,7 @@ class Flattens(nn.Module):
 def _notes_under_autocast(rank: Rank) -> list[str]:
     with rank.session() as session, torch.autocast("cpu", torch.bfloat16):
         Flattens()(torch.ones(ROWS, 2, 2)).sum().backward()
-        return list(session.notes)
+        return without_codes(session.notes)
 
 
 def test_parameters_that_autocast_keeps_in_16_bits_decide_nothing(ranks: Any) -> None:
@@ -183,7 +184,7 @@ def test_parameters_that_autocast_keeps_in_16_bits_decide_nothing(ranks: Any) ->
 def _notes_beside(rank: Rank) -> list[str]:
     with rank.session() as session:
         Looks().double()(torch.ones(ROWS, 4, dtype=torch.float64), torch.linspace(0, 1, 7)).sum().backward()
-        return list(session.notes)
+        return without_codes(session.notes)
 
 
 def test_what_is_read_of_another_argument_is_called_so(ranks: Any) -> None:
@@ -212,7 +213,7 @@ def _views(rank: Rank, channels: int) -> tuple[list[str], dict[str, int], float]
     model.encoder[1].reset_running_stats()
     with rank.session() as session:
         found = model(x).item()
-        return list(session.notes), dict(session.tally.sharded), abs(found / expected - 1)
+        return without_codes(session.notes), dict(session.tally.sharded), abs(found / expected - 1)
 
 
 @pytest.mark.parametrize("channels", [3, ROWS])
@@ -246,7 +247,7 @@ def _set_up(rank: Rank, grow: list[bool]) -> tuple[list[str], dict[str, int]]:
         for _ in range(3):
             for model in models:
                 model(torch.ones(ROWS, 4)).sum().backward()
-        return list(session.notes), dict(session.tally.sharded)
+        return without_codes(session.notes), dict(session.tally.sharded)
 
 
 @pytest.mark.parametrize("grow", [[True], [False], [True, True], [True, False]])
@@ -292,7 +293,7 @@ def _chooses(rank: Rank, kernel: int | None) -> tuple[list[str], float]:
     expected = model(x).square().sum().item()
     with rank.session() as session:
         found = model(x).square().sum().item()
-        return list(session.notes), abs(found / expected - 1)
+        return without_codes(session.notes), abs(found / expected - 1)
 
 
 @pytest.mark.parametrize("kernel", [None, 1])
@@ -358,7 +359,7 @@ def _notes_of_one_sequence(rank: Rank) -> list[list[str]]:
         said: list[list[str]] = []
         for shape in ((1, 12), (12, 8)):
             model(torch.ones(shape, dtype=torch.int64)).sum().backward()
-            said.append(list(session.notes))
+            said.append(without_codes(session.notes))
         return said
 
 
@@ -379,7 +380,7 @@ def test_nothing_is_tried_on_half_a_row(tmp_path: Path) -> None:
         model = NeedsRows()
         for rows in (1, 4, 1):
             model(torch.ones(rows, 4)).sum().backward()
-        assert list(session.notes) == []
+        assert without_codes(session.notes) == []
 
 
 class Joins(nn.Module):
@@ -421,7 +422,7 @@ def _notes_of_one_row(rank: Rank, make: Callable[[], nn.Module], shape: tuple[in
         model = make()
         model.forward(torch.ones(1, *shape))  # not called: what is inside is called by the script
         model(torch.ones(ROWS, *shape)).sum().backward()
-        return list(session.notes)
+        return without_codes(session.notes)
 
 
 @pytest.mark.parametrize(("make", "shape"), [(Levels, (1, 8, 8)), (Places, (6, 1))])
@@ -460,7 +461,7 @@ def _notes_of_a_last_batch(rank: Rank, make: Callable[[], nn.Module]) -> list[li
         said: list[list[str]] = []
         for rows in (ROWS, 2):
             model.forward(torch.ones(30, rows, 4)).sum().backward()
-            said.append(list(session.notes))
+            said.append(without_codes(session.notes))
         return said
 
 
@@ -477,7 +478,7 @@ def _notes_of_all_calls(rank: Rank, calls: Callable[[], None]) -> list[str]:
     with rank.session() as session:
         torch.manual_seed(0)
         calls()
-        return [note for note in session.summary().notes if "in parts" in note]
+        return [note for note in without_codes(session.summary().notes) if "in parts" in note]
 
 
 def _hooked_at_the_end() -> None:
@@ -555,7 +556,7 @@ def _on_one_sample(rank: Rank) -> tuple[list[str], int, list[float]]:
         assert isinstance(model[0], nn.Linear)
         assert model[0].weight.grad is not None
         cut = sum(session.tally.sharded.values())
-        return list(session.notes), cut, model[0].weight.grad[:3, 0].tolist()
+        return without_codes(session.notes), cut, model[0].weight.grad[:3, 0].tolist()
 
 
 def test_features_of_one_sample_are_no_rows(ranks: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from codes import without_codes
 from ronde.testing.run_ranks import Rank
 
 
@@ -90,7 +91,7 @@ def _exported() -> list[str]:
 def _exported_on_ranks(rank: Rank) -> tuple[bool, list[str]]:
     expected = _exported()
     with rank.session() as session:
-        return _exported() == expected, list(session.notes)
+        return _exported() == expected, without_codes(session.notes)
 
 
 def test_a_model_is_exported_with_the_whole_batch(ranks: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from codes import without_codes
 from parallel.cut_models import D, Ranks
 from parallel.test_step_ranks import ALL_FORWARD, BY_TURNS, IGNORED, Block, saying
 from ronde.sync.parameter_name import parameter_name
@@ -98,7 +99,7 @@ def on_rank(rank: Rank, plan: str, name: str) -> tuple[list[Any], str, list[str]
         for kind, turn in [("send", "F"), ("receive", "B")]:
             setattr(stages, kind, saying(getattr(stages, kind), order, turn))
         found = trained(name)
-        said = [*session.notes, *session.strategies.notes()]
+        said = [*without_codes(session.notes), *without_codes(session.strategies.notes())]
         return found, "".join(order), [each for each in said if "schedule=" in each]
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from alone import alone
+from codes import without_codes
 from peak_bytes import PeakBytes
 from ronde.errors import UsageError
 from ronde.tensor.global_tensor import materialize
@@ -189,7 +190,7 @@ def _in_sessions(session_of: Callable[[], Any]) -> list[Any]:
         with session_of() as session:
             torch.manual_seed(1)
             results = [_plain(value) for value in script()]
-            found.append((results, list(session.notes), dict(session.tally.sharded)))
+            found.append((results, without_codes(session.notes), dict(session.tally.sharded)))
     return found
 
 
@@ -281,10 +282,10 @@ def _refused(rank: Rank) -> tuple[str, str, list[str], list[str], int]:
     with rank.session("micro-batches=2") as session:
         lazy = Counting(False).double()
         lazy(x).sum().backward()
-        unsaid = list(session.notes)
+        unsaid = without_codes(session.notes)
         counting = Counting(True).double()
         counting(x).sum().backward()
-        return str(batch_norm.value), str(changed.value), unsaid, list(session.notes), counting.calls
+        return str(batch_norm.value), str(changed.value), unsaid, without_codes(session.notes), counting.calls
 
 
 def test_what_pieces_would_change_is_refused_or_said(ranks: Ranks) -> None:
@@ -342,7 +343,7 @@ def test_a_found_axis_is_tried_at_its_size_by_a_single_rank_too(
     expected = model(x).detach()
     with alone(tmp_path, "micro-batches=2") as session:
         found = _plain(materialize(model(x)))
-        assert [note[: len(said)] for note in session.notes] == [said]
+        assert [note[: len(said)] for note in without_codes(session.notes)] == [said]
     torch.testing.assert_close(found, expected)
 
 

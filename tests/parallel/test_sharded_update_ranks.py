@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from codes import without_codes
 from ronde.errors import UsageError
 from ronde.shards.cut_state import CutState
 from ronde.testing.run_ranks import Rank
@@ -517,7 +518,7 @@ def what_is_not_elementwise(rank: Rank) -> list[str]:
     with rank.session("zero1") as session:
         Own(_small(1)).step()
         _O.Adam(_small(1), differentiable=True).step()
-        told = list(session.notes)
+        told = without_codes(session.notes)
     said = (
         "of Own is whole on every rank: state=zero1 cuts",
         "of Adam is whole on every rank: a step with differ",

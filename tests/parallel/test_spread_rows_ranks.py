@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
 
+from codes import without_codes
 from ronde.shards.copied_unit import CopiedUnit
 from ronde.testing.run_ranks import Rank
 from world_sizes import WORLD_SIZES
@@ -371,7 +372,7 @@ def situation(rank: Rank, name: str, mapped: bool, plan: str = "hybrid") -> tupl
     apart = mock.patch("ronde.shards.unit_table.map_unit", return_value=None)
     with nullcontext() if mapped else apart, rank.session(plan) as session:
         found = SITUATIONS[name]()
-        return [each.clone() for each in found], list(session.notes)
+        return [each.clone() for each in found], without_codes(session.notes)
 
 
 # Of each kind of use one: of the optimizer, the call, the gradient, the rows, the files.

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from codes import without_codes
 from parallel.cut_models import D, Ranks
 from peak_bytes import PhasePeaks
 from ronde import Step
@@ -91,7 +92,7 @@ def on_rank(
             found = odd(what) if isinstance(what, str) else trained(what)
         finally:
             activate(None)
-        said = [*session.notes, *session.strategies.notes()]
+        said = [*without_codes(session.notes), *without_codes(session.strategies.notes())]
         return found, "".join(order), [each for each in said if "schedule=" in each]
 
 

@@ -11,6 +11,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from codes import without_codes
 from ronde.rng.draws import Draw
 from ronde.rng.rank_stream import RankStream
 from ronde.tensor.layout import Layout
@@ -118,7 +119,7 @@ def _orders(rank: Rank) -> list[str]:
     expected, alone = _script()
     with rank.session(plan="rng=per-rank") as session:
         found, weights = _script()
-        notes = list(session.notes)
+        notes = without_codes(session.notes)
         cut = session.tally.sharded
     problems = [f"batch {i}" for i, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b]
     if notes or not cut:

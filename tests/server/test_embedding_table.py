@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import ronde
 from ronde.errors import UsageError
@@ -200,3 +202,21 @@ def test_gradients_that_wait_for_a_step_go_on_with_other_ranks() -> None:
         torch.optim.SGD(table.parameters(), lr=0.1).step()
     assert len(resumed) == 2
     assert torch.equal(resumed(ids), both(ids))
+
+
+def test_a_table_may_be_freed_within_a_step_of_an_optimizer() -> None:
+    """Torch iterates over hooks, among them those of the table that is freed."""
+    tables = [ronde.EmbeddingTable(2)]
+
+    def free(*_: Any) -> None:
+        tables.clear()
+        gc.collect()
+
+    hooks = [register_optimizer_step_post_hook(each) for each in (free, lambda *_: None)]
+    try:
+        model = nn.Linear(1, 1)
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    finally:
+        for each in hooks:
+            each.remove()
+    assert not tables

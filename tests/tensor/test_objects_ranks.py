@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from codes import without_codes
 from ronde.tensor.global_tensor import GlobalTensor
 from ronde.testing.run_ranks import Rank
 
@@ -98,7 +99,7 @@ def _on_ranks(rank: Rank, make: Callable[[], nn.Module], kind: Callable[..., Bat
     with rank.session() as session:
         out, gradients, left = _trained(make, kind)
         logits = out.logits if isinstance(out, Result) else out
-        return isinstance(logits, GlobalTensor), gradients, left, list(session.notes)
+        return isinstance(logits, GlobalTensor), gradients, left, without_codes(session.notes)
 
 
 _NOT_TAKEN_APART = (
@@ -166,7 +167,7 @@ def _recommended(*, arrays: bool) -> list[float]:
 
 def _recommended_on_ranks(rank: Rank, arrays: bool) -> Any:
     with rank.session() as session:
-        return _recommended(arrays=arrays), list(session.notes), dict(session.tally.sharded)
+        return _recommended(arrays=arrays), without_codes(session.notes), dict(session.tally.sharded)
 
 
 @pytest.mark.parametrize("arrays", [False, True])
@@ -214,7 +215,7 @@ def _attended(batched: bool) -> tuple[torch.Tensor, list[float]]:
 def _attended_on_ranks(rank: Rank, batched: bool) -> Any:
     with rank.session() as session:
         out, values = _attended(batched)
-        return isinstance(out, GlobalTensor), values, list(session.notes)
+        return isinstance(out, GlobalTensor), values, without_codes(session.notes)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

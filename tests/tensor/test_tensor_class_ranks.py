@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from both_ways import differences
+from codes import without_codes
 from ronde.tensor.global_tensor import GlobalTensor, materialize
 from ronde.testing.run_ranks import Rank
 
@@ -149,7 +150,7 @@ def _differing(rank: Rank, name: str, plan: str) -> list[str]:
             for place, pair in enumerate(zip(expected, found, strict=True))
             for text in differences(*pair, 1e-11)
         ]
-        notes = list(session.notes)
+        notes = without_codes(session.notes)
         if cut is not None and isinstance(out, GlobalTensor) != cut:
             problems.append(f"returned a {type(out).__name__}")
         if bool(notes) != (cut is not True) or (not session.tally.sharded) != (cut is None):
@@ -238,7 +239,7 @@ class Scans(Dataset[Any]):
 def _loaded(rank: Rank) -> list[Any]:
     with rank.session() as session:
         batches = [*DataLoader(Scans(), batch_size=4)]
-        return [[type(batch).__name__ for batch in batches], *session.notes]
+        return [[type(batch).__name__ for batch in batches], *without_codes(session.notes)]
 
 
 def test_a_loader_hands_out_a_class_of_its_own(ranks: Ranks) -> None:

@@ -120,8 +120,7 @@ class EmbeddingTable(nn.Module):
         # Now, as loops cannot be compiled while a first call is observed.
         self.exchange.compile(table)
         self._pending = _Pending()
-        handle = register_optimizer_step_post_hook(_Follows(weakref.ref(self)))
-        weakref.finalize(self, handle.remove)
+        _follow(self)
 
     def forward(self, ids: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:
         """Look up rows by id, and pool them if the table has `pooling`.
@@ -261,6 +260,20 @@ class _LookUp(torch.autograd.Function):
         kept = flat.to("cpu", ctx.module.anchor.dtype).contiguous().numpy()
         grown = ctx.module._keep(ctx.ids.copy(), kept.copy())
         return torch.full((1,), grown, dtype=ctx.module.anchor.dtype, device=ctx.anchored), None, None
+
+
+# Hooks of tables, of which freed ones are removed when another table is made: torch iterates over hooks, and
+# a table may be freed meanwhile.
+_FOLLOWING: list[tuple[weakref.ref[EmbeddingTable], Any]] = []
+
+
+def _follow(module: EmbeddingTable) -> None:
+    """Step a table after each step of the optimizer that holds its anchor."""
+    for each in [each for each in _FOLLOWING if each[0]() is None]:
+        each[1].remove()
+        _FOLLOWING.remove(each)
+    reference = weakref.ref(module)
+    _FOLLOWING.append((reference, register_optimizer_step_post_hook(_Follows(reference))))
 
 
 class _Follows:
