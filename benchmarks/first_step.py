@@ -1,4 +1,4 @@
-"""From a command to the first step: `python -m benchmarks.first_step`, on a quiet machine.
+"""Time from a command to the first step:
 
 `ronde run` of a plain script against torchrun of its twin by hand, in turns, each on the same ranks. What is
 timed ends when the script has read the loss of its first step: starting, meeting, making the model, one step.
@@ -28,10 +28,10 @@ _FIRST = ("mlp-20k", "--warm-up", "0", "--steps", "1")
 
 
 def seconds_to(line: bytes, command: Sequence[str], folder: Path) -> float:
-    """Seconds from the start of a command to the line of its output that begins so; it ends by itself.
+    """Measure seconds until a command prints a line with this beginning.
 
     Raises:
-        BenchError: when it ends without that line, or fails.
+        BenchError: the command ends without that line, or fails.
     """
     begun, seen = time.perf_counter(), 0.0
     with open(folder / "stderr", "w+b") as errors:

@@ -1,4 +1,4 @@
-"""What it costs to write steps down (decision 98): `python -m benchmarks.recording`, on a quiet machine.
+"""Cost of recording steps: `python -m benchmarks.recording`, on a quiet machine.
 
 One process trains a tiny model, in turns with and without a recorder: what stands between the two is the cost
 of a step with one batch, one call of a model, one backward, one optimizer and one loss that is read. A second
@@ -102,7 +102,7 @@ def _recorded(tally: Tally) -> Iterator[None]:
 
 
 def main() -> None:
-    """Print the figures; exit code 1 where a step costs more than 0.5 % of 5 ms."""
+    """Print the figures; exit code 1 above 0.5 % of a 5 ms step."""
     machine = Machine.here()
     whole = step_cost()
     deep = step_cost(layers=_DEEP)

@@ -7,8 +7,6 @@ Rules, each with its code:
 - P3: that sentence has no "what", "who", "whose", "whom" or "those";
 - P4: the text of an entry of `Args:`, `Attributes:` or `Raises:` begins with a noun, an article or "whether";
 - P5: docstrings, comments and messages have none of the words in `AVOIDED`.
-
-A count for each file, in `lint/prose.txt`, is how many findings it may still have; it may only fall.
 """
 
 from __future__ import annotations
@@ -19,13 +17,11 @@ import io
 import re
 import sys
 import tokenize
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-ALLOWED = ROOT / "lint" / "prose.txt"
 FOLDERS = ("benchmarks", "src")
 MOST_WORDS = 14
 # Relative words, prepositions, pronouns, participles, negations: a sentence that begins so lacks its subject.
@@ -44,7 +40,8 @@ FRAGMENTS = frozenset(
 ENTRY_FRAGMENTS = FRAGMENTS - {"whether", "up", "at", "no", "more", "none", "only"} | {"there"}
 RELATIVE = re.compile(r"\b(what|who|whose|whom|those)\b", re.IGNORECASE)
 AVOIDED = re.compile(
-    r"\b(nought|dear|mend(s|ed|ing)?|(is|are|was|were) none|(is|are|was|were) no (?!longer\b|more than\b)"
+    r"\b(nought|dear|mend(s|ed|ing)?|(is|are|was|were) none"
+    r"|(?<!there )(is|are|was|were) no (?!longer\b|more than\b)"
     r"|comes? home|(is|are) met|goes by|go by|stands? in)\b",
     re.IGNORECASE,
 )
@@ -129,42 +126,16 @@ def avoided(text: str, line: int) -> Iterator[Finding]:
     yield from (Finding(line, "P5", match[0].strip()) for match in AVOIDED.finditer(plain))
 
 
-def allowed() -> Counter[str]:
-    """Return how many findings each file may still have."""
-    lines = ALLOWED.read_text().splitlines() if ALLOWED.exists() else []
-    return Counter({path: int(count) for count, path in (line.split(maxsplit=1) for line in lines)})
-
-
 def main() -> int:
-    """Compare the findings with the counts, and print each file that has more."""
+    """Print all findings, and return whether there are any."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("paths", nargs="*", type=Path, help="files or folders whose findings are all printed")
-    parser.add_argument(
-        "--update", action="store_true", help="write the counts, none of them larger than before"
-    )
-    options = parser.parse_args()
-    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    found = {path.relative_to(ROOT).as_posix(): findings(path.read_text()) for path in files}
-    limits = allowed()
-    shown = [path.resolve() for path in options.paths]
-    worse = 0
-    for name, places in found.items():
-        listed = any((ROOT / name).is_relative_to(path) for path in shown)
-        if len(places) > limits[name] and not (options.update and not ALLOWED.exists()):
-            worse += 1
-            print(f"{name}: {len(places)} findings of prose, {limits[name]} allowed by lint/prose.txt")
-            listed = True
-        if listed:
-            print("\n".join(f"{name}:{place.line}: {place.code} {place.text}" for place in places))
-    if worse:
-        print(
-            "Rules: lint/prose.py. Rewrite the sentences; a renamed file takes its line of prose.txt along."
-        )
-    if options.update and not worse:
-        lines = [f"{len(places):4} {name}\n" for name, places in found.items() if places]
-        ALLOWED.write_text("".join(lines))
-        print(f"{sum(map(len, found.values()))} findings in {len(lines)} of {len(found)} files")
-    return 1 if worse else 0
+    parser.add_argument("paths", nargs="*", type=Path, help="files or folders; all of the project by default")
+    given = parser.parse_args().paths or [ROOT / folder for folder in FOLDERS]
+    files = [path for each in given for path in (sorted(each.rglob("*.py")) if each.is_dir() else [each])]
+    found = [(path, place) for path in files for place in findings(path.read_text())]
+    for path, place in found:
+        print(f"{path.resolve().relative_to(ROOT)}:{place.line}: {place.code} {place.text}")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

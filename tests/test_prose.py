@@ -38,9 +38,3 @@ def prose() -> Any:
 )
 def test_findings(prose: Any, source: str, codes: list[str]) -> None:
     assert [each.code for each in prose.findings(source)] == codes
-
-
-def test_counts_name_files() -> None:
-    root = SCRIPT.parents[1]
-    for line in (root / "lint" / "prose.txt").read_text().splitlines():
-        assert (root / line.split(maxsplit=1)[1]).exists(), line

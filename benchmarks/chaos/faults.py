@@ -23,7 +23,7 @@ def make_data():
 
 
 def _in_worker(code: str) -> str:
-    """In the loader worker of the culprit, at the first row of the fourth batch."""
+    """Code in the culprit's loader worker, at the fourth batch."""
     body = "\n".join(f"            {line}" for line in code.strip().splitlines())
     return (
         _WORKERS
@@ -49,7 +49,7 @@ def _fails(name: str, cause: str, code: str, **more: Any) -> Case:
 
 
 def _stalls(name: str, cause: str, code: str, **more: Any) -> Case:
-    """Run code on the culprit at a third of the run, which goes on no more."""
+    """Run code on the culprit after a third of the run."""
     return _fails(name, cause, code, outcome="stalls", **more)
 
 

@@ -1,4 +1,4 @@
-"""Kill ranks of a training at random, have it started again from its checkpoints, and compare its end.
+"""Kill ranks of a training at random, and compare its result.
 
 Reported beside: how long training stood still for a checkpoint, over one copy of the same bytes in memory;
 and how long it took from a kill to the step where it went on, with and without the import of torch.
@@ -39,7 +39,7 @@ class Trained:
     Attributes:
         kills: moments at which a rank was killed, by a monotonic clock.
         resumed: moments at which it had come back.
-        manifests: of checkpoints that were seen.
+        manifests: manifests of the checkpoints that were seen.
     """
 
     seconds: float
@@ -175,7 +175,7 @@ def _import_seconds() -> float:
 
 
 def _copy_seconds(nbytes: int, device: str) -> float:
-    """Of one copy of so many bytes into host memory that was used before, the median of nine.
+    """Median seconds of nine copies into host memory that was used before.
 
     From a CUDA device into pinned memory.
     """

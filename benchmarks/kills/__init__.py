@@ -1,4 +1,4 @@
-"""A training whose servers and workers are killed again and again, and that ends as if nothing had been.
+"""Kills of servers and workers of a training, which must not change its result.
 
 `python -m benchmarks.kills --kills 100 --json FILE`.
 """

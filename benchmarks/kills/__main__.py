@@ -1,4 +1,4 @@
-"""Compare a training whose processes are killed with one that is left alone, and say what was found."""
+"""Compare a training with kills and one without."""
 
 from __future__ import annotations
 

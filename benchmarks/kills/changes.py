@@ -1,4 +1,4 @@
-"""What the workers send: a function of a change's number and of what the server had before it.
+"""Changes that workers send, as a function of number and server state.
 
 Changes of one server are numbered: 1 makes the table; then each step has three: rows are updated, gradients
 of a dense parameter are added, and its optimizer steps. So whoever sends a change, and however often, sends
@@ -46,12 +46,12 @@ class Asked(NamedTuple):
 
 
 def changes(steps: int) -> int:
-    """Of one server, in a training of so many steps."""
+    """Numbers of one server in a training."""
     return 1 + _CHANGES_OF_A_STEP * steps
 
 
 def new_shard() -> tuple[ServerShard, SparseShard]:
-    """What a server begins with."""
+    """Return the initial state of a server."""
     sparse = SparseShard()
     return ServerShard({"dense": DenseShard(), "sparse": sparse}), sparse
 
@@ -67,7 +67,7 @@ def change(
     """One worker's part of a change of one server.
 
     Args:
-        read: what the server answers, as it is after all changes before this one.
+        read: the server's answer, after all changes before this one.
     """
     step, kind = divmod(number - 2, _CHANGES_OF_A_STEP)
     if number == 1:

@@ -1,4 +1,4 @@
-"""What a log and snapshots cost a server: `python -m benchmarks.kills.speed --json FILE`."""
+"""Cost of a log and snapshots for a server:"""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _log(directory: Path, sync: Sync, size: str) -> dict[str, Any]:
 
 
 def _snapshot(directory: Path, rows: int) -> dict[str, Any]:
-    """How long a server stands still for a snapshot of its rows, and how long it takes to come back."""
+    """Measure a server's pause for a snapshot, and its recovery."""
     shard, _ = new_shard()
     storage = Storage(directory, shard, least=1 << 60)
     config = write_config(TableConfig(_DIM, optimizer=RowwiseAdagrad()))

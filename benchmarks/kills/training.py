@@ -1,4 +1,4 @@
-"""A training of two servers and two workers, whose processes are killed at random moments."""
+"""Training of two servers and two workers, killed at random moments."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _SNAPSHOT_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """What is left of a training.
+    """Outcome of a training.
 
     Attributes:
-        seconds: that it took.
-        killed: how often each process was killed.
-        states: of each server, a hash of all that it has, marks included.
-        records: of each server, how many changes its log has.
-        rows: of each server's table.
+        seconds: duration.
+        killed: number of kills of each process.
+        states: a hash of each server's state, marks included.
+        records: number of changes in each server's log.
+        rows: number of rows of each server's table.
         lost, twice: sequence numbers of workers that no log has, and that one has more than once.
         torn: records that were written half when a server was killed.
-        snapshots: that were finished, over all servers.
+        snapshots: number of finished snapshots, over all servers.
     """
 
     seconds: float
@@ -75,9 +75,9 @@ def train(
 
     Args:
         directory: an empty one, for logs and snapshots.
-        steps: of the training.
-        kills: how many processes are killed on the way, spread over the steps.
-        seed: of who is killed, and when.
+        steps: number of steps of the training.
+        kills: number of kills, spread over the steps.
+        seed: seed of the choice of kills.
         progress: hears of every kill.
 
     Raises:
@@ -94,7 +94,7 @@ def train(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Kill:
-    """One kill: whose, after how many changes, or else so many seconds after the one before."""
+    """One kill: the process, and the time by changes or seconds."""
 
     name: str
     after: int
@@ -249,7 +249,7 @@ class _Training:
             time.sleep(_LOOK_S)
 
     def _check(self) -> None:
-        """Nobody ends by itself, but for workers that are done."""
+        """Check that processes end only as workers that are done."""
         for name, each in {**self._servers, **self._workers}.items():
             code = each.code()
             if code is not None and not (code == 0 and name in self._workers):
@@ -257,7 +257,7 @@ class _Training:
 
 
 def state_hash(shard: ServerShard) -> str:
-    """Of all that a server has, marks included; two have the same if they are equal to the bit."""
+    """Return a hash of a server's state, marks included."""
     told, arrays = shard.state()
     digest = xxhash.xxh3_128(json.dumps(told, sort_keys=True).encode())
     for array in arrays:

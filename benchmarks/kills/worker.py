@@ -1,4 +1,4 @@
-"""A worker that keeps nothing: started again, it asks each server for its last change and goes on there."""
+"""Worker without state: restarted, it asks servers for its last change."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PROGRESS = struct.Struct("<Q")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerConfig:
-    """What one worker is told.
+    """Settings of one worker.
 
     Attributes:
         endpoints, token, worker, workers, incarnation: as `Client` has them, the token in hexadecimal digits.
-        steps: of the training.
+        steps: number of steps of the training.
         progress: file that says how many changes all servers have made.
     """
 
@@ -43,7 +43,7 @@ class WorkerConfig:
 
 
 def read_progress(path: Path) -> int:
-    """How many changes a worker knows to be made by all servers."""
+    """Return the number of changes that all servers have confirmed."""
     try:
         return _PROGRESS.unpack(path.read_bytes())[0]
     except (OSError, struct.error):
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _send(client: Client, server: int, number: int) -> tuple[PendingRequest, list[Array]]:
-    """Ask for a change; and the memory that is free again when it has been answered."""
+    """Request a change, and return the memory that its answer frees."""
 
     def read(operation: Opcode, meta: dict[str, Any], arrays: list[Array]) -> Array:
         request = client.send(server, operation, meta, arrays, clock=number - 1)

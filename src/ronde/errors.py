@@ -97,6 +97,6 @@ ADVICE_ON_DIVERGENCE = (
     "usual causes: a branch or a generator's seed that depends on the process id, the host name, os.urandom, "
     "the order of os.listdir or of a set, what a library's clock says, or what threads and processes of the "
     "script do: they read a model's output, set a learning rate, or make batches in an order of their own\n"
-    "to mend it: count steps instead of seconds, seed with a fixed number, sort what is listed, give threads "
+    "fix: count steps instead of seconds, seed with a fixed number, sort what is listed, give threads "
     "output.numpy(), or use --ranks 1"
 )

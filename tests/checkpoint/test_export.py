@@ -127,11 +127,12 @@ def test_a_damaged_one_that_is_named(tmp_path: Path) -> None:
     place = tmp_path / "step-00000012"
     damage(place)
     with pytest.raises(
-        UsageError, match=r"is no whole checkpoint \(its state is not what was written.*\); name another one"
+        UsageError,
+        match=r"is not a whole checkpoint \(its state is not what was written.*\); name another one",
     ):
         find_checkpoint(place, pytest.fail)
     (place / "state.pt").unlink()
-    with pytest.raises(UsageError, match="is no whole checkpoint"):
+    with pytest.raises(UsageError, match="is not a whole checkpoint"):
         find_checkpoint(place, pytest.fail)
 
 

@@ -268,7 +268,7 @@ def test_the_nodes_of_an_allocation(
         (("-x", "B=1"), "ranks on this host inherit its variables; write B=1 before ronde"),
         (("-H", "a", "--env", "1=2"), "--env 1=2: '1=2' is not a variable"),
         (("-H", "a", "--ssh-command", ""), "--ssh-command is empty"),
-        (("-H", "a", "--local-addr", "a"), "--local-addr a is no IP address"),
+        (("-H", "a", "--local-addr", "a"), "--local-addr a is not an IP address"),
         (("-H", "a:1", "--ranks", "2"), "--ranks 2 is more than the 1 slots of a:1"),
     ],
 )

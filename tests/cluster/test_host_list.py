@@ -26,7 +26,7 @@ def test_list(text: str, hosts: list[tuple[str, int]]) -> None:
 
 @pytest.mark.parametrize("text", ["", "a:", "a:0", "a:two", "a,,b", "-a:1", "a b:2", "a:2;b:2"])
 def test_no_list(text: str) -> None:
-    with pytest.raises(UsageError, match="is no host with a number of ranks; write host1:2,host2:2"):
+    with pytest.raises(UsageError, match="is not a host with a number of ranks; write host1:2,host2:2"):
         parse_hosts(text)
 
 

@@ -64,5 +64,5 @@ def test_a_trainjob() -> None:
 def test_refused() -> None:
     with pytest.raises(UsageError, match="--kind pod is not written; jobset and trainjob are"):
         manifest("pod", wanted())
-    with pytest.raises(UsageError, match="--name My_Job is no name for Kubernetes"):
+    with pytest.raises(UsageError, match="--name My_Job is not a name for Kubernetes"):
         manifest("jobset", wanted(name="My_Job"))

@@ -59,5 +59,5 @@ def test_refused() -> None:
         process_of_mpi({**MPICH, "PMI_SIZE": "4"}, 7)
     with pytest.raises(UsageError, match="MPI_LOCALRANKID is not set, but others of mpirun are"):
         process_of_mpi({name: value for name, value in MPICH.items() if name != "MPI_LOCALRANKID"}, 7)
-    with pytest.raises(UsageError, match="MASTER_PORT=x is no port"):
+    with pytest.raises(UsageError, match="MASTER_PORT=x is not a port"):
         process_of_mpi({**MPICH, "MASTER_PORT": "x"}, 7)

@@ -163,7 +163,7 @@ def test_a_broken_connection_leaves_no_rank_behind(network: Network, ssh: str, t
             "host-2 asks for a password; give it your key: ssh-copy-id -p 2222 host-2",
         ),
         ("host-2:1", "2223", "key", "host-2 runs no ssh server on this port"),
-        ("nobody:1", PORT, "key", "nobody is no host that this one knows"),
+        ("nobody:1", PORT, "key", "nobody is not a host that this one knows"),
         ("10.199.0.9:1", PORT, "key", "10.199.0.9 is not reached by ssh"),
     ],
 )

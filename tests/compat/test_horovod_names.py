@@ -113,7 +113,7 @@ def test_ranks_are_given_to_hosts(tmp_path: Path) -> None:
     assert host_slots.parse_hosts_and_slots("a:2,b:1") == (["a", "b"], {"a": 2, "b": 1})
     (tmp_path / "hosts").write_text("a slots=2\nb slots=1\n")
     assert host_slots.parse_host_files(str(tmp_path / "hosts")) == "a:2,b:1"
-    with pytest.raises(ValueError, match="is no host with a number of ranks"):
+    with pytest.raises(ValueError, match="is not a host with a number of ranks"):
         host_slots.HostInfo.from_string("a:x")
     assert host_slots.host_hash() == host_slots.host_hash() != host_slots.host_hash("salt")
 

@@ -173,7 +173,7 @@ def mistakes() -> None:
     with pytest.raises(ValueError, match="may not change"):
         hvd.add_process_set([0])
     if ranks == 3:
-        with pytest.raises(NotImplementedError, match="3 is no power of 2"):
+        with pytest.raises(NotImplementedError, match="3 is not a power of 2"):
             calls.allreduce(torch.ones(1), op=Adasum)
     first = ops.allreduce_async(torch.ones(1), name=f"only {rank}")
     with pytest.raises(ValueError, match="its handle has not been waited for"):

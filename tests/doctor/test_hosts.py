@@ -53,7 +53,7 @@ def test_what_is_good_on_hosts_is_counted() -> None:
     assert lines([good, good, wrong]) == [
         "ok    a: 2 checks",
         "WRONG b: y: bad",
-        "      to mend it: do",
+        "      fix: do",
         "1 of 3 checks found something wrong",
     ]
 

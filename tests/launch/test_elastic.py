@@ -79,7 +79,7 @@ def test_a_script_that_cannot_say_leaves_the_hosts_as_they_were(tmp_path: Path) 
     assert members.trouble == f"--host-discovery-script {script} failed with exit code 3: no network [R156]"
     program(script, "echo 'three times'")
     assert members.named() == found
-    assert "'three times' is no host with a number of ranks" in members.trouble
+    assert "'three times' is not a host with a number of ranks" in members.trouble
 
 
 def test_a_script_that_is_no_program(tmp_path: Path) -> None:

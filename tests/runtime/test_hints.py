@@ -120,8 +120,8 @@ def test_a_device_that_is_not_there(error: Exception) -> None:
 )
 def test_the_exact_class_of_what_is_in_parts(named: str, kind: str, base: str) -> None:
     assert hint(RuntimeError(f"Need type to be np.ndarray or torch.Tensor, found {named}"), config()) == (
-        f"a {kind} is a {base} in parts, which is none by its exact class: where that is asked by type(...), "
-        f"write isinstance(..., {base}); where a library asks, give it a whole value, "
+        f"a {kind} is a {base} in parts, which is not one by its exact class: where that is asked by "
+        f"type(...), write isinstance(..., {base}); where a library asks, give it a whole value, "
         "torch.from_numpy(x.numpy(force=True)), or run the script by python"
     )
 

@@ -100,4 +100,4 @@ def test_an_explanation_is_read_as_it_was(tmp_path: Path) -> None:
     given = Explanation(cause="killed", rank=1, summary="rank 1 was killed", evidence=("a", "b"), fix="ask")
     write_explanation(given, tmp_path)
     assert read_explanation(tmp_path) == given
-    assert given.lines() == ["cause: rank 1 was killed", "  a", "  b", "to mend it: ask"]
+    assert given.lines() == ["cause: rank 1 was killed", "  a", "  b", "fix: ask"]

@@ -28,7 +28,7 @@ def find_checkpoint(path: Path, tell: Callable[[str], object]) -> tuple[Path, St
         try:
             return path, read_checkpoint(path)[1]
         except (OSError, ValueError, RuntimeError) as error:
-            raise UsageError(f"{path} is no whole checkpoint ({error}); name another one [R513]") from None
+            raise UsageError(f"{path} is not a whole checkpoint ({error}); name another one [R513]") from None
     found = newest_whole(path, tell, lambda place: (place, read_checkpoint(place)[1]))
     if found is None:
         raise UsageError(f"no checkpoint in {path} is whole; name another folder [R513]")

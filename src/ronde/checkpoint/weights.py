@@ -92,7 +92,7 @@ def copy_with_weights(place: Path, model: str, weights: Path, out: Path) -> None
         manifest, state = read_checkpoint(place)
         journal = read_journal(place, manifest)
     except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{place} is no whole checkpoint ({error}); name another one [R513]") from None
+        raise UsageError(f"{place} is not a whole checkpoint ({error}); name another one [R513]") from None
     name, keys = _model(state, model, place)
     put = _fitted(state, keys, read_weights(weights), f"{weights} and {name} of {place} are not of one model")
     state["tensors"].update(put)

@@ -131,5 +131,5 @@ def _address(text: str | None) -> str:
         return str(ipaddress.ip_address(text))
     except ValueError:
         raise UsageError(
-            f"--local-addr {text} is no IP address; give one of this host's, see `ip address` [R133]"
+            f"--local-addr {text} is not an IP address; give one of this host's, see `ip address` [R133]"
         ) from None

@@ -74,7 +74,5 @@ def _endpoint(text: str) -> str:
     if not text.isdecimal():
         return text
     if int(text) > _LAST_PORT:
-        raise UsageError(
-            f"--binary {text} is no port, which are at most {_LAST_PORT}; try --binary 8766 [R737]"
-        )
+        raise UsageError(f"--binary {text} is not a port (at most {_LAST_PORT}); try --binary 8766 [R737]")
     return f"tcp://127.0.0.1:{text if int(text) else '*'}"

@@ -44,7 +44,7 @@ def server(
     """
     check_linux()
     if index >= servers:
-        raise UsageError(f"--index {index} is none of {servers} servers, which are counted from 0 [R431]")
+        raise UsageError(f"--index {index} is not one of {servers} servers, counted from 0 [R431]")
     if update not in _UPDATES:
         raise UsageError(f"--update {update}: there are {', '.join(_UPDATES)} [R431]")
     config = ServerConfig(

@@ -49,7 +49,7 @@ def read_hostfile(path: Path) -> tuple[HostSlots, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not text"
         raise UsageError(f"--hostfile {path} cannot be read: {reason} [R134]") from None
     found: list[HostSlots] = []
     for number, line in enumerate(lines, 1):
@@ -101,7 +101,9 @@ def ranks_of_hosts(hosts: Sequence[HostSlots], ranks: int | None) -> tuple[tuple
 def _item(text: str, where: str, slots: int = 1) -> HostSlots:
     match = _ITEM.fullmatch(text)
     if match is None or match["slots"] == "0":
-        raise UsageError(f"{where}: {text!r} is no host with a number of ranks; write host1:2,host2:2 [R134]")
+        raise UsageError(
+            f"{where}: {text!r} is not a host with a number of ranks; write host1:2,host2:2 [R134]"
+        )
     return HostSlots(match["host"].replace("[", "").replace("]", ""), int(match["slots"] or slots))
 
 

@@ -58,7 +58,7 @@ def manifest(kind: str, wanted: Wanted) -> dict[str, Any]:
     """
     if not _NAME.fullmatch(wanted.name):
         raise UsageError(
-            f"--name {wanted.name} is no name for Kubernetes; use at most 40 small letters, digits, "
+            f"--name {wanted.name} is not a name for Kubernetes; use at most 40 small letters, digits, "
             "hyphens [R164]"
         )
     if kind == "jobset":

@@ -28,6 +28,6 @@ def master(environment: Mapping[str, str], address: str, mark: str) -> tuple[str
     port = environment.get("MASTER_PORT", "")
     if port and (not port.isdecimal() or not 0 < int(port) < 65536):
         raise UsageError(
-            f"MASTER_PORT={port} is no port; set it to one from 1024 to 65535, or unset it [R162]"
+            f"MASTER_PORT={port} is not a port; set it to one from 1024 to 65535, or unset it [R162]"
         )
     return environment.get("MASTER_ADDR") or address, int(port) if port else derived_port(mark)

@@ -60,7 +60,7 @@ def nodes_of_ray(address: str) -> tuple[HostSlots, ...]:
     if done.returncode:
         last = (done.stderr.strip() or "no word").splitlines()[-1]
         raise UsageError(
-            f"--ray {address} is no Ray cluster that can be joined ({last}); see ray status [R165]"
+            f"--ray {address} is not a Ray cluster that can be joined ({last}); see ray status [R165]"
         )
     return parse_hosts(",".join(done.stdout.split()), origin=f"--ray {address}")
 

@@ -32,7 +32,7 @@ def task_of_step(environment: Mapping[str, str]) -> ClusterEnvironment | None:
     nodes = expand_nodes(environment.get("SLURM_STEP_NODELIST", "localhost"))
     if node >= len(tasks):
         raise UsageError(
-            f"SLURM_NODEID={node} is none of the nodes of SLURM_STEP_TASKS_PER_NODE; start the ranks by "
+            f"SLURM_NODEID={node} is not one of the nodes of SLURM_STEP_TASKS_PER_NODE; start the ranks by "
             "srun [R160]"
         )
     job = f"{environment.get('SLURM_JOB_ID', '0')}.{environment['SLURM_STEP_ID']}"
@@ -97,7 +97,9 @@ def expand_tasks(text: str) -> list[int]:
     for word in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word.strip())
         if match is None:
-            raise UsageError(f"{text!r} is no list of Slurm's tasks per node; start the ranks by srun [R160]")
+            raise UsageError(
+                f"{text!r} is not a list of Slurm's tasks per node; start the ranks by srun [R160]"
+            )
         found += [int(match[1])] * int(match[2] or 1)
     return found
 
@@ -120,13 +122,17 @@ def _expand(word: str, whole: str) -> Iterator[str]:
     match = _RANGE.search(word)
     if match is None:
         if "[" in word or "]" in word:
-            raise UsageError(f"{whole!r} is no list of Slurm's nodes; start inside of an allocation [R160]")
+            raise UsageError(
+                f"{whole!r} is not a list of Slurm's nodes; start inside of an allocation [R160]"
+            )
         yield word.strip()
         return
     before, behind = word[: match.start()], word[match.end() :]
     for part in match[1].split(","):
         first, _, last = part.strip().partition("-")
         if not first.isdecimal() or (last and not last.isdecimal()):
-            raise UsageError(f"{whole!r} is no list of Slurm's nodes; start inside of an allocation [R160]")
+            raise UsageError(
+                f"{whole!r} is not a list of Slurm's nodes; start inside of an allocation [R160]"
+            )
         for number in range(int(first), int(last or first) + 1):
             yield from _expand(f"{before}{number:0{len(first)}d}{behind}", whole)

@@ -74,7 +74,7 @@ def lines(findings: Sequence[Finding]) -> Sequence[str]:
         where = f"{each.host}: " if each.host else ""
         told.append(f"{_MARKS[each.level]} {where}{each.check}: {each.summary}")
         if each.fix and each.level != "good":
-            told.append(f"      to mend it: {each.fix}")
+            told.append(f"      fix: {each.fix}")
     wrong = sum(each.level == "wrong" for each in findings)
     return [
         *told,

@@ -117,7 +117,10 @@ def _told(
     if "Host key verification failed" in words:
         return f"{host} is not known yet [R102]", f"look at its key once, by hand: ssh{port} {host}"
     if "Could not resolve" in words:
-        return f"{host} is no host that this one knows [R103]", "write its address, or add it to /etc/hosts"
+        return (
+            f"{host} is not a host that this one knows [R103]",
+            "write its address, or add it to /etc/hosts",
+        )
     if "Connection refused" in words:
         return (
             f"{host} runs no ssh server on this port [R104]",

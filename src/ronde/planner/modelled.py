@@ -42,7 +42,7 @@ NOT_MODELLED: Mapping[str, str] = {
     "predivide": "an addition for each element, beside its bytes",
     "warm-up": "the first steps are not the rest's",
     "sparse": "how many rows a step touches depends on the data",
-    "offload": "the link to host memory is no constant of a cluster file",
+    "offload": "the link to host memory is not a constant of a cluster file",
     "compressed": "a momentum has the bytes of a gradient",
     "adaptive": "k is found as the training goes; 8 is assumed",
     "staleness": "how ranks drift apart depends on noise",

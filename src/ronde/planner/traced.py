@@ -49,7 +49,7 @@ def traced(script: str, arguments: Sequence[str], *, real: bool = False) -> Cost
 
 def _refusal(script: str, amounts: Mapping[str, str], real: bool) -> str:
     where = f" at {amounts['line']}" if amounts["line"] else ""
-    way = "mend the script" if real else "add --real-step, or give its sizes by --model"
+    way = "correct the script" if real else "add --real-step, or give its sizes by --model"
     return f"{script} cannot be traced{where}: {amounts['problem']}; {way}"
 
 

@@ -149,7 +149,7 @@ def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
     for key, field in known.items():
         missing = field.default is dataclasses.MISSING
         if missing and not fields.get(key):
-            yield f"{key} is missing or nought: give a whole number from 1"
+            yield f"{key} is missing or zero: give a whole number from 1"
     hidden, heads = fields.get("hidden"), fields.get("heads")
     if isinstance(hidden, int) and isinstance(heads, int) and heads > 0 and hidden % heads:
         nearest = max(1, round(hidden / heads)) * heads

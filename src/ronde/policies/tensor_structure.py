@@ -334,7 +334,7 @@ def _why_whole(parameter: torch.Tensor, cut: DimCut | None) -> str:
         size = parameter.shape[cut.dim]
         return f"its {size} entries along dimension {cut.dim} do not divide by {cut.ranks * cut.fused}"
     if not parameter.is_contiguous() or not parameter.is_floating_point():
-        return "it is no contiguous tensor of floats"
+        return "it is not a contiguous tensor of floats"
     if parameter._backward_hooks:
         return "it has hooks, which see whole gradients"
     return ""

@@ -205,7 +205,7 @@ def _phases_over_time(run: RunState) -> str:
 def _stragglers(run: RunState) -> str:
     found = stragglers([each.steps for each in run.ranks])
     if not any(each.collectives for each in found):
-        return '<p class="none">There were no collectives.</p>'
+        return '<p class="none">There were not any collectives.</p>'
     shown = sorted(found, key=lambda each: -each.late)[:_ROWS]
     steps = {each.rank: max(1, each.steps.steps) for each in run.ranks}
     most = max(each.late for each in shown) or 1.0

@@ -69,7 +69,7 @@ def _about_classes(text: str) -> str:
         return ""
     base = "torch.nn.Parameter" if kind[1] == "ShardedParameter" else "torch.Tensor"
     return (
-        f"a {kind[1]} is a {base} in parts, which is none by its exact class: where that is asked by "
+        f"a {kind[1]} is a {base} in parts, which is not one by its exact class: where that is asked by "
         f"type(...), write isinstance(..., {base}); where a library asks, give it a whole value, "
         "torch.from_numpy(x.numpy(force=True)), or run the script by python [R202]"
     )

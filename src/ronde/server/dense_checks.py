@@ -280,7 +280,7 @@ def check_rows(message: Message, values: Values) -> tuple[torch.Tensor, torch.Te
     (rows,) = message.arrays
     value = values[key]
     if type(dim) is not int or dim < 1 or value.numel() % dim:
-        raise ValueError(f"{value.numel()} elements are no rows of {str(dim)[:20]} [R430]")
+        raise ValueError(f"{value.numel()} elements are not rows of {str(dim)[:20]} [R430]")
     if rows.dtype != np.int64 or rows.ndim != 1:
         raise ValueError("rows are numbered by int64 of one axis [R430]")
     shaped = value.view(-1, dim)

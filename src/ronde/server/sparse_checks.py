@@ -31,7 +31,7 @@ def check_update(message: Message, table: Table) -> None:
     if gradients.shape != (len(ids), table.config.dim) or gradients.dtype.kind != "f":
         raise ValueError(f"gradients of shape {list(gradients.shape)} for {len(ids)} ids [R430]")
     if len(counts) and not (counts.min() >= 0 and counts.max() < 1 << 32):
-        raise ValueError("a count is no negative number [R430]")
+        raise ValueError("a count is not negative [R430]")
     lr = message.meta["lr"]
     if lr is not None and type(lr) not in (int, float):
         raise ValueError("a learning rate is a number [R430]")

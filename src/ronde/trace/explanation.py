@@ -37,7 +37,7 @@ class Explanation:
 
     def lines(self) -> Sequence[str]:
         """Format for a user, as lines."""
-        fix = [f"to mend it: {self.fix}"] if self.fix else []
+        fix = [f"fix: {self.fix}"] if self.fix else []
         placed = self.host and self.rank is not None and self.host not in self.summary
         where = [f"  rank {self.rank} is on {self.host}"] if placed else []
         return [f"cause: {self.summary}", *(f"  {line}" for line in self.evidence), *where, *fix]

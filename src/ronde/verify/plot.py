@@ -27,7 +27,7 @@ def check(path: Path) -> None:
     """
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(
-            f"--plot {path} is none of {', '.join(SUFFIXES)}; try --plot {path.stem or 'loss'}.png [R620]"
+            f"--plot {path} is not one of {', '.join(SUFFIXES)}; try --plot {path.stem or 'loss'}.png [R620]"
         )
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--plot {path}: there is no folder {path.absolute().parent}; make it first [R620]")

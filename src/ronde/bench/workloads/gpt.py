@@ -1,4 +1,4 @@
-"""A GPT with 8,000 words, and decoders in bfloat16, on batches drawn from one text."""
+"""GPT and decoder models, on batches from one text."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class ProcessSet:
             ValueError: the set is not added, or this rank is not a member.
         """
         if not self.included():
-            raise ValueError(f"rank {rank()} is no member of {self} [R716]")
+            raise ValueError(f"rank {rank()} is not a member of {self} [R716]")
         return self._members().index(rank())
 
     def included(self) -> bool:

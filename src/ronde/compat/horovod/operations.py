@@ -40,7 +40,7 @@ def operation_of(average: bool | None, op: int | None) -> int:
     if op is None:
         return Sum if average is False else Average
     if op not in range(len(_OPERATIONS)):
-        raise ValueError(f"op={op!r} is none of Average, Sum, Adasum, Min, Max, Product [R717]")
+        raise ValueError(f"op={op!r} is not one of Average, Sum, Adasum, Min, Max, Product [R717]")
     return op
 
 
@@ -173,7 +173,7 @@ def _check_adasum(current: Engine, process_set: ProcessSet) -> None:
     ranks = current.place.size
     if ranks & (ranks - 1):
         raise NotImplementedError(
-            f"op=Adasum adds ranks by pairs, and {ranks} is no power of 2; start 2, 4, 8, ... ranks [R717]"
+            f"op=Adasum adds ranks by pairs, and {ranks} is not a power of 2; start 2, 4, 8, ... ranks [R717]"
         )
 
 
@@ -241,7 +241,7 @@ def _broadcast(
 ) -> int:
     current = _engine_of(process_set)
     if root not in current.sets[_number(process_set)]:
-        raise ValueError(f"root_rank={root} is no member of {process_set} [R716]")
+        raise ValueError(f"root_rank={root} is not a member of {process_set} [R716]")
     entries = _entries(current, "broadcast", [output], name, process_set, fields={"root": int(root)})
     entries[0].finish = _into(target, output)
     return _submitted(current, entries)
@@ -408,7 +408,7 @@ def _engine_of(process_set: ProcessSet) -> Engine:
     """
     current = engine()
     if current.place.rank not in current.sets.get(_number(process_set), ()):
-        raise ValueError(f"rank {current.place.rank} is no member of {process_set} [R716]")
+        raise ValueError(f"rank {current.place.rank} is not a member of {process_set} [R716]")
     return current
 
 

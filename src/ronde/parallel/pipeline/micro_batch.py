@@ -399,7 +399,7 @@ def _name_of(parameter: torch.Tensor, stages: Stages, user: StageUnit) -> str:
             if each is parameter:
                 return f"{unit.name}|{name}"
     raise UsageError(
-        f"{user.name} uses a parameter of a model that it is no part of, of which another rank of the "
+        f"{user.name} uses a parameter of a model that it is not a part of, of which another rank of the "
         f"pipeline has the elements; make it a part of the module that uses it [R240]"
     )
 

@@ -128,7 +128,7 @@ def _differentiated(
     with torch.enable_grad():
         loss = loss_fn(map_leaves(leaf, output), target)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise ValueError("its value is no tensor of one element [R223]")
+        raise ValueError("its value is not a tensor of one element [R223]")
     asked = [each for each in given if each.requires_grad]
     _refuse_others(loss, asked)
     with DisableTorchFunction():  # a mode would receive the session's function in place of this one

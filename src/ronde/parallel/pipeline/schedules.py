@@ -134,7 +134,7 @@ class StepByTurns:
             if self._comm.votes([not found]) == [0]:
                 self._weighing = weighing
                 return
-        self._give_up("it is no weighted sum of the losses of micro-batches")
+        self._give_up("it is not a weighted sum of the losses of micro-batches")
 
     def _give_up(self, why: str) -> None:
         self._weighing, self.took_effect = None, True

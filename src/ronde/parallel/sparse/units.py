@@ -62,7 +62,7 @@ def _why_whole(table: _Table) -> str:
     if table.scale_grad_by_freq:
         return "scale_grad_by_freq counts ids of the whole batch"
     if not weight.is_floating_point() or not weight.is_contiguous() or not weight.numel():
-        return "it is no contiguous matrix of floats"
+        return "it is not a contiguous matrix of floats"
     return ""
 
 

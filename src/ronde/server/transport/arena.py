@@ -191,7 +191,7 @@ def _map_sealed(pid: int, descriptor: int, inode: int, nbytes: int) -> mmap.mmap
         ValueError: the memory is smaller than announced.
     """
     if not os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("/memfd:ronde"):
-        raise OSError("it is no memory of ronde [R430]")
+        raise OSError("it is not memory of ronde [R430]")
     opened = open_of_peer(pid, descriptor, inode)
     try:
         if not fcntl.fcntl(opened, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:

@@ -168,7 +168,7 @@ class NoArena:
         return None
 
     def view(self, place: int, nbytes: int) -> memoryview:
-        raise WireError("arena", "an array is said to lie in shared memory, and there is none [R429]")
+        raise WireError("arena", "an array is said to lie in shared memory, and there is not any [R429]")
 
 
 _NO_ARENA = NoArena()

@@ -75,7 +75,7 @@ class LocalSteps(Averaging):
     def _loss(self) -> float:
         if self.last_loss is None:
             raise UsageError(
-                "adaptive=true goes by the loss from which backward begins, and this script's has not been a "
+                "adaptive=true follows the loss from which backward begins, and this script's has not been a "
                 "single number; use update=local,every=K [R289]"
             )
         return float(self.last_loss)

@@ -34,7 +34,7 @@ class AdaptiveSum(GradientExchange):
         if comm.world_size & (comm.world_size - 1):
             raise UsageError(
                 f"reduction=adasum adds gradients in pairs of pairs, and {comm.world_size} ranks "
-                "are no power of two; use 2, 4, 8, ... ranks, or reduction=mean [R282]"
+                "are not a power of two; use 2, 4, 8, ... ranks, or reduction=mean [R282]"
             )
 
     def start(self, flags: torch.Tensor) -> None:
