@@ -30,7 +30,7 @@ from torch.utils.data import (
 
 from alone import alone
 from both_ways import differences, flat, sharded
-from codes import without_codes
+from codes import without_code, without_codes
 from ronde.errors import RondeError
 from ronde.tensor.context import Region
 from ronde.tensor.global_tensor import materialize
@@ -490,7 +490,7 @@ def _worn(rank: Rank, loading: str) -> Any:
         try:
             return [x.sum().item() for x, _ in DataLoader(_Worn(), 6, num_workers=1)]
         except RondeError as error:
-            return str(error)
+            return without_code(str(error))
 
 
 def test_what_a_worker_has_read_twice_is_refused_where_that_tells(ranks: Any) -> None:

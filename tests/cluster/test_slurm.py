@@ -56,7 +56,7 @@ def test_no_node_list(text: str) -> None:
 def test_task_lists() -> None:
     assert expand_tasks("2(x3),1") == [2, 2, 2, 1]
     assert expand_tasks("4") == [4]
-    with pytest.raises(UsageError, match="no list of Slurm's tasks"):
+    with pytest.raises(UsageError, match="not a list of Slurm's tasks"):
         expand_tasks("2x3")
 
 

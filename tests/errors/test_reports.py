@@ -16,7 +16,7 @@ from ronde.trace.run_directory import RunDirectory
 BOARD = """
         import faulthandler
         from ronde.trace.heartbeat import STACK_SIGNAL
-        from ronde.trace.lockstep_board import LockstepBoard, State
+        from ronde.trace.lockstep_board import BoardState, LockstepBoard
         run = here / "run"
         faulthandler.register(STACK_SIGNAL, file=open(run / f"rank-{rank}.stack", "w"), all_threads=False)
         board = LockstepBoard(run / "boundary.board", rank, 2)
@@ -25,7 +25,7 @@ BOARD = """
             board.waits(board.record("all_reduce of float32 [3]", line))
 
         def until_the_other_waits():
-            while board.standings()[1 - rank].state is not State.WAITING:
+            while board.standings()[1 - rank].state is not BoardState.WAITING:
                 time.sleep(0.01)
 
 """

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from codes import without_code
 from meshes.axes import MESHES, VALUES, Cell, Standing, cells
 
 __all__ = ["PAGE", "shown", "table", "write"]
@@ -37,7 +38,7 @@ def table() -> str:
     for cell in every:
         if cell.standing is Standing.CONTRADICTION and len(cell.sentences) == 1:
             kinds.setdefault(_ITEM.sub("KEY=VALUE", cell.sentences[0]), cell)
-    return text + "".join(f"- `{cell.plan}`: {cell.sentences[0]}\n" for cell in kinds.values())
+    return text + "".join(f"- `{cell.plan}`: {without_code(cell.sentences[0])}\n" for cell in kinds.values())
 
 
 def _alike(names: Iterable[str], signs: Callable[[str], list[str]]) -> list[list[str]]:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from codes import without_codes
 from parallel.cut_models import Ranks, compare
 from ronde.testing.run_ranks import Rank
 
@@ -251,7 +252,7 @@ def train_and_hold(rank: Rank, name: str, plan: str = "expert=2") -> tuple[int, 
         blocks = session.state.blocks.blocks
         with torch._C.DisableTorchFunction():  # asked by its function, a parameter would be gathered
             whole = sum(block.parameter.tensor.nbytes for block in blocks)
-        return sum(block.leaf.nbytes for block in blocks), whole, session.strategies.notes()
+        return sum(block.leaf.nbytes for block in blocks), whole, without_codes(session.strategies.notes())
 
 
 @pytest.mark.parametrize("name", ["listed", "fused"])

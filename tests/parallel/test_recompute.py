@@ -19,6 +19,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
+from codes import without_code
 from peak_bytes import PeakBytes
 from ronde.errors import UsageError
 from ronde.parallel.compute.recompute import Inside, Recompute
@@ -37,7 +38,7 @@ def recomputing(extent: Any) -> Iterator[list[str]]:
     def note(sentence: str) -> None:
         if sentence not in notes:
             notes[sentence] = None
-            said.append(sentence)
+            said.append(without_code(sentence))
 
     Recompute(extent, Inside(lambda: True, lambda: False, note)).install(patches)
     try:

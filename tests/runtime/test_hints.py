@@ -9,9 +9,10 @@ from multiprocessing import synchronize
 
 import pytest
 
+from codes import without_code
 from ronde.launch.rank_config import RankConfig, RankPlace
 from ronde.launch.run_spec import RunSpec
-from ronde.runtime.hints import hint
+from ronde.runtime import hints
 
 
 def config(device: str = "cpu", ranks: int = 2) -> RankConfig:
@@ -25,6 +26,11 @@ def config(device: str = "cpu", ranks: int = 2) -> RankConfig:
         device=device,
     )
     return RankConfig(run=RunSpec(script="train.py"), place=place)
+
+
+def hint(error: BaseException, config: RankConfig) -> str:
+    """What is added behind a traceback, without its code."""
+    return without_code(hints.hint(error, config))
 
 
 def test_a_script_that_is_distributed_already() -> None:

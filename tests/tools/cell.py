@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from codes import without_code
+
 __all__ = ["COLUMNS", "DIED", "REFUSED", "WORKS", "Cell"]
 
 COLUMNS = ("plan", "tool", "script", "end", "sentence")
@@ -54,5 +56,5 @@ class Cell:
 
 def _stable(sentence: str) -> str:
     """On one line, without paths and numbers, and not longer than tells."""
-    text = _NUMBER.sub("N", _PATH.sub("PATH", " ".join(sentence.split())))
+    text = _NUMBER.sub("N", _PATH.sub("PATH", " ".join(without_code(sentence).split())))
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3].rstrip() + "..."

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from codes import without_code
 from ronde.trace.step_clock import StepTimes
 from ronde.trace.too_small import division, too_small_line
 
@@ -16,7 +17,7 @@ LARGE = StepTimes(whole=10.3e-3, waited=0.6e-3, own=2.2e-3, model=6.8e-3, rows=0
 
 
 def said(*ranks: StepTimes, steps: int = 1000, world_size: int | None = None) -> str:
-    return too_small_line(division(ranks, world_size or len(ranks)), steps)
+    return without_code(too_small_line(division(ranks, world_size or len(ranks)), steps))
 
 
 def test_a_tiny_model_is_told_with_both_figures() -> None:
