@@ -84,7 +84,9 @@ def test_what_is_no_cluster_or_has_no_room_is_named(address: str, tmp_path: Path
     words = command("127.0.0.1:1", "train.py")
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=110)
     assert done.returncode == 2
-    assert re.search("--ray 127.0.0.1:1(: the cluster has not answered| is no Ray cluster that)", done.stderr)
+    assert re.search(
+        "--ray 127.0.0.1:1(: the cluster has not answered| is not a Ray cluster that)", done.stderr
+    )
     words = command(address, "--ranks", "4", "train.py")
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=110)
     assert "--ranks 4 is more than the 3 slots of" in done.stderr

@@ -168,7 +168,7 @@ def mistakes() -> None:
         calls.alltoall(torch.ones(ranks + 1, 1))
     with pytest.raises(ValueError, match="no rows"):
         calls.allgather(torch.tensor(1.0))
-    with pytest.raises(ValueError, match="is no member"):
+    with pytest.raises(ValueError, match="is not a member"):
         calls.broadcast(torch.ones(1), 7)
     with pytest.raises(ValueError, match="may not change"):
         hvd.add_process_set([0])
@@ -215,7 +215,7 @@ def sets() -> None:
         assert calls.broadcast(torch.tensor([rank]), 2, process_set=outer).item() == 2
         assert outer.rank() == (0 if rank == 0 else 1)
     else:
-        with pytest.raises(ValueError, match="rank 1 is no member"):
+        with pytest.raises(ValueError, match="rank 1 is not a member"):
             calls.allreduce(torch.ones(1), process_set=outer)
     for options in ({}, {"groups": 1}):
         trains_within(outer, [0, 2] if rank != 1 else [1], options)

@@ -60,7 +60,7 @@ def test_a_model_that_samples_is_recorded_once(ranks: Ranks) -> None:
         assert found == pytest.approx(expected, rel=1e-11)
         assert [note for note in notes if note.startswith("Regression runs in parts")] == [
             "Regression runs in parts, not as one piece: it samples by Pyro, whose handlers are to see the "
-            "whole batch, once [R351] [R300]"
+            "whole batch, once"
         ]
         assert set(sharded) == {"Sequential"}
 

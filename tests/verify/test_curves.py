@@ -134,7 +134,9 @@ def test_equal_curves_and_several_of_them(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"loss\.gif is none of \.png, \.svg, \.pdf; try --plot loss\.png"):
+    with pytest.raises(
+        UsageError, match=r"loss\.gif is not one of \.png, \.svg, \.pdf; try --plot loss\.png"
+    ):
         plot.check(tmp_path / "loss.gif")
     with pytest.raises(UsageError, match="there is no folder"):
         plot.check(tmp_path / "none" / "loss.png")

@@ -363,7 +363,7 @@ def _ask(url: str, body: Any) -> Any:
         ),
         (
             ["serve", ".", "--binary", "99999"],
-            "--binary 99999 is not a port (at most 65535; try --binary 8766",
+            "--binary 99999 is not a port (at most 65535); try --binary 8766",
         ),
     ],
 )
