@@ -53,8 +53,7 @@ class Reducer:
         backwards: number of backwards that have ended.
         on_finish: callback when a backward has computed all gradients, before they are averaged, or None.
         on_averaged: callback when all averages are complete, before the user's hooks, or None.
-        instead_of: function that returns the leaf reduced in place of a parameter; None for the parameter
-            itself.
+        instead_of: function that returns the leaf reduced in place of a parameter, or None.
         beside: function that returns gradients that are averaged when the reducer's are.
         on_first: callback with the leaf whose gradient a backward accumulates first, or None.
     """
