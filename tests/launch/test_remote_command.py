@@ -61,7 +61,11 @@ def test_nothing_in_the_directory_stands_for_a_module(tmp_path: Path) -> None:
             "Host key verification failed.",
             "is not known yet; look at its key once, by hand: ssh -p 22 a",
         ),
-        (255, "ssh: Could not resolve hostname a: Name or service not known", "no host that this one knows"),
+        (
+            255,
+            "ssh: Could not resolve hostname a: Name or service not known",
+            "not a host that this one knows",
+        ),
         (255, "ssh: connect to host a port 22: Connection refused", "runs no ssh server on this port"),
         (255, "ssh: connect to host a port 22: Connection timed out", "is not reached by ssh: .*timed out"),
         (71, "", "has no directory /here; start in one that is on every host"),

@@ -200,7 +200,7 @@ def compare(cell: Cell, model: str, found: Sequence[Told]) -> None:
     """Every rank has read what the reference reads, and no rank has anything to say."""
     how = How.of(cell.value, model)
     for told in found:
-        assert told.notes == []
+        assert told.notes == [], told.notes
         assert "recompute" not in cell.value or told.again
         for got, first in zip(told.values, found[0].values, strict=True):
             assert torch.equal(got, first)

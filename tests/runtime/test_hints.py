@@ -165,7 +165,7 @@ def test_an_address_in_use(error: Exception) -> None:
     assert hint(error, config()) == (
         "another program on this host has the address, a Unix socket's file was left there, or several "
         "ranks open it. Give each rank its own, PORT + ronde.rank(), or open it behind `if "
-        "ronde.is_main():`. A script that starts ranks itself runs by python, or with --ranks 1 [R174]"
+        "ronde.is_main():`. A script that starts ranks itself runs by python, or with --ranks 1"
     )
     assert hint(error, config(ranks=1)) == ""
 
