@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 __all__ = ["without_code", "without_codes"]
 
-_CODE = re.compile(r" \[R[1-9]\d\d\](?!\w)|(?<=error)\[R[1-9]\d\d\]")
+_CODE = re.compile(r" \[R[1-9]\d\d\](?!\w)|(?<=ronde: error)\[R[1-9]\d\d\]|(?<=ronde: )note\[R[1-9]\d\d\]: ")
 
 
 def without_code(text: str) -> str:

@@ -7,15 +7,15 @@ import pytest
 from ronde.cli.explain import explain
 from ronde.errors import UsageError
 from ronde.messages import lift
-from ronde.messages.explanations import explanations, topics
+from ronde.messages.explanations import by_code, topics
 
 
 @pytest.mark.parametrize("word", ["R101", "r101", "[R101]"])
 def test_a_code(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     explain([word])
     head, _, text = capsys.readouterr().out.partition("\n\n")
-    assert head == f"R101: {explanations()['R101'].title}"
-    assert text.split() == explanations()["R101"].text.split()
+    assert head == f"R101: {by_code(topics())['R101'].title}"
+    assert text.split() == by_code(topics())["R101"].text.split()
 
 
 def test_several_codes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,7 +34,7 @@ def test_without_a_code_topics_are_listed(capsys: pytest.CaptureFixture[str]) ->
 def test_a_topic_lists_its_codes(capsys: pytest.CaptureFixture[str]) -> None:
     explain(["launching"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"R100  {explanations()['R100'].title}"
+    assert lines[0] == f"R100  {by_code(topics())['R100'].title}"
 
 
 def test_an_unknown_code_is_answered_by_near_ones() -> None:

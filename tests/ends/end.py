@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
-from ronde.messages import lift
+from codes import without_code
 
 __all__ = ["COLUMNS", "End", "failed", "finished", "refused"]
 
@@ -85,7 +85,7 @@ def _stable(sentences: Iterable[str]) -> tuple[str, ...]:
 
 
 def _short(sentence: str) -> str:
-    text = " ".join(lift(re.sub(r"(?<=ronde: error)\[R\d\d\d\]", "", sentence))[1].replace("|", "/").split())
+    text = " ".join(without_code(sentence).replace("|", "/").split())
     for pattern, name in ((_PATH, "PATH"), (_ADDRESS, "ADDRESS"), (_NUMBER, "N")):
         text = pattern.sub(name, text)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3].rstrip() + "..."

@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+from codes import without_code
+
 __all__ = ["ADVICE", "normal"]
 
 ADVICE = (
@@ -23,8 +25,7 @@ def normal(text: str, folder: Path) -> str:
         text = text.replace(path, "DIR")
     text = text.replace(sys.executable, "PYTHON")
     text = re.sub(r"\S*/(\d{8}-\d{6}|torchrun)-[0-9a-f]{6,}", "RUN", text)
-    text = re.sub(r"^ronde: error\[R\d\d\d\]:", "ronde: error:", text, flags=re.MULTILINE)
-    text = re.sub(r"^ronde: note\[R\d\d\d\]:", "ronde:", text, flags=re.MULTILINE)
+    text = without_code(text)
     text = re.sub(r"\(process \d+\)", "(process N)", text)
     # Python 3.13 marks the place in a line of a traceback in other ways than 3.11, and 3.10 not at all.
     text = re.sub(r"^ +[~^]+\n", "", text, flags=re.MULTILINE)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ronde.errors import UsageError
-from ronde.messages.explanations import CodeExplanation, Topic, topics
+from ronde.messages.explanations import CodeExplanation, Topic, by_code, topics
 
 __all__ = ["explain"]
 
@@ -34,14 +34,14 @@ def explain(
 
 def _answer(word: str, known: list[Topic]) -> str:
     """Return the explanation of a code, or the list of a topic's codes."""
-    by_code = {each.code: each for topic in known for each in topic.explanations}
+    explained = by_code(known)
     by_name = {topic.name: topic for topic in known}
     code = word.strip("[]").upper()
-    if code in by_code:
-        return _told(by_code[code])
+    if code in explained:
+        return _told(explained[code])
     if word.lower() in by_name:
         return "\n".join(f"{each.code}  {each.title}" for each in by_name[word.lower()].explanations)
-    near = difflib.get_close_matches(code, by_code, n=3) or difflib.get_close_matches(word, by_name, n=3)
+    near = difflib.get_close_matches(code, explained, n=3) or difflib.get_close_matches(word, by_name, n=3)
     meant = f" (did you mean {', '.join(near)}?)" if near else ""
     raise UsageError(f"{word} is not a code of a message{meant}; list the topics by ronde explain [R601]")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from importlib import resources
 
-__all__ = ["CodeExplanation", "Topic", "explanations", "parse_topic", "topics"]
+__all__ = ["CodeExplanation", "Topic", "by_code", "parse_topic", "topics"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +47,9 @@ def topics() -> list[Topic]:
     return sorted(read, key=lambda topic: topic.explanations[0].code)
 
 
-def explanations() -> dict[str, CodeExplanation]:
-    """Read all explanations by code."""
-    return {each.code: each for topic in topics() for each in topic.explanations}
+def by_code(known: Iterable[Topic]) -> dict[str, CodeExplanation]:
+    """Return the explanations of topics by code."""
+    return {each.code: each for topic in known for each in topic.explanations}
 
 
 def parse_topic(name: str, markdown: str) -> Topic:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ronde.trace.run_hosts import RunHost
+from ronde.trace.whole_file import replace_file
 
 __all__ = [
     "Collective",
@@ -291,19 +291,13 @@ def write_evidence(evidence: Evidence) -> None:
     path = evidence_path(Path(evidence.run_directory), evidence.reason)
     try:
         path.parent.mkdir(exist_ok=True)
-        _write(path, evidence.to_json())
+        replace_file(path, evidence.to_json())
         for rank in evidence.ranks:
             for name, text in (("stack", rank.stack), ("crash", rank.crash)):
                 if text:
-                    _write(path.with_name(f"{evidence.reason}-rank-{rank.rank}.{name}.txt"), text)
+                    replace_file(path.with_name(f"{evidence.reason}-rank-{rank.rank}.{name}.txt"), text)
     except OSError:
         return
-
-
-def _write(path: Path, text: str) -> None:
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(text, encoding="utf-8")
-    os.rename(unfinished, path)
 
 
 def read_evidence(run_directory: Path, reason: str) -> Evidence | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from ronde.trace.evidence import evidence_path
+from ronde.trace.whole_file import replace_file
 
 __all__ = ["Explanation", "read_explanation", "write_explanation"]
 
@@ -49,13 +50,9 @@ class Explanation:
 def write_explanation(explanation: Explanation, run_directory: Path) -> None:
     """Write the explanation beside the evidence. A full disk is ignored."""
     path = evidence_path(run_directory, "explanation")
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        unfinished = path.with_suffix(".part")
-        unfinished.write_text(explanation.to_json(), encoding="utf-8")
-        os.rename(unfinished, path)
-    except OSError:
-        return
+        replace_file(path, explanation.to_json())
 
 
 def read_explanation(run_directory: Path) -> Explanation | None:

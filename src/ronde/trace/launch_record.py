@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from ronde.trace.whole_file import replace_file
 
 __all__ = [
     "LaunchRecord",
@@ -74,12 +75,7 @@ class LaunchRecord:
 
 def write_launch_record(path: Path, record: LaunchRecord) -> None:
     """Write the record. A run directory without space is ignored."""
-    unfinished = path.with_suffix(".part")
-    try:
-        unfinished.write_text(json.dumps(dataclasses.asdict(record)) + "\n", encoding="utf-8")
-        os.rename(unfinished, path)
-    except OSError:
-        return
+    replace_file(path, json.dumps(dataclasses.asdict(record)) + "\n")
 
 
 def read_launch_record(path: Path) -> LaunchRecord | None:

@@ -5,12 +5,12 @@ The observer of a host sees its own ranks only, and names those of other hosts b
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
+
+from ronde.trace.whole_file import replace_file
 
 __all__ = ["RunHost", "read_hosts", "write_hosts"]
 
@@ -31,10 +31,7 @@ class RunHost:
 
 def write_hosts(directory: Path, hosts: Sequence[RunHost]) -> None:
     """Write them into the run directory, if it takes files."""
-    unfinished = directory / f"hosts.{os.getpid()}"
-    with contextlib.suppress(OSError):
-        unfinished.write_text(json.dumps([dataclasses.asdict(host) for host in hosts]), encoding="utf-8")
-        os.replace(unfinished, _path(directory))
+    replace_file(_path(directory), json.dumps([dataclasses.asdict(host) for host in hosts]))
 
 
 def read_hosts(directory: Path) -> tuple[RunHost, ...]:

@@ -5,13 +5,12 @@ On one host observers read the boards of the ranks themselves.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ronde.trace.lockstep_board import BoardPosition, BoardState
+from ronde.trace.whole_file import replace_file
 
 __all__ = ["read_waiting", "waiting_now", "write_waiting"]
 
@@ -34,10 +33,7 @@ def waiting_now(standings: Iterable[BoardPosition], now: float) -> dict[int, str
 
 def write_waiting(directory: Path, waiting: Mapping[int, str]) -> None:
     """Write it for `ronde top`, if the run directory takes files."""
-    unfinished = directory / "waiting.part"
-    with contextlib.suppress(OSError):
-        unfinished.write_text(json.dumps(waiting), encoding="utf-8")
-        os.replace(unfinished, _path(directory))
+    replace_file(_path(directory), json.dumps(waiting))
 
 
 def read_waiting(directory: Path) -> dict[int, str]:

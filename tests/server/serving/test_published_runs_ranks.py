@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import torch
 
 import ronde
 from apart import command_apart
+from codes import without_code
 from ronde.server.serving.manifest import VersionManifest, path_of
 from ronde.server.serving.published import Published
 from ronde.server.serving.replica import Replica
@@ -371,4 +371,4 @@ def test_mistakes_on_the_command_line(tmp_path: Path, command: list[str], said: 
     (tmp_path / "train.py").write_text("")
     done = forked.run(command, directory=tmp_path)
     assert done.returncode == 2
-    assert re.sub(r"\[R\d\d\d\]", "", done.stderr) == f"ronde: error: {said}\n"
+    assert without_code(done.stderr) == f"ronde: error: {said}\n"
