@@ -244,7 +244,8 @@ def test_more_ranks_than_devices(told: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert told("run", "--ranks", "3", "train.py") == (
         2,
         "ronde: error: 3 ranks need 3 CUDA devices, one each, but this host offers 2 (0, 1); use --ranks 2, "
-        'or run on the CPU with CUDA_VISIBLE_DEVICES=""\n',
+        'run on the CPU with CUDA_VISIBLE_DEVICES="", or name a device once for each rank that is to share '
+        "it (CUDA_VISIBLE_DEVICES=0,1,0), which is slow\n",
     )
 
 

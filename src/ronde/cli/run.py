@@ -46,6 +46,7 @@ from ronde.launch.placement import Placement, resolve_placement
 from ronde.launch.rank_environment import threads_per_rank
 from ronde.launch.restart_loop import launch_with_policy
 from ronde.launch.run_spec import RunSpec
+from ronde.launch.shared_devices import sharing_note
 from ronde.plan import read_plan
 from ronde.plan.grammar import aliases_in
 from ronde.trace.run_directory import RunDirectory
@@ -382,10 +383,11 @@ def run(  # noqa: PLR0913 - one parameter per option
         devices=devices,
     )
     if not quiet and (place is None or place.rank == 0):
-        if newer := newer_than_tried():
-            say(newer)
-        aliases = aliases_in(plan)
-        say(_start_line(job, aliases, asked=ranks, seed_given=seed is not None, where=where, shares=shares))
+        given = seed is not None
+        start = _start_line(job, aliases_in(plan), asked=ranks, seed_given=given, where=where, shares=shares)
+        shared = "" if shares else sharing_note(devices[:count])
+        for line in filter(None, (newer_than_tried(), start, shared)):
+            say(line)
     if place is not None:
         from ronde.cli.observer import COMMAND
         from ronde.launch.external_launch import become_rank

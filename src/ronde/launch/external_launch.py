@@ -25,6 +25,7 @@ from ronde.launch.job import LaunchJob
 from ronde.launch.process_cleanup import remove_temporary_of_the_dead
 from ronde.launch.rank_config import RankConfig, RankPlace
 from ronde.launch.rank_environment import rank_environment, threads_per_rank
+from ronde.launch.shared_devices import is_shared
 from ronde.launch.store_process import start_store
 from ronde.plan import Plan
 from ronde.trace.launch_record import write_launch_record
@@ -87,6 +88,7 @@ def become_rank(job: LaunchJob, place: ClusterEnvironment, observer: Sequence[st
         run_id=job.run_directory.run_id,
         threads=threads,
         device=job.devices[0 if own else place.local_rank] if job.devices else None,
+        shared=not own and is_shared(job.devices[: place.local_world_size]),
     )
     if place.local_rank == 0 and observer:
         _start_observer(job, place, observer)

@@ -10,6 +10,7 @@ from ronde.launch.failure import ENDING
 from ronde.launch.job import LaunchJob
 from ronde.launch.linux_process import load_prctl, subreaping
 from ronde.launch.node_spec import NodeSpec
+from ronde.launch.shared_devices import deal
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.users_terminal import UsersTerminal
 from ronde.launch.worker_group import start_worker_group
@@ -62,8 +63,9 @@ def _check(job: LaunchJob) -> None:
     if job.devices and job.ranks > len(job.devices):
         raise UsageError(
             f"{job.ranks} ranks need {job.ranks} CUDA devices, one each, but this host offers "
-            f"{len(job.devices)} ({', '.join(job.devices)}); use --ranks {len(job.devices)}, or run on the "
-            'CPU with CUDA_VISIBLE_DEVICES="" [R178]'
+            f"{len(job.devices)} ({', '.join(job.devices)}); use --ranks {len(job.devices)}, run on the "
+            'CPU with CUDA_VISIBLE_DEVICES="", or name a device once for each rank that is to share it '
+            f"(CUDA_VISIBLE_DEVICES={','.join(deal(job.devices, job.ranks))}), which is slow [R178]"
         )
 
 

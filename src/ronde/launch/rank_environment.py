@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ronde.cluster.environment import hidden_from_script, marks_of_schedulers
 from ronde.launch.allocator import keeping_memory, returning_memory
 from ronde.launch.rank_config import ENVIRONMENT_KEY, RankConfig
+from ronde.launch.shared_devices import nccl_environment
 from ronde.plan import Plan
 
 __all__ = ["RUN_ID_KEY", "rank_environment", "run_id_of", "threads_per_rank"]
@@ -44,12 +45,14 @@ def rank_environment(
     run_id: str,
     threads: int | None,
     device: str | None,
+    shared: bool = False,
 ) -> dict[str, str]:
     """Make the environment of a rank: its configuration, without marks of other launchers.
 
-    `device` is the one CUDA device that the rank is to see, so that `cuda:0` is its own. A script that is
-    distributed by itself sees all, for it takes the one of its LOCAL_RANK, and a scheduler's variables too.
-    The order of sets must be the same on all ranks, hence a fixed hash seed; "random" would make it differ.
+    `device` is the one CUDA device that the rank is to see, so that `cuda:0` is its own; `shared` tells that
+    ranks of this host share devices. A script that is distributed by itself sees all, for it takes the one of
+    its LOCAL_RANK, and a scheduler's variables too. The order of sets must be the same on all ranks, hence a
+    fixed hash seed; "random" would make it differ.
     """
     hidden = hidden_from_script(environment)
     if not config.run.native:
@@ -62,6 +65,7 @@ def rank_environment(
     if device is not None:
         if not config.run.native:
             result["CUDA_VISIBLE_DEVICES"] = device
+            result |= nccl_environment(config.place, result) if shared else {}
     elif config.place.world_size > 1:
         result.update(_memory(result, config))
     result[RUN_ID_KEY] = run_id

@@ -14,6 +14,7 @@ from ronde.launch.outlet import Outlet
 from ronde.launch.output_pump import RankOutput
 from ronde.launch.rank_environment import rank_environment, threads_per_rank
 from ronde.launch.rank_process import RankProcess
+from ronde.launch.shared_devices import is_shared
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.trace.run_directory import RunDirectory
 
@@ -83,6 +84,7 @@ def start_worker_group(
                         run_id=directory.run_id,
                         threads=threads,
                         device=devices[config.place.local_rank] if devices else None,
+                        shared=is_shared(devices[: node.ranks]),
                     ),
                     streams=(outlet.stdin if main else subprocess.DEVNULL, output.stdout, output.stderr),
                     own_group=not (main and outlet.shares_group),
