@@ -15,7 +15,9 @@ def test_a_code(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     explain([word])
     head, _, text = capsys.readouterr().out.partition("\n\n")
     assert head == f"R101: {by_code(topics())['R101'].title}"
-    assert text.split() == by_code(topics())["R101"].text.split()
+    words, _, link = by_code(topics())["R101"].text.rpartition("See ")
+    assert text.split() == [*words.split(), "See", "docs/guides/several-hosts.md#by-ssh."]
+    assert "(../../../docs/guides/several-hosts.md#by-ssh)" in link
 
 
 def test_several_codes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,19 @@ def test_explanations_are_short() -> None:
         assert len(each.text.split()) <= 90, code
 
 
+def test_links_lead_to_pages_of_the_documentation() -> None:
+    for code, each in by_code(topics()).items():
+        for link in re.findall(r"\]\(([^)]+)\)", each.text):
+            assert (SOURCE / "messages" / link.partition("#")[0]).is_file(), code
+
+
+def test_messages_name_pages_that_exist() -> None:
+    named = {
+        page for path in SOURCE.rglob("*.py") for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text())
+    }
+    assert [page for page in sorted(named) if not (SOURCE.parents[1] / page).is_file()] == []
+
+
 def test_files_hold_nothing_but_topics() -> None:
     for path in sorted((SOURCE / "messages").glob("*.md")):
         head = path.read_text().partition("\n## ")[0].strip()

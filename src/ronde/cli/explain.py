@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shutil
 import textwrap
 from typing import Annotated
@@ -13,6 +14,8 @@ from ronde.errors import UsageError
 from ronde.messages.explanations import CodeExplanation, Topic, by_code, topics
 
 __all__ = ["explain"]
+
+_LINK = re.compile(r"\[[^]]+\]\((?:\.\./)*(docs/[^)]+)\)")
 
 
 def explain(
@@ -47,11 +50,12 @@ def _answer(word: str, known: list[Topic]) -> str:
 
 
 def _told(explanation: CodeExplanation) -> str:
-    """Return the explanation for a terminal: paragraphs filled to its width."""
+    """Return the explanation for a terminal: paragraphs filled to its width, links as paths."""
+    text = _LINK.sub(r"\1", explanation.text)
     width = min(100, shutil.get_terminal_size().columns)
     paragraphs = [
         textwrap.fill(" ".join(each.split()), width, break_long_words=False, break_on_hyphens=False)
-        for each in explanation.text.split("\n\n")
+        for each in text.split("\n\n")
     ]
     return "\n\n".join([f"{explanation.code}: {explanation.title}", *paragraphs])
 

@@ -17,7 +17,7 @@ class CodeExplanation:
     Attributes:
         code: "R104".
         title: the situation in a few words.
-        text: Markdown; what it means and what to do.
+        text: Markdown; the meaning of the message, the remedy, and a link to the page that says more.
     """
 
     code: str

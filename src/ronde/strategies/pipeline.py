@@ -277,7 +277,7 @@ class PipelineStrategy(Strategy):
             return notes
         why = (
             "the model runs in parts, its stages are not called in the order of ranks, its inputs require "
-            "gradients, or it holds a ronde.EmbeddingTable; see docs/pipeline.md"
+            "gradients, or it holds a ronde.EmbeddingTable; see docs/reference/cut-models.md"
             if self._steps
             else "the script computes its loss when all micro-batches have come through; train by "
             "ronde.Step(model, optimizer, loss_fn), or have the model return its loss"

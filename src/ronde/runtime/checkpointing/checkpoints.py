@@ -422,7 +422,7 @@ class Checkpoints:
         return RondeError(
             f"the script cannot be brought back to the checkpoint in "
             f"{self._config.run.checkpoint}: {how}. It "
-            f"must be the same script, and take the same course; see docs/checkpoints.md [R514]"
+            f"must be the same script, and take the same course; see docs/guides/checkpoints.md [R514]"
         )
 
     def _tell_changes(self, manifest: CheckpointManifest, digest: str) -> None:

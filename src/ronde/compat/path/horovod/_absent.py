@@ -22,5 +22,5 @@ class Absent:
                 "by ronde horovodrun -np N python SCRIPT [R723]"
             )
         raise ModuleNotFoundError(
-            f"{name} is not in this version of ronde; it has what docs/horovod.md names [R723]"
+            f"{name} is not in this version of ronde; it has what docs/guides/horovod.md names [R723]"
         )
