@@ -38,6 +38,11 @@ def test_a_panel_for_each_workload_has_a_bar_for_each_peer() -> None:
     assert labels == ["DDP", "Fabric"]
 
 
+def test_the_limit_has_a_panel_with_a_bar_for_each_contender() -> None:
+    measured = report(result("mlp", ronde=[90], ddp=[50], apart=[100]))
+    assert bars(measured)["mlp", "of the limit x"] == pytest.approx([0.9, 0.5, 1.0])
+
+
 def test_steps_and_start_up_have_an_axis_each() -> None:
     drawn = bars(OVERHEAD)
     assert drawn["tiny", "added us/step"] == pytest.approx([100_000])

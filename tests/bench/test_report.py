@@ -26,7 +26,7 @@ def test_json_holds_every_sample_and_the_machine() -> None:
     assert (fields["form"], fields["kind"], fields["machine"]["cpu"]) == (2, "dp", "Example 9000")
     assert fields["settings"]["ddp"] == "torch 2.13.0"
     ddp, fabric = fields["results"]
-    assert ddp["labels"] == {"workload": "mlp", "against": "DDP"}
+    assert ddp["labels"] == {"workload": "mlp", "contender": "DDP"}
     assert ddp["samples"]["ronde"] == [110, 90, 98]
     assert ddp["samples"]["ratio"] == pytest.approx([1.1, 0.9, 0.98])
     assert fabric["samples"]["of medians"] == pytest.approx([2.0])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from bench.samples import result, sample
@@ -84,6 +86,15 @@ def test_a_round_with_different_work_ends_the_measurement() -> None:
     contenders = [contender("ronde", 90, []), contender("ddp", 100, [], loss=1.0)]
     with pytest.raises(BenchError, match="with ddp"):
         measure("mlp", contenders, rounds=3, progress=lambda _: None)
+
+
+def test_processes_without_communication_may_train_otherwise_but_must_do_the_same_work() -> None:
+    ours, limit = contender("ronde", 90, []), contender("apart", 100, [], loss=1.0)
+    apart = dataclasses.replace(limit, trains_alike=False)
+    assert measure("mlp", [ours, apart], rounds=1, progress=lambda _: None)["apart"][0].loss == 1.0
+    other = dataclasses.replace(contender("apart", 100, [], threads=2), trains_alike=False)
+    with pytest.raises(BenchError, match="threads is 1 in ronde's and 2 in apart's"):
+        measure("mlp", [ours, other], rounds=1, progress=lambda _: None)
 
 
 def test_rounding_is_no_difference() -> None:

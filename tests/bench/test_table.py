@@ -15,12 +15,23 @@ def test_data_parallel() -> None:
         MACHINE,
         "torch 2.13.0",
         "",
-        "workload  against  ronde samples/s  peer samples/s  of medians                     ratio",
-        "mlp       DDP                   98             100      0.9800  0.9800 (0.9400 to 1.040)",
-        "mlp       Fabric                98              50       1.960    1.960 (1.880 to 2.080)",
+        "workload  contender  ronde samples/s  peer samples/s  of medians                     ratio",
+        "mlp       DDP                     98             100      0.9800  0.9800 (0.9400 to 1.040)",
+        "mlp       Fabric                  98              50       1.960    1.960 (1.880 to 2.080)",
         "",
         "a note",
     ]
+
+
+def test_every_contender_stands_beside_the_limit() -> None:
+    rows = table(report(result("mlp", ronde=[90, 80], ddp=[50, 40], apart=[100, 100]))).splitlines()[3:]
+    assert [row.split()[-1] for row in rows[:1]] == ["limit"]
+    assert [row.split("  ")[-1].strip() for row in rows[1:]] == [
+        "0.8500 (0.8250 to 0.8750)",
+        "0.4500 (0.4250 to 0.4750)",
+        "1 (1 to 1)",
+    ]
+    assert [row[10:26].strip() for row in rows[1:]] == ["ronde", "DDP", "no communication"]
 
 
 def test_notes_say_what_the_peers_compute_otherwise_and_the_method() -> None:

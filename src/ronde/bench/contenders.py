@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ronde.bench.peers import Peer
+from ronde.bench.peers import LIMIT, Peer
 from ronde.bench.process_set import Process, run_together
 from ronde.bench.sample import Sample, parse
 
@@ -48,12 +48,14 @@ class Contender:
         command: the command line for the report, without the paths of this host.
         run: the function that measures one run.
         retries: runs that may fail in a round: torch now and then aborts at its exit.
+        trains_alike: whether its last loss must be near that of the others.
     """
 
     name: str
     command: str
     run: Callable[[], Sample]
     retries: int = 0
+    trains_alike: bool = True
 
 
 def under_ronde(
@@ -128,7 +130,13 @@ def with_peer(
         variables = [_rank_variables(rank, ranks, port, threads) for rank in range(ranks)]
         return _measure([Process(command=command, environment={**environment, **own}) for own in variables])
 
-    return Contender(name=peer.name, command=shown(command), run=run, retries=_RETRIES)
+    return Contender(
+        name=peer.name,
+        command=shown(command),
+        run=run,
+        retries=_RETRIES,
+        trains_alike=peer != LIMIT,
+    )
 
 
 def plain_words(workload: str, arguments: Sequence[str]) -> tuple[str, ...]:

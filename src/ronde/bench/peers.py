@@ -10,7 +10,7 @@ from importlib.metadata import version
 from ronde.bench.choice import check_known
 from ronde.errors import UsageError
 
-__all__ = ["PEERS", "Peer", "choose"]
+__all__ = ["LIMIT", "PEERS", "Peer", "choose"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +52,9 @@ PEERS = {
         Peer(name="fabric", title="Fabric", distribution="lightning-fabric", module="lightning_fabric"),
     )
 }
+
+LIMIT = Peer(name="apart", title="no communication", distribution="torch", module="torch")
+"""As many processes, each by itself on its share of the batch: the speed without any exchange."""
 
 
 def choose(names: Sequence[str]) -> tuple[Peer, ...]:

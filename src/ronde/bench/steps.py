@@ -11,7 +11,7 @@ from ronde.bench.choice import check_device, check_known
 from ronde.bench.contenders import by_torchrun, plain, under_ronde, with_peer
 from ronde.bench.machine import Machine
 from ronde.bench.method import Method
-from ronde.bench.peers import PEERS, Peer
+from ronde.bench.peers import LIMIT, PEERS, Peer
 from ronde.bench.report import Quantity, Report, Result
 from ronde.bench.rounds import OURS, ROUNDING, Progress, measure, ratios
 from ronde.bench.sample import Sample
@@ -44,6 +44,7 @@ DP = {
     "peer": Quantity(unit="samples/s"),
     "of medians": Quantity(),
     "ratio": Quantity(unit="x", spread=True, drawn=True),
+    "of the limit": Quantity(unit="x", spread=True, drawn=True),
 }
 OVERHEAD = {
     "other": Quantity(unit="us/step"),
@@ -55,26 +56,36 @@ _RATIO = (
     "ratio: ronde's samples/s over the peer's, above 1 is faster: of the medians over all rounds, and "
     "median and quartiles of the ratios within a round"
 )
+_LIMIT = (
+    f"of the limit: a contender's samples/s over those of {LIMIT.title}, round by round: as many processes, "
+    "each by itself on its share of every batch"
+)
 OVERHEAD_NOTES = (
     "added: ronde's time less the other's, median and quartiles of the differences within a round",
 )
 
 
 def compared(workload: str, samples: Mapping[str, Sequence[Sample]]) -> list[Result]:
-    """Return a row for each peer of ronde, with the figures of both."""
+    """Return a row for each peer of ronde, with the figures of both, and one for ronde beside the limit."""
     ours = samples[OURS]
+    limit = samples.get(LIMIT.name)
+    titles = {name: each.title for name, each in (*PEERS.items(), (LIMIT.name, LIMIT))}
     found = []
+    if limit is not None:
+        figures = {"ronde": _speeds(ours), "of the limit": ratios(_speeds(ours), _speeds(limit))}
+        found.append(Result(labels={"workload": workload, "contender": OURS}, samples=figures))
     for peer, theirs in samples.items():
         if peer == OURS:
             continue
-        speeds = [[each.samples_per_second for each in runs] for runs in (ours, theirs)]
+        speeds = [_speeds(ours), _speeds(theirs)]
         medians = [Spread.of(each).median for each in speeds]
         pairs = list(zip(ours, theirs, strict=True))
         steps = {
-            "ronde": tuple(speeds[0]),
-            "peer": tuple(speeds[1]),
+            "ronde": speeds[0],
+            "peer": speeds[1],
             "of medians": (medians[0] / medians[1],),
             "ratio": ratios(*speeds),
+            **({} if limit is None else {"of the limit": ratios(speeds[1], _speeds(limit))}),
             "other": tuple(each.step_microseconds for each in theirs),
             "added": tuple(own.step_microseconds - other.step_microseconds for own, other in pairs),
             "added part": tuple(
@@ -91,9 +102,13 @@ def compared(workload: str, samples: Mapping[str, Sequence[Sample]]) -> list[Res
             "batch": (float(ours[0].batch_size),),
             "timed steps": (float(ours[0].steps),),
         }
-        title = PEERS[peer].title if peer in PEERS else peer
-        found.append(Result(labels={"workload": workload, "against": title}, samples=figures))
+        labels = {"workload": workload, "contender": titles.get(peer, peer)}
+        found.append(Result(labels=labels, samples=figures))
     return found
+
+
+def _speeds(runs: Sequence[Sample]) -> tuple[float, ...]:
+    return tuple(each.samples_per_second for each in runs)
 
 
 def notes_of(workloads: Sequence[str], method: str) -> tuple[str, ...]:
@@ -137,7 +152,7 @@ def compare_data_parallel(  # noqa: PLR0913 - each is an option of `ronde bench 
             under_ronde(name, arguments, ranks=ranks, threads=threads, environment=environment, plan=plan),
             *(
                 with_peer(peer, name, arguments, ranks=ranks, threads=threads, environment=environment)
-                for peer in against
+                for peer in (*against, LIMIT)
             ),
         ]
         tolerance = _OTHER_COMPUTATION if name in NOTES else ROUNDING
@@ -153,7 +168,7 @@ def compare_data_parallel(  # noqa: PLR0913 - each is an option of `ronde bench 
         settings={**settings, **{peer.name: peer.version for peer in against}},
         quantities=DP,
         results=tuple(results),
-        notes=(*notes_of(workloads, method.name), *(f"command: {each}" for each in commands)),
+        notes=(_LIMIT, *notes_of(workloads, method.name), *(f"command: {each}" for each in commands)),
     )
 
 

@@ -22,6 +22,7 @@ class Stopwatch:
         device: `cuda` waits for the device where the clock is read.
         speaks: whether this process prints.
         mean: makes of a process's loss that of the global batch; a collective on the ranks of a twin.
+        elapsed: makes of a process's seconds those of the run, where ranks do not wait for each other.
         log_every: print the loss once in so many steps, as training scripts do; None for never.
         reads_loss: read the loss at every step, as scripts do that show or add up what they train: in a twin
             a rank's own.
@@ -35,11 +36,13 @@ class Stopwatch:
         device: str = "cpu",
         speaks: bool = True,
         mean: Callable[[Tensor], float] = value,
+        elapsed: Callable[[float], float] = float,
         log_every: int | None = 10,
         reads_loss: bool = False,
         trajectory: bool = False,
     ):
-        self.warm_up, self.device, self.speaks, self.mean = warm_up, device, speaks, mean
+        self.warm_up, self.device, self.speaks = warm_up, device, speaks
+        self.mean, self.elapsed = mean, elapsed
         self.log_every, self.reads_loss, self.trajectory = log_every, reads_loss, trajectory
         self.done, self.losses, self.last = 0, [], torch.tensor(0.0)
         self.start = self.stop = time.perf_counter()
@@ -65,10 +68,11 @@ class Stopwatch:
         self._wait()
         if self.device == "cuda":
             self.stop = time.perf_counter()
+        seconds = self.elapsed(self.stop - self.start)
         loss = self.mean(self.last)  # by which runs prove that they trained alike
         if not self.speaks:
             return
-        steps, seconds = self.done - self.warm_up, self.stop - self.start
+        steps = self.done - self.warm_up
         line = {
             "workload": workload,
             "batch_size": batch_size,

@@ -117,6 +117,10 @@ class Adapter:
         """Return the loss of the global batch; a collective on several ranks."""
         return value(loss)
 
+    def elapsed(self, seconds: float) -> float:
+        """Return the time of the run, from that of this process."""
+        return seconds
+
     def close(self) -> None:
         """Leave the group."""
 
@@ -142,6 +146,7 @@ def train(make: Callable[[], Adapter]) -> None:
         device=args.device,
         speaks=adapter.rank == 0,
         mean=adapter.mean,
+        elapsed=adapter.elapsed,
         log_every=adapter.log_every,
         reads_loss=workload.reads_loss,
         trajectory=args.trajectory,
