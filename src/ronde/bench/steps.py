@@ -66,7 +66,7 @@ OVERHEAD_NOTES = (
 
 
 def compared(workload: str, samples: Mapping[str, Sequence[Sample]]) -> list[Result]:
-    """Return a row for each peer of ronde, with the figures of both, and one for ronde beside the limit."""
+    """Return a row for each peer, and one for ronde and the limit."""
     ours = samples[OURS]
     limit = samples.get(LIMIT.name)
     titles = {name: each.title for name, each in (*PEERS.items(), (LIMIT.name, LIMIT))}

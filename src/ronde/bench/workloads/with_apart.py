@@ -1,4 +1,4 @@
-"""The limit of the twins: each process trains by itself on its share of every batch.
+"""The twin without communication: processes train on their shares alone.
 
 They begin together, and the group is left alone until the clock has stopped.
 """
