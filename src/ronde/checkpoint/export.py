@@ -41,7 +41,7 @@ def export_models(place: Path, state: State, out: Path, layout: Layout = "torch"
     They have the names of the script's variables.
 
     Returns:
-        the names: of the script's variables.
+        the names of the script's variables with these models.
 
     Raises:
         UsageError: the checkpoint has no model, or a folder of that name has something in it.

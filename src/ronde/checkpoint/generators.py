@@ -17,7 +17,7 @@ class GeneratorStates:
     """Finder of the generator states needed to skip operations that draw.
 
     An operation skipped in a replay draws nothing, so generators have other states after it. That matters
-    where somebody draws later: the state at the end of the skipped operation is kept there, and only there.
+    only if the script draws afterwards; then the entry of the skipped operation has the states at its end.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class GeneratorStates:
     def settle(self) -> None:
         """Store pending states in their entry, before entries are written.
 
-        Whether somebody draws later is not known yet.
+        At this point it is not known whether the script will draw from them.
         """
         if self._moved and self._entry is not None:
             self._entry.random = self._after

@@ -33,7 +33,7 @@ _SHAPED_BY_VALUES = frozenset(
 
 
 class HostReads(TorchFunctionMode):
-    """A function mode below all that the script switches on.
+    """Function mode below all modes that the script enters.
 
     Args:
         read: runs a reading: takes its name and a function that makes the answer; returns the answer.
@@ -50,7 +50,7 @@ class HostReads(TorchFunctionMode):
         self._through: dict[CodeType, str] = {}
 
     def hear_through(self, wrapper: Callable[..., Any], name: str) -> None:
-        """Count readings inside of our own `wrapper` as readings `name` of the script."""
+        """Count readings inside ronde's own `wrapper` as readings `name` of the script."""
         self._through[wrapper.__code__] = name
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

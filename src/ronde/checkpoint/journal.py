@@ -1,14 +1,14 @@
 """Journal of values that a script has read, in order, for replay without computing.
 
-A script is Python whose course depends on the values that it reads on the host (`loss.item()`, a branch on an
-accuracy), on results of models (structure and shapes), on the clock. With the seed the rest repeats itself.
-The journal records these answers. To resume, the script runs again from its beginning, while models, backward
-and optimizer steps are skipped and every question is answered from the journal; when that ends, the tensors
-of the checkpoint take their places, and the script goes on where it was.
+The control flow of a script depends on values that it reads on the host (`loss.item()`, a branch on an
+accuracy), on results of models (structure and shapes), on the clock; everything else repeats itself with the
+same seed. The journal records these values. To resume, the script runs again from its beginning: models,
+backward and optimizer steps are skipped, and every value is read from the journal. Where the journal ends,
+the tensors get the checkpoint's values, and the script continues normally.
 
 The file is a sequence of blocks, each with its length and checksum, and only grows: a checkpoint names how
-many bytes and entries belong to it. Ranks that train by themselves read values of their own: there a block
-has the number of its rank, and whether the rank's journal begins with it.
+many bytes and entries belong to it. Ranks that train by themselves read different values: then a block has
+the number of its rank, and a flag if it is the first of the rank's journal.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class JournalError(RondeError):
 
 
 class Mismatch(RondeError):
-    """Raised when the script takes another course than its journal."""
+    """Raised when a replayed script does something else than its journal says."""
 
 
 @dataclasses.dataclass(slots=True)
 class JournalEntry:
-    """One thing that happened.
+    """One recorded operation of a script, with its result.
 
     Attributes:
         kind: `call`, `backward`, `grad`, `step`, `read`, `shape`, `agreed`.
         name: name of the called or asked function.
         payload: the answer; its type depends on the kind.
-        random: states of generators at its end, where somebody drew from them afterwards; else None.
+        random: states of generators at its end, if the script drew from them afterwards; else None.
     """
 
     kind: str
@@ -91,10 +91,10 @@ class Journal:
         return entry
 
     def take(self, kind: str, name: str) -> JournalEntry:
-        """The next entry of the earlier run.
+        """Return the next entry of the earlier run.
 
         Raises:
-            Mismatch: the script takes another step than its next entry.
+            Mismatch: the script does something else than the next entry says.
         """
         if self.at_end:
             raise Mismatch(f"it comes to {_said(kind, name)} where its journal has ended [R514]")
@@ -135,7 +135,7 @@ def begins_journal(content: bytes) -> bool:
 
 
 def read_entries(content: bytes, rank: int = 0) -> list[JournalEntry]:
-    """The entries of a rank in a file.
+    """Return the entries of a rank in a journal file's content.
 
     Raises:
         JournalError: the file is damaged, or ends in the midst of a block.

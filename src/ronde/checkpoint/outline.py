@@ -1,6 +1,6 @@
 """Outline of a value: structure, shapes and dtypes of tensors, contents of small ones.
 
-From it a value can be made with which the script may go on while nothing is computed.
+A replay makes a placeholder value from it, with which the script continues without computing.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _Building(pickle.Unpickler):
             )
             value = flat.reshape(shape).clone().to(device)  # no view: scripts write into losses
         else:
-            # A constant that may be a probability, and divides nothing by zero.
+            # A constant that is valid as a probability and as a divisor.
             constant = 1 / max(shape[-1], 1) if shape and (dtype.is_floating_point or dtype.is_complex) else 1
             value = torch.full(shape, constant, dtype=dtype, device=device)
         return _OfEarlierRun.apply(_anchor(device), [value]) if requires_grad else value

@@ -11,7 +11,8 @@ from ronde.checkpoint.cadence import Cadence
 
 __all__ = ["Schedule"]
 
-# About so often ranks ask one another; a run that is to end goes on at most for that time and a step.
+# Approximate seconds between agreements of ranks; a run that was asked to end continues for at most that time
+# and one step.
 _ASK_EVERY_S = 1.0
 _MOST_STEPS = 1000
 
@@ -35,7 +36,7 @@ class Schedule:
         self._due_at = monotonic() + cadence.seconds
 
     def is_due(self, step: int, saved: int, *, ending: bool) -> bool:
-        """Return whether to make a checkpoint here; all ranks ask at the same steps.
+        """Return whether to make a checkpoint at this step, alike on all ranks.
 
         Args:
             step: steps so far.

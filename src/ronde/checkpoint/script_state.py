@@ -58,7 +58,7 @@ def held_by_script(frame: types.FrameType | None) -> CapturedState:
         name, value = queue.popleft()
         if isinstance(value, (*_PLAIN, *_SKIPPED)) or id(value) in seen:
             continue
-        seen[id(value)] = value  # held: numbers of objects that are gone are given out again
+        seen[id(value)] = value  # kept alive, because ids of freed objects are reused
         if len(seen) > _MOST:
             break
         _note(found, name, value)

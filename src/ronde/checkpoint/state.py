@@ -26,7 +26,9 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class Unchanged:
-    """Large tensors from before training, such as a data set, which the script remakes.
+    """Large tensors from before training, such as a data set.
+
+    A replayed script creates them again, so they are not saved.
 
     Args:
         held: objects of the script before the first call of a model.
@@ -44,7 +46,7 @@ class Unchanged:
         }
 
     def __contains__(self, value: torch.Tensor) -> bool:
-        """Return whether it is one of them, without writes since."""
+        """Return whether a value is one of these tensors, and unchanged since."""
         known = self._known.get(id(value))
         return known is not None and known[0]() is value and known[1] == value._version
 
@@ -271,7 +273,7 @@ def _put_tensor(held: CapturedState, name: str, value: torch.Tensor, whole: Call
             f"{name} is {target.dtype} {list(target.shape)}, and was {value.dtype} {list(value.shape)} [R514]"
         )
     with torch.no_grad():
-        # A batch has its values already; written to, it would become whole.
+        # A batch has its values already, and a write would gather it.
         if type(target) in _ALONE or not torch.equal(whole(target.detach()), value.to(target.device)):
             target.data.copy_(value)
 

@@ -25,8 +25,8 @@ class Agreement:
     Attributes:
         proposed: function of the name and rank 0's own value, which returns rank 0's proposal; `ronde verify`
             proposes the values of plain python.
-        around: function of a name and the question to the ranks, or None; a run with checkpoints records the
-            answers.
+        around: function that is called in place of each question, with the name and the question, or None; a
+            run with checkpoints records answers by it.
     """
 
     def __init__(self, comm: Comm) -> None:

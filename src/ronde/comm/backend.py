@@ -175,7 +175,7 @@ class _Sending:
 
 
 class Together:
-    """Several works as one handle."""
+    """Handle of several operations under way."""
 
     def __init__(self, works: Sequence[Any]) -> None:
         self._works = works
@@ -205,8 +205,8 @@ def _sliced(flats: Sequence[torch.Tensor], begin: int) -> list[torch.Tensor]:
 class unseen:
     """Context in which autograd and the script's dispatch modes see nothing, as in C++.
 
-    It is a class, because a small collective enters it twice: a generator would take as long as the exchange,
-    and so does the guard against modes.
+    It is a class, because a small collective enters it twice, and a generator would take as long as the
+    exchange. The guard against modes takes as long, too: without a mode it is not entered.
 
     Args:
         flat: the only tensor from outside; without it the guard is always entered.

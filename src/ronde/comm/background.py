@@ -1,4 +1,4 @@
-"""A backend with our own all-reduce in the background; another does the rest."""
+"""Backend with an all-reduce of ronde's on a thread; another backend does the rest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Makes the kernel notice a silent host: a pulled cable closes no connection.
 
-Without it a rank that waits for bytes from such a host waits until its own time limit, for it has sent
-nothing that could stay unanswered. The connections are the backend's, which offers no setting for it.
+Without it a rank that waits for bytes from such a host waits until its own time limit, because it has sent
+nothing that would have to be acknowledged. The connections are the backend's, which offers no setting for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Background work: on a thread in order, or begun and left to other ranks."""
+"""Background work: tasks on a thread in order, and collectives that complete later."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Lane:
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        # A thread of many threads would compete with the model's own. The setting also changes the default of
-        # later threads, so it is put back.
+        # Operators of this thread that used several threads would compete with the model's. The setting also
+        # changes the default of later threads, so it is put back.
         threads = torch.get_num_threads()
         ready = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(ready,), name=name, daemon=True)
@@ -78,11 +78,12 @@ class Lane:
         torch.get_num_threads()  # a thread reads the setting when it first asks, and keeps it
         ready.set()
         broken: BaseException | None = None
-        # The caller's own mode is unknown here, and a tensor made in this mode is changed in no other.
+        # A tensor made in inference mode can be changed in that mode only; the caller may have made it in
+        # either.
         with torch.inference_mode():
             while (task := self._tasks.get()) is not None:
                 broken = task.run(broken)
-                del task  # its references are the caller's
+                del task  # so that only the caller refers to its tensors
 
 
 class PendingCollective:

@@ -26,13 +26,12 @@ class LockstepCheck:
     Args:
         board: the board that the ranks of this host share.
         first_rank: number of the host's first rank among all ranks.
-        own_file: function that tells whether the file at a path is this rank's alone, with a name of its own:
-            code that a library writes among the temporary files and imports. The line that called it is
-            compared.
+        own_file: function that returns whether a source file has another name on each rank, as code that a
+            library writes to a temporary file and imports. In its place the line that called it is compared.
 
     Attributes:
         last: the number of collectives to which this rank came last of its host.
-        late_ns: nanoseconds for which the last but one had waited by then, all together.
+        late_ns: sum of the nanoseconds by which this rank then came after the last but one.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ _WORDS = _HEADER // 8
 _LEAST = 4096
 # Small blocks share a segment: a segment costs an open file.
 _SEGMENT = 1 << 20
-# Bytes that one process keeps open although nothing is under way in them.
+# Bytes of unused memory that one process keeps open.
 _KEPT = 256 << 20
 
 
@@ -84,7 +84,7 @@ class MessageMemory:
             self._free[capacity] += [block for block in busy if block.words[TAKEN]]
             self._busy[capacity] = [block for block in busy if not block.words[TAKEN]]
         for capacity, free in self._free.items():
-            if capacity + _HEADER > _SEGMENT // 2:  # one in a segment
+            if capacity + _HEADER > _SEGMENT // 2:  # a block with a segment of its own
                 while free and kept + capacity * len(free) > _KEPT:
                     _close(free.pop())
                 kept += capacity * len(free)
@@ -144,7 +144,7 @@ class PeerMemory:
 
 
 def _views(memory: mmap.mmap) -> tuple[memoryview, torch.Tensor]:
-    with torch.inference_mode(False):  # it will be written outside it as well
+    with torch.inference_mode(False):  # tensors made in inference mode could not be written outside of it
         return memoryview(memory).cast("Q"), torch.frombuffer(memory, dtype=torch.uint8)
 
 
@@ -158,5 +158,5 @@ def _capacity(nbytes: int) -> int:
 
 def _close(block: MemoryBlock) -> None:
     _, descriptor, _, _, offset = block.address
-    if offset == 0:  # the first of its segment
+    if offset == 0:  # the first block of its segment closes it
         os.close(descriptor)

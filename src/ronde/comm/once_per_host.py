@@ -45,8 +45,8 @@ class OncePerHost:
 def _mapped(descriptor: int, nbytes: int, flags: int) -> ctypes.Array[Any]:
     """Return a buffer that is unmapped with its last reference.
 
-    Python's own keeps a descriptor of each, of which a process may have a thousand: a model has hundreds of
-    these.
+    Python's `mmap` keeps a file descriptor for each mapping. A process may have about a thousand descriptors,
+    and a model has hundreds of mappings.
     """
     libc = _libc()
     address = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)

@@ -1,4 +1,4 @@
-"""Packs an exception as bytes, so that another rank can raise its equal."""
+"""Packs an exception as bytes, so that another rank can raise an equal one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def pack_exception(error: Exception) -> bytes:
         packed = pickle.dumps(error)
         if type(pickle.loads(packed)) is type(error):
             return packed
-    except Exception:  # of its own: a class made in a function, other arguments than its message
+    except Exception:  # it cannot be pickled: a class made in a function, or arguments besides the message
         pass
     return pickle.dumps((_known_class(type(error)), str(error)))
 

@@ -259,8 +259,9 @@ class Comm:
         """Start `all_to_all`; the result may be read after `wait`.
 
         Args:
-            longest: the largest first dimension that any rank sends to any, itself too, if all know it: long
-                pieces then travel in slices, by which a link carries both directions at once.
+            longest: the largest first dimension of a piece from any rank to any, itself included, where all
+                ranks know it. Long pieces are then sent in slices, so that a link carries both directions at
+                once.
         """
         assert not longest or longest >= max(*map(len, pieces), *sizes), "what is longer would be lost"
         outs = [pieces[0].new_empty((size, *pieces[0].shape[1:])) for size in sizes]

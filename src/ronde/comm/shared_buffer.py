@@ -144,7 +144,7 @@ class SharedBuffer:
         return any(words[self._words + _ELSEWHERE] == self._turn for words in self._counters.all)
 
     def _travel(self) -> None:
-        """Average through the group's areas, where some rank's data lie elsewhere."""
+        """Average by way of the group's shared areas, if some rank's data lie elsewhere."""
         shared, flat = self._shared, self._open
         for begin, source in self._sources:
             flat[begin : begin + source.numel()].copy_(source)

@@ -142,7 +142,7 @@ class Mailbox:
     def receive(self, flat: torch.Tensor, source: int | None, tag: int = 0) -> Receive:
         """Receive a message into `flat`, contiguous bytes.
 
-        It is complete when `done`, for which `wait` waits.
+        `done` of the result is true once the message is there; `wait` waits for it.
         """
         receive = Receive(source, tag, flat)
         message = next((each for each in self._messages if _fits(receive, each)), None)

@@ -318,7 +318,7 @@ class SharedMemory:
                 piece.copy_(self._view(results, chunk.dtype, piece.numel())[rank])
 
     def _spread(self, area: int, pieces: Sequence[torch.Tensor]) -> None:
-        """Publish for each other rank its piece of this one."""
+        """Write each other rank's piece into this rank's area, and publish the area."""
         for rank, piece in enumerate(pieces):
             if rank != self.rank and piece.numel():
                 self._piece(area, self.rank, piece, rank).copy_(piece)
@@ -384,7 +384,8 @@ class SharedMemory:
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
             nbytes = numel * dtype.itemsize
-            with torch.inference_mode(False):  # they will be written outside it as well
+            # tensors made in inference mode could not be written outside of it
+            with torch.inference_mode(False):
                 views = [part[:nbytes].view(dtype) for part in self._areas[area]]
             self._views[key] = views
         return views

@@ -47,7 +47,7 @@ def two_trees(rank: int, world_size: int) -> tuple[TreeNode, TreeNode]:
     """Return the places of `rank` in both trees."""
 
     def of_second(number: int) -> int:
-        """Return the rank at the second tree's place that `number` has in the first."""
+        """Return the second tree's rank at the place of `number` in the first."""
         return world_size - 1 - number if world_size % 2 == 0 else (number + 1) % world_size
 
     def in_second(number: int) -> int:

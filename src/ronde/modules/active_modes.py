@@ -1,6 +1,6 @@
 """Modes and saved-tensor hooks of a script that see every operation of a call.
 
-On shards they would see one rank's rows, and act on them.
+On shards they would see, and act on, one rank's rows only.
 """
 
 from __future__ import annotations

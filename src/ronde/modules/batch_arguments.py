@@ -34,11 +34,10 @@ class BatchArguments:
         rows: global rows, the unit in which ranks are given their part.
         inner: entries of the batch axis for each row (1, or T where `[B, T]` was flattened).
         axes: the batch axis of every leaf, None for leaves that enter whole.
-        searched: whether it lies on another axis than the first, without anybody naming that: to be proven at
-            its whole size.
-        likely: whether it is likely a batch: inside a module in parts, a value of another length than the
-            batch around it may not be one at all; nor need it be one where there are too few rows along the
-            first axis, and another was cut.
+        searched: whether the batch axis is not the first one and was not named by the user; the observed call
+            must then prove it with all rows.
+        likely: whether it is likely a batch. Unlikely are, inside a module in parts, a value of another
+            length than the batch around it, and a value whose first axis is too short to be cut.
     """
 
     rows: int
@@ -119,7 +118,7 @@ def _with_other_axes(values: list[Any], batch: BatchArguments) -> Iterator[Batch
         return next((dim for dim, size in enumerate(value.shape) if size == length), None)
 
     def no_square(place: int, value: Any, axis: int | None) -> int | None:
-        """Leave out square matrices: a mask of attention is T by T."""
+        """Leave out square matrices, such as attention masks of T by T."""
         if place == first or cuts_rows(value) or not isinstance(value, torch.Tensor):
             return axis
         return None if value.shape == (length, length) else axis
@@ -176,7 +175,10 @@ def _is_sample(value: object) -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    """Rows of a cut batch are known to be rows."""
+    """Return whether a value is a plain tensor.
+
+    Rows of a cut batch are known to be rows.
+    """
     return (
         isinstance(value, torch.Tensor) and not cuts_rows(value) and not isinstance(value, torch.nn.Parameter)
     )

@@ -62,7 +62,7 @@ def _is_watched(context: Context) -> bool:
 
 
 def _channels(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """[C] shaped for broadcasting over [N, C, ...]."""
+    """Reshape [C] for broadcasting over [N, C, ...]."""
     return value.view(1, -1, *([1] * (like.dim() - 2)))
 
 
@@ -141,10 +141,10 @@ def _gradients(
     ctx: Any, value: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor | None,
     mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor,
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The gradients of input, weight and bias."""
+    """Compute the gradients of input, weight and bias."""
     if value.numel():
-        # The CPU's kernel reads mean and variance, CUDA's the mean and the inverse deviation behind them, and
-        # that one gives no gradient of a weight that there is not.
+        # The CPU's kernel reads mean and variance; CUDA's reads the mean and the inverse deviation, which
+        # follow, and returns no gradient for a missing weight.
         invstd, scale = (variance + ctx.eps).rsqrt_(), torch.ones_like(mean) if weight is None else weight
         _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward.default(
             grad, value, scale, mean, variance, mean, invstd, False, ctx.eps, [False, True, True]
@@ -195,5 +195,5 @@ def _all_but_channels(value: torch.Tensor) -> list[int]:
 
 
 def _in(dtype: torch.dtype, value: torch.Tensor) -> torch.Tensor:
-    """`value.to(dtype)`, at no cost where it is so already."""
+    """Return `value.to(dtype)`, without a call if the dtype is right already."""
     return value if value.dtype is dtype else value.to(dtype)

@@ -91,7 +91,7 @@ class Crossing:
             return enter(self._context, value)
         layout = self._context.layout(axis, batch.rows, inner=batch.inner)
         with as_plain(value):
-            # A copy that lies in memory as the whole does, so that `view` and random fills do the same.
+            # A copy with the memory layout of the whole, so that `view` and random fills behave alike.
             rows = cut(self._context, value, layout)
             rows = rows if rows.requires_grad else rows.clone()
         return alike(rows, value)

@@ -30,9 +30,9 @@ class Calls:
         on_call: callback for each call of a module on a batch, while it is set.
         on_evaluation: callback for each call in shards without gradients.
         draws_nothing: whether the running module draws no random numbers, as far as is known.
-        uncut: whether a note has said why modules were not cut.
-        explained: whether a note has explained of some module why it is not cut.
-        beside: whether modules were called in another thread than the main one, where nothing is cut.
+        uncut: whether a note has been given on why modules were not cut.
+        explained: whether a note has explained why some module is not cut.
+        beside: whether modules were called outside of the main thread, where nothing is cut.
         tries: `try` statements of the script's own modules.
         sizes: sizes of the batch that modules keep as attributes.
         in_functions: each `torch.autograd.Function` that calls modules in forward, uncut.
@@ -60,9 +60,9 @@ class Calls:
         self.in_functions: dict[str, None] = {}
 
     def fewest(self, rows: int) -> int:
-        """Return the fewest rows on which a model is called, of `rows` rows.
+        """Return the fewest of `rows` rows that a rank's model gets at once.
 
-        These are a piece of the smallest part.
+        That is the smallest piece of the smallest rank's part.
         """
         return max(rows // self.context.world_size // self.pieces, 1)
 
@@ -81,7 +81,10 @@ class SmallBatches:
         self._small += small
 
     def sentence(self, ranks: int) -> str:
-        """Return a note for the end if most calls were small, else ""."""
+        """Return a note if most calls had too few rows, else "".
+
+        It is given at the end of the run.
+        """
         if ranks == 1 or 2 * self._small <= self._calls:
             return ""
         return (

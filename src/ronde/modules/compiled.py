@@ -45,7 +45,7 @@ def _install_cond(patches: Patches) -> None:
 
     @functools.wraps(plain)
     def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
-        # The compiler runs this, too, and takes the first.
+        # The compiler traces this, too, and takes the first branch.
         if torch.compiler.is_compiling() or _is_traced() or not callable(true_fn) or not callable(false_fn):
             return plain(pred, true_fn, false_fn, operands)
         return (true_fn if pred else false_fn)(*operands)
@@ -64,8 +64,8 @@ def _is_traced() -> bool:
 def pass_over(call: Any) -> None:
     """Let the compiler see a model's own code, not ronde's wrapper.
 
-    The wrapper is one piece of code for all models, and the compiler gives up a piece that it has compiled a
-    few times.
+    The wrapper is one code object for all models, and the compiler gives up a code object after a few
+    recompilations.
     """
     while getattr(call, "__module__", "").startswith("ronde."):
         skip_code(call.__code__)

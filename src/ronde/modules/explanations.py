@@ -24,12 +24,12 @@ _PATH = re.compile(r"\b(\w+\.)+(?=\w)")
 
 
 class _Told:
-    """Reason why modules of a class run in parts, as the user is told.
+    """Reason why modules of a class run in parts, as told to the user.
 
     Attributes:
         because_of: classes of inner modules in which the reason was found.
-        seen: names of modules that are in the sentence, or were.
-        often: phrase with the number of calls that it concerns.
+        seen: names of modules that are, or were, in the note.
+        often: phrase with the number of calls that the note concerns.
     """
 
     def __init__(self, name: str, reason: str) -> None:
@@ -71,7 +71,7 @@ class Explanations:
     def _say_where(self, call: Call, verdict: Verdict) -> None:
         batch = call.batches[verdict.candidate]
         if call.optional or (self._around and _is_torchs(call.module)):
-            return  # one sample on the first axis is a batch of one, of which another axis was cut
+            return  # a first axis of length 1 is the batch, and another axis was cut
         if batch.searched and batch.likely:
             name = type(call.module).__name__
             self._calls.notes.say(
@@ -84,9 +84,10 @@ class Explanations:
         Either the batch around it has another size, or it is only a vector that cannot be cut: mostly one
         sample.
 
-        In a module that runs in parts some rows of the batch may be selected, for an expert for example, and
-        be as wide as the batch is long: another axis than the first is blamed only if its outputs were rows
-        of the batch. So is a vector given to one of torch's layers: it may be the order of a packed sequence.
+        In a module that runs in parts, selected rows (for an expert, say) may be as wide as the batch is
+        long. So a candidate on another axis than the first counts only if its outputs were rows of the batch.
+        The same holds for a vector argument of one of torch's layers, which may be the order of a packed
+        sequence.
         """
         batch = call.batches[verdict.candidate]
         vectors = batch.only_vectors(call.values)
@@ -98,12 +99,12 @@ class Explanations:
         return found and not verdict.apart
 
     def are_around(self) -> bool:
-        """Return whether a module that runs in parts is around the present call."""
+        """Return whether the present call is inside a module that runs in parts."""
         return bool(self._around)
 
     @contextmanager
     def inside(self, module: torch.nn.Module, verdict: Verdict) -> Iterator[None]:
-        """Record the body of a module that runs in parts, around its execution."""
+        """Record a module that runs in parts, while its body runs."""
         name = type(module).__name__
         self._times[name, _cause(verdict.reason)] += 1
         self._around.append((name, verdict))
@@ -122,7 +123,9 @@ class Explanations:
             self._change(told, often=f" in {some} of {calls} calls" if 0 < some < calls else "")
 
     def listed(self, module: torch.nn.Module, *, said: bool) -> Verdict:
-        """Return the verdict on a call with a list for its batch.
+        """Return the verdict on a call with a list that may be its batch.
+
+        The entries of the list have no batch axis. `said`: whether to add a note.
 
         The entries of the list have no batch; `said`: tell the user so.
         """
@@ -131,7 +134,7 @@ class Explanations:
         return Verdict(False, LISTED)
 
     def opaque(self, module: torch.nn.Module, kind: str) -> AbstractContextManager[None]:
-        """Record a module around its body, with an opaque argument of this class.
+        """Record a module with an opaque argument of this class, while its body runs.
 
         Such an argument hides tensors.
         """
@@ -144,7 +147,7 @@ class Explanations:
 
     @contextmanager
     def arrays(self, module: torch.nn.Module) -> Iterator[None]:
-        """Record a module with NumPy arguments around its body.
+        """Record a module with NumPy arguments, while its body runs.
 
         The user is told if the module makes tensors of them, so that a module inside is sharded.
         """
@@ -198,7 +201,7 @@ class Explanations:
             self._change(told, reason=verdict.reason, because_of=because_of)
 
     def _say_of_single_rows(self, name: str, verdict: Verdict) -> None:
-        """Note it unless more is known of the module already."""
+        """Note that rows are computed whole, unless more is known of the module."""
         if not self._is_told(name):
             self._calls.explained = True
             self._calls.notes.say(
@@ -209,9 +212,8 @@ class Explanations:
 def is_computed_whole(calls: Calls, batch: BatchArguments) -> bool:
     """Return whether every rank computes a batch whole, because parts are single rows.
 
-    This concerns a batch that cannot be cut as one piece. In memory one row may have other strides than one
-    of several, and draws run through memory: in a body that is carried out in parts nothing would detect
-    that.
+    This concerns modules that run in parts. A single row may have other strides than a row among several, and
+    random fills follow memory order, which nothing would detect in a body that runs in parts.
     """
     cuts_rows = calls.context.world_size * calls.pieces > 1
     return cuts_rows and calls.fewest(batch.rows) * batch.inner == 1

@@ -68,7 +68,7 @@ class FirstCalls:
     def has_too_few(self, module: torch.nn.Module, found: list[BatchArguments], least: int) -> bool:
         """Return whether the batch has too few rows, on this module's second axis.
 
-        A longer axis is then not the batch.
+        Then a longer axis is not the batch either.
         """
         return any(batch.searched and batch.rows < least for batch in found) and module in self._second
 
@@ -76,7 +76,7 @@ class FirstCalls:
         """Return the verdict on a call, and its result if it was observed."""
         known, form, numbers = self._observations.find(call)
         if known is not None:
-            # Recomputation of a checkpoint in backward is not a call of the script's.
+            # A recomputation by a checkpoint in backward is not a call of the script.
             again = current_graph_task_id() != -1
             if (
                 again
@@ -105,9 +105,9 @@ class FirstCalls:
         return verdict, seen
 
     def _observe(self, plain: Callable[..., Any], call: Call) -> Observed:
-        """Observe candidates until one holds; else report the problem of the likeliest.
+        """Observe candidates until one is accepted; else report the likeliest one's problem.
 
-        Likeliest of all is one whose outputs are rows of the batch: whatever the problem, it is a batch.
+        A candidate whose outputs were rows of the batch is the likeliest, whatever its problem.
         """
         reason = self._refused_at_once(call)
         if reason:
@@ -160,7 +160,7 @@ class FirstCalls:
             return Observed(Verdict(False, COUNTS, batch.axes))
         made = self._observable(plain, call.module, call.given, Verdict(False, inputs=batch.axes), batch)
         watched = self._around, self._observations.traits(call.module).outside
-        single = self._calls.fewest(batch.rows) < 2  # a single row shows nothing
+        single = self._calls.fewest(batch.rows) < 2  # one row alone cannot show whether rows are independent
         if not single and not self._is_tried_out(call):
             return observe(made, *watched)
         if single:
@@ -182,7 +182,7 @@ class FirstCalls:
         return self._sampled or self._calls.pieces > 1
 
     def _is_tried_out(self, call: Call) -> bool:
-        """Return whether the call is tried on a few rows before.
+        """Return whether the call is tried on a few rows first.
 
         An observed call does not take the fast path of transformers, which gives other results. A checkpoint
         around it counts saved tensors, even of a call that is unwound.

@@ -22,7 +22,7 @@ __all__ = ["HeldOutput"]
 
 
 class HeldOutput:
-    """Output of one call, on its own thread; other threads print as ever."""
+    """Output of one call, on its own thread; other threads print as usual."""
 
     def __init__(self) -> None:
         self._said: list[Callable[[], object]] = []
@@ -75,7 +75,7 @@ class _HeldStream:
             self.write(line)
 
     def flush(self) -> None:
-        """There is nothing yet."""
+        """No-op: output is still held."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

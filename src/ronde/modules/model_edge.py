@@ -57,7 +57,7 @@ class ModelEdge:
     Args:
         rules: the operations that keep outputs sharded.
         stream: the rank's own generator for draws inside models, or None for `rng=global`.
-        way: executor of a call on this rank's rows.
+        way: function that runs a call on this rank's rows.
         calling: context manager around every call of a model as one piece.
         cuts: whether batches are cut; else every rank computes all rows of its model.
         one_row: whether a single row is cut too: its sequence.
@@ -92,7 +92,7 @@ class ModelEdge:
             calls, self._explanations, self._observed, self._around, sampled=sampled
         )
         self._small_batches = SmallBatches()
-        # Inside a module that is given one sample, of which the layers see the features as a vector.
+        # Inside a module that gets one sample, whose layers see its features as a vector.
         self._in_one_sample = False
         self._count = 0
         self._adopted: weakref.WeakKeyDictionary[torch.nn.Module, list[Verdict]] = weakref.WeakKeyDictionary()
@@ -105,7 +105,7 @@ class ModelEdge:
         calls, context = self._calls, self._context
 
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            # Nearly all calls are such, so it is asked first. The answer holds for any thread.
+            # Nearly all calls are inside a model, so this is checked first. The answer holds for any thread.
             if context.standing.region is not Region.SCRIPT:
                 if context.standing.function and context.on_main_thread():
                     calls.in_functions.setdefault(context.standing.function)
@@ -131,7 +131,7 @@ class ModelEdge:
         self._explanations.conclude()
         calls = self._calls
         said = self._small_batches.sentence(self._context.world_size)
-        # Without any cut, and without a module to blame, the user is told that larger batches were missing.
+        # If nothing was cut and no module explains it, the user is told that batches were too small.
         if said and (calls.tally.sharded or calls.explained or calls.uncut):
             calls.notes.say(said)
 
@@ -186,7 +186,7 @@ class ModelEdge:
     def _taken_apart(
         self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, values: list[Any]
     ) -> Any:
-        """Run a call with known leaves."""
+        """Run a call, given the leaves of its arguments."""
         if any(isinstance(value, DeferredScalar) for value in values):
             args, kwargs = settled((args, kwargs))
             values = list(leaves((args, kwargs)))
@@ -232,7 +232,7 @@ class ModelEdge:
             whole = verdict.reason != LISTED and large[0].all_cut(values)
             samples, rows = large[0].rows if whole else listed, None
         elif verdict.raised and large[0].only_vectors(values):
-            # One sample, or many laid end to end: how many is known when something is called on them.
+            # One sample, or many end to end; their number is known once a module is called on them.
             samples, rows = _samples(values, found[0]), None
         elif not small and is_computed_whole(self._calls, large[verdict.candidate]):
             self._tally(module, large[verdict.candidate].rows)
@@ -243,7 +243,7 @@ class ModelEdge:
                 large[verdict.candidate].rows,
             )
         self._tally(module, samples, small=small)
-        # The body of TorchScript is not Python's to carry out.
+        # A TorchScript module has no Python body to run in parts.
         if small or isinstance(module, torch.jit.ScriptModule) or may_take_fast_path(module):
             return self._replicated(plain, module, (args, kwargs))
         body = functools.partial(_body(plain, module), *args, **kwargs)
@@ -263,7 +263,7 @@ class ModelEdge:
     ) -> Any:
         """Run the body of a module as a script runs, on global values.
 
-        `one`: its input is one sample, if not rows.
+        `one`: whether its input, if not rows, is one sample.
         """
         around, self._in_one_sample = self._in_one_sample, rows is None and one
         try:
@@ -277,7 +277,7 @@ class ModelEdge:
             self._in_one_sample = around
 
     def _uncut(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, rows: int) -> Any:
-        """Run a module where no rank has other rows than this one."""
+        """Run a module that has the same rows on all ranks."""
         self._count += 1
         if self._calls.on_call is not None:
             self._calls.on_call(module)
@@ -295,7 +295,7 @@ class ModelEdge:
             if not self._explanations.are_around():
                 self._small_batches.count(small=small)
         elif not training and not torch.is_grad_enabled():
-            # With gradients a script may train: it has called `eval()` once and never `train()` again.
+            # With gradients enabled the script may be training, even after `eval()`.
             self._calls.tally.evaluate()
 
     def _replicated(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any) -> Any:
@@ -366,14 +366,15 @@ class ModelEdge:
         standing = MainThreadState(region, call.batch.rows, call.verdict.batchless, resuming=sizes)
         with (
             self._context.enter(standing),
-            sizes() if region is Region.SHARDED else nullcontext(),  # an observation has its own
+            # an observed call has a region of its own
+            sizes() if region is Region.SHARDED else nullcontext(),
             self._crossing.entered(call.module),
             self._calling(call.module),
         ):
             yield
 
     def _shown(self, call: ShardedCall) -> AbstractContextManager[None]:
-        """Let the module's kept sizes of the batch be this rank's, inside the block."""
+        """Replace batch sizes that the module keeps by this rank's, inside the block."""
         mine = call.cut.count(self._context.rank)
         return self._calls.sizes.shown(call.module, call.batch.rows, mine, call.verdict.sizes)
 
@@ -391,8 +392,8 @@ class ModelEdge:
         self._calls.tally.cut(type(uncompiled(module)).__name__)
         adopted = self._adopted.setdefault(module, [])
         if verdict.foreign or verdict not in adopted:
-            # Leaves that are not parameters of the module, but its attributes or global variables. Once, or
-            # at every call if there are such: the script may make them anew.
+            # Autograd leaves that are attributes of the module or global variables, not parameters. They are
+            # looked for once, or at every call if there are any, since the script may replace them.
             if verdict not in adopted:
                 adopted.append(verdict)
                 self._tell_uncompiled(module, verdict)
@@ -436,7 +437,7 @@ def _body(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., A
 def _samples(values: list[Any], batch: BatchArguments) -> int:
     """Return the rows of an uncut batch; a vector of numbers is one sample.
 
-    Beside words laid end to end there is a shorter vector, with the beginning of each text.
+    Words laid end to end come with a shorter vector of the beginnings of texts.
     """
     if not batch.only_vectors(values):
         return batch.rows

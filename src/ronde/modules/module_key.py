@@ -32,7 +32,7 @@ _LONG, _DEEP = 16, 2
 
 
 class Traits:
-    """Places that decide how one module behaves.
+    """Traits of one module: the places that decide how it behaves.
 
     Attributes:
         kind: structure of the module: results are shared by modules of the same structure.
@@ -41,10 +41,10 @@ class Traits:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        # Not the module itself: the owner of its traits is to forget it when the module goes.
+        # No reference to the module itself, so that it can be freed.
         parts = list(module.modules())
         self._own = [vars(part) for part in parts]
-        # TorchScript has no such entry: its modules are asked.
+        # TorchScript modules have no such entry; the attribute is read instead.
         self._scripted = [part for part in parts if "training" not in vars(part)]
         self._children = [(part._modules, list(part._modules.values())) for part in parts if part._modules]
         self._sizes = [len(own) for own in self._own]
@@ -121,8 +121,8 @@ def used_up_by(module: torch.nn.Module, outside: Iterable[tuple[str, Any]]) -> s
 def _plain_attributes(part: torch.nn.Module, names: set[str]) -> Iterator[NamedPlace]:
     """Yield places that may hold numbers, texts and flags.
 
-    Of the user's classes, places that code names; values in libraries' classes are read by code that is not
-    followed; of torch's own layers only numbers are set anew.
+    For the user's classes these are places that their code names; for classes of libraries all, because their
+    code is not followed; for torch's own layers only numbers.
     """
     torchs = type(part).__module__.startswith("torch.")
     users = all(is_users(each) for each in type(part).__mro__ if each not in (torch.nn.Module, object))
@@ -206,7 +206,7 @@ def _built(part: torch.nn.Module) -> tuple[Any, ...]:
 
 
 def _described(value: Any, depth: int = _DEEP) -> Any:
-    """Describe an attribute; a plain value only by "plain".
+    """Describe an attribute; every plain value is described as "plain".
 
     Plain values are compared at every call.
 

@@ -38,7 +38,7 @@ class Call:
 
     Attributes:
         values: the leaves of `given`.
-        optional: whether the likeliest batch is too small to be cut, so that nothing is lost without one.
+        optional: whether the likeliest batch is too small to be cut, so that it need not be found.
         listed: whether the batch may be a list with an entry for each sample.
     """
 
@@ -69,7 +69,7 @@ class KnownCall:
     calls: int = 1
 
     def holds_for(self, whole: int, parts: Iterable[int]) -> bool:
-        """Return whether the result holds for `whole` rows, cut into `parts`."""
+        """Return whether the result applies to `whole` rows, cut into `parts`."""
         if whole in self.rows:
             return True
         if self.steps is None:
@@ -119,7 +119,7 @@ class CallForm:
         if known.steps is None or not compared:
             return
         alike = len(self.observed) >= _FEW and self._are_alike()
-        if alike or self.free:  # of the results of changing numbers only operations are compared
+        if alike or self.free:  # results with other numbers are compared by their operations only
             known.steps = known.steps.without_numbers()
             known.verdict = self._with_all_kept(known.verdict)
         # Decisions by the size of one batch say nothing about that of another.

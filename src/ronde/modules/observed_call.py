@@ -44,7 +44,7 @@ __all__ = [
 
 # Context manager around the call of the module.
 Around = Callable[[Region, ShardedCall], AbstractContextManager[None]]
-# Returns the variables that its code names, with their values.
+# Function that returns the variables that the module's code names, with their values.
 Outside = Callable[[], "list[tuple[str, Any]]"]
 
 
@@ -54,10 +54,10 @@ class Observed:
 
     Attributes:
         output: output of the model, on this rank's rows; None where the call was unwound.
-        stands: whether the call was accepted, rather than unwound.
+        stands: whether the call was accepted; otherwise it was unwound.
         verdict: verdict about its rows.
         steps: operations with which later calls are compared.
-        start: mark of time: the graph of the output is not older.
+        start: point in time before the graph of the output was made.
     """
 
     verdict: Verdict
@@ -69,7 +69,7 @@ class Observed:
 
 @dataclasses.dataclass
 class _Ranks:
-    """Interface between the observation and the run.
+    """Numbers of rows, and results, of an observed call on all ranks.
 
     Attributes:
         rows: number of rows of the whole batch.
@@ -86,7 +86,7 @@ class _Ranks:
 
     def draw(self, func: Any, args: Any, kwargs: Any, draw: Draw) -> Any:
         self.draws.append(draw)
-        return func(*args, **kwargs)  # of which the mode around the observation makes our rows
+        return func(*args, **kwargs)  # the mode around the observation takes this rank's rows of it
 
     def agree(self, problem: str) -> str:
         comm = self.context.comm
@@ -104,7 +104,7 @@ class _Ranks:
         return self.tries.catch(sys._getframe(1), _run.__code__)
 
     def together(self, work: Callable[[], Any]) -> Any:
-        """Run work that needs all ranks, unless one has ended its observed call."""
+        """Run work that needs all ranks, unless one has left its observed call."""
         with disable_current_modes():
             if problem := self.agree(""):
                 raise Elsewhere(problem)
@@ -142,7 +142,7 @@ def try_out(call: ShardedCall, around: Around, outside: Outside, given: Any, row
 
 
 def in_checkpoint() -> bool:
-    """Return whether torch's checkpoint counts the tensors saved by present operations."""
+    """Return whether torch's checkpoint counts tensors saved by the present operations."""
     top = saved_tensor_hooks._top_saved_tensors_default_hooks(True)
     return top is not None and getattr(top[0], "__module__", "") == "torch.utils.checkpoint"
 
@@ -153,7 +153,7 @@ def _aside() -> saved_tensors_hooks:
 
 
 class _AskedBack(RondeError):
-    """Raised when an unwound call asks for saved tensors in a backward."""
+    """Raised when an unwound call needs saved tensors in a backward."""
 
 
 def _asked_back(_: None) -> Any:
@@ -171,7 +171,7 @@ def _observed(
         said.holding(),
         effects_refused(),
     ):
-        # Inside, where parameters that have passed the Enter edge are in the place of others.
+        # Inside the call, where parameters are replaced by those that have passed the Enter edge.
         observe_once = functools.partial(
             Observation,
             *(call.module, given, call.verdict.inputs, ranks, outside, call.calls.sizes),
@@ -204,7 +204,7 @@ def _run(call: ShardedCall, args: Any, kwargs: Any) -> Any:
 
 
 def _changed_again(observation: Observation, call: ShardedCall, given: Any) -> str:
-    """Find state that a second call changes, besides state that the first creates."""
+    """Find state that a second call changes again, beyond state created once."""
     args, kwargs = given
     _, verdict, _ = observation.run(lambda: call.run(args, kwargs))
     if verdict.sharded:

@@ -1,8 +1,8 @@
 """Recomputation in backward, on this rank's rows and with the draws of forward.
 
 A checkpoint recomputes, and so does the backward of a user's `torch.autograd.Function`. It may call modules,
-run backward again or ask for gradients there: a reversible block, a checkpoint written by hand. In the
-script, where backward is called, these would be taken for calls on a batch that is to be cut.
+run backward again or ask for gradients there: a reversible block, a checkpoint written by hand. Without this
+file, these would be taken for calls of the script on a batch that is to be cut.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Torch's recurrent layers as one operation each for observing modes.
 
-Where the processor has no kernel for a whole layer it is dozens of operations for each step of a sequence.
+Without a kernel for a whole layer, as on a CPU, it is dozens of operations for each step of a sequence.
 Passing each one through Python takes a hundred times as long as the layer.
 """
 
@@ -67,7 +67,10 @@ def is_packed(args: Sequence[Any]) -> bool:
 
 
 def _may_be_one(modes: Sequence[Any], args: Sequence[Any]) -> bool:
-    """Return whether only our modes look on, at a plain CPU sequence.
+    """Return whether a plain CPU sequence may run as one operation.
+
+    A mode of the script may record operations to repeat them, so only ronde's modes are allowed. CUDA has
+    kernels for whole layers, which draw by themselves.
 
     Another's mode may keep what it sees, to give it again. CUDA has kernels for whole layers, which draw by
     themselves.

@@ -1,7 +1,7 @@
 """Variables that a module's code names: globals, closures, attributes of classes.
 
-Found by reading the code that the user wrote, from the methods of the module's classes on: the names that a
-function loads, and the functions that it calls by such names. Libraries are not followed.
+They are found by reading the user's code, starting with the methods of the module's classes: names that a
+function loads, then the functions that it calls by such names. Code of libraries is not read.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class _Walk:
 
     Attributes:
         places: variables, by namespace and name.
-        names: all names that the code uses, including attributes, and the texts in it, by which it may ask
-            for one.
+        names: all names that the code uses, including attributes and strings, which may be names for
+            `getattr`.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A model's call on this rank's rows, and the ways of carrying it out."""
+"""A model's call on this rank's rows, and functions that run it."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class ShardedCall:
 
     @property
     def drawn_in_kernels(self) -> str:
-        """Return the operation that draws inside of a kernel, or "".
+        """Return the operation that draws random numbers inside of a kernel, or "".
 
-        Pieces of this rank's rows then draw anew.
+        Pieces of this rank's rows then draw other numbers.
         """
         return drawn_in_kernels(self.verdict.draws)
 
@@ -116,10 +116,10 @@ def at_once(call: ShardedCall) -> Any:
 class _NoDraws(TorchDispatchMode):
     """Guard for a call without draws in its observation.
 
-    An unexpected draw would differ between ranks.
+    A draw would differ between ranks, and is detected: it moves the generator.
 
-    It moves the generator. Other threads of the script may move it too: while there are any, operations are
-    looked at, but for code that was compiled.
+    Other threads of the script may move it too. While there are any, operations are watched instead, except
+    in compiled code.
     """
 
     supports_higher_order_operators = True

@@ -19,7 +19,7 @@ __all__ = ["install", "is_about_to_trace", "is_training", "one_frame_more"]
 
 # Where code that is compiled finds functions by name.
 _NAMESPACES = (torch, torch.nn.functional, VF)
-_PLACE_OF_FRAMES = 3  # of `_frames_up` among the arguments of torch.jit.script
+_PLACE_OF_FRAMES = 3  # position of `_frames_up` among the arguments of torch.jit.script
 
 
 def install(patches: Patches) -> None:

@@ -1,4 +1,4 @@
-"""The account that a rank gives of a run when its script has ended."""
+"""Summary of a run on one rank, written when its script has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["give_account", "open_tally", "summarize"]
 
 
 def open_tally(config: RankConfig) -> Tally:
-    """Open this rank's tally; rank 0 shares its progress with a watching launcher."""
+    """Open this rank's tally of steps; a launcher that watches sees rank 0's progress."""
     return Tally(
         Pulse.open(_directory(config).pulse) if config.place.watched and config.place.rank == 0 else None
     )
@@ -74,7 +74,7 @@ def give_account(config: RankConfig, summary: RankSummary) -> None:
 
 
 def _plan_of_a_rank(config: RankConfig) -> str:
-    """The items of the plan that concern a rank by itself; "" for none."""
+    """Return the items of the plan that concern a single rank; "" for none."""
     if config.run.plan == DEFAULT_PLAN:
         return ""
     from ronde.plan import Plan

@@ -30,13 +30,13 @@ __all__ = ["activate", "active", "deferred", "init", "is_main", "prepare", "rank
 
 
 class _Process:
-    """The session of this process, for functions without another way to it."""
+    """Session of this process, for functions that are not given one."""
 
     session: Session | LocalView | None = None
 
 
 def activate(session: Session | LocalView | None) -> None:
-    """Make `session` the one of this module's functions; None ends it."""
+    """Set the session that this module's functions use; None removes it."""
     _Process.session = session
 
 
@@ -119,13 +119,13 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
 def deferred() -> AbstractContextManager[None]:
     """Build a model too large for one rank: `with ronde.deferred(): model = Net()`.
 
-    Where the plan cuts parameters (`zero3`, `central`, `tensor`, `pipeline`, `expert`), each layer is cut
-    as soon as it becomes part of a larger module, and what is left at the end of the block, so no rank ever
-    holds more than its part and two layers. A model of which ranks have blocks or stages is spread evenly
-    until its first call. Layers are built as ever, on every rank, so they draw the numbers that they draw
-    on one device. What is done to them later (`model.apply(init)`, `model.to("cuda")`, `load_state_dict`)
-    gathers them one by one. A model of the device `meta` needs no such block: it is cut as `to_empty` gives
-    it memory. Under other plans and in plain python this does nothing.
+    Where the plan cuts parameters (`zero3`, `central`, `tensor`, `pipeline`, `expert`), each layer is cut as
+    soon as it becomes part of a larger module, and the remaining ones at the end of the block, so no rank
+    ever holds more than its part and two layers. A model that `tensor`, `pipeline` or `expert` cuts is spread
+    evenly until its first call. Layers are built in the usual way, on every rank, so they draw the numbers
+    that they draw on one device. Later operations on them (`model.apply(init)`, `model.to("cuda")`,
+    `load_state_dict`) gathers them one by one. A model on the device `meta` needs no such block: it is cut
+    when `to_empty` gives it memory. Under other plans and in plain python this does nothing.
     """
     session = _Process.session
     return nullcontext() if session is None else session.deferred()
@@ -134,7 +134,7 @@ def deferred() -> AbstractContextManager[None]:
 def prepare(*objects: Any) -> Any:
     """Adopt models, optimizers and loaders; return them, one alone or a tuple.
 
-    Objects that are made after `init` are adopted without a call; this is for earlier ones.
+    Objects that are made after `init` are adopted automatically; call this for earlier ones.
     """
     session = _Process.session
     if session is not None:

@@ -78,9 +78,9 @@ class Backward:
             if context.compares:
                 compare_losses(context, tensors)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
-            # Gradients have a group of their own: without the mark no comparison would happen there. A
-            # checkpoint's backward within backward is one rank's own: with other rows it may have more
-            # or fewer pieces.
+            # Gradients have a separate group, so ranks would not be compared here without this mark. The
+            # backward of a checkpoint inside backward is not compared: with other rows it may have more or
+            # fewer pieces.
             if not nested:
                 context.comm.mark("backward")
             divide = context.gradient_factor == 1 and not nested

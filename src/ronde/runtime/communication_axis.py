@@ -19,7 +19,7 @@ __all__ = ["account", "install", "of_plan"]
 def of_plan(
     plan: Plan, comm: Comm, parameters: Callable[[], Mapping[int, int]]
 ) -> GradientCompression | None:
-    """Make the encoder of gradients; None if they travel uncompressed.
+    """Create the compression of gradients; None if they are sent uncompressed.
 
     Args:
         parameters: see `GradientCompression`.

@@ -1,4 +1,4 @@
-"""Installation of the plan's compute axis: the one place that decides it."""
+"""Installation of the plan's compute axis: precision, compilation, recomputation, pieces of batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Note = Callable[[str], object]
 
 
 def cuts_batches(plan: Plan, ranks: int) -> bool:
-    """Return whether batches are computed in pieces, side by side or in turn."""
+    """Return whether batches are computed in pieces, at once or one after another."""
     return ranks > 1 or plan.compute.micro_batches > 1
 
 
@@ -60,9 +60,9 @@ def install_around(plan: Plan, patches: Patches, *, in_script: Callable[[], bool
 
 
 def _compiler(plan: Plan) -> Callable[..., Any]:
-    """Return the compiler; compiled code draws as torch's kernels do.
+    """Return the compiler, set to draw random numbers as torch's kernels do.
 
-    By default compiled code would make its own draws.
+    By default compiled code would draw others.
     """
     if plan.data.rng == "per-rank":
         return torch.compile
@@ -75,7 +75,7 @@ def loss_scaling(
     parts: GradientShards | None = None,
     scaled_as_parts: Callable[[], Collection[int]] = tuple,
 ) -> LossScaling | None:
-    """The scale of losses; None for a plan without one.
+    """Create the scaling of losses; None for a plan without it.
 
     Args:
         agreed, parts, scaled_as_parts: see `LossScaling`.

@@ -33,7 +33,7 @@ __all__ = ["exit_code", "groups_have_threads", "leave"]
 _GLOO, _NCCL = "pt_gloo", "pt_nccl"
 # Exit code of an interpreter that could not write the last of the output.
 _OUTPUT_LOST = 120
-# Objects that a method `__del__` of the script may still call.
+# Modules that a `__del__` of the script may still call.
 _NEEDED_TO_DESTROY = (ModuleType, FunctionType, BuiltinFunctionType, type)
 
 
@@ -93,8 +93,8 @@ def _runs(*prefixes: str) -> bool:
 def _let_go_of_script() -> None:
     """Destroy objects that only the script's names hold, as the interpreter would.
 
-    This closes files, and so writes them. One by one, the last first: the collector might close a file before
-    the text that is to go through it.
+    This closes files, and so writes them. Objects are destroyed one by one, the newest first: the garbage
+    collector might close a file before a wrapper around it is flushed.
     """
     names: dict[str, Any] = getattr(sys.modules.get("__main__"), "__dict__", {})
     if _used_by_threads(names):
@@ -122,8 +122,8 @@ def _used_by_threads(names: dict[str, Any]) -> bool:
 def _end_collectives() -> None:
     """Wait for collectives that the script began and did not wait for.
 
-    Its peers may be about to wait. Groups of Gloo's do so as they are destroyed, which the finalization of
-    the interpreter would do. Collectives of an NCCL group are aborted by torch there.
+    Peers may still be about to wait for them. Destroying a Gloo group, as the interpreter's finalization
+    would, waits for its collectives; torch aborts those of an NCCL group.
     """
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized() and not _runs(_NCCL):
@@ -138,7 +138,7 @@ def _flush_files() -> None:
     """
     for each in gc.get_objects():
         with contextlib.suppress(Exception):
-            # By its type: asked for its class, a stand-in for something deprecated would warn.
+            # By `type()`: reading `__class__` of a placeholder for a deprecated object would print a warning.
             if issubclass(type(each), io.IOBase) and stat.S_ISREG(os.fstat(each.fileno()).st_mode):
                 each.flush()
 

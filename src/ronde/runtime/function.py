@@ -18,7 +18,7 @@ def main(place: str) -> None:
     """Call the pickled function in the run directory; write its result there."""
     fn, args = read_call(Path(place, CALL).read_bytes())
     sys.argv[1:] = []
-    result = _whole(fn(*args))  # on every rank: putting a tensor together takes all
+    result = _whole(fn(*args))  # on every rank, because gathering a tensor is a collective
     if is_main():
         # The run directory is not mediated, so one rank may write alone.
         Path(place, RESULT).write_bytes(_pickled(result))

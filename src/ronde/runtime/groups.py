@@ -21,7 +21,7 @@ from ronde.trace.run_hosts import RunHost, write_hosts
 
 __all__ = ["join_group", "join_some", "listens_on", "note_hosts", "shares_memory", "signal_board"]
 
-# The launcher ends a run that stands still after `RankConfig.timeout`, and can say more than the backend.
+# The launcher ends a run that hangs for `RankConfig.timeout`, and its message says more than the backend's.
 _BACKEND_LATER = 60.0
 # Longest time without any data from another host; networks that recover by themselves take up to half of it.
 _SILENCE_S = 60.0
@@ -38,7 +38,7 @@ def join_group(
 
     Args:
         host: the address by which they reach this one; None leaves it to the backend.
-        own_file: whether the file at a path is this rank's alone.
+        own_file: see `LockstepCheck`.
     """
     at = config.place
     place = RankPosition(at.rank, at.world_size, at.local_rank, at.local_world_size)

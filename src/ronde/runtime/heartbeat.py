@@ -1,8 +1,8 @@
 """Signs of life of this rank: a beat, its steps, and stacks.
 
-The beat is a thread's: it stops when some code keeps the interpreter to itself. Stacks are written by a
-signal handler in C, so they appear also then. A script that wants the signal for itself has it: the beat
-notices, and nobody asks any more.
+A thread writes the beat, so it stops when some code holds the GIL. A signal handler in C writes the stacks,
+so they appear even then. If the script installs its own handler for the signal, the heartbeat says so, and
+the launcher stops asking for stacks.
 """
 
 from __future__ import annotations

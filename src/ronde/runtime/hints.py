@@ -14,7 +14,7 @@ from ronde.trace.memory import show_bytes
 
 __all__ = ["hint"]
 
-# torch's words, by which its errors are known.
+# Texts by which torch's errors are recognized.
 _APART = (
     "Expected all tensors to be on the same device",
     "is not on the expected device",
@@ -26,7 +26,7 @@ _NO_TENSOR = re.compile(r"must be Tensor, not (list|tuple|numpy\.ndarray)\b")
 # Class names of sharded values.
 _IN_PARTS = re.compile(r"\b(GlobalTensor|DeferredScalar|ShardedParameter)\b")
 _NO_KERNEL = ("could not create a primitive descriptor",)
-# Messages of plain python about plain tensors too.
+# These messages also occur with plain tensors.
 _OF_ANY_TENSOR = ("has no attribute", "unsupported operand")
 # Messages of torch, of the system, and of gRPC, which has no details.
 _IN_USE = ("eaddrinuse", "address already in use", "failed to bind to address")
@@ -76,7 +76,7 @@ def _about_classes(text: str) -> str:
 
 
 def _about_batches(text: str) -> str:
-    """Explain a batch of something else than tensors."""
+    """Explain an error about a batch that consists of something else than tensors."""
     if "default_collate: batch must contain" in text:
         return (
             "the samples of this data set are of a class that torch cannot make a batch of: return tensors, "

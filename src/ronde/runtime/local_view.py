@@ -86,7 +86,7 @@ class LocalView:
         alone = Comm(
             SingleRank(on_cuda=config.place.device == "cuda"), rank=0, world_size=1, store=dist.HashStore()
         )
-        # Rank 0's operations on files are identified by their place in a script that may be replayed.
+        # If the script may be replayed, rank 0's operations on files are identified by their order.
         by_itself = bool(config.run.checkpoint) and config.place.rank == 0
         self.files = ScriptFiles(
             comm=alone if by_itself else self._others,
@@ -103,7 +103,7 @@ class LocalView:
         self._publishing = self._published() if config.run.publish and config.place.rank == 0 else None
 
     def _deliver(self, rows: int | None) -> None:
-        if self.replica is None:  # else its own loaders do so
+        if self.replica is None:  # else the loaders of its ranks do so
             self.tally.deliver(0, rows)
 
     def _joined_by_all(self) -> Comm:
@@ -115,7 +115,7 @@ class LocalView:
         return join_some(config, "saving", listens_on(config), "auto", range(config.place.world_size))
 
     def _saved(self, everybody: Comm) -> Checkpoints:
-        """Saves and brings back each rank's own model."""
+        """Create the saving and restoring of each rank's own model."""
         from ronde.runtime.checkpointing.checkpoints import Checkpoints
 
         made = Checkpoints(
@@ -144,7 +144,7 @@ class LocalView:
         return self._context.on_main_thread()
 
     def _on_resumed(self, step: int) -> None:
-        """Go on with this rank's random numbers, or with new ones."""
+        """Continue with this rank's saved random state, or with a new one."""
         self.tally.go_on_from(step)
         self._resumed_at = step
         self._stepped = self.checkpoints is not None and self.checkpoints.goes_on_alone
@@ -185,7 +185,7 @@ class LocalView:
         return value if self.checkpoints is None else self.checkpoints.agreed(name, lambda: value)
 
     def _average_blocks(self, protocol: Averaging) -> None:
-        """Average blocks among their replicas, at the same steps on all ranks."""
+        """Average blocks among replicas; all ranks average at the same steps."""
         if self.replica is not None:
             protocol.held, everybody = self.replica.state.own, self.replica.everybody
             protocol.agreed = lambda yes: everybody.votes([not yes]) == [0]
@@ -218,7 +218,7 @@ class LocalView:
             torch.manual_seed(self.config.run.seed + self._place * _SEED_STEP + self._resumed_at)
 
     def retire(self) -> None:
-        """Take everything back; from here on the script is on its own."""
+        """Remove all patches; from here on the script runs without ronde."""
         self.retired = True
         if self.replica is not None and not self.replica.retired:
             self.replica.retire()
@@ -240,11 +240,11 @@ class LocalView:
         """Return the source of this rank's traffic with others."""
         groups = [] if self.averaging is None else [self.averaging.comm]
         groups += [] if self.replica is None else self.replica.groups
-        background = self.plan.update.rule == "async-average"  # its thread keeps no rank waiting
+        background = self.plan.update.rule == "async-average"  # no rank waits for its thread
         return GroupTraffic(groups, self._client, in_background=background)
 
     def finish(self) -> None:
-        """Finish the script: raise late refusals of servers, and publish the last version."""
+        """Finish the script: raise errors that servers sent late, and publish the last version."""
         if self._client is not None:
             self._client.finish()
             self._leave(self._client)  # no rank waits for a step of this one

@@ -1,4 +1,4 @@
-"""A script that distributes its work itself is left to itself, as under torchrun."""
+"""Scripts that distribute their work themselves: ronde leaves them alone, as torchrun does."""
 
 from __future__ import annotations
 

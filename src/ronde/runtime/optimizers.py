@@ -67,7 +67,7 @@ class Optimizers:
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if not self._context.on_main_thread():
-            return  # every rank trains uncut parameters there
+            return  # there each rank trains whole parameters
         clock = self._context.clock
         before = clock.enter(Activity.OWN) if clock.armed else None
         self._signals.before_step()
@@ -96,7 +96,7 @@ class Optimizers:
         def register(tensor: Any, hook: Any) -> Any:
             """Register a hook after the reduction, which sees the gradient of the whole batch.
 
-            An optimizer in backward must not see that of one rank's rows.
+            An optimizer that steps in backward must not see the gradient of one rank's rows.
             """
             if not tensor.requires_grad or not tensor.is_leaf:
                 return plain(tensor, hook)  # torch's own error
@@ -124,7 +124,7 @@ def _rates(optimizer: Any) -> str:
 def _sum_of_parameters(optimizer: Any) -> float:
     """Sum all parameters that have values, to detect ranks with different ones."""
     return sum(
-        float(value.detach().sum())  # one after the other: parameters in parts are gathered for it
+        float(value.detach().sum())  # one after another, because each parameter in parts is gathered
         for group in optimizer.param_groups
         for value in group["params"]
         if not is_lazy(value) and _has_values(value)

@@ -1,8 +1,8 @@
 """`ronde run --publish`: versions of the model and its tables, made while the script trains.
 
 A version is cut where a training step begins, when all of the step before is over: every optimizer has
-stepped, tables too. Rank 0's clock decides when. The others ask it only after so many steps as are surely in
-between, so that a question costs nothing that can be measured.
+stepped, tables too. Rank 0's clock decides when. Other ranks ask it only after as many steps as certainly
+come before the next version, so that the cost of asking is negligible.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Publishing:
         self._main = threading.get_ident()
         many = comm is not None and comm.world_size > 1
         self._leads = comm is None or comm.rank == 0
-        # Of rows on servers rank 0 asks, and writes them all.
+        # Rank 0 fetches the rows that are on servers, and writes them all.
         self._spread = many and plan.state.sparse == "sharded" and not plan.state.server_count
         # Rank 0 finds other ranks' files on its own host only.
         self._brings = self._spread and config.place.hosts > 1
@@ -81,7 +81,7 @@ class Publishing:
         self._publication = Publication(
             folder, rank=rank, writers=writers, around=around, known=config.run.published
         )
-        # By what the script calls with gradients, in the order in which it first did.
+        # By each module that the script calls with gradients, in the order of first calls.
         self._called: weakref.WeakKeyDictionary[nn.Module, Example] = weakref.WeakKeyDictionary()
         self._subject: _Subject | None = None
         self._no_program = ""
@@ -161,7 +161,7 @@ class Publishing:
         """Share rank 0's decision: steps to wait, next version, its base, and completeness."""
         done = self._publication
         number = self._version + 1 if self._version else done.begins_at
-        # Versions that could not be published are not relied upon.
+        # Changes are relative to a version that was published completely.
         follows = done.durable if done.durable == self._version else 0
         grown = done.delta_bytes > done.whole_bytes
         whole = not follows or grown or self._changes >= _CHANGES_AT_MOST

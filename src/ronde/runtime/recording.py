@@ -33,7 +33,7 @@ __all__ = ["open_recorder", "record", "start_recording"]
 
 
 class _Joined(Protocol):
-    """A rank's connection to others: a session, or a view of servers."""
+    """Connection of a rank to others: a session, or a local view."""
 
     patches: Patches
 
@@ -43,7 +43,7 @@ class _Joined(Protocol):
 Readers = Mapping[str, Callable[..., Any]]
 """What stands for the script's readings of numbers, by their names."""
 
-# Module globals are found sooner than attributes of a class.
+# Module globals are found faster than attributes of a class.
 OPTIMIZER, UNMEASURED = Phase.OPTIMIZER, Phase.UNMEASURED
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -126,14 +126,14 @@ def _memory(*, on_cuda: bool) -> Callable[[], tuple[int, int]]:
 def record(recorder: TraceRecorder, patches: Patches, calls: Calls | None) -> Readers:
     """Install hooks that inform `recorder` of the script's actions.
 
-    Installed above all other layers around the script: the time of these is thereby in the phase that they
-    serve.
+    They are installed above all other layers around the script, so the time of those layers counts to the
+    phase that they serve.
 
     Args:
         calls: layer that sees calls of modules already; None without one.
 
     Returns:
-        functions for readings from now on.
+        functions that read the counts from now on.
     """
     phases = recorder.phases
     if calls is not None:
@@ -178,12 +178,13 @@ def _count_samples(tally: Tally, patches: Patches) -> None:
 
 
 def _see_calls(recorder: TraceRecorder, patches: Patches) -> None:
-    """Install hooks into module calls on one rank, where no boundary has any."""
+    """Install hooks on module calls, on one rank without a boundary."""
     phases = recorder.phases
 
     def around(plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            # Inside of a model, too: it is asked quickly. What the compiler reads is to be as without ronde.
+            # Also inside of a model, where it must be fast. Variables that the compiler reads stay as without
+            # ronde.
             if is_dynamo_compiling():
                 return plain(module, *args, **kwargs)
             current = phases.current
@@ -209,7 +210,8 @@ def _see_calls(recorder: TraceRecorder, patches: Patches) -> None:
 
     @functools.wraps(compiler)
     def compile_(model: Any = None, **options: Any) -> Any:
-        from ronde.modules.compiled import pass_over  # here, for it costs a run without a compiler its start
+        # imported here, because it would slow the start of a run without a compiler
+        from ronde.modules.compiled import pass_over
 
         pass_over(torch.nn.Module.__call__)
         return compiler(model, **options)
@@ -246,7 +248,7 @@ def _see_optimizers(phases: Phases, patches: Patches) -> None:
     def end(*_: Any) -> None:
         if around and phases.here():
             before = around.pop()
-            # The record of the step may have entered it already, or begun a pause.
+            # The recorder may have entered this phase already, or have begun a pause.
             if phases.current not in (before, Phase.UNMEASURED):
                 phases.enter(before)
 
@@ -264,7 +266,7 @@ def _see_reads(recorder: TraceRecorder, patches: Patches) -> Readers:
     def is_loss(value: torch.Tensor) -> bool:
         if is_dynamo_compiling() or OPTIMIZER <= phases.current != UNMEASURED:
             return False
-        # Asked so, torch makes no object for the node of the graph.
+        # Read so, torch creates no Python object for the node of the graph.
         return value.requires_grad and not value.is_leaf and phases.here()
 
     @functools.wraps(item)

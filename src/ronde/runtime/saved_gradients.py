@@ -1,7 +1,7 @@
 """Saving of gradients as separate tensors, without the bucket around them.
 
-Saving a tensor saves its whole storage. On one device that of a gradient is the gradient; here it holds those
-of other parameters as well.
+`torch.save` saves a tensor's whole storage. On one device the storage of a gradient is that gradient; here a
+bucket holds those of other parameters as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def install(patches: Patches, lies_in_bucket: Callable[[torch.Tensor], bool]) ->
     """Make `torch.save` write a gradient without its neighbours in memory."""
     plain_save: Any = torch.save
     plain_reduce: Any = torch.Tensor.__reduce_ex__
-    # By thread: `copy.copy` in another asks the same of a tensor, and must share its memory.
+    # By thread: `copy.copy` in another thread calls the same method, and must share memory.
     saving = threading.local()
 
     @functools.wraps(plain_save)

@@ -62,7 +62,7 @@ def execute(script: str, arguments: Sequence[str], *, module: bool) -> None:
 def as_a_guest() -> Iterator[None]:
     """Restore `__main__`, `sys.argv` and `sys.path` after a script that ran inside.
 
-    Else the next process that this one starts by `multiprocessing` would run the script again.
+    Otherwise a process that is started later by `multiprocessing` would run the script again.
     """
     main, arguments, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
     try:

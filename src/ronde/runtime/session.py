@@ -173,7 +173,7 @@ class Session:
             shared=config.place.temporary or config.place.run_dir,
             temporary=TemporaryFolders(config.place.temporary, run_id_of(config, os.environ)),
         )
-        # Replacements of the script's surroundings call `_in_step`, and that the files: these come first.
+        # Patches of the environment call `_in_step`, which uses `files`; so `files` is created first.
         self._console = Console(
             self._groups,
             self.tally,
@@ -277,14 +277,14 @@ class Session:
     def _cuts_batches(self) -> bool:
         """Return whether to look for batches in calls of models.
 
-        No where all ranks have the whole batch.
+        False where all ranks have the whole batch.
         """
         degree = self._mesh.degree("data")
         by_itself = self.config.place.world_size == 1 or self.strategies.cuts_calls
         return by_itself or compute_axis.cuts_batches(self.plan, degree)
 
     def _meet(self, name: str, host: str | None, *axes: Axis) -> Comm:
-        """The ranks that differ from this one along these axes only."""
+        """Join the ranks that differ from this one along these axes only."""
         return self._meet_members(name, host, self._mesh.members(self.config.place.rank, *axes))
 
     def _meet_members(self, name: str, host: str | None, members: Sequence[int]) -> Comm:
@@ -299,7 +299,8 @@ class Session:
     def _reducer_group(self, host: str | None) -> Comm:
         """Return the group over which gradients are averaged, and state is cut.
 
-        Those of a context group have other tokens. Messages are encoded of the sums over these.
+        Ranks of a context group have other tokens of the same rows; compressors encode the sums over that
+        group.
         """
         cuts_state = self.plan.state.on(self.config.place.world_size).cuts_optimizer
         encodes = self.plan.communication.compressor != "none"
@@ -313,7 +314,7 @@ class Session:
             group.close()
 
     def _assembled(self, rows: Comm, host: str | None) -> tuple[Strategies, Context]:
-        """The strategies of the plan, and the context of its replicas."""
+        """Create the strategies of the plan, and the context of its replicas."""
 
         def meet(name: str, members: Sequence[int]) -> Comm:
             self._groups.append(self._meet_members(name, host, members))
@@ -335,7 +336,7 @@ class Session:
         return assemble(parts), parts.replicas
 
     def _inside(self) -> Inside:
-        """Circumstances of a module that is called."""
+        """Create the context of a module that is called."""
         again, draws = self.memory.computed_again, lambda: not self.calls.draws_nothing
         return Inside(self._inside_model, self._in_script, self.notes.say, again, draws)
 
@@ -355,7 +356,7 @@ class Session:
         return self.strategies.schedule(model, loss_fn, self._attempt)
 
     def _attempt(self) -> Callable[[], object]:
-        """Begin something that may have to be done again; the result is called then."""
+        """Begin work that may have to be done again; the result is called then."""
         return (lambda: None) if self.checkpoints is None else self.checkpoints.attempt()
 
     def _any_rank(self, answer: bool) -> bool:
@@ -397,7 +398,7 @@ class Session:
             self._publishing.install(self.patches)
         if self.checkpoints is not None:
             self.checkpoints.install(self.patches)
-        # Last: it takes back all of these.
+        # Installed last, because it undoes all of these.
         native_scripts.install(self.patches, self.config, self.retire)
 
     def _install_tensors(self) -> None:
@@ -421,7 +422,7 @@ class Session:
         data, unmediated = self.plan.data, self.files.for_itself
         said = say if self._cuts_batches() else lambda note: None
         LoaderEdge(context, rules.table(), data, self.tally, said, unmediated).install(patches)
-        # Under the model edge: inside of a model a plan works on this rank's rows.
+        # Below the model edge, where a plan works on this rank's rows.
         if self._recompute is not None:
             self._recompute.install(patches)
         self.calls.on_evaluation = self._signals.before_evaluation
@@ -447,10 +448,10 @@ class Session:
         fused_step.install(patches)
         if self.compression is not None:
             communication_axis.install(patches, self.compression)
-        # Over the optimizers: a step that is cut begins with parts that all ranks have.
+        # Above the optimizers: a sharded step begins when all ranks have their shards.
         self.strategies.install(patches)
         saved_gradients.install(patches, self.reducer.memory.holds)
-        # Over the model edge: a model is compiled, or computes in fewer bits, whether it is cut or not.
+        # Above the model edge: a model is compiled, or runs in lower precision, whether it is cut or not.
         compute_axis.install_around(self.plan, patches, in_script=self._in_script, note=self.notes.say)
         if self._scaling is not None:
             context.loss_is_scaled = True
@@ -496,7 +497,7 @@ class Session:
             )
 
     def retire(self) -> None:
-        """Take everything back; from here on the script is on its own."""
+        """Remove all patches; from here on the script runs without ronde."""
         self.retired = True
         self.state.release()
         self.files.uninstall()
@@ -538,7 +539,7 @@ class Session:
         )
 
     def _way_of_gradients(self) -> str:
-        """Describe the summation of gradients over ranks."""
+        """Describe how gradients are summed over ranks."""
         reducing = self._groups[1]
         if reducing.world_size > 1 or self.config.place.world_size == 1:
             return reducing.algorithm
@@ -547,13 +548,13 @@ class Session:
 
     def _waited_ns(self) -> int:
         waited = 0
-        for group in self._groups:  # no generator: it is asked often in a step that is looked at
+        for group in self._groups:  # no generator, because it is called often in a recorded step
             waited += group.waited_ns
         return waited
 
     @property
     def groups(self) -> list[Comm]:
-        """The groups in which this rank meets others."""
+        """Return the groups in which this rank communicates."""
         return self._groups
 
     def traffic(self) -> GroupTraffic:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class _RaisedElsewhere(BaseException):
-    """Takes ranks out of a computation in which another rank has raised."""
+    """Raised to leave a computation in which another rank has raised."""
 
 
 class SharedExceptions:
@@ -85,7 +85,7 @@ class SharedExceptions:
         except _RaisedElsewhere:
             pass
         except Exception as error:
-            if not self._elsewhere:  # else a handler of the model's has raised it in response
+            if not self._elsewhere:  # else an exception handler of the model has raised it in response
                 if sends:
                     raise RaisedAlone(error) from error
                 raised = error
@@ -99,7 +99,7 @@ class SharedExceptions:
         try:
             raise self._first(raised, changed())
         finally:
-            del raised  # it holds this frame, and so the objects of the script's frames
+            del raised  # the exception refers to this frame, and so to objects of the script
 
     def _is_together(self) -> bool:
         context = self._context
@@ -137,7 +137,7 @@ class SharedExceptions:
             group.before = before
 
     def _first(self, raised: Exception | None, changed: Iterable[torch.Tensor]) -> BaseException:
-        """Return the exception of the lowest rank with one, or elsewhere one like it."""
+        """Return the lowest rank's exception; where it was raised elsewhere, an equal one."""
         mine = None if raised is None else (pack_exception(raised), torch.get_rng_state(), host_states())
         everywhere = self._comm.all_gather_object(mine)
         rank, first = next((rank, each) for rank, each in enumerate(everywhere) if each is not None)

@@ -23,10 +23,10 @@ class Step:
     torch.Size([])
 
     In plain python, and under plans without a pipeline, it is just these calls. Under
-    `pipeline=N,micro-batches=M,schedule=1f1b` each micro-batch goes back as soon as it has come through, so a
-    stage keeps the activations of no more than N of them, where a script's own `loss.backward()` has all M.
-    `schedule=zero-bubble` leaves gradients of weights for when a stage would wait.
-    Code that clips or reads gradients belongs in a hook of the optimizer
+    `pipeline=N,micro-batches=M,schedule=1f1b` backward of a micro-batch begins as soon as its forward has
+    passed all stages, so a stage keeps the activations of at most N micro-batches; with a separate
+    `loss.backward()` it keeps all M. `schedule=zero-bubble` computes gradients of weights while a stage would
+    otherwise wait. Code that clips or reads gradients belongs in a hook of the optimizer
     (`optimizer.register_step_pre_hook`).
 
     Args:

@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
 
 class _StructureFound(BaseException):
-    """Raised when the script calls a model; the rest is not needed."""
+    """Raised when the script calls a model, where the search ends."""
 
     def __init__(self, model: torch.nn.Module, counts: Counts | None) -> None:
         super().__init__()
@@ -36,9 +36,10 @@ class _StructureFound(BaseException):
 
 
 def model_of_script(script: str, arguments: Sequence[str]) -> tuple[torch.nn.Module, Counts | None]:
-    """The first model with parameters that a script calls, and its modules' operations.
+    """Run a script until its first model's call; return model and operation counts.
 
-    Without counts where that call raises. The script runs in this process, silently, until then.
+    The model is the first one with parameters; counts are by module, and missing if the call raises. The
+    script's output is discarded.
 
     Raises:
         UsageError: the script ends before.
@@ -51,7 +52,7 @@ def model_of_script(script: str, arguments: Sequence[str]) -> tuple[torch.nn.Mod
             try:
                 with counting(module) as counts, torch.no_grad():
                     plain(module, *args, **kwargs)
-            except Exception:  # on ranks too, where the script gets it
+            except Exception:  # also on ranks, which give the script this module
                 counts = None
             raise _StructureFound(module, counts)
 

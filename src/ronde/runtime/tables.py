@@ -34,7 +34,9 @@ def install(
     client: Client | None,
     say: Callable[[str], None],
 ) -> None:
-    """Join tables when the script imports them: they need numba, half a second.
+    """Join tables of ranks when the script first imports `ronde.table`.
+
+    numba, which tables need, takes half a second to import.
 
     Args:
         unmediated: context manager in which written files are each rank's own: numba's compiled code.
@@ -79,7 +81,7 @@ def why_none_is_spread(plan: Plan, world_size: int, *, spread: bool) -> str:
 
 
 class _Unmediated:
-    """An `Exchange` with each call inside of `around`."""
+    """Wrapper of an `Exchange`: each call runs inside of `around`."""
 
     def __init__(self, exchange: Any, around: Around) -> None:
         self._exchange, self._around = exchange, around

@@ -12,7 +12,7 @@ def torchrun_environment(config: RankConfig) -> dict[str, str]:
 
     The latter are for the script's `ronde.KVStore`.
     """
-    # Under torchrun the agent's store is there already, and rank 0 must not open another on its port.
+    # Under torchrun the agent already runs a store, and rank 0 must not open another on its port.
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"} if config.place.store.startswith("tcp://") else {}
     servers: dict[str, str] = {}
     if config.run.servers:

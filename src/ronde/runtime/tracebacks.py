@@ -14,7 +14,7 @@ from ronde.trace.script_line import RONDE
 
 __all__ = ["formatted", "show", "show_those_of_threads"]
 
-# Also in what a loader's worker has sent: its traceback is the text of an error here.
+# Frames are also removed from an error of a loader's worker, which has its traceback as text.
 _OUR_FRAME = re.compile(rf'^  File "{re.escape(RONDE)}.*\n(?:    .*\n)*', re.MULTILINE)
 
 

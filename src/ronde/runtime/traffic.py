@@ -26,8 +26,8 @@ class _Client(Protocol):
 class GroupTraffic:
     """See `ronde.trace.recorder.TrafficSource`.
 
-    A group sends all its bytes by one route. Where they go within a host first and then across, it is that
-    across.
+    A group's bytes all count to one route. Where they travel within a host and then between hosts, they count
+    as between hosts.
 
     Args:
         in_background: whether the groups belong to a separate thread that holds up no script by waiting.
@@ -42,7 +42,7 @@ class GroupTraffic:
 
     def waited_ns(self) -> int:
         waited = 0 if self._client is None else self._client.waited_ns
-        for group in self._waiting:  # no generator: it is asked at each change of phase
+        for group in self._waiting:  # no generator, because it is called at each change of phase
             waited += group.waited_ns
         return waited
 

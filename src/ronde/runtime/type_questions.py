@@ -1,9 +1,8 @@
 """Search of the user's code for comparisons of exact tensor classes.
 
-A sharded tensor has another class. `type(p) is nn.Parameter` cannot be answered by anybody but Python, nor
-noticed when it is asked; nor can `type(x) is torch.Tensor` of a batch, an output or a loss. The script's
-reaction to the answer is silent: it clips nothing, leaves parameters out of an optimizer, scales no batch. So
-its source is searched once, at the end.
+A sharded tensor has another class. `type(p) is nn.Parameter` cannot be intercepted, nor can `type(x) is
+torch.Tensor` of a batch, an output or a loss. The script then silently takes another branch: it clips
+nothing, leaves parameters out of an optimizer, scales no batch. So its source is searched once, at the end.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def questions_of_script(called: str) -> list[str]:
 
 
 def questions(source: str, called: str) -> Iterator[int]:
-    """Lines that compare `type(...)`, or look it up, with something called so.
+    """Yield the lines that compare `type(...)` with a class of this name.
 
     >>> list(questions("kept = [p for p in ps if type(p) is nn.Parameter]", "Parameter"))
     [1]
@@ -83,7 +82,7 @@ def _source(file: str) -> str:
 
 
 def _is_type(node: ast.expr) -> bool:
-    """`type(x)`, `x.__class__`, and the name of either."""
+    """Return whether a node is `type(x)`, `x.__class__`, or the name of either."""
     if isinstance(node, ast.Attribute) and node.attr in ("__name__", "__qualname__"):
         return _is_type(node.value)
     if isinstance(node, ast.Attribute):
@@ -101,7 +100,7 @@ def _names(node: ast.expr, called: str) -> bool:
 
 
 def _looks_up_type(node: ast.AST) -> TypeGuard[ast.expr]:
-    """`movers[type(x)]`, `movers.get(type(x))`."""
+    """Return whether a node is `movers[type(x)]` or `movers.get(type(x))`."""
     if isinstance(node, ast.Subscript):
         return _is_type(node.slice)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:

@@ -24,11 +24,11 @@ from ronde.sync.averaging.protocol import Averaging
 
 __all__ = ["install", "join", "of_plan"]
 
-_FIRST_INTERVAL = 1  # of adaptive=true where every is not said; Paddle's init_k_steps
+_FIRST_INTERVAL = 1  # the default of `every` with `adaptive=true`; Paddle's init_k_steps
 
 
 def join(replica: ModelReplica, plan: Plan, own_file: Callable[[str], bool]) -> Averaging:
-    """Join the ranks that have the same blocks in a group for averages."""
+    """Join the group for averages: ranks with the same blocks."""
     config, algorithm = replica.config, plan.communication.algorithm
     host = listens_on(config)
     if len(replica.same) == config.place.world_size:
@@ -37,7 +37,7 @@ def join(replica: ModelReplica, plan: Plan, own_file: Callable[[str], bool]) -> 
 
 
 def of_plan(plan: Plan, comm: Any) -> Averaging:
-    """Make the protocol of a plan with model averaging, without servers."""
+    """Create the model averaging protocol of a plan without servers."""
     update = plan.update
     match update.rule:
         case "local":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-# Until the script begins Ctrl-C ends a rank without a word: a traceback of these imports helps no user.
+# Until the script begins, Ctrl-C ends a rank silently: a traceback of these imports would not help the user.
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -51,7 +51,7 @@ _CAUGHT_ALONE = (
 
 
 def main() -> None:
-    """Run this rank's script to its end, and the rank to its own."""
+    """Run this rank's script, then end the rank."""
     config = RankConfig.take_from(os.environ)
     joined: list[Session | LocalView] = []
 
@@ -106,7 +106,7 @@ def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> No
 
 
 def _end_by(config: RankConfig, error: BaseException, advice: str = "") -> NoReturn:
-    """Report an exception of the script's own, and end this rank by it."""
+    """Report an exception of the script, and end this rank with it."""
     from ronde.runtime.hints import hint
 
     advice = advice or hint(error, config)
@@ -133,7 +133,7 @@ def _refuse(config: RankConfig, error: RondeError) -> None:
 def _end_from_a_thread(config: RankConfig, error: DivergedError | RondeError) -> NoReturn:
     """End the rank from another thread than the main one.
 
-    The main thread may wait for the thread that has ended, and cannot be asked.
+    The main thread may be waiting for the thread that failed, so it cannot end the rank.
     """
     if isinstance(error, DivergedError):
         _end_diverged(config, error)
@@ -175,7 +175,7 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     from ronde.runtime.recording import start_recording
 
     readers = start_recording(config, tally, session)
-    # Above all other layers: recorders of readings need to see the script's own line.
+    # Above all other layers, because recorders of values that the script reads need the script's line.
     for extension in config.run.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
@@ -206,7 +206,7 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
 
 
 def _hear_interrupts() -> None:
-    """Give Ctrl-C to the script, as in plain python."""
+    """Restore Ctrl-C for the script, as in plain Python."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -319,7 +319,7 @@ def _report(
     advice: str = "",
     paths: Sequence[tuple[int, str, str]] = (),
 ) -> None:
-    """Leave word of a failure where the launcher finds it."""
+    """Write a failure report where the launcher finds it."""
     content = {
         "rank": config.place.rank,
         "time": time.time(),

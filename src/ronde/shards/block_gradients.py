@@ -81,7 +81,8 @@ class BlockGradients(GradientShards):
         comm: the ranks that have other blocks.
         on_new: callback for each new block, whose gradient differs from that of other rows.
         mean: the mean over the ranks that have the same block, in place. A collective among these.
-        give: takes a backward's addition to a leaf's gradient; False where it has to wait for the end.
+        give: function that adds to a leaf's gradient during backward; it returns False where that must wait
+            for the end.
         scattered: gradients of blocks that are cut once more; None where a rank has all of its block's
             gradient.
     """
@@ -126,8 +127,6 @@ class BlockGradients(GradientShards):
         They are in the order of their numbers. Garbage is collected at different moments on different ranks,
         so `blocks` may differ between them.
 
-        Ranks collect their garbage when they like: `blocks` are not the same on all.
-
         Args:
             comm: the ranks that are asked; the tensor group by default.
         """
@@ -161,7 +160,7 @@ class BlockGradients(GradientShards):
         return block
 
     def _cut_at_once(self, tensor: torch.Tensor, number: int) -> None:
-        """Let backward keep only this rank's block of a whole gradient."""
+        """Keep only this rank's block of a whole gradient during backward."""
 
         def accumulated(tensor: torch.Tensor) -> None:
             block, whole = self._blocks.get(tensor), gradient_of(tensor)
@@ -172,7 +171,7 @@ class BlockGradients(GradientShards):
             if self._give(block, self._block_of(block, whole)):
                 give_gradient(tensor, None)
 
-        with DisableTorchFunction():  # one in shards would be gathered
+        with DisableTorchFunction():  # a sharded gradient would be gathered
             _REGISTER(tensor, accumulated)
 
     def _call_hooks(self, block: ParameterBlock) -> None:
@@ -195,7 +194,7 @@ class BlockGradients(GradientShards):
         self._on_new(block)
 
     def demand(self, block: ParameterBlock, *, gradient: bool) -> torch.Tensor:
-        """The leaf, which requires a gradient where the parameter does."""
+        """Return a block's leaf, which requires a gradient if the parameter does."""
         if block.leaf.requires_grad is not gradient:
             block.leaf.requires_grad_(gradient)
             if gradient and not block.leaf._post_accumulate_grad_hooks:
@@ -285,8 +284,8 @@ class BlockGradients(GradientShards):
         A parameter with blocks has a whole gradient where a call used it whole, in replica.
         """
         blocks = self.everywhere()
-        # Gradients that were whole before are made whole again first; for that, ranks have to agree on which
-        # gradients there are.
+        # Gradients that were whole before are gathered first; for that, ranks must agree on which gradients
+        # exist.
         self._agree_on_gradients([block for block in blocks if None in block.spec.spans])
         for block in blocks:
             whole = block.parameter.gradient
@@ -332,7 +331,7 @@ class BlockGradients(GradientShards):
         if held is None or block is None or held.part is None:
             return None
         leaf = held.leaf
-        # The parameter is contiguous, or it would not have been cut.
+        # Only contiguous parameters are cut.
         with torch.inference_mode(False):  # later backwards add to it
             gradient = torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
         block.spec.gather(self._comm, held.part, gradient)
@@ -386,7 +385,7 @@ class BlockGradients(GradientShards):
         self._leave(tensor)
 
     def _leave(self, tensor: torch.Tensor) -> None:
-        """Give up the block of a parameter. A collective."""
+        """Stop using the block of a parameter. A collective."""
         block = self._blocks.pop(tensor)
         if block is not None:
             del self._numbered[block.number]

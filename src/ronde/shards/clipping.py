@@ -29,8 +29,8 @@ def clip_parts(
 
     Returns:
         the norm of all gradients before, in their dtype and on their device (wherever parts live), the same
-        on all ranks; None where gradients of several dtypes or devices, a norm that is not a sum of powers,
-        or an error want the whole.
+        on all ranks; None where whole gradients are needed: for several dtypes or devices, a norm that is not
+        a sum of powers, or an error.
     """
     order = float(norm_type)
     own = parts.parts(tensors)

@@ -38,7 +38,7 @@ class CopiedMember(Member):
     def __init__(self, tensor: torch.Tensor, spec: ShardSpec, rank: int) -> None:
         super().__init__(tensor, spec[rank] or (0, 0))
         self._spec, self._rank = spec, rank
-        # Elements on their way, where their order is not that in memory.
+        # Elements while they are sent, if their order is not that in memory.
         self._staged: torch.Tensor | None = None
         self.take(tensor)
 
@@ -108,8 +108,6 @@ class CopiedMember(Member):
 
         Returns:
             whether the parameter had to be given other memory.
-
-        What numpy was shown once cannot be resized any more, nor what several processes have.
         """
         fixed = not self._storage.resizable() or (not self._base.is_cuda and self._storage.is_shared())
         if fixed:
@@ -204,7 +202,7 @@ class CopiedUnit(Unit):
             self._free()
 
     def _keep_lingering(self) -> None:
-        """Keep elements written to a view, unless the parts may be newer."""
+        """Keep elements that were written to a view, unless shards may be newer."""
         if self.lingers and not self.aliased:
             self._keep()
 

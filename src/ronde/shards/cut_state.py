@@ -140,10 +140,10 @@ class CutState(StateInParts):
         self.local: defaultdict[Any, Any] = defaultdict(dict)
         self.local.update(state)
         self.pieces: dict[int, CutParameter] = {}
-        # Keys of the whole state, in the order in which they came: one device's, whether they are cut or not.
+        # Keys of the whole state, sharded or not, in the order in which one device has them.
         self._keys: dict[int, Any] = {id(key): key for key in state}
-        # By id, those that lie in one memory with others: they are updated one after the other, which ranks
-        # apart cannot do.
+        # Tensors by id that share memory with others: they must be updated one after another, which separate
+        # ranks cannot do.
         self._entwined: dict[int, torch.Tensor] = {}
 
     @property
@@ -160,7 +160,7 @@ class CutState(StateInParts):
         """Cut new tensors that can be cut, balanced over ranks among each other.
 
         Returns:
-            False where one lies in the memory of a piece, so that all must be cut anew.
+            False if a tensor shares memory with a piece, so that all must be cut again.
         """
         known = self.pieces.keys() | self._entwined.keys()
         tensors = list(tensors)
@@ -184,7 +184,7 @@ class CutState(StateInParts):
         return True
 
     def _suits(self, tensor: torch.Tensor) -> bool:
-        """Return whether a parameter, and its gradient if any, can be cut anywhere."""
+        """Return whether a parameter and its gradient can be cut at any element."""
         if not isinstance(tensor, torch.nn.Parameter) and type(tensor) is not torch.Tensor:
             return False
         return bool(tensor.dim() and tensor.numel()) and self._held.fits(tensor) and is_dense(tensor)

@@ -22,9 +22,9 @@ from ronde.tensor.context import Context
 
 __all__ = ["install"]
 
-# Two names for the same: scripts of asynchronous training write `_grad`.
+# Two names of one attribute: scripts of asynchronous training write `_grad`.
 _NAMES = ("grad", "_grad")
-_FRAMES_OF_OURS = 4  # at most, between `tensor.grad` and here
+_FRAMES_OF_OURS = 4  # the most frames between `tensor.grad` and here
 
 
 def install(
@@ -39,7 +39,7 @@ def install(
 
     Args:
         lasting: maps a value that becomes a gradient to the value to keep.
-        clips: parts can be clipped; else torch clips the whole, or refuses to.
+        clips: whether shards can be clipped; else torch clips the whole, or refuses to.
     """
 
     for name in _NAMES:
@@ -71,7 +71,7 @@ def _install_clipping(patches: Patches, context: Context, parts: GradientShards)
 
 
 def _is_for_its_shape() -> bool:
-    """Return whether torch is making a FakeTensor, which takes the gradient along."""
+    """Return whether torch is making a FakeTensor, which copies the gradient's shape."""
     frame: Any = sys._getframe(2)
     for _ in range(_FRAMES_OF_OURS):
         if frame is not None and frame.f_globals.get("__name__") == "torch._subclasses.meta_utils":
@@ -121,7 +121,7 @@ def _zeroing(
                 parts.drop(tensor)
             return plain(owner, set_to_none)
         parts.zero(tensors)
-        with parts.aside():  # so that nothing reads them
+        with parts.aside():  # so that nothing reads the gradients
             return plain(owner, set_to_none)
 
     return zero_grad

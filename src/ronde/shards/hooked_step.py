@@ -17,18 +17,17 @@ def replace_step(
 ) -> None:
     """Replace the step that this class defines by `around(step)`; hooks are called as before.
 
-    torch wraps a class's step when the first optimizer of the class is made. It still does: a script that
-    puts a step of its own around the one it finds would otherwise have two wrappers, and its hooks called
-    twice.
+    torch wraps a class's step when the first optimizer of the class is made, and still does so here:
+    otherwise a script that wraps the step again would have two wrappers, and its hooks would be called twice.
     """
     found = vars(kind).get("step")
     if found is None:
-        return  # inherited
+        return  # this class inherits its step
     wrapped = _is_hooked(found)
     plain = found.__wrapped__ if wrapped else found
 
     def undo() -> None:
-        # Optimizers that were made meanwhile count on the wrapper.
+        # Optimizers that were made meanwhile rely on the wrapper.
         kind.step = found if wrapped else _with_hooks(plain) if _is_hooked(kind.step) else plain
 
     patches.undo(undo)

@@ -26,8 +26,8 @@ def can_step_on_host(optimizer: Any) -> bool:
 def options_on_host(optimizer: Any) -> Iterator[None]:
     """Move options that are tensors to host memory, inside the `with` block.
 
-    Such are a learning rate and GradScaler's scale. torch's fused step would fetch the scale by itself, and
-    not wait for it.
+    Options that are tensors are a learning rate and GradScaler's scale. torch's fused step would copy the
+    scale itself, without waiting for the copy.
     """
     places = [vars(optimizer), *optimizer.param_groups]
     found = [
@@ -46,7 +46,7 @@ def options_on_host(optimizer: Any) -> Iterator[None]:
 
 
 def as_on_device(optimizer: Any, state: Any) -> Any:
-    """Put scalars of a whole state where a step on the device makes them.
+    """Move scalars of a whole state to where a device's step has them.
 
     torch makes them on the CPU, except for its fused steps and ASGD. Returns the state.
     """

@@ -73,7 +73,7 @@ class _MappedMember(Member):
         return self._base[slice(*self.own)]
 
     def moved(self, tensor: torch.Tensor) -> bool:
-        # Not where the base is now: `share_memory_()` puts other memory under all that lie in it.
+        # Not from the base: `share_memory_()` replaces the memory of all tensors that lie in it.
         return tensor.data_ptr() not in (0, self._address)
 
     @property
@@ -114,19 +114,19 @@ class MappedUnit(Unit):
         self.whole, self.written = False, False
         for member in self.members:
             member.hide()
-        # Writes until then are to be known at the next update, which keeps them.
+        # Writes until then must be detected at the next update, which keeps them.
         self.lingers = self.lingers or any(member.held for member in self.members)
         return False
 
     def let_go(self) -> bool:
-        """Return False: no memory of this rank's own has to be freed."""
+        """Return False: this rank has no private memory to free."""
         return False
 
     def takes_over(self, member: _MappedMember, tensor: torch.Tensor) -> bool:
         """Refuse memory with other aliases, because these would miss later changes.
 
-        The same holds where somebody aliases the parameter's memory of before, which is to stay as it is: a
-        script puts averages in the place of its parameters, and its parameters back.
+        The same holds if something aliases the parameter's former memory, which must stay unchanged: a script
+        may swap averages with its parameters, and swap them back.
         """
         if self._comm.votes([is_held(tensor) or member.held]) != [0]:
             return False
@@ -161,8 +161,8 @@ def map_unit(
         specs: each rank's elements of each.
 
     Returns:
-        None, on all ranks, where ranks do not share a host, without enough memory, and where somebody
-        holds on to the memory that parameters lie in now.
+        None, on all ranks, if ranks do not share a host, if memory is short, or if something else refers to
+        the present memory of parameters.
     """
     if not comm.shares_host or any(tensor.device.type != "cpu" for tensor in tensors):
         return None

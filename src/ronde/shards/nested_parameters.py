@@ -2,7 +2,7 @@
 
 A parameter is in shards over all ranks, for the script; its block is in the same shards over the ranks that
 have it, for the model. So a model gathers blocks among replicas only, those of experts among other ranks than
-those of matrices. Parameters that are in no blocks are in shards over rows, for both.
+those of matrices. Parameters without blocks are sharded over the ranks with other rows, for both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["NestedParameters"]
 
 @final
 class NestedParameters:
-    """Shards that several groups of ranks gather.
+    """Shards that several groups of ranks gather, each its own.
 
     Args:
         outer: the parameters, in shards over all ranks.

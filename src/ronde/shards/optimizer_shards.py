@@ -66,7 +66,7 @@ class Replicas:
         comm: their group.
         ranks: their places in the group of the optimizer's partition, in the order of `comm`.
         blocks: shards of blocks, of which each of these ranks has all elements.
-        have: whether it is these ranks that have the same block of a parameter.
+        have: function that returns whether these ranks have the same block of a parameter.
     """
 
     comm: Comm
@@ -170,7 +170,7 @@ class OptimizerShards:
             return []
         elements = flat_like(gradient, tensor)
         if elements.data_ptr() != gradient.data_ptr():
-            return [gradient]  # `own_gradient` gives a copy
+            return [gradient]  # `own_gradient` returns a copy
         return [elements[: own[0]], elements[own[1] :]]
 
     def own_gradient(self, tensor: torch.Tensor, spec: ShardSpec) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Prefetch of the unit that followed the last time.
+"""Prefetch of the unit that was used next in an earlier step.
 
 Units are used in one order, step after step. A prefetched unit travels while the model computes (as in ZeRO
 stage 3 and FSDP). A wrong guess costs a message; it is the same on all ranks, because they use their units in
@@ -53,7 +53,7 @@ class Prefetch:
         return True
 
     def abandon(self, moved: Callable[[Unit], None]) -> None:
-        """Drop the prefetched unit, unused.
+        """Drop the prefetched unit without using it.
 
         Args:
             moved: callback for a unit whose members have other memory now.

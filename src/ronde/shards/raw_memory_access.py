@@ -1,4 +1,4 @@
-"""Patches of functions that read a parameter's memory directly: it is unsharded before."""
+"""Patches of functions that read a parameter's memory directly; they gather it first."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _MAKING = (
     (torch.nn.Parameter, "__new__"),
     (torch.autograd.Variable, "__new__"),
 )
-# Functions for which everything is whole: TorchScript holds parameters where no class of theirs is asked.
+# Functions for which all parameters are gathered: TorchScript reads parameters without calling methods of
+# their class.
 _OF_TORCHSCRIPT = {
     torch.jit: ("trace", "script", "trace_module", "freeze", "save"),
     **dict.fromkeys(
@@ -72,7 +73,7 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
         return call
 
     script: Any = torch.jit.script
-    # It remembers which functions make tensors, as it finds them when it is first asked.
+    # It caches which functions make tensors at its first call.
     device_constructors()
     for owner, names in _READING.items():
         for name in names:
@@ -95,8 +96,7 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
 
 
 def _telling(parameters: ShardedParameters) -> TensorAttribute:
-    """`data`, which has no version: hooks in backward write to parameters by it. Nor does it ask what is laid
-    there."""
+    """Wrap `data`, by which backward hooks write to parameters without a version change."""
 
     def read(tensor: torch.Tensor) -> torch.Tensor:
         found = _DATA.__get__(tensor)
@@ -116,7 +116,7 @@ def _without(parameters: ShardedParameters, saved: SavedParameters) -> Callable[
     @contextmanager
     def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
         """Keep parameters whole until the next update: `torch.func` cannot pack saved tensors."""
-        if not saved.on_top:  # the script has hooks of its own, and torch has a word for that
+        if not saved.on_top:  # the script has hooks of its own, and torch raises its own error
             with plain(error_message):
                 yield
             return

@@ -45,7 +45,7 @@ class _MemoryPlace:
 
 
 class SavedParameters:
-    """Pair of saved-tensor hooks."""
+    """Saved-tensor hooks: pack a parameter as its place, unpack by gathering it."""
 
     def __init__(self, *parameters: ShardedParameters) -> None:
         self._parameters = parameters
@@ -55,7 +55,7 @@ class SavedParameters:
         """Push the hooks below all hooks of the script.
 
         Args:
-            at_once: whether to push now; else the first `begin` does, so that nothing is asked where nothing
+            at_once: whether to push now; else the first `begin` does, so that there is no cost where nothing
                 is cut.
         """
 
@@ -124,7 +124,7 @@ class SavedParameters:
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, tuple):
-            # A parameter that was whole then, such as one with a new order of axes, may be sharded by now.
+            # A parameter that was whole when saved, such as a transposed one, may be sharded by now.
             return self.lasting(packed[0])
         if not isinstance(packed, _MemoryPlace):
             return packed
@@ -136,7 +136,8 @@ class SavedParameters:
         parameter = member.ref()
         with torch.no_grad(), DisableTorchFunction():
             if parameter is not None and member.covers(*place) and owner.left(member, parameter):
-                # torch saves a parameter itself, with memory that it gets later, and a view as it was.
+                # torch saves the parameter itself, so memory that it gets later counts, and a view with its
+                # former memory.
                 owner.touch([parameter])
                 return parameter.detach()
             owner.need(member)

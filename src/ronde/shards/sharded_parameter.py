@@ -58,7 +58,7 @@ def sharded_parameter(
 
     Args:
         holding: context manager in which the given parameters have their elements, and their own class.
-        address: address of the memory that they have then.
+        address: function that returns the address of a parameter's memory while it is whole.
     """
 
     class ShardedParameter(torch.nn.Parameter):
@@ -68,7 +68,7 @@ def sharded_parameter(
             if func in _METADATA or _is_of_gradient(func):
                 with DisableTorchFunction():
                     return func(*args, **kwargs)
-            # As long as it runs: a composite operation would else gather the same units in turns.
+            # For the whole operation: a composite one would otherwise gather the same units again and again.
             with holding(list(instances(cls, (args, kwargs)))):
                 return func(*args, **kwargs)
 

@@ -37,8 +37,8 @@ from ronde.trace.resident import Census
 
 __all__ = ["ShardedParameters"]
 
-# Units that are whole at a time, besides those that one operation needs together: the one in use, and the
-# next or the last.
+# Units that are whole at a time, besides those that one operation needs together: the unit in use, and the
+# next or the previous one.
 _WHOLE_UNITS = 2
 
 
@@ -66,8 +66,8 @@ class ShardedParameters:
         self._note = note
         self._kind: Any = sharded_parameter(self.holding, self._address)
         self._table = UnitTable(context.comm, partition, home, find)
-        # Units that are whole, the one whose turn was longest ago first, with their parameters: ranks do the
-        # same about these, so none may be collected on one of them meanwhile.
+        # Whole units, least recently used first, with references to their parameters: all ranks must treat
+        # these alike, so none may be garbage-collected on one rank only.
         self._whole: dict[Unit, list[torch.Tensor]] = {}
         self._pinned: set[Unit] = set()
         self._pins_new = False  # units cut from now on are pinned too
@@ -198,14 +198,14 @@ class ShardedParameters:
             self._unshard(unit, units)
 
     def lasting(self, value: Any) -> Any:
-        """Return the value to keep in a place that never asks it again.
+        """Return the value to store in a place that bypasses a parameter's class.
 
-        For a sharded parameter that is a view, which keeps it whole.
+        A sharded parameter is replaced by a view of it, which keeps it whole.
         """
         return value if self._table.entry(value) is None else value.detach()
 
     def shown(self, tensor: torch.Tensor) -> None:
-        """Assume from now on that a parameter is written without a version change."""
+        """Assume from now on that a parameter may be written without a version change."""
         found = self._table.entry(tensor)
         if found is not None and found[1].whole:
             found[1].written = True
@@ -213,14 +213,11 @@ class ShardedParameters:
     def need(self, member: Member) -> None:
         """Gather the unit of a member that autograd has saved."""
         found = self._table.lying_in(member.cdata)
-        if found is not None:  # perhaps another member, where a unit was cut anew
+        if found is not None:  # perhaps another member, if a unit was cut again
             self._unshard(found[1], [found[1]])
 
     def left(self, member: Member, tensor: torch.Tensor) -> bool:
-        """Return whether the script has moved a parameter since its member was made.
-
-        Moved means: given other memory.
-        """
+        """Return whether a parameter's memory was replaced since its member was made."""
         found = self._table.entry(tensor)
         return found is None or found[0] is not member or (found[1].whole and member.moved(tensor))
 
@@ -282,11 +279,11 @@ class ShardedParameters:
     def rest(self, *, keep_last: bool) -> None:
         """Reshard whole units, except perhaps the last, and aliased ones."""
         self._abandon()
-        keep_last = keep_last and not self._context.comm.shares_host  # where it costs nothing to have again
+        keep_last = keep_last and not self._context.comm.shares_host  # which are free to gather again
         for unit in list(self._whole)[: -1 if keep_last else None]:
             self._reshard(unit)
         for unit in self._whole:
-            unit.written = unit.written or not unit.aliased  # the script has it before it
+            unit.written = unit.written or not unit.aliased  # the script still has it in use
         with _aside(self._context):
             for unit in self._table.units:
                 if unit.let_go():
@@ -311,7 +308,7 @@ class ShardedParameters:
     def release(self) -> None:
         """Make everything whole again, for good. A collective."""
         for unit in list(self._table.units):
-            if unit in self._table.units:  # making room for one may have done so for another
+            if unit in self._table.units:  # dissolving one may have dissolved another
                 self._dissolve(unit)
 
     def tell(self, census: Census) -> None:
@@ -339,14 +336,14 @@ class ShardedParameters:
                 self._keep_whole(unit)
                 if self._pins_new:
                     self._pinned.add(unit)
-                self._reshard(unit)  # before the next has parts too
+                self._reshard(unit)  # before the next one is sharded
         if any(of_several_processes(each) for each in self._table.uncut(module) if not is_lazy(each)):
             self._note(
                 "parameters in memory of several processes (share_memory()) are whole on every rank, and not "
                 "cut: the other processes read there what they become [R311]"
             )
         self.rest(keep_last=False)
-        give_back()  # the former memory of parameters
+        give_back()  # frees the former memory of parameters
 
     def _keep_whole(self, unit: Unit) -> None:
         """Register a whole unit, to be resharded in its turn."""
@@ -364,11 +361,11 @@ class ShardedParameters:
                 "one, where ranks are not in step; use it in the main thread [R374]"
             )
         if (meet := self._calls.together) is not None:
-            meet(lambda: None)  # no rank that has ended an observed call is waited for
+            meet(lambda: None)  # do not wait for a rank that has left an observed call
         if not self._prefetch.arrived(unit):
             self._abandon()
         self._make_room(together)
-        if unit.whole:  # for good: the unit that was dissolved to make room lies in its memory
+        if unit.whole:  # permanently: the dissolved unit shares its memory
             return
         with _aside(context):
             unit.gather()
@@ -427,7 +424,7 @@ class ShardedParameters:
         while going:
             each = going.pop()
             self._unshard(each, [each])
-            if each not in self._table.units:  # making room for it has dissolved it
+            if each not in self._table.units:  # dissolving another has dissolved it
                 continue
             mine = [tensor for _, tensor in each.parameters]
             going += self._table.lying_with(mine)
@@ -451,13 +448,13 @@ class ShardedParameters:
 
 
 def _is_opaque(part: torch.nn.Module) -> bool:
-    """Return whether a module runs code that reads parameters without asking them."""
+    """Return whether a module runs code that bypasses the class of parameters."""
     return isinstance(part, torch.jit.ScriptModule) or is_compiled(part)
 
 
 @contextmanager
 def _aside(context: Context) -> Iterator[None]:
-    """Hide the inside of the block from autograd, modes, tracers and transforms."""
+    """Hide the block's operations from autograd, modes, tracers and transforms."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())

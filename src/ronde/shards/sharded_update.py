@@ -39,7 +39,7 @@ class ShardedUpdate:
         held: shards of parameters and gradients.
         takes: whether the steps of an optimizer whose state is whole are to be cut.
         kinds: optimizers of which some can be cut.
-        suits: whether one of them can be, as it is now.
+        suits: whether one of them can be cut in its present state.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class ShardedUpdate:
         self._note = note
         self._held = held
         self._takes = takes
-        # Optimizers whose state has been cut, numbered as that was first so: all ranks count alike.
+        # Optimizers with sharded state, numbered in the order of their first cut, which is the same on all
+        # ranks.
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._count = 0
 
@@ -75,7 +76,7 @@ class ShardedUpdate:
             self._read(here[number])
 
     def _read(self, optimizer: Any) -> Any:
-        """`optimizer.state`: whole."""
+        """Return the whole `optimizer.state`, gathering it if needed."""
         try:
             held = vars(optimizer)["state"]
         except KeyError:
@@ -109,7 +110,7 @@ class ShardedUpdate:
         return step
 
     def _applies(self, optimizer: Any) -> bool:
-        # Inside a model that runs on shards, ranks may hold parameters of their own.
+        # Inside a model that runs on shards, ranks may have different parameters.
         if self._context.region is not Region.SCRIPT or not self._context.on_main_thread():
             return False
         if not self._suits(optimizer):
@@ -158,7 +159,7 @@ class ShardedUpdate:
         return self._numbers[optimizer]
 
     def _state(self, optimizer: Any, parameters: Sequence[torch.Tensor]) -> CutState:
-        """Return the sharded state of all parameters that have a gradient or a state."""
+        """Return the sharded state of all parameters with a gradient or a state."""
         state = vars(optimizer)["state"]
         if isinstance(state, CutState):
             new = [tensor for tensor in parameters if self._held.has_gradient(tensor)]
@@ -186,7 +187,7 @@ def _own_parts(
     with DisableTorchFunction():  # operations of some ranks only must not gather anything
         gradients = [held.own_gradient(piece.tensor, piece.spec) for piece in mine]
         theirs = [home.lodge(gradient) for gradient in gradients]
-        # Each time: a script writes to parameters in ways that change no version.
+        # At every step, because a script may write to parameters without a version change.
         home.down([*own, *theirs], [*elements, *gradients])
         for part, gradient in zip(own, theirs, strict=True):
             part.grad = gradient
@@ -201,7 +202,7 @@ def _own_parts(
         for part in own:
             part.grad = None
     home.up(elements, own)
-    if getattr(optimizer, "grad_scale", None) is not None:  # a fused step has taken the scale off
+    if getattr(optimizer, "grad_scale", None) is not None:  # a fused step has unscaled it
         home.up(gradients, theirs)
 
 

@@ -82,7 +82,7 @@ class ShardSpec:
     def own(self, whole: torch.Tensor, rank: int) -> torch.Tensor:
         """Return a rank's elements of a contiguous tensor, flat; a view if possible."""
         begin, end = self.spans[rank] or (0, 0)
-        if begin == end:  # without a copy of all in the order of the cut
+        if begin == end:  # without copying all elements into the order of the cut
             return whole.new_empty(0)
         if self.cut is not None and end - begin == whole.numel() // self.cut.ranks:
             return self.cut.block(whole, begin * self.cut.ranks // whole.numel()).reshape(-1)
@@ -122,7 +122,7 @@ def owned(owner: int, ranks: int, numel: int) -> ShardSpec:
 def blocks_of_stage(
     stage: int, stages: int, shape: Sequence[int], *, ranks: int = 1, cut: DimCut | None = None
 ) -> ShardSpec:
-    """A block or a copy for each rank of one pipeline stage.
+    """Make a spec for one pipeline stage: a block or a copy per rank.
 
     Args:
         ranks: number of ranks of each stage; those of a stage follow one another in the group.

@@ -18,8 +18,8 @@ __all__ = ["state_is_held"]
 def state_is_held(optimizer: Any) -> bool:
     """Return whether a script refers to the state, its entries, tensors or memory.
 
-    The caller must have no name for any of them. A count of steps is passed over: where a checkpoint lies on
-    another device, the count is the only value that `load_state_dict` takes without a copy.
+    The caller must not hold a reference to any of them. A count of steps is passed over: where a checkpoint
+    lies on another device, the count is the only value that `load_state_dict` takes without a copy.
     """
     nobody = SimpleNamespace(state={0: {0: torch.empty(1)}})
     counts = zip(_most_references(optimizer), _most_references(nobody), strict=True)
@@ -36,7 +36,7 @@ def _most_references(owner: Any) -> Iterator[int]:
     yield sys.getrefcount(state)
     yield max((sys.getrefcount(entry) for entry in state.values()), default=0)
     yield max((sys.getrefcount(value) for value in _tensors(state)), default=0)
-    # Tensors that only alias the memory have no reference to the tensor: `detach()`, `data`, `numpy()`.
+    # Aliases of the memory (`detach()`, `data`, `numpy()`) do not refer to the tensor object.
     lying = Counter(memory._cdata for memory in _memories(state))
     yield max((references(memory) - lying[memory._cdata] for memory in _memories(state)), default=0)
     yield max((sys.getrefcount(memory) for memory in _memories(state)), default=0)

@@ -17,7 +17,7 @@ class TensorAttribute(property):
     parameters, recognise torch's own attributes.
 
     Args:
-        native: torch's own descriptor, for accesses that are not given.
+        native: torch's own descriptor, used for the accesses that are not replaced.
     """
 
     def __init__(

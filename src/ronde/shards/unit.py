@@ -114,10 +114,11 @@ class Unit(ABC):
     Attributes:
         members: its parameters.
         number: index in the order in which units were made, the same on all ranks.
-        whole: whether elements of all members are there, for any use; the same on all ranks.
+        whole: whether all members have all their elements; the same on all ranks.
         written: whether somebody may have changed elements while it was whole.
         lingers: whether it is resharded, but somebody on this rank still holds a view of its memory.
-        aliased: whether its shards belong to another unit, by which scripts write to them; models read here.
+        aliased: whether its shards belong to another unit: scripts write to that one, and models read this
+            one.
     """
 
     def __init__(self, number: int, members: Sequence[Any], comm: Comm, *, whole: bool) -> None:
@@ -164,7 +165,7 @@ class Unit(ABC):
 
     @abstractmethod
     def let_go(self) -> bool:
-        """Free the memory of a resharded unit, once nobody on this rank aliases it.
+        """Free the memory of a resharded unit, once nothing on this rank aliases it.
 
         Returns:
             whether members have other memory now.
@@ -172,7 +173,7 @@ class Unit(ABC):
 
     @abstractmethod
     def takes_over(self, member: Any, tensor: torch.Tensor) -> bool:
-        """Adopt the memory that the script has given a parameter. A collective.
+        """Adopt memory that the script has given a parameter. A collective.
 
         Returns:
             False where that is impossible.

@@ -28,7 +28,7 @@ Find = Callable[[torch.nn.Module], Iterable[list[torch.Tensor]]]
 
 
 class Fate(enum.Enum):
-    """Consequence for a unit of changes that the script made to its parameters.
+    """Consequence for a unit of changes to its parameters by the script.
 
     STAYS: as it is, if perhaps in other memory.
     CUT_ANEW: parameters have another dtype, device or shape now.
@@ -89,10 +89,10 @@ class UnitTable:
     def has_new(self, parts: Iterable[torch.nn.Module]) -> bool:
         """Return whether any of these modules has a parameter never tried for cutting.
 
-        The parameters that they have now are checked, each by itself: nothing is remembered of a module that
-        the script could have changed since.
+        Present parameters are checked one by one; nothing is cached by module, since the script could have
+        changed it.
         """
-        # Most parameters are sharded, and then have another class: the first question is the cheapest.
+        # Most parameters are sharded and so have another class; this cheapest check comes first.
         return any(
             type(each) is torch.nn.Parameter
             and self.entry(each) is None
@@ -180,7 +180,7 @@ class UnitTable:
         return Fate.STAYS
 
     def _is_saved(self, member: Member) -> bool:
-        """Return whether backward may need the elements before, on any rank. A collective."""
+        """Return whether backward may need a member's former elements. A collective."""
         return self._comm.votes([member.is_saved]) != [0]
 
     def _stays_whole(self, tensor: torch.Tensor) -> bool:

@@ -255,7 +255,7 @@ class Bucket:
         self._buffer.settle()
 
     def _opened(self, users: int) -> tuple[torch.Tensor, bool]:
-        """Open the buffer: return the memory to fill, and whether it is the buffer's."""
+        """Open the buffer; return the memory to fill, and whether it is the buffer's."""
         flat, same = self._buffer.open(users)
         if not (same and self._told):
             self._memory.add(flat)
@@ -263,7 +263,7 @@ class Bucket:
         return flat, same
 
     def _lies_inside(self, place: int, gradient: torch.Tensor | None) -> bool:
-        """Return whether this gradient is the view of the buffer that it was given."""
+        """Return whether this gradient is still the view of the buffer at this place."""
         if gradient is None:
             return False
         there = self._buffer.address + self._begins[place] * self.leaves[place].dtype.itemsize

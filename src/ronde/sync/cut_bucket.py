@@ -83,7 +83,10 @@ class CutBucket(Bucket):
         self._pending += [self._comm.all_reduce_async(flat) for _, flat in self._whole]
 
     def advance(self) -> bool:
-        """Make room on the device; the group works by itself."""
+        """Start to send shards that live on the host.
+
+        The launch is complete: the collective needs no further calls.
+        """
         if self._parts.leave_device:
             self._send_home()
         return True
@@ -163,7 +166,7 @@ class CutBucket(Bucket):
                 gradient.copy_(average)
 
     def _spans(self, owner: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yield the places of sharded leaves that an owner has elements of, and these."""
+        """Yield the places and ranges of an owner's elements, one for each sharded leaf."""
         for place in self._places_cut:
             spans = self._divided[place]
             span = None if spans is None else spans[owner]

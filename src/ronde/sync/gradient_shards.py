@@ -95,7 +95,7 @@ class ReduceTarget(Protocol):
         ...
 
     def send_home(self, elements: torch.Tensor) -> torch.Tensor:
-        """Start to move this rank's elements of a mean to their home."""
+        """Start to move this rank's elements of a mean to where shards live."""
         ...
 
     def wait_for_sent(self) -> None:

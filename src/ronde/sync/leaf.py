@@ -53,7 +53,8 @@ class Leaf:
         """The tensor, or None when it is gone."""
         tensor = self.ref()
         if tensor is not None:
-            # A tensor that only C++ holds comes back half dead (see torch.multiprocessing.reductions).
+            # A tensor whose last Python reference went, and that C++ still holds, must be revived (see
+            # torch.multiprocessing.reductions).
             tensor._fix_weakref()  # pyright: ignore[reportAttributeAccessIssue]
         return tensor
 

@@ -27,7 +27,7 @@ class Home(Protocol):
     def room(self, numel: int, like: torch.Tensor) -> torch.Tensor:
         """Allocate flat memory at home with the dtype of `like`.
 
-        Its contents come from the device of `like`.
+        It will be filled from the device of `like`.
         """
         ...
 
@@ -87,8 +87,8 @@ class HostMemory:
     precedes any write, waits for that too. Memory freed meanwhile is safe: torch's allocators reuse neither
     pinned nor device memory before copies from and to it are complete.
 
-    State on the CPU is copied to other memory of the CPU. Commands refuse that, but it makes all this run,
-    and comparable, on a machine without another device.
+    Where the device is a CPU, state is copied to other memory of the CPU. `ronde run` refuses such a plan;
+    tests use it on machines without another device.
     """
 
     on_host = True
@@ -103,7 +103,7 @@ class HostMemory:
     def room(self, numel: int, like: torch.Tensor) -> torch.Tensor:
         pinned = like.is_cuda and numel > 0
         room = torch.empty(numel, dtype=like.dtype, device="cpu", pin_memory=pinned)
-        if len(self._rooms) >= self._many:  # seldom, for it takes as long as there are rooms
+        if len(self._rooms) >= self._many:  # rarely, as it visits all allocations
             self._rooms = {each for each in self._rooms if not each.expired()}
             self._many = 2 * len(self._rooms) + 64
         self._rooms.add(StorageWeakRef(room.untyped_storage()))

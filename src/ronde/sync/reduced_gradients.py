@@ -154,7 +154,7 @@ def _is_sparse(held: HeldGradient) -> bool:
 
 
 def whole_everywhere(gradients: GradientShards, held: Iterable[HeldGradient], comm: Comm) -> None:
-    """Gather sharded gradients on every rank. A collective. A collective.
+    """Gather sharded gradients on every rank. A collective.
 
     A tensor that is gone on one rank only is left out, as it waits for garbage collection on the others.
     """

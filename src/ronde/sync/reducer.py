@@ -315,7 +315,7 @@ class Reducer:
     def _around_fewer(self, graph: bool) -> Iterator[None]:
         """Surround a backward of leaves that only some ranks have.
 
-        Their gradients are true ones, and not divided.
+        Their initial gradient is not divided, as in `backward`.
         """
         with ExitStack() as stack:
             for each in self._of_fewer:

@@ -36,7 +36,7 @@ def sums_over_ranks(
 ) -> list[torch.Tensor | None]:
     """Sum each gradient over the ranks; None where no rank has one. A collective.
 
-    Sums have memory of their own. A sum is sparse where all gradients that there are are sparse.
+    Sums have memory of their own. A sum is sparse if every rank's gradient is sparse or missing.
     """
     known = [each is not None for each in gradients]
     dense = [each is not None and each.layout is torch.strided for each in gradients]

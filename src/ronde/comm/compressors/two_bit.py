@@ -25,8 +25,8 @@ class TwoBit:
     "threshold": t}`. Without one, t and c nearly minimise the squared error of each tensor: t is the mean
     magnitude of the elements that become non-zero, and c half of it (Lloyd's conditions, of the ternary
     values of Li, Zhang and Liu, "Ternary Weight Networks", 2016), found on a sample. The less an encoding
-    loses, the less comes late: with t = c = 3 times the mean, large elements take many steps until they have
-    gone, and Fashion-MNIST's accuracy falls by two points.
+    loses, the less of a gradient is delayed: with t = c = 3 times the mean, large elements take many steps
+    until they have gone, and Fashion-MNIST's accuracy falls by two points.
 
     The message has t in the elements' dtype, then two bits for each: 1 positive, 2 negative, 0 zero (and 3
     where c is zero).

@@ -50,7 +50,7 @@ class AgreedCuts:
     def hear(self, wanting: int, ending: int, ended: int) -> None:
         """Receive the counts of ranks that want a checkpoint, are ending, or have ended.
 
-        The last are at the end of their script.
+        Ranks that have ended are at the end of their script.
         """
         self._schedule.is_ending = ending > 0
         if not ended:
@@ -63,7 +63,7 @@ class AgreedCuts:
         return self.agreed
 
     def come(self) -> bool:
-        """Meet the others where this rank is to be saved. A collective.
+        """Meet the others at the step where this rank is to be saved. A collective.
 
         Returns:
             whether all ranks are saved.

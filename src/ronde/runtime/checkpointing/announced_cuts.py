@@ -28,11 +28,11 @@ class AnnouncedCuts:
         schedule: says when a checkpoint is due, by rank 0's clock and steps.
         standing: returns this rank's steps, those at the newest checkpoint, and whether it has been asked to
             end.
-        end: callback that ends a run of which a rank has finished; its argument is whether all ranks meet
-            there.
+        end: callback that ends the run once a rank has finished; its argument is whether all ranks take part
+            in the call.
         settle: returns when servers have answered this rank.
-        ahead: steps between the announcement and the first place where ranks stop. A rank that waits for the
-            slowest one is at most that far ahead of it, so no rank waits for one that stands already.
+        ahead: steps between the announcement and the first step at which ranks stop. Ranks are at most that
+            far ahead of the slowest one, so none waits for a rank that has already stopped.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class AnnouncedCuts:
         return 0 <= self._target <= steps
 
     def come(self) -> bool:
-        """Meet the others where this rank is to be saved. A collective.
+        """Meet the others at the step where this rank is to be saved. A collective.
 
         Returns:
             whether all ranks are saved.

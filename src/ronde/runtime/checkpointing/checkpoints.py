@@ -67,10 +67,9 @@ class Checkpoints:
         on_resumed: callback with the step at which the script has been resumed.
 
     Attributes:
-        by_another: whether the script is replayed with the journal of another rank or plan: batches must be
-            cut as they were there, which is done here.
-        goes_on_alone: whether this rank goes on with its own state of a run whose ranks trained by
-            themselves.
+        by_another: whether the script is replayed with the journal of another rank or plan; batches are then
+            cut as they were there.
+        goes_on_alone: whether ranks trained by themselves, and this one continues from its own state.
 
     Raises:
         UsageError: the folder has no checkpoint to resume from, or cannot be written.
@@ -187,7 +186,7 @@ class Checkpoints:
             )
 
     def _described(self, digest: str) -> tuple[CheckpointManifest, bytes]:
-        """Return a manifest without step and boundary, and the new block of the journal."""
+        """Return a manifest without step and boundary, and the journal's new block."""
         config = self._config
         entries, content = self._recorder.fresh()
         manifest = CheckpointManifest(
@@ -263,7 +262,8 @@ class Checkpoints:
         plain_sleep: Callable[[float], None] = time.sleep
 
         def sleep(seconds: float, /) -> None:
-            if self._replayer is None or not self._in_script():  # the awaited place has passed
+            # the replay has passed the place of the checkpoint
+            if self._replayer is None or not self._in_script():
                 plain_sleep(seconds)
 
         patches.set(time, "sleep", sleep)
@@ -296,7 +296,7 @@ class Checkpoints:
         self._reads.hear_through(wrapper, name)
 
     def attempt(self) -> Callable[[], None]:
-        """Begin work that may have to be repeated; the returned function forgets its entries."""
+        """Begin work that may be repeated; the returned function discards its journal entries."""
         count = len(self._journal)
         return lambda: self._journal.forget_since(count)
 
@@ -342,7 +342,7 @@ class Checkpoints:
     # Operations of the script.
 
     def _is_part(self) -> bool:
-        """Return whether the operation is ronde's own, or a part of a journal entry."""
+        """Return whether the operation is ronde's own, or inside an entry of the journal."""
         return self._scope.inside or not self._in_script()
 
     def _call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
@@ -370,7 +370,7 @@ class Checkpoints:
         return self._way.agreed(name, act) if self._runs_script and not self._scope.inside else act()
 
     def _as_it_was(self, iterator: Any, batch: Any, replayer: Replayer) -> Any:
-        """Cut a replayed batch as when recorded, if rank 0 had a slice."""
+        """Cut a replayed batch as it was cut when recorded."""
         cuts = getattr(iterator, "_ronde_cuts", torch.is_grad_enabled())
         if not self.by_another or not cuts or not _apart(replayer.manifest.plan):
             return batch
@@ -389,7 +389,7 @@ class Checkpoints:
         elif replayer.has_come(boundary, self._saver.steps):
             self._resume(sys._getframe(1), replayer)
 
-    # The end of the way back.
+    # The replay ends here.
 
     def _resume(self, frame: Any, replayer: Replayer) -> None:
         state, step = replayer.state, replayer.manifest.step
@@ -435,5 +435,5 @@ class Checkpoints:
 
 
 def _apart(plan: str) -> bool:
-    """Return whether ranks of a plan train by themselves, each on its slice."""
+    """Return whether the ranks of a plan train by themselves, each on its slice."""
     return Plan.parse(plan).in_local_view

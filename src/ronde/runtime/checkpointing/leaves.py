@@ -37,7 +37,7 @@ class Leaves:
             self._all.append(value)
 
     def having(self, has_gradient: Callable[[torch.Tensor], bool]) -> list[int]:
-        """Return the numbers of the leaves that have a gradient."""
+        """Return the numbers of the leaves with a gradient."""
         return [number for number, value in enumerate(self._all) if has_gradient(value)]
 
     def make_gradients(self, numbers: Iterable[int]) -> None:

@@ -35,7 +35,7 @@ class OwnModels(ABC):
     def cuts(
         self, comm: Comm, schedule: Schedule, standing: Standing, end: End
     ) -> AgreedCuts | AnnouncedCuts:
-        """Make the object that decides where ranks are saved."""
+        """Create the object that decides at which steps ranks are saved."""
 
     @abstractmethod
     def poll(self) -> None:
@@ -43,7 +43,7 @@ class OwnModels(ABC):
 
     @abstractmethod
     def stand(self) -> None:
-        """Bring parameters up to date, where all ranks are being saved."""
+        """Bring parameters up to date, while all ranks are being saved."""
 
     @abstractmethod
     def kept(self, held: CapturedState) -> CapturedState:
@@ -105,7 +105,7 @@ class AveragedModels(OwnModels):
 class ServedModels(OwnModels):
     """Ranks that share their parameters on servers, which step or add.
 
-    State on servers is saved by rank 0, and sent to them again by it.
+    Rank 0 saves the state of servers, and sends it to them again on resumption.
 
     Args:
         comm: group of all ranks.

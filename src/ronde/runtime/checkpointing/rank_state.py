@@ -70,7 +70,7 @@ def gathered(comm: Comm, state: Mapping[str, Any], copies: HostCopies | None) ->
 def _filled(
     form: Any, rank: int, comm: Comm, own: Sequence[torch.Tensor], device: torch.device, copies: HostCopies
 ) -> Any:
-    """Fill a rank's state with tensors that rank 0 has itself or receives."""
+    """Fill a rank's state with tensors: on rank 0 its own, or received ones."""
     count = 0
 
     def tensor(value: Any) -> Any:

@@ -36,11 +36,11 @@ class OperationRecorder:
         self._has_gradient = has_gradient
         self._outlines, self._draws = Outlines(), GeneratorStates()
         self._watched: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
-        # By kind of module, whether its calls do more than to return something.
+        # By kind of module, whether its calls have side effects.
         self._real: dict[str, bool] = {}
 
     def call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """A call of a module."""
+        """Run a call of a module, and record its result."""
         with self._recorded("call", type(module).__name__) as entry:
             kept = _Kept(module) if self._is_to_be_watched(module) else None
             output = plain(module, *args, **kwargs)
@@ -53,7 +53,7 @@ class OperationRecorder:
             return output
 
     def computed(self, kind: str, name: str, act: Callable[[], Any]) -> Any:
-        """Something that returns tensors and does nothing else."""
+        """Run an operation that returns tensors without side effects, and record it."""
         with self._recorded(kind, name) as entry:
             output = act()
             try:
@@ -65,13 +65,13 @@ class OperationRecorder:
             return output
 
     def backward(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """A backward, after which leaves have gradients."""
+        """Run a backward, and record which leaves have gradients after it."""
         with self._recorded("backward", "backward") as entry:
             plain(*args, **kwargs)
             entry.payload = self._outlines.of(self._leaves.having(self._has_gradient))
 
     def step(self, plain: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """A step of an optimizer, which may call a closure."""
+        """Run an optimizer's step, which may call a closure, and record it."""
         closure = args[0] if args else kwargs.get("closure")
         count = 0
 
@@ -126,7 +126,7 @@ class OperationRecorder:
     def _is_to_be_watched(self, module: torch.nn.Module) -> bool:
         """Return whether to check a module for changes at this call.
 
-        That is so at its calls 1, 2, 4, 8, and so on.
+        Its calls 1, 2, 4, 8 and so on are checked.
         """
         count = self._watched.get(module, 0) + 1
         self._watched[module] = count
@@ -134,14 +134,14 @@ class OperationRecorder:
 
 
 class _Kept:
-    """Attributes of a module besides parameters and buffers, before and after a call."""
+    """Attributes of a module, without parameters and buffers, before and after a call."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
         self._before = self._look()
 
     def changed(self) -> bool:
-        """Return whether a call changes more than it returns.
+        """Return whether the call has changed an attribute, a side effect.
 
         Replay must then repeat it.
         """

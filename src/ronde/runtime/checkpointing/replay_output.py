@@ -26,7 +26,7 @@ class ReplayOutput:
         self._kept: list[int] = []
 
     def tell(self, words: str) -> None:
-        """Say something to the user, once."""
+        """Print a line of ronde's for the user, even while output is discarded."""
         if self._leads and not self._config.run.quiet:
             os.write(self._kept[1] if self._kept else 2, f"ronde: {as_note(words)}\n".encode())
 

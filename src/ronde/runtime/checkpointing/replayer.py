@@ -1,6 +1,6 @@
 """Replay of a script up to a checkpoint: results come from the journal.
 
-Nothing is computed.
+Models, backwards and steps of optimizers are skipped.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class Replayer:
             return plain(module, *args, **kwargs) if entry.payload == REAL else build(entry.payload)
 
     def computed(self, kind: str, name: str, act: Callable[[], Any]) -> Any:
-        """Something that returns tensors and does nothing else."""
+        """Recall the result of an operation without side effects."""
         with self._recalled(kind, name) as entry:
             return build(entry.payload)
 
     def backward(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """A backward, after which leaves have gradients."""
+        """Skip a backward; leaves that had gradients after it get zeros."""
         with self._recalled("backward", "backward") as entry:
             self._leaves.make_gradients(build(entry.payload))
 
     def step(self, plain: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """A step of an optimizer, which may call a closure."""
+        """Skip an optimizer's step; a closure that it called is called."""
         closure = args[0] if args else kwargs.get("closure")
         with self._recalled("step", type(optimizer).__name__) as entry:
             count, outline = entry.payload
@@ -73,7 +73,7 @@ class Replayer:
         return self._journal.take("agreed", name).payload
 
     def has_come(self, boundary: str, steps: int) -> bool:
-        """Return whether the script is where the checkpoint was cut."""
+        """Return whether the script is at the place of the checkpoint."""
         manifest = self.manifest
         return self._journal.at_end and (boundary, steps) == (manifest.boundary, manifest.step)
 

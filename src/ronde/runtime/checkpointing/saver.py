@@ -73,7 +73,7 @@ class Saver:
         self._schedule = Schedule(Cadence(*config.run.checkpoint_every), self._sum, leads=self._leads)
         self._history = files.remember()
         self._copies = HostCopies() if self._leads or models is not None else None
-        # Of all ranks, where each has a state of its own.
+        # Journals of all ranks, if each has its own state.
         self._of_ranks = HostCopies() if self._leads else None
         self._unchanged: Unchanged | None = None
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -106,13 +106,13 @@ class Saver:
         self._history.resume(files)
 
     def at_boundary(self, boundary: str, frame: Any) -> None:
-        """Save, or end, if it is time, where a step of the script begins."""
+        """Save, or end the run, if due. Called where a step of the script begins."""
         cuts = self._cuts
         begins, self._looked_at = self.steps != self._looked_at, self.steps
         if self._models is not None and not begins:
             if torch.is_grad_enabled():
-                return  # in the midst of a step: a graph cannot be saved, nor its parameters change
-            with self._scope.entry():  # it evaluates, for which no other rank is to wait
+                return  # inside a step: a graph cannot be saved, nor may parameters in it change
+            with self._scope.entry():  # this rank evaluates, and others should not wait for it
                 self._models.poll()
         if cuts is None:
             if self._schedule.is_due(self.steps, self.saved, ending=self._ending):
@@ -170,7 +170,7 @@ class Saver:
         self._end(told, meets=meets)
 
     def _end(self, told: str = "", *, meets: bool = True) -> None:
-        """Die of the signal, as the script would, after the checkpoint is durable."""
+        """End the process by the signal, after the checkpoint is durable."""
         if self._writing is not None:
             self._writing.join()
         told = told or (self._trouble and f"nothing was saved: {self._trouble} [R508]")
@@ -183,13 +183,13 @@ class Saver:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _sum(self, numbers: torch.Tensor) -> torch.Tensor:
-        # Where ranks agree in a step of an optimizer, that is an entry already.
+        # An agreement inside a step of an optimizer is part of that step's entry.
         with nullcontext() if self._scope.inside else self._scope.entry():
             return self._comm.all_reduce(numbers.to(self._comm.control_device))
 
     def _save(self, boundary: str, frame: Any) -> None:
         if self._writing is not None:
-            self._writing.join()  # the state being written lies in the memory for copies
+            self._writing.join()  # the state that is being written uses the memory for copies
         assert self._unchanged is not None
         begun = perf_counter()
         with self._scope.entry(), self._files.unmediated(), torch.no_grad():
@@ -231,7 +231,7 @@ class Saver:
     def _of_all_ranks(
         self, models: OwnModels, held: CapturedState, state: State, content: bytes, boundary: str
     ) -> tuple[State, bytes]:
-        """Gather states and journals for rank 0: one model, and each rank's own."""
+        """Gather on rank 0 one combined model, and each rank's state and journal."""
         numbered = [(self._numbers[each], own) for each, own in models.states()]
         state |= {"training": numbered, "step": self.steps, "boundary": boundary}
         states = gathered(self._comm, state, self._of_ranks)

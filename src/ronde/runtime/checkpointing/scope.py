@@ -1,4 +1,4 @@
-"""The extent of an entry of the journal: nothing inside is an entry itself."""
+"""Scope of a journal entry: operations inside it are not recorded separately."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Scope"]
 
 
 class Scope:
-    """The extent of an entry of the journal: nothing inside is an entry itself.
+    """Scope of a journal entry: operations inside it are not recorded separately.
 
     Args:
         reads: recorder of values that the script reads from tensors.
@@ -30,7 +30,7 @@ class Scope:
     def begin(self) -> None:
         """Begin recording at the first call of a model.
 
-        From then on values may be a model's, which a replay does not have.
+        Values read before cannot come from a model, so a replay computes them itself.
         """
         self.begun = True
         self._reads.begin()

@@ -1,4 +1,4 @@
 """Costs of one step of a script, measured on tensors without data.
 
-They are the operations of the step and the tensors that it keeps.
+Costs are the operations of the step and the tensors that it keeps.
 """

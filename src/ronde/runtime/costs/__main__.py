@@ -1,6 +1,6 @@
 """Prints the amounts of a script's step: `python -m ronde.runtime.costs fake|real FILE SCRIPT [ARGS]`.
 
-A process of its own: a script may change anything in its own.
+It runs as a separate process, because a script may change anything in its process.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ __all__ = ["ForwardAmounts", "Product"]
 
 @dataclasses.dataclass(slots=True)
 class Product:
-    """A product with weights, of (rows, k) and (k, n); `after` attention or before."""
+    """Matrix product with weights, (rows, k) by (k, n), before or `after` attention."""
 
     rows: int
     n: int
@@ -33,7 +33,7 @@ class ForwardAmounts:
         kernels: number of these other operations.
         saved, masks: amounts kept for backward: floating-point numbers, and bytes of all else.
         saved_bytes: bytes of both.
-        results: part of `saved` that are results of products.
+        results: part of `saved` that is results of products.
         cut: part of `saved` between products or heads, which tensor parallelism divides.
         parameters: numbers of its own.
         output: numbers that the last call gave.

@@ -31,7 +31,7 @@ FIRST, LAST = "first", "last"
 
 
 class Counter(TorchDispatchMode):
-    """Dispatch mode with hooks that track the present part of the model.
+    """Dispatch mode with hooks that track the part of the model that runs.
 
     Attributes:
         first, last, blocks: parts before repeated blocks, after them, and these.
@@ -49,7 +49,7 @@ class Counter(TorchDispatchMode):
         self._now = self.first
         self._inside = 0
         self._seen: dict[int, Tensor] = {}
-        # Held too: a place that is given out again would be taken for a result.
+        # Kept alive, because an address that is reused would be taken for a result.
         self._made: dict[int, Tensor] = {}
         self._attended = False
         self._width = 0
@@ -128,7 +128,7 @@ class Counter(TorchDispatchMode):
         return tensor.detach()
 
     def know(self, tensors: Iterator[Tensor]) -> None:
-        """Register tensors that exist in any case: parameters, buffers, the batch."""
+        """Register tensors that are not counted: parameters, buffers, the batch."""
         for tensor in tensors:
             if tensor.layout is torch.strided:
                 self._seen.setdefault(_key(tensor), tensor.detach())
@@ -149,11 +149,11 @@ class Counter(TorchDispatchMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Forward of every module, from the outermost of the first model on."""
+        """Count the forward of every module inside the block, from the first model on."""
 
         def around(plain: Callable[..., Any]) -> Callable[..., Any]:
             def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-                # No hook of all modules is given arguments by name.
+                # Global module hooks do not get keyword arguments.
                 self._enter(module, (args, kwargs))
                 output = None
                 try:
@@ -191,7 +191,7 @@ class Counter(TorchDispatchMode):
         self._inside -= 1
         tensors = [each for each in pytree.tree_leaves(output) if isinstance(each, Tensor)]
         if module is self.model:
-            # The output may be an object of its own, or a loss: rows are first those of the batch.
+            # The output may be a custom object or a loss, so the rows are first looked for in the batch.
             self.rows += self._rows or next((int(each.shape[0]) for each in tensors[:1] if each.dim()), 0)
         if module in self._places and tensors:
             self._places[module].output = float(tensors[0].numel())
@@ -201,7 +201,7 @@ class Counter(TorchDispatchMode):
 
     def _begin(self, module: nn.Module) -> None:
         self.model = module
-        # Operations before this have made the model.
+        # Operations before this belong to the construction of the model.
         self.first = self._now = ForwardAmounts()
         found = repeated_blocks(module)
         self.blocks = [ForwardAmounts() for _ in found]

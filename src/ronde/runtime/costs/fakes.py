@@ -24,7 +24,7 @@ _MAKING = ("__init__", "reset_parameters", "_reset_parameters")
 
 
 def answer(tensor: Tensor) -> bool | float | int | complex:
-    """Return the value of a tensor without data: 1 (a safe divisor), or False."""
+    """Return a stand-in for a value without data: 1 (a safe divisor), or False."""
     if tensor.dtype is torch.bool:
         return False
     if tensor.dtype.is_complex:
@@ -41,7 +41,7 @@ def is_real(args: Any, kwargs: Any) -> bool:
 
 
 def really(func: Any, args: Any, kwargs: Any) -> Any:
-    """The operation on real tensors."""
+    """Run the operation on real tensors."""
     with disable_current_modes():
         return func(*args, **kwargs)
 
@@ -66,7 +66,8 @@ def faked() -> Iterator[FakeTensorMode]:
     swap = torch.utils.swap_tensors
 
     def moved(old: Tensor, new: Tensor) -> None:
-        # `module.to` where it is already: weak references to tensors without data keep torch from swapping.
+        # A `module.to` without effect: torch cannot swap tensors without data, because of weak references to
+        # them.
         if (old.device, old.dtype, old.shape) != (new.device, new.dtype, new.shape):
             swap(old, new)
 
@@ -78,7 +79,7 @@ def faked() -> Iterator[FakeTensorMode]:
         return _copied(tensor, memo) if isinstance(tensor, FakeTensor) else really(copied, (tensor, memo), {})
 
     patches.set(Tensor, "__deepcopy__", copy)
-    # It would overwrite a checkpoint with nothing.
+    # Saving would overwrite a checkpoint with tensors without data.
     patches.set(torch, "save", lambda *_, **__: None)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:

@@ -94,13 +94,13 @@ def _measure(comm: Comm) -> dict[str, Any]:
 
 
 def _product(m: int, n: int, k: int) -> Callable[[], Any]:
-    """Return a product as in a linear layer; backward has the same kind."""
+    """Return a function that runs a product as in a linear layer."""
     left, right = torch.randn(m, k), torch.randn(n, k)
     return lambda: torch.nn.functional.linear(left, right)
 
 
 def _together(comm: Comm, work: Callable[[], Any]) -> float:
-    """Seconds of the work, the median of some rounds, while all ranks do it."""
+    """Measure the median seconds of the work while all ranks do it."""
     for _ in range(3):
         work()
     begun = time.perf_counter()

@@ -70,7 +70,7 @@ def trace_script(script: str, arguments: Sequence[str], *, real: bool = False) -
 
 
 class _Steps:
-    """Step hooks: counting ends with the first step, the script with the second."""
+    """Step hooks that end counting after one step, and the script at the second."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
@@ -113,12 +113,12 @@ def _amounts(counter: Counter, steps: _Steps) -> dict[str, Any]:
 
 
 def _run(blocks: list[ForwardAmounts]) -> list[ForwardAmounts]:
-    """Blocks that ran; others take parameters only."""
+    """Return the blocks that ran or that have parameters."""
     return [part for part in blocks if part.calls or part.parameters]
 
 
 def _told(error: Exception) -> str:
-    """Describe the obstacle to running without data, in a few words."""
+    """Describe in a few words why the script cannot run without data."""
     text = " ".join(str(error).split())[:160]
     name = type(error).__name__
     if name == "DataDependentOutputException":
@@ -131,7 +131,7 @@ def _told(error: Exception) -> str:
 
 
 def _line(error: Exception, script: str) -> str:
-    """Find the innermost line of the script, else of neither ronde nor torch."""
+    """Return the innermost line of the script, else of neither ronde nor torch."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [each for each in frames if os.path.abspath(each.filename) == os.path.abspath(script)]
     torch_folder = os.path.dirname(torch.__file__)

@@ -21,8 +21,8 @@ class StorageCensus:
         bytes: bytes by kind.
         on_host: part of these bytes that lies in host memory beside a device; on a CPU nothing is
             distinguished.
-        coming: bytes of the allocator that vary between steps where activations lie: parameters, and
-            gradients outside of buckets, also on their way into one.
+        coming: bytes that vary within a step, in the memory that is otherwise counted as activations:
+            gathered parameters, and gradients outside of buckets, also before they are copied into one.
     """
 
     def __init__(self, *, on_cuda: bool = False) -> None:

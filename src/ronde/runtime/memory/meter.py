@@ -1,7 +1,7 @@
 """Meter of a rank's memory by kind, at moments of a few steps.
 
-Counting all tensors takes about a microsecond for each, so it is done in two steps out of more and more. All
-others pay a comparison.
+Counting takes about a microsecond for each tensor, so only pairs of steps are measured, at growing distances.
+Every other step costs one comparison.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ def measured_steps() -> Iterator[int]:
 class MemoryMeter:
     """Peak memory of this rank by kind.
 
-    A script calls models, runs backward and steps optimizers; while `armed` the meter must be informed of
-    each.
+    While `armed` the meter must be informed of each call of a model, backward and optimizer step.
 
     Args:
         on_cuda: tensors lie on this rank's CUDA device.
@@ -77,7 +76,7 @@ class MemoryMeter:
         self._called = False
         self._steps = 0
         self._measured = measured_steps()
-        next(self._measured)  # the first step, which is armed already
+        next(self._measured)  # the first step is armed already
         self._next = next(self._measured)
 
     def called(self, module: torch.nn.Module) -> None:

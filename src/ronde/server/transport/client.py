@@ -305,7 +305,7 @@ class Client:
                 self.arena.give_back(room)
 
     def into(self, *rooms: Array) -> dict[str, Any]:
-        """Return the meta entry for answers to be written into these rooms, if shared."""
+        """Return the meta entry that requests answers in these buffers, if they are shared."""
         if self.arena is None:
             return {}
         places = [self.arena.place(room) for room in rooms]

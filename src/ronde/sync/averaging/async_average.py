@@ -30,8 +30,8 @@ class AsyncAverage(Averaging):
     training thread takes the copy and adds the difference, after the first step that ends when an average has
     arrived. During a warm-up of K steps gradients are averaged, and all wait.
 
-    A rank at the end of its script goes on to take part, with its parameters as they are, until all ranks are
-    at their end.
+    A rank that has come to the end of its script keeps taking part, with unchanged parameters, until all
+    ranks have.
 
     Args:
         warm_up: K.
@@ -126,7 +126,7 @@ class AsyncAverage(Averaging):
         self._averages_now = state["steps"] >= self._first_average
 
     def _on_lane(self, work: Any) -> None:
-        """Run a collective on the background thread, which gives all of them one order."""
+        """Run a collective on the background thread, in one order with all others."""
         self._lane.start(work).wait()
 
 
@@ -134,7 +134,7 @@ class _Average:
     """One average: this rank's copy, and the sum over ranks of all copies.
 
     Args:
-        tells: flags of this rank; for each the average counts the ranks that set it.
+        tells: flags that this rank sets; the average counts the ranks that set each.
     """
 
     def __init__(self, lane: Lane, comm: Comm, members: list[torch.Tensor], tells: Sequence[bool]) -> None:

@@ -89,7 +89,7 @@ class Decentralized(Averaging):
 
 
 class _Sent:
-    """Pending average."""
+    """Average that was started, and will be received before the next step."""
 
     def __init__(
         self, members: list[torch.Tensor], pending: Pending | None, difference: Callable[[], torch.Tensor]

@@ -55,7 +55,7 @@ class LowPrecision(Averaging):
         return self._alike(optimizer)
 
     def _alike(self, optimizer: Any) -> list[_Ring]:
-        """Create ring states where all ranks have the same parameters."""
+        """Create the copies of the ring, given that all ranks have the same parameters."""
         return [_Ring(flat, flat.clone(), flat.clone()) for flat, _ in flats_of(self.members_of(optimizer))]
 
     def _exchange(self, flat: torch.Tensor, members: list[torch.Tensor], ring: _Ring) -> None:

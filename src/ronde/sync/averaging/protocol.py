@@ -187,7 +187,7 @@ def average_gradients(comm: Comm, members: Sequence[torch.Tensor]) -> None:
     Raises:
         UsageError: a gradient is sparse.
     """
-    with torch.inference_mode(False):  # gradients made here are changed outside of it as well
+    with torch.inference_mode(False):  # tensors made in inference mode could not be changed outside of it
         _average_gradients(comm, members)
 
 

@@ -52,7 +52,10 @@ class CompressedBucket(Bucket):
 
     @property
     def early(self) -> bool:
-        """True once every gradient is computed: a copy is sent, so that suffices."""
+        """True once every gradient is computed.
+
+        A copy is sent, so a later change of the gradient does no harm.
+        """
         return self.complete
 
     @torch.no_grad()

@@ -81,7 +81,7 @@ class Corrected(Gathered):
         for codec, message, size, velocity, computed in zip(
             codecs, messages, self.sizes, self._velocity.split(self.sizes), self._computed, strict=True
         ):
-            if computed and isinstance(codec, TopK):  # else zeros were sent, from anywhere
+            if computed and isinstance(codec, TopK):  # a rank without this gradient has sent zeros
                 velocity[codec.places(message, size)] = 0
 
 

@@ -17,7 +17,8 @@ __all__ = ["GradientExchange"]
 class GradientExchange:
     """Reduces the gradients of some leaves in an encoded form.
 
-    `take`, `start`; then `reduce`, for several buckets each before the next; then `collect`.
+    Call `take` and `start`, then `reduce`, then `collect`; with several buckets, each method for all of them
+    before the next method.
 
     Args:
         leaves: leaves of one floating-point dtype and device.

@@ -58,9 +58,10 @@ class GradientCompression:
 
     Args:
         comm: the reducer's group.
-        travels: the plan's communication axis; not `as_it_is`.
+        travels: the plan's communication axis; one that changes gradients (its `as_it_is` is False).
         warm_up: steps of the plan's warm-up; None for the default.
-        parameters: function that returns a map from ids of leaves for blocks to ids of their parameters.
+        parameters: function that returns a map: from the id of each leaf that is a block of a parameter to
+            the parameter's id.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class GradientCompression:
         return 0 if optimizer is None else self._steps.get(optimizer, 0)
 
     def is_warming(self, optimizer: Any) -> bool:
-        """Return whether gradients of the next step are uncompressed, by the warm-up."""
+        """Return whether the next step is in the warm-up, which sends gradients uncompressed."""
         return self._travels.compressor != "topk" and self.steps_of(optimizer) < self._warm_up
 
     @property

@@ -17,8 +17,8 @@ __all__ = ["Summed"]
 class Summed(GradientExchange):
     """Sum gradients, as g = after * sum over ranks of (g_r / before).
 
-    The mean over W ranks has before = f and after = f / W, with f = 1 or, of Horovod's
-    `gradient_predivide_factor`, one by which neither terms nor sums leave the range of a dtype. The sum
+    The mean over W ranks has before = f and after = f / W, with f = 1, or Horovod's
+    `gradient_predivide_factor`: with a suitable f neither terms nor sums leave the range of a dtype. The sum
     (Horovod's `op=Sum`) has 1 and 1.
 
     Args:
