@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ronde.comm import ring, tree
+from ronde.comm.split import even_parts
 
 from .messages import Post, ThreadTransport, on_threads
 
@@ -53,7 +54,7 @@ def test_the_rings_halves_are_its_whole(world_size: int, numel: int):
         transport = ThreadTransport(post, range(world_size), rank)
         flat = tensors[rank]
         ring.reduce_scatter(transport, flat, 64)
-        begin, end = ring.bounds(numel, world_size)[rank]
+        begin, end = even_parts(numel, world_size)[rank]
         part = flat[begin:end].clone()
         gathered = torch.full_like(flat, math.nan)
         gathered[begin:end] = part

@@ -25,9 +25,9 @@ from compressed_reference import (
 from ronde.cluster.mesh import MeshOfRanks
 from ronde.comm.compressors.low_rank import first_factor, pays
 from ronde.comm.compressors.sparse import RandomK
+from ronde.comm.split import even_part
 from ronde.plan import Plan
 from ronde.sync.compression.bucket import CompressedBucket
-from ronde.tensor.layout import split_rows
 
 __all__ = ["Buckets", "Encoded", "Key", "OfRows", "has_own_momentum", "reduced", "replicas_of"]
 
@@ -174,7 +174,7 @@ def reduced(
         whole: list[dict[str, torch.Tensor]] = []
         for replica in range(replicas):
             model.zero_grad()
-            of_rows(*split_rows(rows, replicas, replica), replicas)
+            of_rows(*even_part(rows, replicas, replica), replicas)
             whole.append({name: each.grad.clone() for name, each in named.items() if each.grad is not None})
         result = {name: _mean([each[name] for each in whole]) for name in whole[0]}
         for own, reference, buckets in zip(keys, references, told, strict=True):

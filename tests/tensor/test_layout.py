@@ -9,18 +9,9 @@ import pytest
 import torch
 
 from ronde.rng.draws import UnknownDraw, find_axis
-from ronde.tensor.layout import Layout, memory_order, split_rows
+from ronde.tensor.layout import Layout, memory_order
 from ronde.tensor.rules.shapes import reshaped_layout
 from ronde.tensor.shard import laid
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_every_row_has_one_rank_and_ranks_are_even(world_size: int) -> None:
-    for rows in range(40):
-        bounds = [split_rows(rows, world_size, rank) for rank in range(world_size)]
-        assert [row for start, stop in bounds for row in range(start, stop)] == list(range(rows))
-        sizes = [stop - start for start, stop in bounds]
-        assert max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize(("outer", "inner"), [(1, 1), (1, 3), (2, 1), (2, 3)])

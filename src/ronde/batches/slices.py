@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ronde.batches.first_tensor import first_tensor
+from ronde.comm.split import even_part
 from ronde.patching.patches import Patches
 from ronde.patching.stacks import NEXT_BATCH
 from ronde.patching.torch_internals import BaseDataLoaderIter, DatasetKind
@@ -30,7 +31,7 @@ def share_of(rows: int, rank: int, ranks: int) -> slice:
     """
     if rows < ranks:
         return slice(rank % rows, rank % rows + 1) if rows else slice(0, 0)
-    return slice(rows * rank // ranks, rows * (rank + 1) // ranks)
+    return slice(*even_part(rows, ranks, rank))
 
 
 class LocalSlices:

@@ -12,7 +12,6 @@ the others take part within it only.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
@@ -22,6 +21,7 @@ import torch
 
 from ronde.comm import ring, tree
 from ronde.comm.lane import Lane, Task
+from ronde.comm.split import round_up
 from ronde.comm.transport import Transport
 
 __all__ = ["Hierarchical", "Within", "sum_across"]
@@ -98,7 +98,7 @@ class Hierarchical:
             # All parts of a chunk have one size.
             whole = chunk
             if chunk.numel() % self._parts:
-                whole = chunk.new_zeros(math.ceil(chunk.numel() / self._parts) * self._parts)
+                whole = chunk.new_zeros(round_up(chunk.numel(), self._parts))
                 whole[: chunk.numel()] = chunk
             under_way.append((chunk, whole, self._begin(whole)))
             if len(under_way) > _AHEAD:

@@ -14,6 +14,7 @@ import os
 import torch
 
 from ronde.comm.shared_segment import map_memory, map_of_peer, reserve
+from ronde.comm.split import round_up
 
 __all__ = ["FILLED", "TAKEN", "MemoryBlock", "MessageMemory", "PeerMemory"]
 
@@ -153,7 +154,7 @@ def _capacity(nbytes: int) -> int:
     if nbytes <= _LEAST:
         return _LEAST
     step = 1 << max(12, (nbytes - 1).bit_length() - 3)
-    return -(-nbytes // step) * step
+    return round_up(nbytes, step)
 
 
 def _close(block: MemoryBlock) -> None:

@@ -18,24 +18,18 @@ Each element is summed in one order and then copied, so all ranks hold the same 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
 
+from ronde.comm.split import even_parts
 from ronde.comm.transport import Handle, Transport
 
-__all__ = ["all_gather", "all_reduce", "bounds", "reduce_scatter"]
+__all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
 PIECE_BYTES = 1 << 18
 
 Segments = Sequence[Sequence[torch.Tensor]]
-
-
-def bounds(numel: int, parts: int) -> list[tuple[int, int]]:
-    """Return begin and end of each part; sizes differ by at most one."""
-    cuts = [numel * part // parts for part in range(parts + 1)]
-    return list(itertools.pairwise(cuts))
 
 
 def all_reduce(transport: Transport, flat: torch.Tensor, piece_bytes: int = PIECE_BYTES) -> None:
@@ -45,7 +39,7 @@ def all_reduce(transport: Transport, flat: torch.Tensor, piece_bytes: int = PIEC
 
 
 def reduce_scatter(transport: Transport, flat: torch.Tensor, piece_bytes: int = PIECE_BYTES) -> None:
-    """Reduce-scatter `flat` [n] in place, by the parts of `bounds`. The rest of `flat` is then undefined."""
+    """Reduce-scatter `flat` [n] in place, by `even_parts`. The rest of `flat` is then undefined."""
     steps = transport.world_size - 1
     _go_round(transport, _segments(flat, transport, piece_bytes), transport.rank - 1, steps, 0)
 
@@ -59,7 +53,7 @@ def all_gather(transport: Transport, flat: torch.Tensor, piece_bytes: int = PIEC
 def _segments(flat: torch.Tensor, transport: Transport, piece_bytes: int) -> Segments:
     """Return the segments, each cut into pieces, alike on every rank."""
     width = max(1, piece_bytes // flat.element_size())
-    parts = [flat[begin:end] for begin, end in bounds(flat.numel(), transport.world_size)]
+    parts = [flat[begin:end] for begin, end in even_parts(flat.numel(), transport.world_size)]
     return [part.split(width) if part.numel() else () for part in parts]
 
 

@@ -19,6 +19,7 @@ import torch
 from ronde.comm.buffer import Buffer, FlatStorage, Source
 from ronde.comm.reductions import REDUCTIONS, reduce_into
 from ronde.comm.small_buffer import SmallBuffer
+from ronde.comm.split import equal_parts, round_up
 from ronde.comm.waiting import Counters
 
 __all__ = ["SharedBuffer", "allocate_shared"]
@@ -166,8 +167,8 @@ def allocate_shared(shapes: Sequence[tuple[int, torch.dtype]], comm: Any) -> lis
     Raises:
         LaunchError: the memory does not suffice; raised on all ranks.
     """
-    header = _up(len(shapes) * _WORDS * 8, _PAGE)
-    sizes = [_up(numel * dtype.itemsize, _LINE) for numel, dtype in shapes]
+    header = round_up(len(shapes) * _WORDS * 8, _PAGE)
+    sizes = [round_up(numel * dtype.itemsize, _LINE) for numel, dtype in shapes]
     areas = [2 if size * (comm.world_size - 1) <= _SMALL else 1 for size in sizes]
     begins = list(itertools.accumulate(map(operator.mul, sizes, areas), initial=header))
     shared = comm.backend.shared
@@ -192,10 +193,4 @@ def allocate_shared(shapes: Sequence[tuple[int, torch.dtype]], comm: Any) -> lis
 def _bounds(tensor: torch.Tensor, ranks: int) -> list[tuple[int, int]]:
     """Return begin and end of each rank's part, cut at cache lines."""
     line = max(1, _LINE // tensor.element_size())
-    each = _up(-(-tensor.numel() // ranks), line)
-    cuts = [min(tensor.numel(), each * rank) for rank in range(ranks + 1)]
-    return list(itertools.pairwise(cuts))
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+    return equal_parts(tensor.numel(), ranks, line)

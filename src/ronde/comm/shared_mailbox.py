@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from ronde.comm.message_memory import FILLED, TAKEN, MemoryBlock, MessageMemory, PeerMemory
+from ronde.comm.split import round_up
 from ronde.comm.waiting import Counters, Waiting
 from ronde.errors import LaunchError, PeerLost
 
@@ -109,7 +110,7 @@ class Mailbox:
     @staticmethod
     def nbytes(ranks: int) -> int:
         """Return the bytes of memory that each rank must provide."""
-        return -(-(_words(ranks) + ranks * slots(ranks) * _SLOT_WORDS) * 8 // _PAGE) * _PAGE
+        return round_up((_words(ranks) + ranks * slots(ranks) * _SLOT_WORDS) * 8, _PAGE)
 
     def send(self, flat: torch.Tensor, to: int, tag: int = 0) -> Send:
         """Send `flat`, contiguous bytes, which may be changed afterwards.

@@ -28,6 +28,7 @@ from ronde.comm.once_per_host import OncePerHost, share_once
 from ronde.comm.reductions import REDUCTIONS, Reduction, reduce_into
 from ronde.comm.shared_mailbox import Mailbox
 from ronde.comm.shared_segment import share
+from ronde.comm.split import equal_parts
 from ronde.comm.waiting import Counters, Waiting
 from ronde.patching.torch_internals import foreach_copy_
 
@@ -296,19 +297,18 @@ class SharedMemory:
 
     def _reduce_chunk(self, chunk: torch.Tensor, reduction: Reduction) -> None:
         """Reduce one part of the chunk on every rank, and exchange the results."""
-        each = -(-chunk.numel() // self.ranks)
-        bounds = [min(chunk.numel(), each * rank) for rank in range(self.ranks + 1)]
-        pieces = [chunk[begin:end] for begin, end in itertools.pairwise(bounds)]
+        bounds = equal_parts(chunk.numel(), self.ranks)
+        pieces = [chunk[begin:end] for begin, end in bounds]
         staged, results = _LARGE
         self._wait_for(staged)
         whole = self._view(staged, chunk.dtype, chunk.numel())
-        for rank, piece in enumerate(pieces):
+        for rank, (begin, end) in enumerate(bounds):
             if rank != self.rank:
-                whole[self.rank][bounds[rank] : bounds[rank + 1]].copy_(piece)
+                whole[self.rank][begin:end].copy_(pieces[rank])
         self._publish(staged)
         mine = pieces[self.rank]
         self._wait_for(results)
-        begin, end = bounds[self.rank], bounds[self.rank + 1]
+        begin, end = bounds[self.rank]
         others = [part[begin:end] for rank, part in enumerate(whole) if rank != self.rank]
         reduce_into(mine, [mine, *others], reduction)
         self._view(results, chunk.dtype, mine.numel())[self.rank].copy_(mine)

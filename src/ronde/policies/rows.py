@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 
+from ronde.comm.split import even_parts
 from ronde.shards.partition import Partition
 from ronde.shards.spec import ShardSpec
 
-__all__ = ["first_rows", "rows"]
-
-
-def first_rows(count: int, ranks: int) -> list[int]:
-    """Return the first row of each rank, followed by the number of rows.
-
-    The sizes of ranks differ by one at most.
-    """
-    return [count * rank // ranks for rank in range(ranks + 1)]
+__all__ = ["rows"]
 
 
 def rows(ranks: int) -> Partition:
@@ -34,7 +26,8 @@ def rows(ranks: int) -> Partition:
 
 
 def _of_matrix(count: int, dim: int, ranks: int) -> ShardSpec:
-    spans = pairwise(first_rows(count, ranks))
+    spans = even_parts(count, ranks)
+    spans = even_parts(count, ranks)
     return ShardSpec(
         tuple((first * dim, last * dim) if first < last else None for first, last in spans), row=dim
     )

@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from ronde.comm.split import even_offsets
 from ronde.shards.partition import Partition
 from ronde.shards.spec import ShardSpec, Span
 
@@ -141,7 +142,7 @@ def in_equal_parts(sizes: Sequence[int], ranks: int) -> list[tuple[Span | None, 
     """
     ends = list(accumulate(sizes))
     total = ends[-1] if ends else 0
-    inner = [_cut(total * rank // ranks, sizes, ends) for rank in range(1, ranks)]
+    inner = [_cut(ideal, sizes, ends) for ideal in even_offsets(total, ranks)[1:-1]]
     runs = list(pairwise([0, *inner, total]))
     return [
         tuple(_overlap(run, end - size, end) for run in runs) for size, end in zip(sizes, ends, strict=True)

@@ -16,6 +16,7 @@ import torch
 from ronde.comm.buffer import references
 from ronde.comm.once_per_host import OncePerHost
 from ronde.comm.process_group import Comm
+from ronde.comm.split import round_up
 from ronde.shards.spec import ShardSpec
 from ronde.shards.unit import Member, Unit, is_held
 from ronde.trace.resident import Census
@@ -169,7 +170,7 @@ def map_unit(
     if comm.votes([any(is_held(tensor) for tensor in tensors)]) != [0]:
         return None
     size = tensors[0].element_size()
-    ends = accumulate((-(-tensor.numel() * size // _LINE) * _LINE for tensor in tensors), initial=0)
+    ends = accumulate((round_up(tensor.numel() * size, _LINE) for tensor in tensors), initial=0)
     *begins, nbytes = ends
     own = [each[comm.rank] or (0, 0) for each in specs]
     spans = [

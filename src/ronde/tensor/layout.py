@@ -11,16 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Layout", "Pieces", "RowRange", "joined", "memory_order", "split_rows"]
+from ronde.comm.split import even_part
 
-
-def split_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
-    """Return first and end row of `rank` in the most even cut.
-
-    >>> [split_rows(10, 3, rank) for rank in range(3)]
-    [(0, 3), (3, 6), (6, 10)]
-    """
-    return rows * rank // world_size, rows * (rank + 1) // world_size
+__all__ = ["Layout", "Pieces", "RowRange", "joined", "memory_order"]
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:
@@ -73,7 +66,7 @@ class Layout:
         assert not self.mirrored, "these have two pieces"
         if self.owner is not None:
             return 0, self.rows if rank == self.owner else 0
-        return split_rows(self.rows, self.world_size, rank)
+        return even_part(self.rows, self.world_size, rank)
 
     def ranges(self, rank: int) -> list[tuple[int, int]]:
         """Return first and end row of each piece of `rank`, in their order.
@@ -84,7 +77,7 @@ class Layout:
         if not self.mirrored:
             return [self.bounds(rank)]
         last = 2 * self.world_size - 1
-        return [split_rows(self.rows, last + 1, piece) for piece in (rank, last - rank)]
+        return [even_part(self.rows, last + 1, piece) for piece in (rank, last - rank)]
 
     def count(self, rank: int) -> int:
         """Return the number of rows that `rank` holds."""
@@ -183,5 +176,5 @@ class Pieces(Layout):
     stop: int = 0
 
     def bounds(self, rank: int) -> tuple[int, int]:
-        first, last = split_rows(self.stop - self.start, self.world_size, rank)
+        first, last = even_part(self.stop - self.start, self.world_size, rank)
         return self.start + first, self.start + last

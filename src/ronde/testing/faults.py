@@ -146,8 +146,8 @@ def local_item(session: Session) -> None:
 
 def wrong_slice_order(session: Session) -> None:
     """Take ranks' rows from a batch's end, but join them from the start."""
-    split_rows = layout.split_rows
-    replace(layout, "split_rows", lambda rows, size, rank: split_rows(rows, size, size - 1 - rank))
+    even_part = layout.even_part
+    replace(layout, "even_part", lambda rows, size, rank: even_part(rows, size, size - 1 - rank))
 
 
 def dropout_masks_alike(session: Session) -> None:

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from ronde.comm.split import round_up
+
 __all__ = ["ALIGNMENT", "Codec", "joined", "padded", "split"]
 
 ALIGNMENT = 8
@@ -34,7 +36,7 @@ class Codec(Protocol):
 
 def padded(nbytes: int) -> int:
     """Return the least multiple of `ALIGNMENT` that holds so many bytes."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return round_up(nbytes, ALIGNMENT)
 
 
 def joined(*parts: torch.Tensor) -> torch.Tensor:

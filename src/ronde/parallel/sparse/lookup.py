@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from ronde.comm.process_group import Comm
+from ronde.comm.split import even_offsets
 from ronde.patching.torch_internals import DisableTorchFunction
-from ronde.policies.rows import first_rows
 from ronde.shards.sharded_parameters import ShardedParameters
 from ronde.sync.sparse_rows import exchange
 from ronde.tensor.context import Context, in_transform
@@ -115,7 +115,7 @@ class RowLookup:
         part = self._parameters.latest(weight)
         if part is None:
             return weight.detach().index_select(0, distinct)
-        return _from_owners(comm, part.view(-1, dim), distinct, first_rows(rows, comm.world_size))
+        return _from_owners(comm, part.view(-1, dim), distinct, even_offsets(rows, comm.world_size))
 
 
 def _from_owners(
@@ -125,7 +125,7 @@ def _from_owners(
 
     Args:
         own: rows of this rank, [rows, dim].
-        firsts: see `first_rows`.
+        firsts: the first row of each rank, followed by the number of rows.
     """
     asked = exchange(comm, distinct, firsts)
     here = torch.cat(asked.received) - firsts[comm.rank]

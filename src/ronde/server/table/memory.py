@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ronde.comm.split import round_up
+
 __all__ = ["ReservedMemory"]
 
 _MAP_NORESERVE = 0x4000  # Linux: address space without committed memory
@@ -24,7 +26,7 @@ class ReservedMemory:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self.nbytes = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
+        self.nbytes = round_up(nbytes, _HUGE_PAGE)
         try:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
             self._map = mmap.mmap(-1, self.nbytes, flags=flags)
@@ -38,7 +40,7 @@ class ReservedMemory:
 
     def prefer_huge_pages(self, begin: int, end: int) -> None:
         """Ask for 2 MiB pages between two bytes, to reduce TLB misses."""
-        begin = -(-begin // _HUGE_PAGE) * _HUGE_PAGE
+        begin = round_up(begin, _HUGE_PAGE)
         if begin < end:
             try:
                 self._map.madvise(mmap.MADV_HUGEPAGE, begin, end - begin)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ronde.comm.split import round_up
 from ronde.errors import RondeError
 from ronde.server.table.memory import ReservedMemory
 
@@ -52,7 +53,7 @@ class RowStore:
     @staticmethod
     def bytes_of_a_row(dim: int, state: int, dtype: np.dtype[Any]) -> int:
         """Return the bytes of a row, a multiple of 8."""
-        return -(-(HEADER_BYTES + (dim + state) * dtype.itemsize) // 8) * 8
+        return round_up(HEADER_BYTES + (dim + state) * dtype.itemsize, 8)
 
     def __len__(self) -> int:
         return self._used - len(self._free)

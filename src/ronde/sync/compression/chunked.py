@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from ronde.comm.compressors.codec import Codec, joined
 from ronde.comm.pending import Pending
 from ronde.comm.process_group import Comm
+from ronde.comm.split import equal_parts
 from ronde.sync.compression.exchange import GradientExchange
 from ronde.sync.compression.residuals import ResidualStore
 from ronde.sync.leaf import Leaf
@@ -75,6 +75,4 @@ class Chunked(GradientExchange):
 
     def _chunks(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Split into a piece per rank; the last ones may be shorter, or empty."""
-        numel = flat.numel()
-        bounds = [min(numel, rank * self._chunk) for rank in range(self.comm.world_size + 1)]
-        return [flat[begin:end] for begin, end in itertools.pairwise(bounds)]
+        return [flat[begin:end] for begin, end in equal_parts(flat.numel(), self.comm.world_size)]
