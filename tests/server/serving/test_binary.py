@@ -121,7 +121,7 @@ def test_what_prometheus_reads(serving: tuple[BinaryReplica, Metrics], client: r
         'ronde_requests_total{endpoint="binary-lookup",status="refused"}',
         'ronde_requests_total{endpoint="binary-predict",status="done"}',
         'ronde_refused_messages_total{kind="table"}',
-        'ronde_request_seconds{endpoint="binary-lookup",quantile="0.99"}',
+        'ronde_request_seconds_count{endpoint="binary-lookup"}',
     ):
         assert f"\n{line} " in text
 

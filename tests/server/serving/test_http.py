@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from ronde.messages import lift
-from ronde.server.serving.http import application
+from ronde.server.serving.http import application, encode
 from ronde.server.serving.limits import MOST_BYTES, MOST_IDS
 from ronde.server.serving.published import Published
 from ronde.server.serving.replica import Replica
@@ -50,6 +51,32 @@ def test_rows_and_predictions(client: TestClient, run: Run) -> None:
     assert client.post("/v1/lookup", json={"table": "user", "ids": []}).json()["rows"] == []
 
 
+def test_every_float32_is_restored() -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint64).astype(np.uint32)
+    rows = bits.view(np.float32)
+    rows = rows[np.isfinite(rows)][:99_000].reshape(-1, 9).copy()
+    rows[0] = [0, -0.0, 1, 1e-45, 3.4028235e38, 1.1754944e-38, 9.9999998e9, 123456.79, 16777216]
+    back = np.array(json.loads(encode(rows)), np.float64).astype(np.float32)
+    assert np.array_equal(back, rows)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.array([[np.nan, 1.5], [np.inf, -2]], np.float32), "[[null,1.5],[null,-2.0]]"),
+        (np.empty((0, 3), np.float32), "[]"),
+        (
+            {"a": torch.tensor([0.5, np.inf]), 1: (torch.tensor(True), None)},
+            '{"a":[0.5,null],"1":[true,null]}',
+        ),
+        (torch.tensor([[1.5]], dtype=torch.bfloat16), "[[1.5]]"),
+        ([1 + 2j, "text"], '["(1+2j)","text"]'),
+    ],
+)
+def test_values_as_json(value: Any, text: str) -> None:
+    assert encode(value).decode() == text
+
+
 def test_versions(client: TestClient, run: Run) -> None:
     first = run.version
     run.step()
@@ -74,28 +101,40 @@ def test_what_prometheus_reads(client: TestClient) -> None:
     for line in (
         'ronde_requests_total{endpoint="lookup",status="200"} 1.0',
         'ronde_requests_total{endpoint="lookup",status="404"} 1.0',
-        "ronde_ids_looked_up 2.0",
+        "ronde_ids_looked_up_total 2.0",
+        "ronde_ids_found_total 1.0",
+        'ronde_request_seconds_count{endpoint="lookup"} 2.0',
+        'ronde_request_seconds_bucket{endpoint="lookup",le="+Inf"} 2.0',
         "ronde_healthy 1.0",
         "ronde_lag_seconds NaN",
     ):
         assert line in text.splitlines()
     for name in ("ronde_hit_rate", "ronde_version_age_seconds", 'ronde_rows{table="user"}'):
         assert f"\n{name} " in text
-    assert 'ronde_request_seconds{endpoint="lookup",quantile="0.99"}' in text
+
+
+LOOK_UP = 'the request must be {"table": ..., "ids": ...}'
+PREDICT = 'the request must be {"inputs": ...}: Expected `object | array`, got `int` - at `$.inputs`'
+ROLL_BACK = 'the request must be {"version": ...}: Expected `int`, got `bool` - at `$.version`'
 
 
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
-        ("lookup", "", (400, 'the request is not JSON; it is to be {"table": ..., "ids": ...}')),
-        ("lookup", "[" * 100_000, (400, 'the request is not JSON; it is to be {"table": ..., "ids": ...}')),
-        ("lookup", {"table": "user"}, (400, 'the request is to be {"table": ..., "ids": ...}')),
-        ("lookup", {"table": 3, "ids": []}, (400, "table is to be a string")),
-        ("lookup", {"table": "user", "ids": 3}, (400, "ids is to be a list")),
+        ("lookup", "", (400, f"{LOOK_UP}: Input data was truncated")),
+        ("lookup", "[" * 100_000, (400, f"{LOOK_UP}: Expected `object`, got `array`")),
+        ("lookup", {"table": "user"}, (400, f"{LOOK_UP}: Object missing required field `ids`")),
+        ("lookup", {"table": 3, "ids": []}, (400, f"{LOOK_UP}: Expected `str`, got `int` - at `$.table`")),
+        (
+            "lookup",
+            {"table": "user", "ids": 3},
+            (400, f"{LOOK_UP}: Expected `array`, got `int` - at `$.ids`"),
+        ),
+        ("lookup", {"table": "user", "ids": [2**63]}, (400, "ids must be from -2**63 to 2**63 - 1")),
         ("lookup", {"table": "u", "ids": [3]}, (404, "there is no table 'u'; the model has user, words")),
-        ("predict", {"inputs": 3}, (400, "inputs is to be an object or a list")),
+        ("predict", {"inputs": 3}, (400, PREDICT)),
         ("predict", {"inputs": []}, (422, "0 inputs were given; the model takes 3: x, bags_0, bags_1")),
-        ("rollback", {"version": True}, (400, "version is to be a whole number")),
+        ("rollback", {"version": True}, (400, ROLL_BACK)),
         ("nix", "", (404, "POST /v1/nix: Not Found")),
         ("versions", "", (405, "POST /v1/versions: Method Not Allowed")),
     ],

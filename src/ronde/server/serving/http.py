@@ -12,13 +12,13 @@ Errors are answered by {"error": "..."}.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Awaitable, Callable
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
+import orjson
 import torch
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -29,17 +29,32 @@ from starlette.routing import Route
 
 from ronde.errors import RondeError
 from ronde.server.serving.durable import DamagedFile
-from ronde.server.serving.json_rows import json_of_rows
 from ronde.server.serving.limits import MOST_BYTES, MOST_IDS
 from ronde.server.serving.metrics import Metrics
 from ronde.server.serving.program import NoProgram, Unfit
 from ronde.server.serving.replica import NoSuchTable, NoSuchVersion, Replica
 
-__all__ = ["application"]
+__all__ = ["application", "encode"]
 
 _STATUS = {NoSuchTable: 404, NoSuchVersion: 404, NoProgram: 409, DamagedFile: 409, Unfit: 422}
 
 Answer = Callable[[Request], Awaitable[bytes]]
+
+
+class _Lookup(msgspec.Struct, forbid_unknown_fields=True):
+    table: str
+    ids: list[int]
+
+
+class _Predict(msgspec.Struct, forbid_unknown_fields=True):
+    inputs: dict[str, Any] | list[Any]
+
+
+class _Rollback(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+
+
+_Form = TypeVar("_Form", _Lookup, _Predict, _Rollback)
 
 
 class _Malformed(RondeError):
@@ -57,7 +72,6 @@ def application(replica: Replica, metrics: Metrics | None = None) -> Starlette:
         metrics: counters of requests; None: new ones.
     """
     metrics = metrics or Metrics(replica)
-    json_of_rows(np.zeros((1, 1), np.float32))  # compile now, not at the first request
     endpoints = _Endpoints(replica)
 
     def timed(name: str, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
@@ -69,7 +83,7 @@ def application(replica: Replica, metrics: Metrics | None = None) -> Starlette:
                 status, body = 400, b""
             except RondeError as error:
                 status = error.status if isinstance(error, _Malformed) else _STATUS.get(type(error), 500)
-                body = _json({"error": str(error)})
+                body = encode({"error": str(error)})
             metrics.add(name, status, perf_counter() - begin)
             return Response(body, status, media_type="application/json")
 
@@ -82,7 +96,7 @@ def application(replica: Replica, metrics: Metrics | None = None) -> Starlette:
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text = f"{request.method} {request.url.path}: {error.detail}"
-        return Response(_json({"error": text}), error.status_code, media_type="application/json")
+        return Response(encode({"error": text}), error.status_code, media_type="application/json")
 
     named = {
         "/v1/lookup": ("lookup", "POST", endpoints.look_up),
@@ -104,20 +118,23 @@ class _Endpoints:
         self._replica = replica
 
     async def look_up(self, request: Request) -> bytes:
-        asked = await _object(request, {"table": str, "ids": list})
-        ids = _ids(asked["ids"])
+        asked = await _decoded(request, _Lookup)
+        ids = _ids(asked.ids)
         snapshot = self._replica.snapshot
-        rows = json_of_rows(self._replica.look_up(asked["table"], ids, snapshot))
-        return b'{"version":%d,"rows":%b}' % (snapshot.version, rows)
+        rows = self._replica.look_up(asked.table, ids, snapshot)
+        return encode({"version": snapshot.version, "rows": rows})
 
     async def predict(self, request: Request) -> bytes:
-        asked = await _object(request, {"inputs": (dict, list)})
+        asked = await _decoded(request, _Predict)
         snapshot = self._replica.snapshot
-        return await run_in_threadpool(self._predict, asked["inputs"], snapshot)
+        return await run_in_threadpool(self._predict, asked.inputs, snapshot)
 
     def _predict(self, inputs: Any, snapshot: Any) -> bytes:
         outputs = self._replica.predict(inputs, snapshot)
-        return _json({"version": snapshot.version, "outputs": _plain(outputs)})
+        try:
+            return encode({"version": snapshot.version, "outputs": outputs})
+        except TypeError as error:
+            raise Unfit(f"the model returns a value that JSON cannot hold: {error} [R745]") from None
 
     async def versions(self, request: Request) -> bytes:
         del request
@@ -126,11 +143,11 @@ class _Endpoints:
     def _versions(self) -> bytes:
         replica = self._replica
         told = {"serving": replica.snapshot.version, "pinned": replica.pinned, "versions": replica.versions()}
-        return _json(told)
+        return encode(told)
 
     async def roll_back(self, request: Request) -> bytes:
-        version = (await _object(request, {"version": int}))["version"]
-        await run_in_threadpool(self._replica.roll_back, version)
+        asked = await _decoded(request, _Rollback)
+        await run_in_threadpool(self._replica.roll_back, asked.version)
         return await run_in_threadpool(self._versions)
 
     async def follow(self, request: Request) -> bytes:
@@ -141,7 +158,7 @@ class _Endpoints:
     async def health(self, request: Request) -> bytes:
         del request
         replica, snapshot = self._replica, self._replica.snapshot
-        return _json(
+        return encode(
             {
                 "version": snapshot.version,
                 "step": snapshot.step,
@@ -164,53 +181,29 @@ async def _body(request: Request) -> bytes:
     return b"".join(parts)
 
 
-async def _object(request: Request, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a request's JSON object, checked for exactly these fields and types."""
+async def _decoded(request: Request, form: type[_Form]) -> _Form:
+    """Return the request's JSON object, checked by the fields of `form`."""
     body = await _body(request)
-    form = "{" + ", ".join(f'"{name}": ...' for name in fields) + "}"
     try:
-        asked = json.loads(body)
-    except (ValueError, RecursionError):
-        raise _Malformed(f"the request is not JSON; it is to be {form} [R744]") from None
-    if not isinstance(asked, dict) or set(asked) != set(fields):
-        raise _Malformed(f"the request is to be {form} [R744]")
-    for name, kind in fields.items():
-        if not isinstance(asked[name], kind) or isinstance(asked[name], bool):
-            kinds = kind if isinstance(kind, tuple) else (kind,)
-            wanted = " or ".join(_JSON_NAMES[each] for each in kinds)
-            raise _Malformed(f"{name} is to be {wanted} [R744]")
-    return asked
+        return msgspec.json.decode(body, type=form)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        fields = ", ".join(f'"{name}": ...' for name in form.__struct_fields__)
+        raise _Malformed(f"the request must be {{{fields}}}: {error} [R744]") from None
 
 
-_JSON_NAMES = {str: "a string", list: "a list", dict: "an object", int: "a whole number"}
-
-
-def _ids(given: list[Any]) -> np.ndarray[Any, Any]:
+def _ids(given: list[int]) -> np.ndarray[Any, Any]:
     if len(given) > MOST_IDS:
         raise _Malformed(f"{len(given)} ids were asked for; {MOST_IDS} are possible at a time [R744]", 413)
-    if not given:
-        return np.empty(0, np.int64)
     try:
-        ids = np.array(given)
-    except (ValueError, OverflowError, TypeError):
-        ids = np.empty((0, 0))
-    if ids.dtype != np.int64 or ids.ndim != 1:
-        raise _Malformed("ids is to be a list of whole numbers from -2**63 to 2**63 - 1 [R744]")
-    return ids
+        return np.array(given, np.int64)
+    except OverflowError:
+        raise _Malformed("ids must be from -2**63 to 2**63 - 1 [R744]") from None
+
+
+def encode(value: Any) -> bytes:
+    """Encode as JSON; float32 arrays restore bit for bit, non-finite floats become null."""
+    return orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
 
 
 def _plain(value: Any) -> Any:
-    """Convert a model's outputs to JSON values; non-finite floats become null."""
-    if isinstance(value, torch.Tensor):
-        return _plain(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return value if isinstance(value, (int, str, type(None))) else str(value)
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return value.tolist() if isinstance(value, (torch.Tensor, np.ndarray)) else str(value)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from time import time
-from typing import Any
 
-import numpy as np
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ronde.server.serving.replica import Replica
 
 __all__ = ["Metrics"]
 
-#: Number of an endpoint's latest requests over which quantiles are taken.
-WINDOW = 8192
+#: Upper ends of the histogram's buckets, in seconds: a look-up takes 50 us to some ms, a prediction more.
+BUCKETS = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 
 class Metrics:
-    """Prometheus metrics: counts and durations of requests, and gauges of the replica.
+    """Prometheus metrics: counts and durations of requests, gauges and counters of the replica.
 
     Args:
         refused: number of refused messages of the binary protocol, by kind; None if it is not served.
@@ -35,28 +32,26 @@ class Metrics:
             ["endpoint", "status"],
             registry=self._registry,
         )
-        self._children: dict[tuple[str, int | str], Any] = {}
-        self._seconds: dict[str, deque[float]] = {}
+        self._seconds = Histogram(
+            "ronde_request_seconds",
+            "Durations of requests by endpoint.",
+            ["endpoint"],
+            buckets=BUCKETS,
+            registry=self._registry,
+        )
         self._registry.register(self)  # pyright: ignore[reportArgumentType]
 
     def add(self, endpoint: str, status: int | str, seconds: float) -> None:
         """Count a request; `seconds` runs from its last byte to its answer."""
-        key = (endpoint, status)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = self._requests.labels(endpoint, str(status))
-        child.inc()
-        times = self._seconds.get(endpoint)
-        if times is None:
-            times = self._seconds[endpoint] = deque(maxlen=WINDOW)
-        times.append(seconds)
+        self._requests.labels(endpoint, status).inc()
+        self._seconds.labels(endpoint).observe(seconds)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """Yield gauges with their present values; prometheus_client calls this."""
+        """Yield present values; prometheus_client calls this."""
         replica, snapshot = self._replica, self._replica.snapshot
         counts = replica.counts
         lag = float("nan") if replica.lag is None else replica.lag
@@ -68,7 +63,8 @@ class Metrics:
         yield _gauge("ronde_healthy", not replica.trouble, help="0 if a newer version cannot be served.")
         yield _gauge("ronde_version_age_seconds", age, help="Since the training step of that version.")
         yield _gauge("ronde_lag_seconds", lag, help="From a training step until its version was served.")
-        yield _gauge("ronde_ids_looked_up", counts.asked, help="Ids in all look-ups so far.")
+        yield CounterMetricFamily("ronde_ids_looked_up", "Ids in all look-ups so far.", counts.asked)
+        yield CounterMetricFamily("ronde_ids_found", "Ids among them that had a row.", counts.found)
         yield _gauge("ronde_hit_rate", hits, help="The share of them that had a row.")
         rows = GaugeMetricFamily("ronde_rows", "Rows of a table.", labels=["table"])
         for name, table in snapshot.tables.items():
@@ -83,13 +79,6 @@ class Metrics:
             for kind, count in list(self._refused.items()):
                 refused.add_metric([kind], count)
             yield refused
-        quantiles = GaugeMetricFamily(
-            "ronde_request_seconds", "Quantiles of late requests.", labels=["endpoint", "quantile"]
-        )
-        for endpoint, seconds in list(self._seconds.items()):
-            for share, value in zip((0.5, 0.99), np.quantile(list(seconds), (0.5, 0.99)), strict=True):
-                quantiles.add_metric([endpoint, str(share)], float(value))
-        yield quantiles
 
 
 def _gauge(name: str, value: float, *, help: str) -> GaugeMetricFamily:
