@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ronde.server.record import Array, LaterArray
+from ronde.server.array_codec import Array
+from ronde.server.record import LaterArray
 from ronde.server.table.cold_store import records_of
 from ronde.server.table.state import ROWS
 from ronde.server.table.table import RowsOfTable, Table, joined

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ronde.server.array_codec import Array
 from ronde.server.dense_checks import (
     DTYPES,
     STEPPED,
@@ -27,10 +28,10 @@ from ronde.server.dense_checks import (
     check_step,
     name_of,
 )
-from ronde.server.record import Answer, Array, Record
+from ronde.server.record import Answer, Record
 from ronde.server.transport.wire import Message, Opcode
 
-__all__ = ["STEPPED", "DenseShard", "array_of", "tensor_of"]
+__all__ = ["STEPPED", "DenseShard", "array_of", "tensor_of", "tensor_view"]
 
 # numpy lacks bfloat16, so its raw bytes are sent.
 _AS_BYTES = (torch.bfloat16,)
@@ -49,7 +50,7 @@ def tensor_of(array: Array, dtype: torch.dtype) -> torch.Tensor:
     return raw.view(dtype) if dtype in _AS_BYTES else raw.to(dtype)
 
 
-def _seen_as(array: Array, dtype: torch.dtype) -> torch.Tensor:
+def tensor_view(array: Array, dtype: torch.dtype) -> torch.Tensor:
     """Return a flat tensor that shares the array's memory. Callers must not write to it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # "the array is not writable"
@@ -187,7 +188,7 @@ class DenseShard:
     def _write(self, record: Record) -> None:
         """Set missing values (INIT), overwrite values (PUSH), or add to values (ADD)."""
         meta = record.meta
-        came = _seen_as(record.arrays[0], DTYPES[meta["dtype"]])
+        came = tensor_view(record.arrays[0], DTYPES[meta["dtype"]])
         for key, part in zip(meta["keys"], came.split(meta["sizes"]), strict=True):
             held = self._values.get(key)
             other = held is None or held.numel() != part.numel() or held.dtype != part.dtype
@@ -309,7 +310,7 @@ def _sum(messages: Sequence[Message]) -> torch.Tensor:
     dtype = DTYPES[first.meta["dtype"]]
     summed = tensor_of(first.arrays[0], dtype)
     for message in messages[1:]:
-        summed.add_(_seen_as(message.arrays[0], dtype))
+        summed.add_(tensor_view(message.arrays[0], dtype))
     return summed
 
 

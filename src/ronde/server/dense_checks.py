@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ronde.server.record import Array
+from ronde.server.array_codec import Array
 from ronde.server.transport.wire import Message, Opcode
 
 __all__ = [

@@ -7,7 +7,6 @@ followed by dtype and shape of each array, then the arrays' bytes. Arrays are wr
 from __future__ import annotations
 
 import json
-import math
 import mmap
 import os
 import struct
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from ronde.server.record import Array
+from ronde.server.array_codec import Array, bytes_of, description, nbytes_of, restored
 
 __all__ = ["DamagedFrame", "LogFrame", "frame", "frames_of", "has_frame", "write"]
 
@@ -52,12 +51,9 @@ class DamagedFrame(Exception):
 
 def frame(meta: Any, arrays: Sequence[Array] = ()) -> list[Any]:
     """Return the buffers of a frame, in order; arrays are not copied."""
-    described = [[array.dtype.str, list(np.shape(array))] for array in arrays]
-    told = json.dumps([meta, described], separators=(",", ":")).encode()
+    told = json.dumps([meta, [description(array) for array in arrays]], separators=(",", ":")).encode()
     told += b" " * (-len(told) % _ALIGNMENT)
-    bodies: list[Any] = [
-        np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays if array.size
-    ]
+    bodies: list[Any] = [bytes_of(array) for array in arrays if array.size]
     bodies.append(bytes(-sum(body.nbytes for body in bodies) % _ALIGNMENT))
     lengths = _LENGTHS.pack(_MAGIC, len(told), sum(map(len, bodies)))
     return [lengths + _CHECKSUM.pack(_sum(lengths, told, *bodies)), told, *bodies]
@@ -141,10 +137,8 @@ def _read(content: memoryview, offset: int) -> LogFrame:
     arrays: list[Array] = []
     for name, shape in described:
         dtype = np.dtype(name)
-        nbytes = math.prod(shape) * dtype.itemsize
-        part = np.frombuffer(content[middle : middle + nbytes], dtype)
-        arrays.append((part if part.flags.aligned else part.copy()).reshape(shape))
-        middle += nbytes
+        first, middle = middle, middle + nbytes_of(dtype, shape)
+        arrays.append(restored(content[first:middle], dtype, shape))
     return LogFrame(meta, arrays, end)
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ronde.server.array_codec import Array
 from ronde.server.table.compiled import compiled
 from ronde.server.table.hashing import mix
 
 __all__ = ["HotRows"]
-
-Array = np.ndarray[Any, Any]
 
 _NEVER = np.iinfo(np.int64).min
 

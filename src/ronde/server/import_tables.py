@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from ronde.errors import RondeError, UsageError
+from ronde.server.array_codec import Array
 from ronde.server.dense import DenseShard
-from ronde.server.record import Array
 from ronde.server.shard import ServerShard
 from ronde.server.snapshot import commit, write_snapshot
 from ronde.server.sparse import SparseShard

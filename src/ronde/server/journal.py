@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from ronde.errors import RondeError
+from ronde.server.array_codec import Array
 from ronde.server.framing import DamagedFrame, LogFrame, frame, frames_of, has_frame, write
-from ronde.server.record import Array, Record
+from ronde.server.record import Record
 from ronde.server.transport.wire import Opcode
 
 __all__ = ["LogWriter", "Sync", "open_directory", "read_records", "segments"]

@@ -20,12 +20,12 @@ import torch
 from ronde.errors import UsageError
 from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.launch.server_config import SERVERS_KEY, read_token
+from ronde.server.array_codec import Array
 from ronde.server.dense import array_of, tensor_of
 from ronde.server.dense_checks import name_of
 from ronde.server.kv_optimizer import ServerOptimizer
 from ronde.server.kv_placement import Key, KeyPlacement, by_server, elements_of, key_number, listed, place_of
 from ronde.server.local_client import LocalClient
-from ronde.server.record import Array
 from ronde.server.transport.client import Client, PendingRequest
 from ronde.server.transport.wire import Opcode
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ronde.server.array_codec import Array
 from ronde.server.dense import DenseShard
 from ronde.server.parameter_server import ParameterServer
-from ronde.server.record import Array
 from ronde.server.shard import ServerShard
 from ronde.server.transport.client import PendingRequest, ServerRefused
 from ronde.server.transport.wire import Message, Opcode, WireError

@@ -6,13 +6,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
+from ronde.server.array_codec import Array
 from ronde.server.transport.wire import Message, Opcode
 
-__all__ = ["Answer", "Array", "LaterArray", "Record", "StateMachine", "StateOfPart"]
+__all__ = ["Answer", "LaterArray", "Record", "StateMachine", "StateOfPart"]
 
-Array = np.ndarray[Any, Any]
 Answer = tuple[dict[str, Any], list[Array]]
 #: A function that makes an array; called once, in the order of the state.
 LaterArray = Callable[[], Array]

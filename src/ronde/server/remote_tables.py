@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ronde.comm.process_group import Comm
+from ronde.server.array_codec import Array
 from ronde.server.hot_rows import HotRows
 from ronde.server.table.config_json import write_config
 from ronde.server.table.dedup import unique
@@ -33,8 +34,6 @@ __all__ = ["HOT_ROWS", "Served"]
 
 #: Default capacity of a worker's row cache, in rows per table; used with a staleness only.
 HOT_ROWS = 1 << 16
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ronde.errors import RondeError
-from ronde.server.record import Answer, Array, LaterArray, Record, StateMachine
+from ronde.server.array_codec import Array
+from ronde.server.record import Answer, LaterArray, Record, StateMachine
 from ronde.server.transport.wire import Message, Opcode, WireError
 
 __all__ = ["ServerShard"]

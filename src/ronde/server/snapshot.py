@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ronde.server.array_codec import Array
 from ronde.server.framing import DamagedFrame, frame, frames_of, write
 from ronde.server.journal import segments, sync_directory
-from ronde.server.record import Answer, Array, StateOfPart
+from ronde.server.record import Answer, StateOfPart
 
 __all__ = [
     "commit",

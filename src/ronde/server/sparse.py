@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ronde.server.array_codec import Array
 from ronde.server.cold_pages import page_arrays, pages_in, rows_now
-from ronde.server.record import Answer, Array, LaterArray, Record, StateOfPart
+from ronde.server.record import Answer, LaterArray, Record, StateOfPart
 from ronde.server.sparse_checks import check_rows, check_update
 from ronde.server.table.config_json import read_config, write_config
 from ronde.server.table.delta import ToldIds

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ronde.server.record import Array
+from ronde.server.array_codec import Array
 from ronde.server.table.state import ADMISSION, ROWS
 from ronde.server.table.table import Table
 from ronde.server.transport.wire import Message

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from ronde.patching.torch_internals import foreach_copy_
-from ronde.server.dense import array_of
+from ronde.server.array_codec import Array
+from ronde.server.dense import array_of, tensor_view
 from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client, PendingRequest
 from ronde.server.transport.wire import Opcode
@@ -19,7 +19,6 @@ from ronde.shards.spec import ShardSpec
 
 __all__ = ["Leaving", "Served", "ServerInputs", "ask_servers", "can_step_on_servers", "give_state"]
 
-Array = np.ndarray[Any, Any]
 Served = tuple[torch.Tensor, ShardSpec]
 Leaving = Callable[[int], "tuple[list[list[Any]], list[torch.Tensor]]"]
 """Returns the state entries to send to a server, as `DenseShard` reads them, with arrays."""
@@ -142,7 +141,7 @@ def write_answer(served: Sequence[Served], server: int, arrays: Sequence[Array])
     for tensor, ranges in served:
         by_dtype.setdefault(tensor.dtype, []).append(flat(tensor)[slice(*(ranges[server] or ()))])
     for (dtype, targets), array in zip(by_dtype.items(), arrays, strict=True):
-        came = torch.from_numpy(array.reshape(-1).view(np.uint8)).view(dtype)
+        came = tensor_view(array, dtype)
         foreach_copy_(targets, list(came.split([each.numel() for each in targets])))
 
 

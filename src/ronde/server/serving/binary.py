@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from ronde.errors import RondeError
+from ronde.server.array_codec import Array
 from ronde.server.serving.limits import MOST_BYTES, MOST_IDS
 from ronde.server.serving.metrics import Metrics
 from ronde.server.serving.program import NoProgram, Unfit
@@ -34,8 +35,6 @@ _META_BYTES = 1 << 16
 _LIMITS = Limits(nbytes=MOST_BYTES + 2 * _META_BYTES, meta_bytes=_META_BYTES, arrays=1024)
 _MOST_PREDICTIONS = 256
 _KINDS: Mapping[type[RondeError], str] = {NoSuchTable: "table", NoProgram: "program", Unfit: "unfit"}
-
-Array = np.ndarray[Any, Any]
 
 
 class ReadOnly:

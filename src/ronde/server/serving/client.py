@@ -11,6 +11,7 @@ import numpy as np
 
 from ronde.errors import PeerLost, RondeError, UsageError
 from ronde.launch.server_config import TOKEN_KEY, read_token
+from ronde.server.array_codec import Array
 from ronde.server.serving.limits import MOST_BYTES, MOST_IDS
 from ronde.server.serving.structure import put_together, travels_as
 
@@ -25,8 +26,6 @@ except ImportError as missing:
     ) from None
 
 __all__ = ["Predicted", "ReplicaClient", "ReplicaGone", "Rows"]
-
-Array = np.ndarray[Any, Any]
 
 
 class ReplicaGone(RondeError):

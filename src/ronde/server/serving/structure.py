@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["put_together", "take_apart", "travels_as"]
+from ronde.server.array_codec import Array
 
-Array = np.ndarray[Any, Any]
+__all__ = ["put_together", "take_apart", "travels_as"]
 
 # dtypes that the wire lacks, each with one that holds all its values.
 _TRAVELS_AS = {"bool": "uint8", "int16": "int32", "uint16": "int32"}

@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 
 from ronde.errors import RondeError
+from ronde.server.array_codec import Array
 from ronde.server.table.cold_folder import ColdFolder, remove_tree
 from ronde.server.table.hashing import hashes_of
 from ronde.server.table.index import SEGMENTS
 
 __all__ = ["HEAD_BYTES", "ColdRowsFailed", "ColdStore", "records_of"]
-
-Array = np.ndarray[Any, Any]
 
 #: Bytes before a row's: the step of the sweep before it was written.
 HEAD_BYTES = 8

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from ronde.errors import UsageError
+from ronde.server.array_codec import Array
 from ronde.server.table.cold_store import HEAD_BYTES, ColdRowsFailed, ColdStore
 from ronde.server.table.eviction import EvictByFrequency, Eviction, Idle, next_turns
 from ronde.server.table.index import SEGMENTS, Index, segments_of
@@ -25,8 +25,6 @@ from ronde.server.table.on_disk import OnDisk
 from ronde.server.table.rows import RowStore
 
 __all__ = ["ColdTier", "RawRows"]
-
-Array = np.ndarray[Any, Any]
 
 _SHARE = 16  # 1/16 of the rows in memory moves to disk at a time
 _MOST_PENDING = 1 << 16
