@@ -1,8 +1,8 @@
-"""Starts ranks on this host and sees them through to the end.
+"""Starts ranks on this host, and watches them to their end.
 
-The room is callable: `ronde.launch(fn, ranks=2)` runs a function, see `ronde.launch.function`. Python binds
-the name of a package's subpackage to the subpackage whenever it is first imported, so a function of this
-name beside it would come and go.
+The room is callable: `ronde.launch(fn, ranks=2)` runs a function, see `ronde.launch.function`. Importing a
+subpackage binds its name in the parent package, so a function `ronde.launch` beside the package would be
+overwritten.
 """
 
 from __future__ import annotations

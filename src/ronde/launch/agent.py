@@ -1,8 +1,8 @@
 """One host's side of a run on several hosts: `python -m ronde.launch.agent`, started by ssh or srun.
 
-It speaks to its launcher by frames over stdin and stdout, starts the host's ranks, passes on what rank 0
-prints, reports deaths and errors, and ends the ranks when the launcher says so or is gone: the end of stdin
-is the end of the run here, so nothing is left on a host whose connection broke.
+It exchanges frames with its launcher over stdin and stdout, starts the host's ranks, passes on rank 0's
+output, reports deaths and errors, and ends the ranks when the launcher asks for it or is gone: the end of
+stdin ends the run on this host, so no process remains on a host that has lost its connection.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from ronde.trace.server_states import server_states
 
 __all__ = ["Answers", "main"]
 
-#: How more questions before a run are answered: the kind of the answer, and what makes it.
+# : Answers to further questions before a run: the kind of the answer, and the function that makes it.
 Answers = Mapping[FrameKind, tuple[FrameKind, Callable[[dict[str, Any]], dict[str, Any]]]]
 
 #: Seconds between two signs of life, in both directions.
 BEAT_S = 1.0
-#: Without a sign of the launcher for so long its connection counts as lost.
+# : Seconds without a message from the launcher, after which its connection counts as lost.
 SILENCE_S = 60.0
 
 
 def main(more: Answers = MappingProxyType({})) -> None:
-    """Serve one launcher, and leave with it.
+    """Serve one launcher, and end when it does.
 
     Args:
         more: questions that are answered besides those of a launcher.
@@ -72,8 +72,8 @@ def main(more: Answers = MappingProxyType({})) -> None:
 
 
 def _meet(incoming: Iterator[tuple[FrameKind, bytes]], sender: Sender, more: Answers) -> NodeSpec | None:
-    """Describe this host until the launcher starts its node; None when it does not."""
-    with contextlib.ExitStack() as greeting:  # there must be no thread when ranks are started
+    """Answer questions about this host; return its part of the run, or None."""
+    with contextlib.ExitStack() as greeting:  # before ranks are started there must be no thread
         return _answer(incoming, sender, more, greeting)
 
 
@@ -113,18 +113,18 @@ def _answer(
 
 
 def _seen(mark: str = "", server_state: str = "") -> dict[str, Any]:
-    """Look for the launcher's folders on this host.
+    """Look for the launcher's folders on this host, to see whether it shares them.
 
     Args:
-        mark: a file in that of checkpoints, "" without.
-        server_state: directory of an earlier run with servers, "" without.
+        mark: a file in the folder of checkpoints; "" without checkpoints.
+        server_state: directory of an earlier run with servers; "" for none.
     """
     states = list(server_states(Path(server_state))) if server_state else []
     return {"sees_checkpoints": sees_mark(mark), "server_states": states}
 
 
 def _take_brought(place: dict[str, Any], incoming: Iterator[tuple[FrameKind, bytes]]) -> str:
-    """Take checkpoints into the run directory of this host; returns a complaint or ""."""
+    """Receive checkpoints into this host's run directory; return an error or ""."""
     chosen = Path(place["run_dir"]) if place["run_dir"] else None
     pieces = (
         FileChunk.from_bytes(content)
@@ -140,7 +140,7 @@ def _take_brought(place: dict[str, Any], incoming: Iterator[tuple[FrameKind, byt
 
 
 def about_this_host(script: str, cwd: str, run_dir: str = "") -> dict[str, Any]:
-    """Describe this host: versions, files and devices, which hosts have to have alike.
+    """Describe this host: versions, files and devices, which must match other hosts'.
 
     Args:
         script: its path; "" for a module.
@@ -155,7 +155,7 @@ def about_this_host(script: str, cwd: str, run_dir: str = "") -> dict[str, Any]:
     space = os.stat("/proc/self/ns/net").st_ino if Path("/proc/self/ns/net").exists() else 0
     return {
         "python": platform.python_version(),
-        # Its types name all rooms, so this one must not import it by name.
+        # It imports all rooms for their types, so a normal import here would break the order of rooms.
         "ronde": importlib.import_module("ronde").__version__,
         "torch": torch_version(),
         "script": found,
@@ -176,7 +176,7 @@ def _free(path: Path) -> int:
 
 
 def _run(part: NodeSpec, incoming: int, sender: Sender) -> None:
-    """The host's part from its start to its last word."""
+    """Run the host's part from its start to its last message."""
     unread: set[bytes] = set()
     relays = _relay_output(sender, unread, one_stream=part.one_stream)
     try:
@@ -185,7 +185,7 @@ def _run(part: NodeSpec, incoming: int, sender: Sender) -> None:
     except (RondeError, OSError) as error:
         sender.send(FrameKind.LAST, {"refused": str(error)})
         return
-    # From here on there are threads; signals are blocked in them, for they are blocked here.
+    # From here on there are threads, in which signals are blocked because they are blocked here.
     listener = threading.Thread(
         target=_listen, args=(incoming, sender, ranks, unread), name="ronde listen", daemon=True
     )
@@ -206,13 +206,13 @@ def _run(part: NodeSpec, incoming: int, sender: Sender) -> None:
             ranks.send_large_files(unread)
             sender.send(FrameKind.LAST, last)
             ranks.remove_sent(unread)
-    os._exit(0)  # a thread may hang in a connection that is dead
+    os._exit(0)  # a thread may hang on a dead connection
 
 
 def _relay_output(sender: Sender, unread: set[bytes], *, one_stream: bool) -> list[threading.Thread]:
     """Send stdout and stderr to the user by frames; returns the threads.
 
-    `unread`: kinds of frames that nobody reads any more.
+    `unread`: kinds of frames that the launcher no longer reads.
     """
     made: list[threading.Thread] = []
     theirs = -1
@@ -231,11 +231,11 @@ def _relay(source: int, kind: FrameKind, sender: Sender, unread: set[bytes]) -> 
     with contextlib.suppress(OSError):
         while (data := os.read(source, 65536)) and kind not in unread:
             sender.send(kind, data)
-    os.close(source)  # where nobody reads any more, rank 0 meets the broken pipe itself
+    os.close(source)  # if the launcher no longer reads, rank 0 gets the broken pipe itself
 
 
 def _listen(incoming: int, sender: Sender, ranks: PipedNode, unread: set[bytes]) -> None:
-    """Obey the launcher until it is gone or silent for too long."""
+    """Carry out the launcher's frames until it is gone or silent too long."""
     heard = [time.monotonic()]
     watchman = threading.Thread(target=_watch_silence, args=(heard, ranks), daemon=True)
     watchman.start()
@@ -277,7 +277,7 @@ def _beat(sender: Sender, ranks: PipedNode) -> None:
 
 
 def _carry(ranks: PipedNode, unread: set[bytes]) -> None:
-    """Send large files as rank 0 makes them; heartbeats do not wait."""
+    """Send large files as rank 0 makes them, without delaying heartbeats."""
     with contextlib.suppress(OSError):
         while True:
             time.sleep(BEAT_S)

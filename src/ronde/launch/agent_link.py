@@ -1,4 +1,4 @@
-"""The launcher's end of one agent: its process, and the frames that come."""
+"""The launcher's connection to one agent: its process and its frames."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ class AgentLink:
         name: name of the host.
         ranks: number of its ranks.
         show: writes rank 0's output to the user's stdout (1) or stderr (2).
-        save: takes a piece of a checkpoint; in the thread that reads, so none pile up here.
+        save: callback for a piece of a checkpoint, called in the reading thread, so that pieces do not pile
+            up.
 
     Attributes:
-        news: frames that have come, each a kind and its content; the kind None: the agent is gone.
+        news: received frames, each a kind and its content; kind None: the agent is gone.
         has_started: whether the command has been started.
         said: last lines of the command's stderr.
-        clock: differences of its clocks from this host's.
+        clock: offsets of its clocks from this host's.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class AgentLink:
         self._threads: list[threading.Thread] = []
 
     def start(self, words: Sequence[str], mask: set[signal.Signals]) -> None:
-        """Start the command that leads to the agent; before any thread.
+        """Start the command that leads to the agent. Call it before any thread starts.
 
         Raises:
             LaunchError: the command is not installed.
@@ -100,22 +101,25 @@ class AgentLink:
 
     @property
     def code(self) -> int:
-        """The exit code of the command, known after the news of its end."""
+        """The exit code of the command; valid once its end has been read."""
         return self._process.returncode or 0
 
     def send(self, kind: FrameKind, content: bytes | str | dict[str, object] = b"") -> None:
-        """Send a frame; an agent that is gone is told of by other news."""
+        """Send a frame; if the agent is gone, do nothing.
+
+        Its end is reported by `news`.
+        """
         with contextlib.suppress(OSError, ValueError):
             self._sender.send(kind, content)
 
     def ask_clock(self) -> None:
-        """Ask the agent for its clocks; the last answer that is needed is news."""
+        """Ask the agent for its clocks; the last answer needed is put into `news`."""
         self.send(FrameKind.CLOCK, self.clock.question())
 
     def send_many(self, sent: Iterable[tuple[FrameKind, bytes]]) -> None:
-        """Send many frames from a thread, and no others meanwhile.
+        """Send many frames from a thread, without other frames between them.
 
-        They take a descriptor of their own, which `close` leaves open.
+        They use a duplicated descriptor, which `close` leaves open.
         """
         assert self._process.stdin is not None
         descriptor = os.dup(self._process.stdin.fileno())
@@ -125,13 +129,13 @@ class AgentLink:
         os.close(descriptor)
 
     def close(self) -> None:
-        """Let go: the agent ends its ranks, if it has any left."""
+        """Close the connection: the agent then ends its remaining ranks."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
     def end(self, until: float) -> None:
-        """End the command itself, which has until then (on the monotonic clock) to leave."""
+        """End the command, which may take until this monotonic time to leave."""
         try:
             self._process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -145,7 +149,7 @@ class AgentLink:
                 stream.close()
 
     def _take_frames(self, complaints: threading.Thread) -> None:
-        """Pass frames on; the news that the agent is gone comes behind its complaints."""
+        """Put received frames into `news`; the agent's end follows its last error lines."""
         assert self._process.stdout is not None
         source = self._process.stdout.fileno()
         try:

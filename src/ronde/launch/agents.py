@@ -19,7 +19,7 @@ from ronde.launch.trouble import Trouble
 
 __all__ = ["Agents", "about_run", "agent_links"]
 
-# How long the commands that led to agents have to leave when all is over.
+# Seconds that the commands have for their end after the run.
 _LEAVE_S = 2.0
 
 
@@ -28,7 +28,7 @@ class Agents:
 
     Args:
         links: one for each host.
-        wait: waits so many seconds at most, for news or a signal, which may end the wait by an exception.
+        wait: function that waits at most so many seconds for news or a signal, and may raise.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Agents:
         return [link.name for link in self._links if link.index not in self._here]
 
     def start(self, inbox: SignalInbox, environment: Mapping[str, str], module: str) -> None:
-        """Start an agent on each host; before any thread.
+        """Start an agent on each host. Call it before any thread starts.
 
         Args:
             environment: variables of this process.
@@ -77,7 +77,7 @@ class Agents:
             asked: question to each agent, by its number; one that is gone is not asked.
 
         Returns:
-            the answers that have come, and why others have not.
+            the received answers, and the reason for each missing one.
         """
         links = {link.index: link for link in self._links}
         for index in asked.keys() - self._gone:
@@ -88,7 +88,7 @@ class Agents:
     def answers(
         self, indices: Collection[int], wanted: FrameKind, within: float
     ) -> tuple[dict[int, dict[str, Any]], list[Trouble]]:
-        """Wait for answers of agents that have been asked; returns as `ask`."""
+        """Wait for answers of agents that have been asked; return them as `ask` does."""
         links = {link.index: link for link in self._links}
         waited_for = set(indices) - self._gone
         answers: dict[int, dict[str, Any]] = {}
@@ -142,7 +142,7 @@ def _for_python(environment: Mapping[str, str]) -> dict[str, str]:
 def agent_links(
     hosts: Hosts, show: Callable[[int, bytes], None], save: Callable[[AgentLink, bytes], None]
 ) -> Iterator[Sequence[AgentLink]]:
-    """Give links to the agents of all hosts, as a context that ends them.
+    """Make links to the agents of all hosts, as a context that ends them.
 
     Args:
         show, save: as of `AgentLink`.

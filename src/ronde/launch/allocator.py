@@ -1,9 +1,9 @@
 """Options of glibc's malloc for ranks on the CPU: huge pages, and few returns.
 
-glibc returns large blocks to the kernel as soon as they are freed, and the kernel hands them out again
-page by page, each filled with zeros. A training step frees and asks for the same blocks over and over.
-Kept in the heap they cost nothing, and the kernel may back the heap with huge pages, from which matrices are
-read faster (docs/adr/0007-ranks-keep-freed-memory.md).
+glibc returns large blocks to the kernel as soon as they are freed, and the kernel hands them out again page
+by page, each filled with zeros. A training step frees and asks for the same blocks over and over. Blocks that
+stay in the heap cost nothing, and the kernel may back the heap with huge pages, which speed up reading
+matrices (docs/adr/0007-ranks-keep-freed-memory.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KEEP = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 46),
     "MALLOC_TOP_PAD_": str(64 << 20),
-    # Older versions of glibc than 2.35 do not know it, and ignore it.
+    # glibc before 2.35 ignores it.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
@@ -28,16 +28,17 @@ def keeping_memory(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def returning_memory(environment: Mapping[str, str], *, blocks: int) -> dict[str, str]:
-    """Return `keeping_memory` for a process with large blocks that come and go.
+    """Return `keeping_memory` for a process that often frees and allocates large blocks.
 
     Args:
-        blocks: bytes from which on a freed block is returned at once; a heap with holes would grow.
+        blocks: size in bytes from which a freed block is returned at once; the heap would otherwise grow by
+            fragmentation.
     """
     return {} if _chosen(environment) else {"MALLOC_MMAP_THRESHOLD_": str(blocks)}
 
 
 def give_back() -> None:
-    """Return free memory to the kernel, where the allocator can."""
+    """Return free memory to the kernel, if the allocator supports it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""ronde's own words to the user: on stderr, few, and marked as ronde's."""
+"""Messages of ronde to the user on stderr, each marked as ronde's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Checkpoints that travel between a launcher's folder and hosts without it.
+"""Transfer of checkpoints between the launcher's folder and hosts that do not see it.
 
-Rank 0 writes into the run directory of its host, from where each checkpoint comes to the launcher's folder.
-To go on, the launcher sends what it has into the run directory of each such host, before a rank is started.
-The manifest comes last: a checkpoint without it does not count.
+Rank 0 writes into the run directory of its host, and each checkpoint is copied from there to the launcher's
+folder. To resume, the launcher sends its checkpoints into the run directory of each such host before a rank
+is started. The manifest is sent last: a checkpoint without one is incomplete.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ _SENT_TO_GO_ON = 2
 
 
 def carried_folder(run_directory: Path) -> Path:
-    """The folder of a host's checkpoints, where it does not see the launcher's."""
+    """Return the folder for checkpoints on a host that does not see the launcher's."""
     return run_directory / "checkpoints"
 
 
 @contextlib.contextmanager
 def mark_folder(folder: str) -> Iterator[str]:
-    """Make a file by which other hosts know the folder; yields its path or "".
+    """Make a file that shows other hosts whether they see this folder.
+
+    Yields its path or "".
 
     Raises:
         UsageError: the folder cannot be written.
@@ -67,13 +69,13 @@ def sees_mark(mark: str) -> bool:
     if not mark:
         return True
     with contextlib.suppress(OSError):
-        os.listdir(os.path.dirname(mark))  # NFS answers from what it knows until it is asked for all names
+        os.listdir(os.path.dirname(mark))  # listing the folder refreshes the cache of NFS
     return os.path.exists(mark)
 
 
 @final
 class CheckpointSender:
-    """The checkpoints of a folder, each to be sent once.
+    """Sender of a folder's checkpoints, each once.
 
     Args:
         folder: place of checkpoints.
@@ -85,20 +87,20 @@ class CheckpointSender:
         self._journal = 0
 
     def pass_over(self) -> None:
-        """Mark all that are there as sent: they have come from the launcher."""
+        """Mark all present checkpoints as sent, since they came from the launcher."""
         for _, place in checkpoints_in(self._folder):
             with contextlib.suppress(OSError):
                 self._sent[place.name] = (place / MANIFEST).read_bytes()
 
     def pieces(self) -> Iterator[FileChunk]:
-        """Yield the pieces of whole checkpoints that were not sent, the oldest first."""
+        """Yield the pieces of complete checkpoints not sent yet, the oldest first."""
         for _, place in reversed(list(checkpoints_in(self._folder))[:_SENT_TO_GO_ON]):
-            # It may be removed, for a newer one is there.
+            # It may be removed meanwhile, as a newer one exists.
             with contextlib.suppress(OSError, ValueError):
                 yield from self._of_one(place)
 
     def nbytes(self) -> int:
-        """Bytes of the files that are sent to go on."""
+        """Bytes of the files that are sent to resume."""
         files = (
             file
             for _, place in list(checkpoints_in(self._folder))[:_SENT_TO_GO_ON]
@@ -127,7 +129,7 @@ def _contents(name: str, file: BinaryIO, begin: int, end: int) -> Iterator[FileC
 
 @final
 class CheckpointReceiver:
-    """A folder into which checkpoints come.
+    """Receiver of checkpoints into a folder.
 
     Args:
         keep: number of checkpoints that are kept, the newest.
@@ -137,7 +139,7 @@ class CheckpointReceiver:
         self._folder, self._keep = folder, keep
 
     def take(self, piece: FileChunk) -> None:
-        """Write the bytes; with the last of a checkpoint it is there, and durable.
+        """Write a piece; the last one of a checkpoint makes it complete and durable.
 
         Raises:
             OSError: a file cannot be written.
@@ -166,7 +168,7 @@ class CheckpointReceiver:
 
 
 def take_brought(run_directory: Path, pieces: Iterable[FileChunk]) -> str:
-    """Write checkpoints into a host's run directory; returns the reason of a failure, or ""."""
+    """Write checkpoints into a host's run directory; return an error or ""."""
     folder = carried_folder(run_directory)
     shutil.rmtree(folder, ignore_errors=True)
     target, problem = CheckpointReceiver(folder, keep=_SENT_TO_GO_ON), ""

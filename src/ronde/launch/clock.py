@@ -1,8 +1,7 @@
-"""Clocks of a host, compared with the launcher's by questions and answers.
+"""Offsets of a host's clocks from the launcher's, measured by questions and answers.
 
-The answer was given some time between the question and its arrival here (Cristian, 1989): the middle of the
-two is taken, and half of the time between them is the error. Of several answers the one that came fastest
-counts.
+The other clock was read at some time between the question and the arrival of the answer (Cristian, 1989): the
+middle is taken, with half of the round trip as error. Of several answers the fastest counts.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _MUCH_S = 2.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """Lead of a host's clocks over the launcher's.
+    """Seconds by which a host's clocks are ahead of the launcher's.
 
     Attributes:
         wall, monotonic: seconds.
@@ -41,7 +40,7 @@ class ClockOffset:
     error: float
 
     def trouble(self, host: str) -> Trouble | None:
-        """A complaint about the time of day there; None where it is as here."""
+        """Return a note if the time of day there differs, else None."""
         if abs(self.wall) < _MUCH_S:
             return None
         side = "ahead of" if self.wall > 0 else "behind"
@@ -61,7 +60,7 @@ def read_clocks(question: Mapping[str, Any]) -> dict[str, Any]:
 
 @final
 class HostClock:
-    """Answers of one host, the first ones and the latest ones."""
+    """Clock comparisons of one host: the first ones and the latest ones."""
 
     def __init__(self) -> None:
         self._first: list[ClockOffset] = []
@@ -69,11 +68,11 @@ class HostClock:
 
     @staticmethod
     def question() -> dict[str, Any]:
-        """Return a question for now."""
+        """Return a question with the present time."""
         return {"asked": time.monotonic()}
 
     def take(self, answer: Mapping[str, Any]) -> None:
-        """An answer has come, now."""
+        """Record an answer that has arrived now."""
         wall, now = time.time(), time.monotonic()
         half = (now - answer["asked"]) / 2
         at = answer["monotonic"]

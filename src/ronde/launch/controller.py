@@ -1,8 +1,8 @@
-"""The controller of a run: sees ranks on all nodes through to their end.
+"""The controller of a run: watches ranks on all nodes until they end.
 
-Nodes tell what happens, and are told what the user sends. One of this process supervises its ranks in the
-loop here; those of other hosts do so by agents, and meet at a store of this process's, so that the death of a
-rank does not take it away.
+Nodes report events, and get the signals that the user sends. A local node supervises its ranks in this
+process's loop; other hosts have agents for that. Ranks of several hosts meet at a store that this process
+starts, so that it survives the death of any rank.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = ["Controller"]
 
 @final
 class Controller:
-    """One run: its nodes, and how it ends.
+    """One run: its nodes, and its end.
 
     Args:
-        nodes: nodes of which the ranks have been started.
+        nodes: nodes whose ranks have been started.
         store: process of the store where ranks of several hosts meet; None: ranks have a file.
-        explain: says what evidence of a stall or a failure means.
+        explain: function that interprets evidence of a stall or a failure.
         is_to_end: event by which the ranks are asked to end, as by SIGTERM.
     """
 
@@ -97,28 +97,28 @@ class Controller:
             self._router.take(message)
             message = self._inbox.wait(0)
 
-    # What nodes tell.
+    # Events of nodes.
 
     def take_stall(self, node: int, evidence: Evidence, *, is_over: bool) -> None:
         """Ask all nodes about their ranks when ranks of one wait too long."""
         if not is_over and time.monotonic() - self._stalled_at < notice_after(self._job.run.timeout):
-            return  # another node has said so
+            return  # another node has reported it
         self._stalled_at = time.monotonic()
         self._ask("stall", lambda parts: self.run_end.stalled(parts, is_over=is_over), {node: evidence})
 
     def take_look(self, node: int, evidence: Evidence) -> None:
-        """A node answers."""
+        """Take a node's answer to the question about its ranks."""
         if self._look is not None:
             self._look.take(node, evidence)
 
     def take_end(self, node: int) -> None:
-        """A node's ranks have ended well; when all have, servers may end, too."""
+        """Record that a node's ranks have ended well; after all nodes, servers end."""
         self._ended.add(node)
         if all(number in self._ended or each.is_over for number, each in enumerate(self._nodes)):
             for each in self._nodes:
                 each.release()
 
-    # What is asked of them.
+    # Questions to nodes.
 
     def _ask(
         self,
@@ -134,7 +134,7 @@ class Controller:
                     node.look(reason)
 
     def _keep_looks(self) -> None:
-        """Conclude a look that is complete, and begin the one that `ronde doctor` asks for."""
+        """Finish a query that is complete, and begin one if `ronde doctor` asks."""
         look = self._look
         alive = {number for number, node in enumerate(self._nodes) if not node.is_over}
         if look is not None and look.is_complete(alive):
@@ -148,7 +148,7 @@ class Controller:
             self._ask("asked", self.run_end.asked, {})
 
     def note_silences(self) -> None:
-        """Note for how long nothing has been heard of nodes."""
+        """Record for how many seconds each silent node has sent nothing."""
         self.run_end.hear_nothing_of({number: node.silence for number, node in enumerate(self._nodes)})
 
     def _look_at_the_store(self) -> None:
@@ -160,7 +160,7 @@ class Controller:
             )
 
     def _end_if_failed(self) -> None:
-        """End all ranks, once."""
+        """End all ranks after a failure, once."""
         if self.ends.has_failed and not self._has_failed:
             self._has_failed = True
             for node in self._nodes:
@@ -169,7 +169,7 @@ class Controller:
 
 @final
 class _EventsOfNode(NodeEvents):
-    """Passes events of one node on to the controller."""
+    """Forwards events of one node to the controller."""
 
     def __init__(self, controller: Controller, node: int) -> None:
         self._controller, self._node = controller, node

@@ -1,9 +1,9 @@
 """Elastic runs: ranks restart from the newest checkpoint when hosts come or go.
 
-A host that is lost ends the ranks; those that remain are started again from the newest checkpoint. A host
-that comes, or that is no longer named, has the run save where its next step begins, and go on with the hosts
-that are there then. The script's batch is the global one, so its numbers stay; the elastic runs of Horovod
-and torch change the global batch with the number of ranks.
+A lost host ends all ranks; ranks on the remaining hosts are started again from the newest checkpoint. When a
+host joins, or is no longer named, the run saves where its next step begins, and continues on the present
+hosts. The batch in the script is the global batch, so results stay the same; the elastic runs of Horovod and
+torch change the global batch with the number of ranks.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ronde.trace.events import write_event
 
 __all__ = ["Elastic", "ElasticHosts"]
 
-# Between two looks at who is there: while hosts are waited for, and while the run is under way.
+# Seconds between two checks of the hosts: while the run waits for hosts, and while it trains.
 _WAITING_S = 1.0
 _UNDER_WAY_S = 5.0
-# For so long hosts are waited for, as Horovod does.
+# Seconds to wait for hosts, as in Horovod.
 _PATIENCE_S = 600.0
 
 _Shares = tuple[tuple[str, int], ...]
@@ -38,11 +38,11 @@ class Elastic:
     """Bounds of the number of ranks.
 
     Attributes:
-        least: fewer ranks are not started; more hosts are waited for.
-        most: more are not used; None: as many as there are slots.
-        fits: whether the plan can have so many ranks; it can have `least`.
-        patience: seconds for which hosts are waited for.
-        look_s: seconds between two looks at the hosts of a run that is under way.
+        least: the fewest ranks; with fewer slots the run waits for hosts.
+        most: the most ranks; None: as many as there are slots.
+        fits: function that returns whether the plan allows a number of ranks; it allows `least`.
+        patience: seconds to wait for hosts.
+        look_s: seconds between two checks of the hosts during the run.
     """
 
     least: int
@@ -61,12 +61,12 @@ class Elastic:
 
 @final
 class ElasticHosts:
-    """The hosts of a run that come and go.
+    """Hosts of an elastic run, which join and leave.
 
     Args:
         bounds: the least and the most ranks of the run.
-        membership: says which hosts are named, and which of them answer.
-        say: tells the user what is waited for.
+        membership: lists the named hosts, and those that answer.
+        say: function that tells the user why the run waits.
     """
 
     def __init__(self, bounds: Elastic, membership: HostDiscovery, say: Callable[[str], object]) -> None:
@@ -76,7 +76,7 @@ class ElasticHosts:
         """Return the job with as many ranks as possible, and their hosts.
 
         Raises:
-            LaunchError: too few hosts for too long.
+            LaunchError: too few hosts answered for too long.
         """
         shares = self._wait_for_hosts()
         count = sum(ranks for _, ranks in shares)
@@ -91,9 +91,9 @@ class ElasticHosts:
 
     @contextlib.contextmanager
     def watching(self, hosts: Hosts) -> Iterator[threading.Event]:
-        """Watch the hosts, as a context that gives an event for a change.
+        """Watch the hosts, as a context with an event that is set at changes.
 
-        A lost host is left out here, since the run fails by it.
+        A lost host is not such a change, because the run fails without it.
         """
         changed, is_over = threading.Event(), threading.Event()
         arguments = (hosts.shares, changed, is_over)

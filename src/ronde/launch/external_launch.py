@@ -1,7 +1,7 @@
 """Join the ranks that torchrun, MPI or Slurm has started.
 
-This process becomes one of them. The first one of a host starts an observer beside it, which says why ranks
-of this host fail or wait.
+This process becomes one of them. The first rank of a host also starts an observer process, which explains why
+ranks of this host fail or wait.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ __all__ = [
     "silence",
 ]
 
-# What an observer is told, as JSON in its environment.
+# Variable with the observer's configuration, as JSON.
 OBSERVER_KEY = "RONDE_OBSERVER"
 
-# How long ranks of other hosts look for rank 0's word in the run directory.
+# Seconds for which ranks of other hosts look for rank 0's address in the run directory.
 _MEETING_S = 60.0
 _LINGER_S = 3.0
 
@@ -51,14 +51,14 @@ _LINGER_S = 3.0
 def become_rank(job: LaunchJob, place: ClusterEnvironment, observer: Sequence[str] = ()) -> NoReturn:
     """Replace this process by the worker of its rank.
 
-    Ranks meet at the agent's own store, or at rank 0's. Rank 0's output stays the launcher's business; any
-    other's goes to its log.
+    Ranks meet at the agent's own store, or at rank 0's. The launcher still handles rank 0's output; other
+    ranks write to their logs.
 
     Args:
-        observer: command of the process that says why ranks of this host fail; (): nobody does.
+        observer: command of the process that explains failures of this host's ranks; (): none.
 
     Raises:
-        UsageError, LaunchError: the ranks cannot run so.
+        UsageError, LaunchError: the ranks cannot run in this way.
     """
     check_store(place)
     if Plan.parse(job.run.plan).state.server_count and not job.run.servers:
@@ -109,8 +109,9 @@ def check_store(place: ClusterEnvironment) -> None:
 def shared_run_id(place: ClusterEnvironment, agent: int) -> str:
     """Return a new run id that all ranks of one torchrun agent derive alike.
 
-    The agent's start time tells runs apart that share torchrun's default id. Agents of several hosts may have
-    started at once, in containers under one number too: their first ranks tell them apart.
+    The agent's start time distinguishes runs that share torchrun's default id. Agents of several hosts may
+    have equal start times, and equal process ids in containers; the first rank of each host distinguishes
+    them.
     """
     try:
         started = Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[19]
@@ -137,7 +138,7 @@ def _fewer(place: ClusterEnvironment, devices: int) -> str:
 
 
 def _with_store(job: LaunchJob, place: ClusterEnvironment) -> ClusterEnvironment:
-    """The place with the store's address, which rank 0 makes where nobody else has."""
+    """Return the place with the store's address; rank 0 starts a missing store."""
     mark = hashlib.sha256(f"{place.run_id} {place.restart_count}".encode()).hexdigest()[:12]
     meeting = job.run_directory.path.parent / f"meeting-{mark}"
     address, port = find_store(place, meeting, job.run_directory.store_log)
@@ -180,11 +181,11 @@ def find_store(place: ClusterEnvironment, meeting: Path, log: Path) -> tuple[str
     Rank 0's call starts it, in a process that ends shortly after rank 0.
 
     Args:
-        log: file of what the store's process says.
-        meeting: a file that all hosts see, for a launcher that does not tell where rank 0 is.
+        log: file for the output of the store's process.
+        meeting: a file that all hosts see; used if the launcher does not tell where rank 0 is.
 
     Raises:
-        LaunchError: the port is held, or rank 0 is nowhere to be found.
+        LaunchError: the port is in use, or rank 0 was not found.
     """
     if place.agent_store:
         return place.master_address, place.master_port
@@ -244,14 +245,14 @@ def _write(path: Path, text: str) -> None:
 def _start_observer(job: LaunchJob, place: ClusterEnvironment, command: Sequence[str]) -> None:
     """Start the observer of this host, before this process becomes a rank.
 
-    It is nobody's child and in a session of its own, so that neither the script nor what ends ranks finds it,
-    and has this process's stderr. It leaves with the ranks.
+    It is a detached process in a session of its own, so that neither the script nor the launcher's end of
+    ranks affects it. It writes to this process's stderr, and ends with the ranks.
 
     Args:
         command: calls `observe`.
     """
     told = {
-        # Ranks give an account of a good end by themselves. Nobody is to read the token.
+        # Ranks report a good end themselves. The token must stay secret.
         "run": dataclasses.asdict(dataclasses.replace(job.run, quiet=True, server_token="")),
         "ranks": place.world_size,
         "first_rank": place.rank,

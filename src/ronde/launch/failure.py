@@ -34,9 +34,8 @@ class ErrorFile:
     """The error file of a rank, `rank-N.error.json`; an exit's `traceback` is its code.
 
     Attributes:
-        advice: the fix for the user, "" where the error says it all.
-        paths: places where ranks have diverged, of each that is known: its number, the line of the script,
-            what it does there.
+        advice: the fix for the user; "" where the error needs none.
+        paths: number, line of the script and operation there, for each known rank that diverged.
     """
 
     rank: int
@@ -50,12 +49,12 @@ class ErrorFile:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> ErrorFile:
-        """The inverse of `dataclasses.asdict`, also after a way through JSON, which has no tuples."""
+        """Invert `dataclasses.asdict`, also after JSON, which has no tuples."""
         paths = tuple((int(rank), str(where), str(what)) for rank, where, what in fields.get("paths", ()))
         return cls(**{**fields, "paths": paths})
 
     def tells_the_same(self, other: ErrorFile) -> bool:
-        """Tell whether two ranks met the same error, or errors with the same advice."""
+        """Return whether two ranks had the same error, or errors with the same advice."""
         if self.advice and self.advice == other.advice:
             return True
         return (self.kind, self.type, self.message) == (other.kind, other.type, other.message)
@@ -75,13 +74,13 @@ class RankDeath:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Abort:
-    """The launcher ends a run by itself, for this reason.
+    """Reason for which the launcher itself ends a run.
 
     Attributes:
-        kind: reason: ranks stand still, a parameter server is lost for good, a host is lost, the
-            store has ended, a host refuses its part, a rank of another launcher is gone without a word.
-        said: sentences for the user.
-        rank: the first rank of the host that it is about; 0 where it is about none.
+        kind: ranks hang, a parameter server is lost, a host is lost, the store has ended, a host refuses its
+            part, or a rank of another launcher has disappeared.
+        said: message for the user.
+        rank: the first rank of the host concerned; 0 without one.
     """
 
     kind: AbortKind
@@ -96,7 +95,7 @@ class RankFailure:
 
     Attributes:
         host: name of the rank's host, where there are several.
-        said: reason for which the launcher has ended the run by itself; "" where it has not.
+        said: reason for which the launcher itself ended the run; "" if it did not.
     """
 
     rank: int
@@ -114,7 +113,7 @@ class RankFailure:
             return self.said.splitlines()[0]
         who = f"rank {self.rank} on {self.host}" if self.host else f"rank {self.rank}"
         if self.error is not None and self.kind != "exit":
-            # Our own errors are sentences for the user, whatever their class is called.
+            # ronde's own errors are complete sentences, so the class is left out.
             named = "" if self.error.kind == "ronde" else f"{self.error.type}: "
             what = f"{named}{self.error.message}".splitlines()[0].rstrip(": ")
             if self.kind == "peer":
@@ -126,13 +125,13 @@ class RankFailure:
 
 
 class RankExits:
-    """Account of the ends of a run's ranks, on this node or on all.
+    """Record of the ends of a run's ranks, on this node or on all.
 
     Attributes:
-        deaths: ends of processes, in the order of their news.
+        deaths: ends of processes, in the order in which they were reported.
         errors: error files of ranks, by rank.
         interrupted_by: the signal by which the user has ended the run.
-        killed_by_user: whether the user has done so a second time.
+        killed_by_user: whether the user has sent it a second time.
         abort: reason for which the launcher itself ends the run.
     """
 
@@ -146,7 +145,7 @@ class RankExits:
 
     @property
     def has_failed(self) -> bool:
-        """Tell whether some rank has ended by a failure, its own or another's."""
+        """Return whether some rank has failed, or lost a peer."""
         return bool(self.errors) or self.abort is not None or any(death.code != 0 for death in self.deaths)
 
     @property
@@ -214,8 +213,8 @@ def read_error(path: Path) -> ErrorFile | None:
 def first_failure(deaths: Sequence[RankDeath], errors: Mapping[int, ErrorFile]) -> RankFailure | None:
     """Return the failure that explains the others, or None.
 
-    A rank that says of itself that it only lost a peer explains nothing. Of the others the
-    earliest counts: the time in an error file, otherwise the time at which the process was gone.
+    A rank that only lost a peer explains nothing. Of the others the earliest counts, by the time in the error
+    file, or else by the time at which the process ended.
     """
     codes = {death.rank: death.code for death in deaths}
     failures = [
@@ -242,8 +241,8 @@ def failure_beside(
 ) -> RankFailure | None:
     """Return the first failure other than the effects of a signal to all ranks.
 
-    It ends ranks, or they leave as the script has it, and those that still waited for them lose their peers.
-    But where rank 0 is left so, others have gone another way, and what it was to save may be lost.
+    A signal ends ranks directly or through the script, and ranks that still wait for them then lose their
+    peers. If rank 0 loses its peers, the others took another path, and rank 0 may have failed to save.
     """
     by_signal = {death.rank for death in deaths if -death.code in signals}
     own = {rank: error for rank, error in errors.items() if error.type != "KeyboardInterrupt"}

@@ -28,13 +28,13 @@ def report(
     standings: Sequence[BoardPosition] = (),
     explained: Sequence[str] = (),
 ) -> str:
-    """Report the news about the first failure; "" when the script has said it all.
+    """Report the first failure to the user; "" if the script has printed it.
 
-    When rank 0 is shown, its stderr is the user's: an error that it met too is there already.
+    If rank 0's output is shown, its stderr is the user's, so an error that rank 0 had too is visible already.
 
     Args:
-        standings: places where the ranks stood last.
-        explained: lines about the cause; without them a signal is told with its usual sender.
+        standings: last known places of the ranks.
+        explained: lines about the cause; without them the usual sender of a signal is named.
     """
     head, *more = _told(first, ends, directory, world_size, main_shown=main_shown, standings=standings) or [
         ""
@@ -55,7 +55,7 @@ def _told(
     main_shown: bool,
     standings: Sequence[BoardPosition],
 ) -> Sequence[str]:
-    """Return the lines of the report, the failure first; () for no news."""
+    """Return the lines of the report, the failure first; () if nothing is new."""
     where = f"logs of all ranks: {directory.path}"
     if not directory.path.exists():
         gone = "the run directory was removed while ranks wrote to it; keep it until the run has ended [R182]"
@@ -76,7 +76,7 @@ def _told(
     shown = errors.get(0) if main_shown else None
     told = (
         first.error is not None
-        and first.kind not in ("exit", "peer")  # which nobody has shown
+        and first.kind not in ("exit", "peer")  # output that was not shown
         and shown is not None
         and shown.tells_the_same(first.error)
     )
@@ -132,7 +132,7 @@ def _advice_on_signal(number: int, world_size: int) -> Sequence[str]:
 
 
 def _left_early(first: RankFailure, ends: RankExits, standings: Sequence[BoardPosition]) -> str:
-    """Name the rank that ended while others waited; "" for other failures."""
+    """Describe the rank that ended while others waited; "" for other failures."""
     if first.kind == "exit":
         waiting = _who_waits(standings, but=first.rank)
         return f"{first.summary} while {waiting}" if waiting else ""
@@ -148,7 +148,7 @@ def _left_early(first: RankFailure, ends: RankExits, standings: Sequence[BoardPo
 
 
 def _who_waits(standings: Sequence[BoardPosition], *, but: int) -> str:
-    """Describe the waiting ranks but `left`: "rank 0 waited for it at train.py:12 (...)"."""
+    """Describe the waiting ranks but one: "rank 0 waited for it at train.py:12 (...)"."""
     waiting = [each for each in standings if each.state is BoardState.WAITING and each.rank != but]
     if not waiting:
         return ""

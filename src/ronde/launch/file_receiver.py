@@ -1,4 +1,4 @@
-"""Large files that come to the launcher: checkpoints, and versions of a model."""
+"""Receiver of large files at the launcher: checkpoints, and versions of a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class FileReceiver:
         self._checkpoints = CheckpointReceiver(Path(job.run.checkpoint), job.run.checkpoint_keep)
 
     def take(self, link: AgentLink, content: bytes) -> None:
-        """Write a piece; in the thread of the link, so that none pile up."""
+        """Write a piece.
+
+        It runs in the link's thread, so that pieces do not pile up.
+        """
         self.latest = time.monotonic()
         try:
             piece = FileChunk.from_bytes(content)

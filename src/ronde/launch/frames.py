@@ -5,11 +5,11 @@
     agent -> launcher   READY, CLOCK, BROUGHT, DIALED, MESHED, STARTED, then OUT, ERR, BEAT, CLOCK, PIECE,
                         SAVED, NOTICE, DEATH, ERROR, FROZEN, STALL, ABORT, EVIDENCE, ENDED, at last LAST
 
-`ronde doctor` says EXAMINE and MEASURE in place of MESH and START.
-The end of the launcher's pipe ends the ranks.
+`ronde doctor` sends EXAMINE and MEASURE in place of MESH and START. The end of the launcher's pipe ends the
+ranks.
 
-A frame is its kind (one byte), its length (four, big-endian), its content. Before its first one an agent
-writes `MAGIC`: the start-up files of a login shell may print before.
+A frame is its kind (one byte), its length (four, big-endian), its content. Before its first frame an agent
+writes `MAGIC`, because start-up files of a login shell may print something.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["MAGIC", "FrameError", "FrameKind", "Sender", "frames", "skip_to_magi
 
 MAGIC = b"\0ronde agent 1\n"
 _HEAD = struct.Struct(">cI")
-# Far above any frame of ours: another program asks for more.
+# Far above the size of any frame: a larger one comes from another program.
 _LARGEST = 64 << 20
 _CHUNK = 65536
 
@@ -40,40 +40,41 @@ class FrameError(Exception):
 class FrameKind(bytes, enum.Enum):
     """Kinds of frames, each with its content in brackets."""
 
-    HELLO = b"h"  # [JSON: what the run is, see `agent`]
-    READY = b"r"  # [JSON: what the host is]
-    BRING = b"B"  # [JSON: a run directory] checkpoints to go on from come for it
+    HELLO = b"h"  # [JSON: description of the run, see `agent`]
+    READY = b"r"  # [JSON: description of the host]
+    BRING = b"B"  # [JSON: a run directory] checkpoints to resume from follow, for this directory
     SAVED = b"p"  # [see `mirror`] of a file of a checkpoint, or of a published version
-    BROUGHT = b"u"  # [nothing] these were all; from an agent [JSON: what is wrong with them there]
+    BROUGHT = b"u"  # [nothing] end of the checkpoints; from an agent [JSON: error in receiving them]
     DIAL = b"d"  # [JSON: addresses to try]
-    DIALED = b"D"  # [JSON: which of them answered]
+    DIALED = b"D"  # [JSON: the addresses that answered]
     MESH = b"m"  # [JSON: the other hosts' addresses and ports]
-    MESHED = b"M"  # [JSON: which of them did not answer]
-    EXAMINE = b"a"  # [JSON: the run that is to come] what is wrong with you? Of `ronde doctor`
-    EXAMINED = b"A"  # [JSON: findings, port at which others measure the way here]
-    MEASURE = b"t"  # [JSON: address and port of another host] how long is the way there, and how wide?
+    MESHED = b"M"  # [JSON: the hosts that did not answer]
+    EXAMINE = b"a"  # [JSON: the planned run] asks for problems of the host, for `ronde doctor`
+    EXAMINED = b"A"  # [JSON: findings, port at which others measure the link to this host]
+    # [JSON: address and port of another host] asks for latency and bandwidth of the link to it
+    MEASURE = b"t"
     MEASURED = b"T"  # [JSON: seconds, bytes per second in both directions]
     START = b"s"  # [JSON: the host's part of the run]
-    SIGNAL = b"g"  # [number] pass it on to the ranks
-    LOOK = b"k"  # [reason] say where your ranks are
-    END = b"e"  # [nothing] a rank elsewhere has failed: end yours
-    CLOSED = b"c"  # [kind] nobody reads what comes by frames of this kind
-    BEAT = b"b"  # [JSON: steps, samples, for what ranks wait] I am still there
-    CLOCK = b"C"  # [JSON: when it was asked; from an agent also its clocks] what time is it there
+    SIGNAL = b"g"  # [number] pass this signal on to the ranks
+    LOOK = b"k"  # [reason] asks for evidence of the ranks
+    END = b"e"  # [nothing] a rank elsewhere has failed: end the ranks
+    CLOSED = b"c"  # [kind] frames of this kind are no longer read
+    BEAT = b"b"  # [JSON: steps, samples, collectives that ranks wait for] sign of life
+    CLOCK = b"C"  # [JSON: time of the question; from an agent also its clocks] compares clocks
     STARTED = b"S"  # [JSON: processes of ranks]
-    OUT = b"1"  # [bytes] rank 0 has printed them
-    ERR = b"2"  # [bytes] on stderr
-    ENDED = b"n"  # [nothing] the host's ranks have
+    OUT = b"1"  # [bytes] printed by rank 0 on stdout
+    ERR = b"2"  # [bytes] printed by rank 0 on stderr
+    ENDED = b"n"  # [nothing] the host's ranks have ended
     RELEASE = b"o"  # [nothing] the ranks of all hosts have ended: end your servers
     DEATH = b"x"  # [JSON] the end of a rank process
-    ERROR = b"E"  # [JSON] what a rank has written about its failure
-    STALL = b"w"  # [JSON: whether it is over, evidence] ranks wait for one that does not come
-    ABORT = b"q"  # [JSON: kind, said] the run is to be ended, though no rank has failed
-    FROZEN = b"z"  # [JSON: evidence] what was known of the ranks before any was ended
-    EVIDENCE = b"v"  # [JSON] what is known of the ranks, as LOOK has asked for it
-    NOTICE = b"N"  # [words] for the user
+    ERROR = b"E"  # [JSON] the error file of a rank
+    STALL = b"w"  # [JSON: whether this ends the run, evidence] ranks wait for one that does not come
+    ABORT = b"q"  # [JSON: kind, said] asks for the end of the run, though no rank has failed
+    FROZEN = b"z"  # [JSON] evidence of the ranks from before any was ended
+    EVIDENCE = b"v"  # [JSON] evidence of the ranks, the answer to LOOK
+    NOTICE = b"N"  # [text] a message for the user
     PIECE = b"f"  # [see `mirror`] of a file of the run directory
-    LAST = b"l"  # [JSON] how the host's part has ended
+    LAST = b"l"  # [JSON] the end of the host's part
 
 
 class Sender:
@@ -97,7 +98,7 @@ class Sender:
 
 
 def frames(descriptor: int) -> Iterator[tuple[FrameKind, bytes]]:
-    """The frames that come, until the other side is gone.
+    """Yield the received frames until the other side is gone.
 
     Raises:
         FrameError: the bytes form no frame.
@@ -130,10 +131,10 @@ def skip_to_magic(descriptor: int) -> bool:
 
 
 def unpack(content: bytes) -> dict[str, Any]:
-    """The JSON of a frame.
+    """Decode the JSON of a frame.
 
     Raises:
-        FrameError: the content is not of JSON.
+        FrameError: the content is not JSON.
     """
     try:
         found = json.loads(content)

@@ -24,11 +24,11 @@ from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["CALL", "RESULT", "launch", "pickled_call", "read_call", "run_launcher"]
 
-# In the run directory: what is to be called, and what rank 0's call returned.
+# Files in the run directory: the call, and the result of rank 0's call.
 CALL, RESULT = "call.pickle", "result.pickle"
 
-# A process of its own: it takes signals, children and their orphans over, which a notebook's kernel must not
-# give away. It dies with the kernel.
+# A separate process, because the launcher takes over signals, children and orphans, which must stay with a
+# notebook's kernel. It dies with the kernel.
 LAUNCHER = "\n".join(
     (
         "import sys",
@@ -91,7 +91,7 @@ def launch(
 
 
 def pickled_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """The call, behind the import path that the ranks need to read it.
+    """Pickle a call, preceded by the import path that ranks need to load it.
 
     Raises:
         UsageError: the function cannot be pickled.
@@ -119,14 +119,14 @@ def pickled_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def read_call(data: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Read a call of `pickled_call`, and take over its import path."""
+    """Load a call of `pickled_call`, and use its import path."""
     call = io.BytesIO(data)
     sys.path[:] = pickle.load(call)
     return pickle.load(call)
 
 
 def run_launcher(words: Sequence[str]) -> int:
-    """Run a command of `ronde` with its output shown here; returns its exit code."""
+    """Run a `ronde` command with its output shown here; return its exit code."""
     return _run([sys.executable, "-c", LAUNCHER, str(os.getpid()), *words])
 
 
@@ -136,7 +136,7 @@ def _run(command: Sequence[str]) -> int:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C comes by us, once
+        start_new_session=True,  # this process passes Ctrl-C on, once
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -161,7 +161,7 @@ def _interrupt(process: subprocess.Popen[bytes]) -> None:
 
 
 def _show(streams: dict[IO[bytes], Any]) -> None:
-    """Pass everything on, as it comes, until both streams end."""
+    """Show the output of both streams as it comes, until they end."""
     with selectors.DefaultSelector() as selector:
         for source, target in streams.items():
             if not source.closed:

@@ -20,11 +20,11 @@ __all__ = [
     "unconnected",
 ]
 
-# What a node's ranks need at least of the disk on which its run directory is, in bytes.
+# Free bytes that a node's ranks need on the disk of its run directory.
 _LEAST_DISK = 16 << 20
 
-# Variables that ranks obey whoever starts them. Devices are each host's own affair, unless there are
-# to be none.
+# Variables that have the same effect under any launcher. Devices are chosen on each host, unless none are to
+# be used.
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "RONDE_LOG")
 _NAMES = (
     "OMP_NUM_THREADS",
@@ -42,7 +42,7 @@ def host_environment(
     """Return the variables for every host, and asked names without a value.
 
     Args:
-        asked: `NAME`, with the value that it has here, or `NAME=VALUE`.
+        asked: `NAME`, with its value on this host, or `NAME=VALUE`.
     """
     given = {
         name: value for name, value in environment.items() if name in _NAMES or name.startswith(_PREFIXES)
@@ -109,7 +109,7 @@ def missing_states(
     Args:
         directory: the earlier run's.
         here: numbers of servers that this host sees there.
-        hosts: name of each that is to have servers, and numbers of servers that it sees there.
+        hosts: name of each host for servers, and the numbers of servers that it sees there.
     """
     seen = [here, *(numbers for _, numbers in hosts)]
     count = max((number + 1 for numbers in seen for number in numbers), default=0)
@@ -128,7 +128,7 @@ def missing_states(
 
 
 def names_of_loopback(names: Sequence[str], addresses_of: Callable[[str], Sequence[str]]) -> list[Trouble]:
-    """Names of several hosts that mean this one here, though it is called otherwise.
+    """Return names of other hosts that resolve to this one.
 
     Args:
         addresses_of: looks a name up.
@@ -154,7 +154,7 @@ def names_of_loopback(names: Sequence[str], addresses_of: Callable[[str], Sequen
 
 
 def unconnected(name: str, others: Sequence[str]) -> Trouble:
-    """A host that does not reach others, which its ranks would have to."""
+    """Describe a host that cannot connect to others that its ranks need."""
     return Trouble(
         host=name,
         check="connections",
@@ -218,7 +218,7 @@ def address_of_all(
 
 
 def mesh_steps(hosts: int) -> list[int]:
-    """Return the distances of the hosts that each host dials, at most ten.
+    """Return the distances of the hosts that each host connects to, at most ten.
 
     Powers of two, by which every host is within a few steps of every other, both near ones and far ones.
     """

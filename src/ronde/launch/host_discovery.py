@@ -23,9 +23,9 @@ class HostDiscovery:
     """The named hosts of a run, and a test of which answer.
 
     Args:
-        named: gives the hosts, each time anew.
-        way: command that reaches them.
-        always: whether this host is asked by that way too.
+        named: function that returns the present hosts.
+        way: command that starts a process on a host.
+        always: whether this host is also reached by that command.
 
     Attributes:
         trouble: reason why the last list of hosts failed; "" for a good one.

@@ -1,4 +1,4 @@
-"""The hosts of a run, and how they are reached."""
+"""The hosts of a run, and the command that reaches them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Hosts:
 
     Attributes:
         shares: the hosts by name, each with its number of ranks.
-        way: command that reaches them; this host itself needs none, unless `always`.
-        always: whether the way is taken to this host too: the user has named the command.
+        way: command that starts a process on a host; this host needs none, unless `always`.
+        always: whether this host is also reached by the command, because the user has named it.
         variables: environment that was asked for, `NAME` or `NAME=VALUE`.
         local_address: address by which other hosts reach this one; "": to be found by asking them.
         store: the command of the store's process.
-        reference: description of a host (`agent.about_this_host`) to which all are to be alike; None: to the
-            first of them.
+        reference: description of a host (`agent.about_this_host`) that all must match; None: the first of
+            them.
     """
 
     shares: tuple[tuple[str, int], ...]

@@ -42,23 +42,23 @@ class LaunchJob:
     first_rank: int = 0
 
     def resumed(self, attempt: int) -> LaunchJob:
-        """The same run, once more, from its newest checkpoint."""
+        """Return the same run, started once more from its newest checkpoint."""
         return dataclasses.replace(self, run=dataclasses.replace(self.run, resume=True), attempt=attempt)
 
     def node_run_id(self, node: int) -> str:
-        """The run's on a node: nodes may be one machine."""
+        """Return the run id on a node, unique because nodes may be one machine."""
         return f"{self.run_directory.run_id}{self.attempt:02x}{node:04x}"
 
     @property
     def chosen_directory(self) -> str:
-        """The user's choice of a run directory, "" without."""
+        """The run directory that the user chose; "" without a choice."""
         return "" if self.run_directory.is_default else str(self.run_directory.path)
 
     def launch_record(
         self, nodes: Sequence[LaunchedNode], *, by_agents: bool = False, watched: bool = True
     ) -> LaunchRecord:
         """Make the launch record of the ranks that this process has started."""
-        from ronde.trace.launch_record import LaunchRecord  # here, for they are started before
+        from ronde.trace.launch_record import LaunchRecord  # imported here, because ranks are started before
 
         return LaunchRecord(
             run_id=self.run_directory.run_id,

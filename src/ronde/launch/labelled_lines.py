@@ -1,4 +1,4 @@
-"""Lines of a rank's output with the rank before each."""
+"""Lines of ranks' output, each with its rank in front."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ class LabelledLines:
             write_all(self._sink, b"".join(self._label + line + b"\n" for line in lines))
 
     def end(self) -> None:
-        """Pass a last line without an end on, too."""
+        """Pass an unfinished last line on, too."""
         if self._begun:
             self.add(b"\n")

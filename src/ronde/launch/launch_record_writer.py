@@ -1,4 +1,4 @@
-"""Nodes of a run, written down for other tools."""
+"""Records of a run's nodes in its run directory, for other tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ronde.trace.waiting import write_waiting
 
 __all__ = ["LaunchRecordWriter"]
 
-# Between two looks at the collectives for which ranks of other hosts wait.
+# Seconds between two records of the collectives that ranks of other hosts wait for.
 _EVERY_S = 1.0
 
 
@@ -27,7 +27,7 @@ class LaunchRecordWriter:
         self._next = 0.0
 
     def write(self) -> None:
-        """Write the nodes once they are known, and each second waits of ranks."""
+        """Write the nodes once they are known, and every second the waiting ranks."""
         if not self._is_written:
             self._is_written = self.write_nodes()
         if self._by_agents and time.monotonic() >= self._next:
@@ -36,7 +36,7 @@ class LaunchRecordWriter:
             write_waiting(self._job.run_directory.path, waiting)
 
     def write_nodes(self) -> bool:
-        """Write places of ranks and differences of clocks; tell whether all have been started."""
+        """Write places of ranks and clock offsets; return whether all ranks have started."""
         found = [node.record for node in self._nodes]
         nodes = [each for each in found if each is not None]
         if len(nodes) < len(found):

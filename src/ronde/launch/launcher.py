@@ -27,17 +27,18 @@ def launch(
 ) -> Outcome:
     """Run a job to its end, and print the report of a failure.
 
-    Ranks die with the process that calls this. Meant for the main thread of a process that starts no other
-    children meanwhile.
+    Ranks die with the process that calls this. Call it in the main thread, and start no other children
+    meanwhile.
 
     Args:
         hosts: the hosts of ranks; None: this process starts them.
-        explain: says what evidence of a stall or a failure means.
+        explain: function that interprets evidence of a stall or a failure.
         is_to_end: event by which the ranks are asked to end, as by SIGTERM.
 
     Raises:
-        UsageError: more ranks than devices, fewer than one, or what is not for several hosts.
-        LaunchError: a rank could not be started, or a host cannot take part; those that were have been ended.
+        UsageError: ranks are more than devices or fewer than one, or an option does not work on several
+            hosts.
+        LaunchError: a rank could not be started, or a host cannot take part; started ranks have been ended.
     """
     fill_standard_descriptors()
     terminal = UsersTerminal(job)

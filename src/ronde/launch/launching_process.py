@@ -1,4 +1,4 @@
-"""Find the launcher process of another system that has started this one."""
+"""Find the launcher process of another system that has started this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def launching_process(parent: int) -> int:
     """Find the launcher's process on this host among the ancestors of this one.
 
     Args:
-        parent: the number of this process's parent, which is the answer where none is known.
+        parent: process id of this process's parent, returned if no launcher is found.
     """
     number = parent
     for _ in range(_GENERATIONS):

@@ -1,8 +1,8 @@
 """Calls to the Linux kernel by which no rank outlives its launcher.
 
-A child that asks for it is killed when its parent dies. A process that is a "subreaper" inherits the
-orphans among its descendants: loader workers of a rank that was killed become its own children,
-so that it can end them and nothing is lost sight of.
+A child that asks for it is killed when its parent dies. A process that is a "subreaper" inherits the orphans
+among its descendants: loader workers of a rank that was killed become its own children, so that it can end
+all of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
-# In the kernel's flags of a process: its memory, and so its environment, may be gone before it is a zombie.
+# A kernel flag of an ending process: its memory, and so its environment, may be gone before it is a zombie.
 _PF_EXITING = 0x4
 
 
@@ -38,7 +38,7 @@ def load_prctl() -> ctypes.CDLL:
 def bind_to_parent(library: ctypes.CDLL, parent: int, number: int = signal.SIGKILL) -> None:
     """Ask, in a child, for this signal when `parent` dies.
 
-    One that is gone already sends no signal any more.
+    If the parent is gone already, the child ends at once.
     """
     library.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:

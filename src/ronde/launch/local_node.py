@@ -31,11 +31,11 @@ def start_here(
     This process becomes the parent of the ranks' orphans.
 
     Args:
-        opened: stack of all that is to be closed when the run is over.
+        opened: stack of resources to close after the run.
 
     Raises:
         UsageError: more ranks than devices, or fewer than one.
-        LaunchError: a rank could not be started; those that were have been ended.
+        LaunchError: a rank could not be started; started ones have been ended.
     """
     _check(job)
     opened.enter_context(subreaping(load_prctl()))
@@ -44,11 +44,11 @@ def start_here(
     workers = start_worker_group(
         spec, job.run_directory, job.environment, job.devices, terminal, inbox, temporary
     )
-    # Imported while the ranks import torch: a run begins sooner by what it takes.
+    # Imported while the ranks import torch, which shortens the start of a run.
     from ronde.launch.node_runner import NodeRunner
 
     def interrupted_again() -> bool:
-        """Tell whether a signal has come that ends this process, during the last output."""
+        """Return whether a signal that ends this process came during the last output."""
         message = inbox.wait(0)
         return message is not None and message.si_signo in ENDING
 
@@ -91,8 +91,8 @@ def _spec(job: LaunchJob) -> NodeSpec:
 
 
 def _free_port() -> int:
-    """A TCP port that is free now, for scripts that meet by themselves."""
-    import socket  # here, because it costs a run of one rank 5 ms of its start
+    """Return a free TCP port, for scripts that set up their own group."""
+    import socket  # imported here, because it would slow the start of a single rank by 5 ms
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -1,8 +1,8 @@
-"""A mirror of a node's files in the launcher's run directory, by pieces.
+"""Mirror of a node's files in the launcher's run directory, in pieces.
 
-So the launcher has what `ronde top`, `report` and `doctor` read, of all ranks, and has it when a node is
-lost, too. Files of numbers are compared block by block with what was sent before, for a mapped file changes
-without a word; of logs and events the end is sent, and of a very long log only the last part.
+So the launcher has the files that `ronde top`, `report` and `doctor` read, for all ranks, even after a node
+is lost. Mapped files of numbers change without notice, so they are compared block by block with the sent
+content; of logs and events new lines are sent, and of a very long log only the last part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ronde.trace.spans import SPANS_FILE
 __all__ = ["DirectoryChanges", "FileChunk", "is_mirrored"]
 
 _BLOCK = 512
-#: Bytes of a log that are sent while the run goes on, between two looks; and at its end.
+# : Bytes of a log that are sent at a time during the run, and at its end.
 _LIVE_LOG, _LAST_LOG = 16 << 10, 4 << 20
 _LARGEST = 1 << 20
 _NUMBERS = re.compile(r"rank-\d+\.(steps|vitals|summary\.json|crash)")
@@ -67,7 +67,7 @@ class FileChunk:
 
 
 def is_mirrored(name: str) -> bool:
-    """Tell whether a node may send such a file."""
+    """Return whether a node may send a file of this name."""
     return any(each.fullmatch(name) for each in (_NUMBERS, _TEXTS, SPANS_FILE))
 
 
@@ -80,10 +80,10 @@ class DirectoryChanges:
         self._sent: dict[str, int] = {}
 
     def changes(self, *, last: bool = False) -> Iterator[FileChunk]:
-        """The pieces to be sent.
+        """Yield the pieces to be sent.
 
         Args:
-            last: whether the ranks have ended, and all that is left is to be sent.
+            last: whether the ranks have ended, so that everything left is sent.
         """
         with contextlib.suppress(OSError):
             for name in sorted(os.listdir(self._directory)):
@@ -105,7 +105,7 @@ class DirectoryChanges:
         self._blocks[name] = blocks
 
     def _grown(self, name: str) -> Iterator[FileChunk]:
-        """All that a file that only grows has more than before."""
+        """Yield the new bytes of a file that only grows."""
         with (self._directory / name).open("rb") as stream:
             stream.seek(self._sent.get(name, 0))
             while data := stream.read(_LARGEST):
@@ -123,7 +123,7 @@ class DirectoryChanges:
         with path.open("rb") as stream:
             stream.seek(sent)
             data = stream.read(most)
-        # Whole lines, unless one is longer than what is sent at once.
+        # Whole lines, unless a line is longer than a piece.
         end = data.rfind(b"\n") + 1
         whole = data if last or (not end and len(data) == most) else data[:end]
         for at in range(0, len(whole), _LARGEST):

@@ -16,7 +16,7 @@ __all__ = ["Node", "NodeOfRun"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class NodeOfRun:
-    """A node's ranks among all of the run.
+    """A node's ranks, and their place in the run.
 
     Attributes:
         name: name of its host, "" for the only one.
@@ -33,17 +33,19 @@ class NodeOfRun:
         return self.first_rank <= rank < self.first_rank + self.ranks
 
     def silent(self, seconds: float) -> SilentHost:
-        """Describe it as evidence to which it has given nothing for so long."""
+        """Return evidence that the node has sent nothing for so many seconds."""
         ranks = tuple(range(self.first_rank, self.first_rank + self.ranks))
         return SilentHost(name=self.name, address=self.address, ranks=ranks, seconds=round(seconds, 1))
 
 
 class Node(ABC):
-    """Ranks of one host that have been started. No method waits for long.
+    """Started ranks of one host.
+
+    No method waits for long.
 
     Attributes:
         share: its ranks among all.
-        waiting: collectives for which ranks wait, where nobody else can see that from here.
+        waiting: collectives that ranks wait for, if only the node's agent can see them.
     """
 
     share: NodeOfRun
@@ -52,65 +54,65 @@ class Node(ABC):
     @property
     @abstractmethod
     def record(self) -> LaunchedNode | None:
-        """The node as other tools know it; None before its ranks are known."""
+        """The record of the node for other tools; None before its ranks are known."""
 
     @abstractmethod
     def begin(self, ends: RankExits, events: NodeEvents) -> None:
-        """Watch the ranks from here on, and tell the events.
+        """Watch the ranks from now on, and report events.
 
         Args:
-            ends: account of ends, which the listener keeps.
+            ends: record of ends, which the listener keeps.
         """
 
     @property
     @abstractmethod
     def is_over(self) -> bool:
-        """Tell whether all ranks are gone, or will not be heard of any more."""
+        """Return whether all ranks are gone, or will not be heard of again."""
 
     @property
     @abstractmethod
     def silence(self) -> float:
-        """Seconds without a sign of it; 0 where it is in this process."""
+        """Seconds since its last message; 0 if it is in this process."""
 
     @abstractmethod
     def tick(self) -> float:
-        """Seconds for which signals may be waited for before the next step."""
+        """Seconds that the caller may wait for signals before the next step."""
 
     @abstractmethod
     def poll(self) -> None:
-        """Note which ranks have ended; `step` acts on it.
+        """Look for ended ranks, on which `step` acts.
 
-        Signals that the user sent before are then known: the kernel delivers Ctrl-C to all of the group
-        before the end of one is seen.
+        Earlier signals of the user are known by then: the kernel delivers Ctrl-C to the whole group before
+        the end of any member is seen.
         """
 
     @abstractmethod
     def step(self) -> None:
-        """Act as is due, and tell all events since the last step."""
+        """Do what is due, and report all events since the last step."""
 
     @abstractmethod
     def look(self, reason: str) -> None:
-        """Look at the ranks; the answer comes as an event."""
+        """Ask for evidence of the ranks; the answer comes as an event."""
 
     @abstractmethod
     def end(self) -> None:
-        """End the ranks, since one has failed, on this node or on another."""
+        """End the ranks, because a rank has failed, here or elsewhere."""
 
     @abstractmethod
     def release(self) -> None:
-        """Let parameter servers end, since the ranks of all nodes have."""
+        """Let parameter servers end, because the ranks of all nodes have."""
 
     @abstractmethod
     def signal(self, number: int, *, by_key: bool) -> None:
-        """Give the ranks a signal.
+        """Send a signal to the ranks.
 
         Args:
-            by_key: whether the terminal has given it to its foreground group already.
+            by_key: whether the terminal has sent it to its foreground group already.
         """
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill the ranks at once, as the user has asked. Nothing is told of their ends."""
+        """Kill the ranks at once for the user. Their ends are not reported."""
 
     @abstractmethod
     def stop(self, *, by_key: bool) -> None:
@@ -118,8 +120,8 @@ class Node(ABC):
 
     @abstractmethod
     def resume(self) -> None:
-        """Let the ranks go on."""
+        """Continue the stopped ranks."""
 
     @abstractmethod
     def reap(self, pid: int) -> None:
-        """Take note that a child of this process may have ended."""
+        """Handle the possible end of a child of this process."""

@@ -14,12 +14,12 @@ __all__ = ["NodeEnd", "NodeEvents"]
 
 
 class NodeEnd(NamedTuple):
-    """Last word about a node of which all ranks are gone.
+    """Final report of a node, after all its ranks have ended.
 
     Attributes:
-        evidence: evidence of a failure, with all that has become known since; None without one.
-        standings: places where the ranks stood last.
-        left: processes that the script has left, and that were ended.
+        evidence: evidence of a failure, updated since; None without a failure.
+        standings: last known places of the ranks.
+        left: processes that the script left running, and that were ended.
     """
 
     evidence: Evidence | None
@@ -28,44 +28,47 @@ class NodeEnd(NamedTuple):
 
 
 class NodeEvents(ABC):
-    """Listener to one node. A method returns soon, for ranks are watched meanwhile."""
+    """Listener to one node's events.
+
+    A method returns soon, because ranks are watched meanwhile.
+    """
 
     @abstractmethod
     def died(self, death: RankDeath) -> None:
-        """A rank process has ended by itself. The listener keeps account of it."""
+        """Record that a rank process has ended by itself."""
 
     @abstractmethod
     def erred(self, error: ErrorFile) -> None:
-        """A rank has written why it fails. The listener keeps account of it."""
+        """Record the error file that a rank has written."""
 
     @abstractmethod
     def froze(self, evidence: Evidence) -> None:
-        """A rank has failed, here or elsewhere. The evidence is of before any is ended."""
+        """Take the evidence of a first failure, from before ranks are ended."""
 
     @abstractmethod
     def stalled(self, evidence: Evidence, *, is_over: bool) -> None:
-        """Ranks wait for one that does not come.
+        """React to ranks that wait for one that does not come.
 
         Args:
-            is_over: whether they have done so for as long as `--timeout` lets them, which ends the run.
+            is_over: whether they have waited for the time of `--timeout`, which ends the run.
         """
 
     @abstractmethod
     def looked(self, evidence: Evidence) -> None:
-        """The ranks have been looked at, as it was asked for."""
+        """Take the evidence of the ranks that was asked for."""
 
     @abstractmethod
     def aborted(self, kind: AbortKind, said: str) -> None:
-        """The run is to be ended, though no rank has failed."""
+        """End the run for this reason, though no rank has failed."""
 
     @abstractmethod
     def noticed(self, words: str) -> None:
-        """The user should know of this, though nothing has failed."""
+        """Tell the user of something that is not a failure."""
 
     @abstractmethod
     def ended(self) -> None:
-        """All ranks of the node have ended well; its servers wait for `Node.release`."""
+        """Record that all ranks ended well; servers still wait for `Node.release`."""
 
     @abstractmethod
     def concluded(self, end: NodeEnd) -> None:
-        """All ranks and servers of the node are gone: the last word of it."""
+        """Record that all ranks and servers are gone, with the final report."""

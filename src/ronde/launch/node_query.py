@@ -1,4 +1,4 @@
-"""A question to all nodes about their ranks, and the answers that have come."""
+"""Query of all nodes about their ranks, and the received answers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PATIENCE_S = 3.0
 
 
 class NodeQuery:
-    """One look.
+    """One query.
 
     Args:
-        told: callback for the evidence of each node, by its number, when all have answered.
-        known: answers that are there already.
+        told: callback for the evidence of each node, by its number; called when all have answered.
+        known: answers that are known already.
     """
 
     def __init__(
@@ -29,14 +29,14 @@ class NodeQuery:
         self._until = time.monotonic() + _PATIENCE_S
 
     def take(self, node: int, evidence: Evidence) -> None:
-        """A node has answered."""
+        """Record a node's answer."""
         self._parts[node] = evidence
 
     def is_complete(self, alive: Collection[int]) -> bool:
-        """Tell whether every live node has answered, or the time is over."""
+        """Return whether every live node has answered, or the time is over."""
         return self._parts.keys() >= set(alive) or time.monotonic() > self._until
 
     def conclude(self) -> None:
-        """Give the answers to whoever has asked."""
+        """Pass the answers to the callback."""
         if self._parts:
             self._told(self._parts)

@@ -34,10 +34,10 @@ __all__ = ["NodeRunner"]
 
 @final
 class NodeRunner(Node):
-    """A node in this process: supervises and looks at its ranks.
+    """A node in this process: supervises its ranks and collects evidence.
 
     Args:
-        given_up: tells whether nobody reads any more what ranks have printed.
+        given_up: function that returns whether the ranks' output is no longer read.
     """
 
     def __init__(
@@ -110,12 +110,12 @@ class NodeRunner(Node):
         return self._gathering.afterwards(self._ends.codes)
 
     def end(self) -> None:
-        """End the ranks, as `Node.end`. From any thread."""
+        """End the ranks, as `Node.end`. Thread-safe."""
         self._supervisor.end()
         self.release()
 
     def release(self) -> None:
-        """Let servers end, as `Node.release`. From any thread."""
+        """Let servers end, as `Node.release`. Thread-safe."""
         self._is_released = True
         SignalInbox.wake()
 
@@ -126,7 +126,7 @@ class NodeRunner(Node):
         for rank in self._workers.ranks:
             if is_size or not by_key:
                 rank.send(number)
-            elif rank.own_group:  # the others are in the group to which the key has spoken
+            elif rank.own_group:  # the others are in the terminal's foreground group
                 rank.send_to_group(number)
 
     def kill(self) -> None:
@@ -145,13 +145,13 @@ class NodeRunner(Node):
         self._stall.reset_timer()
 
     def reap(self, pid: int) -> None:
-        """Bury a descendant that became our child because its parent was gone."""
+        """Reap an orphan that became a child of this process."""
         if pid and pid not in self._supervisor.pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
     def close(self) -> None:
-        """End the servers, where the ranks have not been seen through to their end."""
+        """End the servers, if the run was not watched to its end."""
         if self._workers.servers is not None:
             self._workers.servers.end()
 

@@ -1,4 +1,4 @@
-"""One node's part of a run on several: told to its agent, as JSON."""
+"""One node's part of a run on several nodes, as JSON for its agent."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class NodeSpec:
 
     Attributes:
         run: the script, its plan and its options.
-        run_id: the run's on this node; nodes may be one machine, so each has its own.
+        run_id: the run id on this node; nodes may be one machine, so each has its own.
         run_dir: the user's choice of a run directory; "": none.
         host, hosts: number of this node, and of all.
         first_rank, ranks, world_size: the node's ranks among all.
         store: place where all ranks meet.
-        master_address, master_port: the same, as torchrun's environment has it.
+        master_address, master_port: the same place, as in torchrun's environment.
         address: address by which other hosts reach this one.
         cuda: whether one device per rank is used.
-        one_stream: whether the user reads stdout and stderr of an agent as one.
+        one_stream: whether stdout and stderr of the user are one stream.
         servers: parameter servers that are started on this node.
-        is_far: whether it does not see the launcher's folder of checkpoints, and has one of its own.
+        is_far: whether it does not see the launcher's folder of checkpoints, and uses a local one.
     """
 
     run: RunSpec
@@ -55,7 +55,7 @@ class NodeSpec:
 
     @property
     def makes_large_files(self) -> bool:
-        """Return whether rank 0 makes files here that the launcher is to have."""
+        """Return whether rank 0 here makes large files that the launcher must get."""
         return self.first_rank == 0 and (self.is_far or self.run.publish > 0)
 
     def to_fields(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class NodeSpec:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> NodeSpec:
-        from ronde.launch.server_config import ServerConfig  # here, for most runs do without
+        from ronde.launch.server_config import ServerConfig  # imported here, because most runs do not need it
 
         run = RunSpec.from_fields(fields["run"])
         servers = tuple(ServerConfig(**each) for each in fields["servers"])

@@ -1,4 +1,4 @@
-"""Ranks of a host that another launcher has started and ends, seen from beside."""
+"""Ranks of a host that another launcher starts and ends, observed from outside."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["ObservedNode"]
 
-# After a failure, for what others have to say of it. Launchers kill what is left of a job after a second.
+# Seconds to wait after a failure for reports of other ranks. Launchers kill the rest of a job after a second.
 _SETTLE_S = 0.4
 
 
 @final
 class ObservedNode(Node):
-    """Ranks that show their processes in the run directory.
+    """Ranks that another launcher started, found by files in the run directory.
 
     Args:
         timeout: seconds for which ranks may wait for one that does not come.
-        main: process of the first of them, which is there already.
-        since: seconds since 1970; a file of before is of an earlier run in the same directory.
+        main: process of the first of them, which runs already.
+        since: seconds since 1970; older files belong to an earlier run in the same directory.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ObservedNode(Node):
 
     @property
     def record(self) -> None:
-        """Other tools find the ranks by themselves."""
+        """No-op, as other tools find the ranks by themselves."""
 
     @property
     def is_over(self) -> bool:
@@ -93,7 +93,7 @@ class ObservedNode(Node):
     def look(self, reason: str) -> None:
         self._events.looked(self._gathering.gather(reason, codes=self._ends.codes))
 
-    # Ranks are ended by whoever has started them, and get signals from there.
+    # The launcher of the ranks ends them, and sends them signals.
 
     def end(self) -> None: ...
 
@@ -117,7 +117,7 @@ class ObservedNode(Node):
         return {rank: self._seen.get(rank, 0) for rank in self._ranks}
 
     def _find_processes(self) -> None:
-        """Take in ranks that have shown themselves since the last step."""
+        """Add ranks that have written their files since the last step."""
         for rank in self._ranks:
             path = vitals_path(self._directory.path, rank)
             if rank not in self._seen and self._is_new(path):
@@ -139,7 +139,7 @@ class ObservedNode(Node):
                     self._events.erred(error)
 
     def _take_deaths(self) -> None:
-        """Take note of ranks that are gone, last of ones that a launcher ended."""
+        """Record dead ranks; last the ones that a launcher ended."""
         gone = {
             rank: self._watch.code(pid)
             for rank, pid in self._seen.items()
@@ -155,9 +155,9 @@ class ObservedNode(Node):
             self._events.died(RankDeath(rank=rank, time=time.time(), code=code))
 
     def _take_untold_death(self, rank: int) -> None:
-        """Take note of an end of which nobody tells the way.
+        """Record a rank's end without a known exit code.
 
-        Where all ranks are gone at once, somebody has decided so.
+        If all ranks disappear at once, they were ended on purpose.
         """
         has_ended = self._is_new(self._directory.summary(rank))
         is_alone = any(not self._watch.has_ended(pid) for pid in self._seen.values())
@@ -178,5 +178,5 @@ class ObservedNode(Node):
 
 
 def _is_sent_by_launchers(code: int | None) -> bool:
-    """Tell whether a rank was ended by a signal by which launchers end jobs."""
+    """Return whether a rank died of a signal by which launchers end jobs."""
     return code is not None and -code in ENDING

@@ -22,10 +22,10 @@ __all__ = ["observe"]
 
 
 def observe(explain: Explain) -> None:
-    """Look on until the ranks are gone, and say why when one has failed.
+    """Watch the ranks until they are gone, and explain a failure.
 
     Args:
-        explain: says what evidence of a stall or a failure means.
+        explain: function that interprets evidence of a stall or a failure.
     """
     told = json.loads(os.environ.pop(OBSERVER_KEY))
     run = RunSpec.from_fields(told["run"])

@@ -1,4 +1,4 @@
-"""The surroundings of a node's ranks: sinks of their output, and rank 0's terminal."""
+"""Outlets of a node's ranks: sinks of their output, and rank 0's terminal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ __all__ = ["Outlet"]
 
 
 class Outlet(ABC):
-    """The side of the user, here or at the other end of a pipe.
+    """The user's side of the ranks' streams, here or behind a pipe.
 
     Attributes:
-        stdin: stdin of rank 0 as `subprocess` takes it; None: that of this process. Other ranks have nothing.
-        shares_group: whether rank 0 is in this process's group, to which the terminal's keys speak.
+        stdin: stdin of rank 0 as `subprocess` takes it; None: that of this process. Other ranks get
+            /dev/null.
+        shares_group: whether rank 0 is in this process's group, which gets signals of the terminal's keys.
         has_terminal: whether rank 0's stdin is a terminal.
     """
 
@@ -24,13 +25,13 @@ class Outlet(ABC):
 
     @abstractmethod
     def open(self, rank: int) -> RankOutput:
-        """The channels of a rank, not yet started."""
+        """Return the channels of a rank that is not started yet."""
 
     @property
     @abstractmethod
     def is_held(self) -> bool:
-        """Tell whether ranks are held, by a debugger of rank 0 or by Ctrl-Z."""
+        """Return whether ranks are paused, by a debugger of rank 0 or by Ctrl-Z."""
 
     @abstractmethod
     def wipe(self) -> None:
-        """The ranks are stopped by Ctrl-Z: leave the terminal clean."""
+        """Clean the terminal before ranks are stopped by Ctrl-Z."""

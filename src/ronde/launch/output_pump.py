@@ -33,21 +33,21 @@ CHUNK = 65536
 def fill_standard_descriptors() -> None:
     """Put /dev/null where stdin, stdout or stderr is closed.
 
-    The next file that is opened would take the free number, and the script's output would end in it.
+    Otherwise the next opened file would take the free number, and get the script's output.
     """
     for descriptor in (0, STDOUT, STDERR):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, hence this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
 
 
 class OutputPump:
     """Copies one channel to `log`, and to an optional `sink`, until its end.
 
-    `like` is the user's stream whose terminal size the channel follows, `screen` the terminal on which
-    ronde may show a line of its own. With a `label`, it stands before each line that is passed on. `repeated`
-    filters lines of an earlier attempt.
+    `like` is the user's stream whose terminal size the channel follows, `screen` the terminal on which ronde
+    may show its progress line. A `label` is printed before each line. `repeated` filters lines of an earlier
+    attempt.
     """
 
     def __init__(
@@ -76,24 +76,24 @@ class OutputPump:
 
     @property
     def in_mid_line(self) -> bool:
-        """Tell whether the last byte passed on did not end a line."""
+        """Return whether the last byte passed on did not end a line."""
         return self._last != b"\n"
 
     def join(self, timeout: float) -> bool:
-        """Wait for the end of the channel; True when everything has been passed on.
+        """Wait for the end of the channel; return whether all output was passed on.
 
-        Also true when a process that cannot be ended holds the channel open, but nothing comes.
+        It is also true if a process that cannot be ended keeps the channel open, but writes nothing.
         """
         self._thread.join(timeout)
         return not self._thread.is_alive() or (self._idle.is_set() and not _readable(self._source, 0.2))
 
     def resize(self) -> None:
-        """Pass a new size of the user's terminal on."""
+        """Apply a new size of the user's terminal."""
         if self._thread.is_alive() and os.isatty(self._like):
             copy_size(self._like, self._source)
 
     def _run(self) -> None:
-        """Close the channel when the reader of its sink is gone."""
+        """Copy bytes until the end; close the channel when its sink's reader is gone."""
         logging = True
         with contextlib.suppress(OSError):  # at the end of a pty: EIO
             while True:
@@ -144,12 +144,11 @@ class RankOutput:
     ) -> RankOutput:
         """Open the log and the pipes to it.
 
-        `shown`: passed on to this process's stdout and stderr as well; rank 0's is.
-        `like_user`: where the user's stream is a terminal, the rank's is one as well. A script may
-        ask (progress bars do, `os.get_terminal_size` raises), and all ranks must get one answer.
-        Otherwise the rank writes into the log by itself.
-        `label`: what stands before each line that is shown, with the name of its stream.
-        `repeated`: makes the filter of repeated lines for a stream, by its name.
+        `shown`: passed on to this process's stdout and stderr as well; rank 0's is. `like_user`: whether the
+        rank's stream is a terminal if the user's is. Scripts check for a terminal (progress bars do,
+        `os.get_terminal_size` raises), and all ranks must get the same answer. Otherwise the rank writes into
+        the log directly. `label`: prefix of each shown line, with the name of its stream. `repeated`: makes
+        the filter of repeated lines for a stream, by its name.
         """
         log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         one_file = not label and os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))
@@ -175,7 +174,10 @@ class RankOutput:
         return cls(stdout=ends[0], stderr=ends[1], pumps=tuple(pumps))
 
     def start(self) -> None:
-        """Close the rank's ends, so that channels end with it, and copy."""
+        """Start copying, and close this process's write ends.
+
+        So a channel ends when the rank does.
+        """
         for descriptor in {self.stdout, self.stderr}:
             os.close(descriptor)
         for pump in self.pumps:

@@ -16,11 +16,11 @@ __all__ = ["PipeEvents"]
 
 @final
 class PipeEvents(NodeEvents):
-    """Sends events; readers of the launcher's pipe notice its end.
+    """Sends events to the launcher; a broken pipe is noticed by its readers.
 
     Attributes:
-        ends: account of the ends of this node's ranks.
-        last: the last word of the node, once its ranks are gone, for the agent to send.
+        ends: record of the ends of this node's ranks.
+        last: the final report of the node, for the agent to send.
     """
 
     def __init__(self, sender: Sender, first_rank: int) -> None:

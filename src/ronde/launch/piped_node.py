@@ -1,4 +1,4 @@
-"""The agent's side of a node: obeys frames of the launcher, and sends events."""
+"""The agent's side of a node: carries out the launcher's frames, and sends events."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ class _PipeOutlet(Outlet):
         return self.is_stopped
 
     def wipe(self) -> None:
-        """The terminal is the launcher's."""
+        """No-op: the terminal belongs to the launcher."""
 
 
 @final
 class PipedNode:
-    """The ranks of an agent.
+    """The ranks of an agent's host.
 
     Attributes:
-        is_lost: whether the launcher is gone; there is nobody to speak to.
+        is_lost: whether the launcher is gone.
     """
 
     def __init__(self, node: NodeSpec, sender: Sender) -> None:
@@ -95,14 +95,14 @@ class PipedNode:
 
     @property
     def is_stopped(self) -> bool:
-        """Tell whether the ranks are held, as by Ctrl-Z."""
+        """Return whether the ranks are stopped, as by Ctrl-Z."""
         return self._outlet.is_stopped
 
     def start(self) -> None:
-        """Start all.
+        """Start all ranks.
 
         Raises:
-            LaunchError: one could not be started; those that were have been ended.
+            LaunchError: a rank could not be started; started ones have been ended.
         """
         fill_standard_descriptors()
         with contextlib.ExitStack() as opened:
@@ -120,7 +120,7 @@ class PipedNode:
         self._runner.begin(self._events.ends, self._events)
 
     def watch(self) -> dict[str, Any]:
-        """See the ranks through to their end, and say how it was."""
+        """Watch the ranks to their end, and return the final report."""
         with contextlib.suppress(OSError):
             self._sender.send(FrameKind.STARTED, {"pids": self._runner.record.pids})
         router = SignalRouter(self._events.ends, [self._runner], self._outlet)
@@ -140,10 +140,10 @@ class PipedNode:
             "left": last.left,
         }
 
-    # What the launcher says; from any thread.
+    # Frames of the launcher; thread-safe.
 
     def signal(self, number: int) -> None:
-        """Give the ranks a signal that the launcher was sent."""
+        """Send the ranks a signal that the launcher got."""
         if number == signal.SIGSTOP:
             self._outlet.is_stopped = True
             self._runner.stop(by_key=False)
@@ -151,14 +151,14 @@ class PipedNode:
             self._outlet.is_stopped = False
             self._runner.resume()
         else:
-            os.kill(os.getpid(), number)  # it is found in the inbox
+            os.kill(os.getpid(), number)  # the inbox delivers it
 
     def look(self, reason: str) -> None:
         """Send the evidence of the ranks."""
         self._runner.look(reason)
 
     def release(self) -> None:
-        """The ranks of all hosts have ended."""
+        """Let servers end: the ranks of all hosts have ended."""
         self._runner.release()
 
     def end(self) -> None:
@@ -166,15 +166,15 @@ class PipedNode:
         self._runner.end()
 
     def lose(self) -> None:
-        """The launcher is gone."""
+        """End the ranks: the launcher is gone."""
         self.is_lost = True
         self.signal(signal.SIGCONT)
         self.end()
 
-    # What it is sent.
+    # Messages to the launcher.
 
     def send_pulse(self) -> None:
-        """Send steps and samples of rank 0, and the collectives for which ranks wait.
+        """Send rank 0's steps and samples, and the collectives that ranks wait for.
 
         Raises:
             OSError: the reader is gone.
@@ -201,7 +201,7 @@ class PipedNode:
         """Send checkpoints and published versions that the launcher lacks.
 
         Args:
-            unread: kinds of frames that the launcher reads no more.
+            unread: kinds of frames that the launcher no longer reads.
 
         Raises:
             OSError: the launcher is gone.
@@ -214,7 +214,7 @@ class PipedNode:
                     self._sender.send(FrameKind.SAVED, piece.to_bytes())
 
     def remove_sent(self, unread: Collection[bytes]) -> None:
-        """Remove large files of this node's that the launcher has, too."""
+        """Remove large files of this node that the launcher has, too."""
         for path in self._directory.path.glob("rank-*.spans"):
             path.unlink(missing_ok=True)
         if self._node.is_far and FrameKind.SAVED not in unread:

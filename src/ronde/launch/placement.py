@@ -1,4 +1,4 @@
-"""The placement of ranks: by flags, ronde's variables, torch's, a scheduler's, this host."""
+"""Placement of ranks, from flags or from variables of ronde, torch or a scheduler."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ HOSTS_KEY, HOSTFILE_KEY = "RONDE_HOSTS", "RONDE_HOSTFILE"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """A placement of ranks.
+    """A placement of ranks on hosts.
 
     Attributes:
         origin: source of the decision, for the start line; "" for this host.
-        hosts: the hosts, with their slots; () where they have not been named.
-        by_srun: whether they are the nodes of an allocation, reached by srun.
-        by_ray: whether they are the nodes of the Ray cluster with this address.
+        hosts: the hosts, with their slots; () if none were named.
+        by_srun: whether hosts are nodes of an allocation, reached by srun.
+        by_ray: address of the Ray cluster whose nodes are the hosts.
         place: place of this process in the job of another launcher; None outside of one.
-        by_torchrun: torchrun is to start the ranks: its own settings, PET_*, are there, and it is not.
+        by_torchrun: whether torchrun should start the ranks: its variables PET_* are set, but it does not
+            run.
     """
 
     origin: str = ""
@@ -45,7 +46,9 @@ class Placement:
 def resolve_placement(
     hosts: str | None, hostfile: Path | None, environment: Mapping[str, str], *, devices: int, parent: int
 ) -> Placement:
-    """The first of these that says anything: flags, ronde's own variables, torch's, a scheduler's.
+    """Return the placement by the first source that names one.
+
+    Sources are, in order: flags, ronde's own variables, torch's, a scheduler's.
 
     Args:
         hosts, hostfile: the flags.
@@ -53,7 +56,7 @@ def resolve_placement(
         parent: the process that has started this one.
 
     Raises:
-        UsageError: two of them cannot both be meant.
+        UsageError: two of them contradict each other.
     """
     named, origin = _named(hosts, hostfile, environment)
     place = _place(environment, parent)

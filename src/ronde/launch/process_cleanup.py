@@ -1,4 +1,4 @@
-"""Cleanup behind ranks: their processes, shared memory, temporary files.
+"""Cleanup after ranks: their processes, shared memory, temporary files.
 
 A run's processes are known by the run id in their environment, which every descendant inherits.
 """
@@ -42,7 +42,7 @@ class Leftover:
 
 
 def has_children() -> bool:
-    """Tell whether this process has any child, zombies included."""
+    """Return whether this process has any child, zombies included."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -51,7 +51,7 @@ def has_children() -> bool:
 
 
 def leftovers(run_id: str) -> list[Leftover]:
-    """The live processes of a run, without this one."""
+    """List the live processes of a run, without this one."""
     mark = f"{RUN_ID_KEY}={run_id}".encode()
     found: list[Leftover] = []
     for entry in os.scandir("/proc"):
@@ -64,9 +64,9 @@ def leftovers(run_id: str) -> list[Leftover]:
 
 
 def end_leftovers(run_id: str) -> list[Leftover]:
-    """End leftover processes of a run; returns the stubborn ones.
+    """End leftover processes of a run; return the ones that did not end.
 
-    After this no process of the run holds its output channels open.
+    Afterwards no process of the run keeps its output channels open.
     """
     if _gone_within(run_id, PATIENCE_S):
         return []
@@ -84,8 +84,8 @@ def end_leftovers(run_id: str) -> list[Leftover]:
 def remove_shared_memory(pids: Collection[int], directory: Path = Path("/dev/shm")) -> None:
     """Remove torch's shared memory that processes of the run left when they were killed.
 
-    Only names that carry the number of one of these processes, and only when it is dead: other
-    names there may belong to anybody.
+    Only names with the pid of one of these processes are removed, if that process is dead: others may belong
+    to other programs.
     """
     if not directory.is_dir():
         return

@@ -1,4 +1,4 @@
-"""Hears by pidfds how processes end that others have started."""
+"""Watches by pidfds the ends of processes that others have started."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _HAS_EXIT = 8
 class ProcessWatch:
     """Processes that need not be children of this one.
 
-    A thread waits for the end of each, since its status is there until the parent has asked for it: a moment.
+    A thread waits for the end of each, because the exit status can be read only until the parent has reaped
+    the process, a short time.
     """
 
     def __init__(self) -> None:
         self._ended: dict[int, int | None] = {}
 
     def add(self, pid: int) -> None:
-        """Watch a process. One that is gone already has ended in an unknown way."""
+        """Watch a process. A process that is gone already has an unknown exit code."""
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:
@@ -40,14 +41,14 @@ class ProcessWatch:
         threading.Thread(target=self._await, args=(pid, descriptor), name="ronde pidfd", daemon=True).start()
 
     def has_ended(self, pid: int) -> bool:
-        """Tell whether a process that was added is gone."""
+        """Return whether a watched process is gone."""
         return pid in self._ended
 
     def code(self, pid: int) -> int | None:
         """Return the exit code of an ended process, as `subprocess` has it.
 
         Returns:
-            None where nobody tells it.
+            None if it is unknown.
         """
         return self._ended[pid]
 
@@ -61,13 +62,13 @@ class ProcessWatch:
 
 
 def ended_with(pid: int, descriptor: int) -> int | None:
-    """Return how a process has ended, as `subprocess` has it.
+    """Return the exit code of an ended process, as `subprocess` has it.
 
     Args:
         descriptor: its pidfd.
 
     Returns:
-        None where its parent knows by now, and the kernel does not tell others.
+        None if the parent has reaped it, and the kernel does not tell others.
     """
     status = _status_of_zombie(pid)
     if status is None:

@@ -14,14 +14,14 @@ from ronde.trace.progress import Pulse
 __all__ = ["ProgressLine", "shown_progress"]
 
 TICK_S = 0.5
-# A script that prints every now and then speaks for itself.
+# A script that prints often needs no progress line.
 SILENCE_S = 3.0
 # Rates are those of the last seconds.
 WINDOW_S = 10.0
 
 
 class ProgressLine:
-    """Redraws the line while the script is silent and its steps go on.
+    """Progress line, redrawn while the script is silent and makes steps.
 
     It is not shown while a user is at a prompt or in a debugger. It is redrawn only when steps were taken, so
     that it does not wipe what is typed to a script that waits for a line.
@@ -31,7 +31,7 @@ class ProgressLine:
         self._screen = screen
         self._pulse = pulse
         self._begun = time.monotonic()
-        # Looks at which steps had been taken; the first one comes after imports, loading and a first batch.
+        # Times at which new steps were seen; the first comes after imports, loading and a first batch.
         self._seen: collections.deque[tuple[float, int, int]] = collections.deque()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ronde progress", daemon=True)
@@ -40,13 +40,13 @@ class ProgressLine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Wipe the line; there will be no other."""
+        """Remove the line for good."""
         self._stopped.set()
-        self._thread.join(1.0)  # it may be held up by a terminal that takes no bytes
+        self._thread.join(1.0)  # a terminal that accepts no bytes may block it
         self._screen.wipe()
 
     def tick(self, now: float) -> None:
-        """Look, and redraw when there is news."""
+        """Check the steps, and redraw the line if there are new ones."""
         steps, samples = self._pulse.steps, self._pulse.samples
         if self._pulse.attended:
             self._screen.wipe()
@@ -63,7 +63,7 @@ class ProgressLine:
         since, steps_then, samples_then = self._seen[0]
         _, steps, samples = self._seen[-1]
         words = [f"ronde: step {steps}"]
-        if len(self._seen) > 1:  # else nothing is known of the speed
+        if len(self._seen) > 1:  # else the speed is unknown
             seconds = max(now - since, 1e-9)
             words.append(f"{_short((steps - steps_then) / seconds)} steps/s")
             if samples:
@@ -79,7 +79,7 @@ class ProgressLine:
 
 
 def _short(rate: float) -> str:
-    """Two digits at least, of a slow rate as well."""
+    """Format a rate with at least two digits."""
     if rate >= 100:
         return f"{rate:.0f}"
     return f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"

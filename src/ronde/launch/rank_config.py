@@ -23,16 +23,17 @@ class RankPlace:
         host, hosts: number of this host, and of all.
         run_dir: directory of this run's logs and reports.
         store: place where the ranks meet: `file://PATH` or `tcp://HOST:PORT` (an existing server).
-        master_address, master_port: the same as torchrun's environment has it, for scripts that are
-            distributed by themselves.
+        master_address, master_port: the same as in torchrun's environment, for scripts that distribute
+            themselves.
         address: address by which ranks of other hosts reach this one; "": to be found out.
         device: cpu or cuda.
-        watched: whether a launcher of ours sees the run through and says at its end what there is to say;
-            rank 0 without one says so itself.
-        observed: whether an observer of ours says how ranks of this host fail, which another launcher ends.
+        watched: whether a launcher of ronde's watches the run and prints its summary; otherwise rank 0 prints
+            it.
+        observed: whether an observer of ronde's reports failures of this host's ranks, which another launcher
+            ends.
         terminal: whether rank 0's stdin is a terminal, at which a user may sit.
         temporary: folder for the rank's own temporary files, which the launcher removes; "": it has none.
-        checkpoints: folder of this host that stands for the run's; "": the run's is seen here.
+        checkpoints: local folder used in place of the run's; "": this host sees the run's folder.
     """
 
     rank: int
@@ -55,7 +56,7 @@ class RankPlace:
 
     @property
     def has_launcher(self) -> bool:
-        """Tell whether a launcher of ours ends the ranks and says why."""
+        """Return whether a launcher of ronde's ends the ranks and reports why."""
         return self.watched or self.store.startswith("file://")
 
 

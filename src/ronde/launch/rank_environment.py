@@ -13,9 +13,9 @@ from ronde.plan import Plan
 
 __all__ = ["RUN_ID_KEY", "rank_environment", "run_id_of", "threads_per_rank"]
 
-RUN_ID_KEY = "RONDE_RUN_ID"  # every descendant of a rank inherits it: by it a run's processes are found
+RUN_ID_KEY = "RONDE_RUN_ID"  # every descendant of a rank inherits it, so it identifies the processes of a run
 
-THREADS = "OMP_NUM_THREADS"  # torch, MKL and OpenBLAS obey it unless their own variable is set
+THREADS = "OMP_NUM_THREADS"  # torch, MKL and OpenBLAS use it unless their own variable is set
 HASH_SEED = "PYTHONHASHSEED"
 
 
@@ -24,7 +24,7 @@ def threads_per_rank(
 ) -> int | None:
     """Choose a rank's threads; None leaves them to libraries or the user's variable.
 
-    One rank alone is left as plain python would be.
+    A single rank keeps the setting of plain Python.
     """
     if asked is not None:
         return asked
@@ -49,7 +49,7 @@ def rank_environment(
 ) -> dict[str, str]:
     """Make the environment of a rank: its configuration, without marks of other launchers.
 
-    `device` is the one CUDA device that the rank is to see, so that `cuda:0` is its own; `shared` tells that
+    `device` is the only CUDA device that the rank sees, so that `cuda:0` is its own; `shared` tells that
     ranks of this host share devices. A script that is distributed by itself sees all, for it takes the one of
     its LOCAL_RANK, and a scheduler's variables too. The order of sets must be the same on all ranks, hence a
     fixed hash seed; "random" would make it differ.
@@ -77,6 +77,7 @@ def _memory(environment: Mapping[str, str], config: RankConfig) -> dict[str, str
     """Choose the allocator's variables of a rank on the CPU."""
     if not Plan.parse(config.run.plan).state.cuts_parameters:
         return keeping_memory(environment)
-    # Ranks of one host have whole parameters beside the heap, so only what is as large comes and goes there.
+    # Ranks of one host have whole parameters outside of the heap, so only blocks of that size are often
+    # allocated and freed there.
     on_one_host = config.place.local_world_size == config.place.world_size
     return returning_memory(environment, blocks=4 << 20 if on_one_host else 1 << 20)

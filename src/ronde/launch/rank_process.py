@@ -1,4 +1,4 @@
-"""One rank's process: how it is started and how signals reach it."""
+"""One rank's process: its start, and signals to it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["RankProcess"]
 class RankProcess:
     """A rank process, in a process group of its own or the launcher's.
 
-    Only rank 0 of a launcher in the foreground of a terminal shares its group: it must be
-    able to read from the terminal, and the terminal's keys then reach it without our help.
+    Only rank 0 of a launcher in the foreground of a terminal shares its group: it must be able to read from
+    the terminal, and the terminal's keys then reach it directly.
     """
 
     def __init__(self, rank: int, process: subprocess.Popen[bytes], *, own_group: bool) -> None:
@@ -39,9 +39,11 @@ class RankProcess:
         mask: set[signal.Signals],
         library: ctypes.CDLL,
     ) -> RankProcess:
-        """Start it with `streams` (None: the launcher's own) and the signal mask `mask`.
+        """Start a rank process with these streams and this signal mask.
 
-        It dies when the thread that calls this does.
+        `streams` None: the launcher's own.
+
+        It dies with the calling thread.
         """
         stdin, stdout, stderr = streams
         launcher = os.getpid()

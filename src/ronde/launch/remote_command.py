@@ -1,4 +1,4 @@
-"""The command that starts an agent on a host, and reasons of its failures."""
+"""The command that starts an agent on a host, and explanations of its failures."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ __all__ = ["RemoteExec", "agent_line", "why_it_failed"]
 
 NO_DIRECTORY, NO_INTERPRETER = 71, 72
 _SSH_FAILED = 255
-# Asks for no password, gives an unreachable host up soon, and notices a cable that was pulled.
+# Options: no password prompt, a short connection timeout, and detection of a dead connection.
 _SSH_OPTIONS = (
     "-oBatchMode=yes",
     "-oConnectTimeout=5",
     "-oServerAliveInterval=5",
     "-oServerAliveCountMax=4",
 )
-# Nothing of the directory in which it happens to start may stand for a module.
+# A file of the present directory must not shadow a module.
 _AGENT = "import sys; sys.path[:1] = []; from ronde.{} import main; main()"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteExec:
-    """The way to hosts.
+    """Command that runs processes on hosts.
 
     Attributes:
-        kind: `ssh` or a command that takes its place, by `srun` inside an allocation, or by an actor of
-            `ray`.
+        kind: `ssh` (or a replacement of it), `srun` inside an allocation, or an actor of `ray`.
         command: the command and its own options.
-        port: port of the ssh servers; None: the choice of ssh.
+        port: port of the ssh servers; None: the default of ssh.
     """
 
     kind: Literal["ssh", "srun", "ray"] = "ssh"
@@ -45,7 +44,7 @@ class RemoteExec:
         if self.kind == "ray":
             return [*self.command, host, str(ranks), line]
         if self.kind == "srun":
-            # One step for each agent, so that each has pipes of its own.
+            # One job step for each agent, so that each has separate pipes.
             place = ["--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", "--unbuffered"]
             return [*self.command, *place, "sh", "-c", line]
         words = list(self.command)
@@ -56,7 +55,7 @@ class RemoteExec:
         return [*words, host, f"sh -c {shlex.quote(line)}"]
 
     def try_by_hand(self, host: str) -> str:
-        """Return a command for the user that tries the way to a host."""
+        """Return a command by which the user can try the connection to a host."""
         if self.kind == "ray":
             return "ray status"
         port = f" -p {self.port}" if self.port is not None else ""
@@ -66,7 +65,7 @@ class RemoteExec:
 def agent_line(
     python: str, directory: str, environment: Mapping[str, str], module: str = "launch.agent"
 ) -> str:
-    """Return the shell line that becomes an agent, or ends with a telling code.
+    """Return the shell line that becomes an agent, or exits with a specific code.
 
     Args:
         module: module of ronde whose `main` is the agent.
@@ -83,7 +82,7 @@ def agent_line(
 def why_it_failed(
     host: str, code: int, said: Sequence[str], way: RemoteExec, *, python: str, directory: str
 ) -> Trouble:
-    """Explain why no agent came up on `host`, with a fix.
+    """Explain why no agent started on `host`, with a fix.
 
     Args:
         code: exit code of the command.

@@ -1,4 +1,4 @@
-"""A node on another host: frames of its agent, told as events."""
+"""A node on another host: frames of its agent become events."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["RemoteNode"]
 
-# Without a sign of an agent for so long, its host counts as lost.
+# Seconds without a message of an agent after which its host counts as lost.
 _SILENCE_S = 20.0
-# After a failure agents end their ranks by the supervisor's timetable, which takes this long at most.
+# Longest time that agents take to end their ranks after a failure, by the supervisor's timetable.
 _ENDED_S = 14.0
 _CLOSED_S = 3.0
 
@@ -42,11 +42,11 @@ class RemoteNode(Node):
     """A node behind the pipe of an agent.
 
     Args:
-        spec: the node's part of the run, which the agent is told.
-        directory: run directory of the launcher, to which the node's files come.
+        spec: the node's part of the run, which is sent to the agent.
+        directory: run directory of the launcher, which gets the node's files.
         arriving: receiver of the node's large files.
         pulse: progress of rank 0, where it is on this node.
-        notices: sentences for the user about this node.
+        notices: messages for the user about this node.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RemoteNode(Node):
         return 0.2 if self._link.news.empty() else 0.0
 
     def poll(self) -> None:
-        """Leave all to `step`: the agent there hears signals before ends."""
+        """Leave all to `step`: the agent there sees signals before ends of ranks."""
 
     def step(self) -> None:
         while not self._link.news.empty():
@@ -120,7 +120,7 @@ class RemoteNode(Node):
             self._send(FrameKind.SIGNAL, str(int(number)))
 
     def kill(self) -> None:
-        """Kill the ranks as Ctrl-C does; a second time, let go of the agent."""
+        """Kill the ranks as Ctrl-C does; a second time, disconnect the agent."""
         self._send(FrameKind.SIGNAL, str(int(signal.SIGINT)))
         if self._is_killed:
             self._link.close()
@@ -134,7 +134,7 @@ class RemoteNode(Node):
         self._send(FrameKind.SIGNAL, str(int(signal.SIGCONT)))
 
     def reap(self, pid: int) -> None:
-        """The agent's own affair."""
+        """No-op: the agent reaps its ranks."""
 
     def _send(self, kind: FrameKind, content: str = "") -> None:
         if not self._is_over:
@@ -193,7 +193,7 @@ class RemoteNode(Node):
         return Evidence.from_fields(self._by_our_clock(fields))
 
     def _take_piece(self, piece: FileChunk) -> None:
-        """Part of a file of the node's run directory, for the launcher's."""
+        """Write part of a node's file into the launcher's run directory."""
         directory: Path = self._directory.path
         if piece.name == events_path(directory).name:
             append_events(directory, piece.data, later=-self._link.clock.first.wall)
@@ -208,7 +208,7 @@ class RemoteNode(Node):
         self._events.erred(error)
 
     def _take_last(self, fields: Mapping[str, Any]) -> None:
-        """The node's part has ended, or was refused there."""
+        """Handle the end of the node's part, or its refusal."""
         self._is_over = True
         if "refused" in fields:
             self._events.aborted("refused", fields["refused"])
@@ -217,7 +217,7 @@ class RemoteNode(Node):
         self._events.concluded(NodeEnd(self._evidence(fields["evidence"]), standings, fields["left"]))
 
     def _lose(self, said: Sequence[str], code: int) -> None:
-        """The agent is gone without a last word."""
+        """Handle an agent that is gone without a final report."""
         self._is_over = True
         why = next((line.strip() for line in reversed(said) if line.strip()), f"exit code {shell_code(code)}")
         share = self.share

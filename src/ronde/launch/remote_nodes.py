@@ -1,4 +1,4 @@
-"""Start the nodes of a run on hosts, each by its agent."""
+"""Start the nodes of a run on hosts, each through its agent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["Interrupted", "start_on_hosts"]
 
 
 class Interrupted(Exception):
-    """A signal has come before any rank was started."""
+    """Raised when a signal comes before any rank was started."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -42,14 +42,14 @@ class Interrupted(Exception):
 def start_on_hosts(
     job: LaunchJob, hosts: Hosts, terminal: UsersTerminal, inbox: SignalInbox, opened: contextlib.ExitStack
 ) -> tuple[Sequence[Node], subprocess.Popen[bytes], Sequence[str]]:
-    """Start the store and every host's part, when all hosts have been reached.
+    """Start the store and each host's part, once all hosts are reached.
 
     Args:
-        opened: stack of all that is to be closed when the run is over.
+        opened: stack of resources to close after the run.
 
     Raises:
         UsageError: a variable is not set, or a folder cannot be written.
-        LaunchError: a host cannot take part, a line for each with what to do; no rank was started.
+        LaunchError: a host cannot take part; the message has a line with a fix for each. No rank was started.
         Interrupted: the user has ended the run.
     """
     arriving = FileReceiver(job)
@@ -120,7 +120,7 @@ def _place_servers(job: LaunchJob, met: RendezvousResult) -> tuple[RunSpec, Sequ
 
 
 def _wait(inbox: SignalInbox, seconds: float) -> None:
-    """Wait for news or a signal, before ranks can be given one."""
+    """Wait for news; raise if a signal comes before ranks can get it."""
     message = inbox.wait(seconds)
     while message is not None:
         if message.si_signo in ENDING:

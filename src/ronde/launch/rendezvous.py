@@ -1,4 +1,4 @@
-"""The rendezvous of hosts before a run: reach all of them, and compare them."""
+"""The rendezvous of hosts before a run: connect to all, and compare them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from ronde.trace.server_states import server_states
 
 __all__ = ["Rendezvous", "RendezvousResult"]
 
-# How long an agent may take to come up (ssh, and Python from a slow file system), and to try addresses.
+# Seconds that an agent may take to start (ssh, and Python from a slow file system), and to try addresses.
 _READY_S = 60.0
 _DIALED_S = 30.0
-# Bytes a second, at least, by which checkpoints come to hosts that do not see them.
+# Least bytes per second at which checkpoints are sent to hosts that do not see them.
 _SLOWEST = 100_000
 
 
@@ -50,8 +50,8 @@ class RendezvousResult:
     """Addresses and ports that the hosts have agreed on.
 
     Attributes:
-        listener: a socket that listens, for the store.
-        address: address by which all hosts reach it.
+        listener: a listening socket for the store.
+        address: address at which all hosts reach the store.
         own: address of each host, by which others reach it.
         ports: ports of each host that are free, for servers.
         cuda: whether ranks have CUDA devices.
@@ -71,11 +71,11 @@ class RendezvousResult:
 
 
 class Rendezvous:
-    """Agents that are started, and asked.
+    """Started agents, to be questioned.
 
     Args:
         links: links to their agents, in the order of hosts.
-        wait: waits so many seconds at most, for news or a signal, which may end the meeting.
+        wait: function that waits at most so many seconds for news or a signal, and may raise.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Rendezvous:
         self._agents = Agents(hosts, links, wait)
 
     def meet(self, inbox: SignalInbox) -> RendezvousResult:
-        """Reach every host, and see that they can run this together.
+        """Connect to every host, and check that they can run this together.
 
         Raises:
             UsageError: a variable is not set.
@@ -138,7 +138,7 @@ class Rendezvous:
         return nullcontext("") if "://" in folder else mark_folder(folder)
 
     def _bring_checkpoints(self, far: Sequence[AgentLink]) -> None:
-        """Send the checkpoints to go on from to hosts that do not see them.
+        """Send the checkpoints to resume from to hosts that do not see them.
 
         Raises:
             LaunchError: a host cannot keep them.
@@ -182,7 +182,7 @@ class Rendezvous:
         _refuse(missing_states(place, server_states(Path(place)), named[: self._count_of_servers()]))
 
     def _count_of_servers(self) -> int:
-        """Number of servers to be started."""
+        """Return the number of servers to start."""
         return 0 if self._job.run.servers else Plan.parse(self._job.run.plan).state.server_count
 
     def _find_addresses(self, *, cuda: bool) -> RendezvousResult:
@@ -236,7 +236,7 @@ class Rendezvous:
         )
 
     def _try_mesh(self, word: str, own: Sequence[str], ports: Sequence[int]) -> None:
-        """Let every host connect to others like its ranks, to find firewalls."""
+        """Let each host connect to others as its ranks will, to find firewalls."""
         count = len(self._links)
         asked: dict[int, tuple[FrameKind, Mapping[str, Any]]] = {}
         for link in self._links:
@@ -255,10 +255,10 @@ class Rendezvous:
     def _answers(
         self, asked: Mapping[int, tuple[FrameKind, Mapping[str, Any]]], wanted: FrameKind, within: float
     ) -> Sequence[dict[str, Any]]:
-        """One answer of every agent, in their order.
+        """Return one answer of every agent, in their order.
 
         Raises:
-            LaunchError: some have none.
+            LaunchError: an answer is missing.
         """
         return self._results(self._links, self._agents.ask(asked, wanted, within))
 

@@ -1,7 +1,7 @@
-"""Filter of output lines repeated after a restart, as some steps are done again.
+"""Filter of output lines that are printed again after a restart.
 
-A rank that is brought back says at which line of its output that is. From there on lines are compared, times
-and rates aside, with those that were shown; at the first one that differs everything is shown again.
+A resumed rank tells at which line of its output it continues. From there on lines are compared, without times
+and rates, with the lines that were shown; from the first difference on everything is shown again.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class RepeatedLines:
     Args:
         directory: the run directory, which all attempts share.
         stream: `stdout` or `stderr`.
-        resumed: the rank is to be brought back, and will say to which line.
+        resumed: whether the rank is resumed, and will tell from which line on.
     """
 
     def __init__(self, directory: Path, stream: str, *, resumed: bool) -> None:
         self._directory, self._stream = directory, stream
-        # An earlier attempt's position is not this one's.
+        # The position of an earlier attempt is not valid for this one.
         (directory / _POSITION).unlink(missing_ok=True)
-        # Digests of the lines that were shown, one behind another.
+        # Digests of the lines that were shown, concatenated.
         self._file = os.open(directory / f"printed-{stream}", os.O_RDWR | os.O_CREAT, 0o666)
         self._known = os.fstat(self._file).st_size // _SIZE if resumed else 0
         self._at = None if resumed else 0
         self._line = b""
-        # Left by an earlier attempt that ended in the midst of a line.
+        # Left by an earlier attempt that ended inside a line.
         self._unfinished = directory / f"printed-{stream}_unfinished"
         self._breaks = resumed and self._unfinished.exists()
         self._unfinished.unlink(missing_ok=True)
@@ -65,7 +65,7 @@ class RepeatedLines:
     def _filtered(self, data: bytes) -> bytes:
         if self._at is None:
             self._at = _read_position(self._directory, self._stream)
-        if self._at is None:  # what is said before the script
+        if self._at is None:  # printed before the script
             return data
         shown = bytearray()
         for piece in _PIECES.findall(data):
@@ -80,7 +80,7 @@ class RepeatedLines:
         return bytes(shown)
 
     def end(self) -> bytes:
-        """Return the held part of an unfinished last line."""
+        """Return the rest of an unfinished last line."""
         held = self._line if self._at is not None and self._at < self._known else b""
         if self._line or self._breaks:
             self._unfinished.touch()
@@ -102,19 +102,19 @@ class RepeatedLines:
 
 
 def _without_times(line: bytes) -> bytes:
-    """Mask times and rates in a line's last state, behind carriage returns."""
+    """Mask times and rates in the last state of a line with carriage returns."""
     return _TIME.sub(b"0", line.rstrip(b"\r\n").rpartition(b"\r")[2])
 
 
 def count_lines(file: int) -> int:
-    """Count whole lines of an open file, without ronde's own."""
+    """Count complete lines of an open file, without ronde's own lines."""
     os.lseek(file, 0, os.SEEK_SET)
     with os.fdopen(os.dup(file), "rb") as lines:
         return sum(line.endswith(b"\n") and not line.startswith(_OWN) for line in lines)
 
 
 def write_position(directory: Path, lines: dict[str, int]) -> None:
-    """Write the number of lines of each stream before a rank's next one."""
+    """Write, for each stream, the number of lines before a rank's next one."""
     path = directory / _POSITION
     beside = path.with_suffix(".position.new")
     file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)

@@ -1,4 +1,4 @@
-"""Run a job to its end, with as many starts as its policy allows."""
+"""Run a job to its end, with as many restarts as its policy allows."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def launch_with_policy(
     elastic: ElasticHosts | None = None,
     launching: Callable[..., Outcome] = launch,
 ) -> Outcome:
-    """Run a job to its end, however often its ranks are started.
+    """Run a job to its end, with restarts of its ranks.
 
     Args:
         hosts: the hosts of ranks; None: this one.
-        explain: says what evidence of a stall or a failure means.
-        elastic: says which hosts are there; None: they stay the same.
+        explain: function that interprets evidence of a stall or a failure.
+        elastic: finds the present hosts; None: they stay the same.
         launching: runs the job once, as `launch`.
 
     Raises:
-        UsageError, LaunchError: the ranks could not be started the first time, or too few hosts are there.
+        UsageError, LaunchError: the ranks could not be started the first time, or there are too few hosts.
     """
     failures = 0
     while True:

@@ -1,4 +1,4 @@
-"""The end of a run: evidence of all nodes is judged and reported once.
+"""The end of a run: evidence of all nodes is interpreted and reported once.
 
 Evidence of all nodes is merged in `RUN_DIR/evidence`: `stall.json`, `failure.json`, of a run that ended well
 `end.json`, stacks as texts, and `explanation.json`.
@@ -26,18 +26,18 @@ from ronde.trace.summary import read_summary, summary_lines
 
 __all__ = ["Explain", "RunEnd"]
 
-# Causes of thin evidence, in the order of what they say.
+# Causes with weak evidence, ordered by how much they explain.
 _THIN = ("unknown", "waits-for-hosts", "peer-lost")
 
 Explain = Callable[[Evidence], Explanation]
 
 
 class RunEnd:
-    """Knowledge about the end of a run.
+    """Collected information about the end of a run.
 
     Args:
-        ends: ends of all ranks, of which whoever has the news keeps the account.
-        explain: interprets evidence of all nodes; None: it is only kept.
+        ends: record of the ends of all ranks; the listeners of nodes fill it.
+        explain: function that interprets evidence of all nodes; None: evidence is only stored.
         in_mid_line: whether the user's stderr has an unfinished line.
     """
 
@@ -62,27 +62,27 @@ class RunEnd:
         self._silences: Mapping[int, float] = {}
 
     def hear_nothing_of(self, silences: Mapping[int, float]) -> None:
-        """Note the seconds of silence of nodes, by their numbers."""
+        """Record for how many seconds nodes have sent nothing, by their numbers."""
         self._silences = silences
 
     def abort(self, kind: AbortKind, said: str, node: int | None = None) -> None:
-        """The run is ended for this reason, unless it has failed already.
+        """Record the reason for ending the run, unless it has failed already.
 
         Args:
-            node: number of the node that it is about.
+            node: number of the node concerned.
         """
         if self.ends.abort is None:
             rank = 0 if node is None else self._nodes[node].first_rank
             self.ends.abort = Abort(kind=kind, time=time.time(), said=said, rank=rank)
 
     def notice(self, words: str) -> None:
-        """Tell the user of something while the run goes on, beside the script's output."""
+        """Tell the user of something during the run."""
         write_event(self._job.run_directory.path, "notice", words)
         if self._job.shown:
             say(words, new_line=self._in_mid_line())
 
     def stalled(self, parts: Mapping[int, Evidence], *, is_over: bool) -> None:
-        """Explain waiting ranks to the user, or end the run for them.
+        """Explain to the user why ranks wait, or end the run for it.
 
         Args:
             parts: evidence of each node, by its number.
@@ -96,23 +96,23 @@ class RunEnd:
             self.notice(told_early(evidence, self._stall, self._job.run.timeout))
 
     def asked(self, parts: Mapping[int, Evidence]) -> None:
-        """Write down the evidence of each node, by its number, for `ronde doctor`."""
+        """Write the evidence of each node, by its number, for `ronde doctor`."""
         write_evidence(self._joined(parts, "asked"))
 
     def froze(self, node: int, evidence: Evidence) -> None:
-        """Keep a node's evidence of the first failure, from before ranks were ended."""
+        """Store a node's evidence of the first failure, from before ranks were ended."""
         self._evidence[node] = evidence
         write_evidence(self._joined(self._evidence, "failure"))
 
     def ended(
         self, node: int, evidence: Evidence | None, standings: Sequence[BoardPosition], left: Sequence[str]
     ) -> None:
-        """All ranks of a node are gone.
+        """Record that all ranks of a node are gone.
 
         Args:
-            evidence: evidence of them now; None where that is not asked for.
-            standings: places where they stood last.
-            left: processes of the script that were ended after them.
+            evidence: present evidence of them; None if not needed.
+            standings: last known places of the ranks.
+            left: processes of the script that outlived the ranks, and were ended.
         """
         if evidence is not None:
             self._evidence[node] = evidence
@@ -159,7 +159,7 @@ class RunEnd:
         return dataclasses.replace(failure, host=host)
 
     def _concluded(self, failure: RankFailure) -> Explanation | None:
-        """Explain all evidence; None without any, or without an explainer."""
+        """Explain all evidence; None without evidence or explainer."""
         if not self._evidence:
             return None
         said = "" if self.ends.abort is None else self.ends.abort.said
@@ -178,7 +178,7 @@ class RunEnd:
         return stall
 
     def _joined(self, parts: Mapping[int, Evidence], reason: str) -> Evidence:
-        """Join evidence of several nodes, with their names, and the silent ones."""
+        """Join the evidence of several nodes, with their names and the silent nodes."""
         named = [_named(part, self._nodes[node]) for node, part in sorted(parts.items())]
         silent = tuple(
             self._nodes[node].silent(seconds)
@@ -202,7 +202,10 @@ class RunEnd:
         return [*lines, *self._not_finite(), *_left_running(self._nodes, self._left, self.ends)]
 
     def _not_finite(self) -> Sequence[str]:
-        """Warn of gradients that were NaN or infinite at the end, and since when."""
+        """Warn of gradients that were NaN or infinite at the end.
+
+        The warning names the first such step.
+        """
         directory = self._job.run_directory.path
         seen = {rank: look_at(vitals_path(directory, rank)) for rank in self._ranks}
         first = first_not_finite(
@@ -218,7 +221,7 @@ class RunEnd:
         )
 
     def _ended_by(self, number: int) -> str:
-        """Report the loss by a batch system's signal, unless a rank has."""
+        """Report that a batch system's signal ended the run, unless a rank reported it."""
         name = signal.Signals(number).name
         if self._job.run.checkpoint:
             return f"the run was ended by {name} [R193]"
@@ -231,14 +234,14 @@ def _named(evidence: Evidence, node: NodeOfRun) -> Evidence:
 
 
 def _says(found: Explanation | None) -> int:
-    """Rank an explanation by its strength, the weakest first."""
+    """Return the strength of an explanation, to sort by."""
     return _THIN.index(found.cause) if found is not None and found.cause in _THIN else len(_THIN)
 
 
 def _left_running(
     nodes: Sequence[NodeOfRun], left: Mapping[int, Sequence[str]], ends: RankExits
 ) -> Sequence[str]:
-    """Processes that the script has left, of each node that had some."""
+    """Describe the processes that the script left running, for each node."""
     if ends.interrupted_by is not None:
         return ()
     return [

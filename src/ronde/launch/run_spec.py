@@ -1,4 +1,4 @@
-"""The specification of a run, alike for all ranks, with a JSON form."""
+"""The specification of a run, the same for all ranks, with a JSON form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 __all__ = ["DEFAULT_PLAN", "WORKER", "RunSpec"]
 
 WORKER = (sys.executable, "-m", "ronde.runtime.worker")
-# `str(Plan())`. One rank under it runs as plain Python does, without `ronde.plan`, whose import takes 20 ms.
+# `str(Plan())`. Under it a single rank runs as in plain Python, without importing `ronde.plan`, which takes
+# 20 ms.
 DEFAULT_PLAN = "ddp"
 
 
@@ -30,18 +31,18 @@ class RunSpec:
         threads: threads per rank; None: the cores shared out, unless the environment says otherwise.
         timeout: seconds for which ranks may wait for one that does not come.
         labelled: whether all ranks' output is passed on, each line behind `[rank]<stdout>:`.
-        quiet: whether the user wants to read nothing of ronde but errors and that ranks stand still.
-        publish: seconds between versions of the model that are published; 0: none is.
+        quiet: whether ronde prints only errors and notes on hanging ranks.
+        publish: seconds between published versions of the model; 0: none.
         published: the newest version that the launcher's run directory has of an earlier run; 0: none.
-        trace_steps: the steps `A:B` of which a timeline is written; "": of none.
-        checkpoint: folder of the run's checkpoints; "": it makes none.
-        checkpoint_every: steps between two, or 0, and seconds.
+        trace_steps: the steps `A:B` of the timeline; "": no timeline.
+        checkpoint: folder of the run's checkpoints; "": none are made.
+        checkpoint_every: steps between two checkpoints, or 0, and seconds.
         checkpoint_keep: number of checkpoints that are kept.
-        resume: whether the run goes on from the newest of them.
-        servers: endpoints of the parameter servers, as ZeroMQ writes them.
-        server_token: 32 hexadecimal digits that each message to them holds.
-        durability, durability_sync: those of servers that the run starts, as in `ServerConfig`.
-        server_state: directory of an earlier run, whose servers' tables are taken over; "" for none.
+        resume: whether the run resumes from the newest of them.
+        servers: endpoints of the parameter servers, in ZeroMQ's form.
+        server_token: 32 hexadecimal digits, contained in each message to servers.
+        durability, durability_sync: settings of the servers that the run starts, as in `ServerConfig`.
+        server_state: directory of an earlier run whose tables servers load; "" for none.
         worker: the command of a rank process.
     """
 
@@ -71,18 +72,18 @@ class RunSpec:
     worker: tuple[str, ...] = WORKER
 
     def program(self) -> str:
-        """Return the script file that all hosts must have alike; "" without one."""
+        """Return the script file that must be the same on all hosts; "" without one."""
         if self.module:
             return ""
         if self.worker == WORKER:
             return self.script
-        # A command: the script is itself, or behind an interpreter.
+        # A command: the script is its first word, or follows an interpreter.
         words = (self.script, *self.arguments)
         return next((word for word in words if word.endswith(".py") and os.path.isfile(word)), "")
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> RunSpec:
-        """The inverse of `dataclasses.asdict`, also after a way through JSON, which has no tuples."""
+        """Invert `dataclasses.asdict`, also after JSON, which has no tuples."""
         return cls(**{name: _as_it_was(value) for name, value in fields.items()})
 
 

@@ -1,4 +1,4 @@
-"""The user's terminal, shared by the script and a line of ronde's.
+"""The user's terminal, shared by the script and ronde's progress line.
 
 The line never spoils what the script wrote: it is drawn only where the script has left the cursor at the
 start of a line (a progress bar or a prompt has not), the cursor goes back there, and the line is wiped before
@@ -20,7 +20,7 @@ __all__ = ["Screen"]
 WIPE = b"\r\x1b[2K"
 STDERR = 2
 UNKNOWN_WIDTH = 80
-# How long to wait for a terminal that takes no bytes (Ctrl-S) before a wipe is given up.
+# Seconds to wait for a terminal that accepts no bytes (Ctrl-S) before the line is left there.
 PATIENCE_S = 0.2
 
 
@@ -43,11 +43,14 @@ class Screen:
         return cls(STDERR)
 
     def is_behind(self, descriptor: int) -> bool:
-        """Tell whether output to `descriptor` appears here."""
+        """Return whether output to `descriptor` appears on this terminal."""
         return os.isatty(descriptor) and os.fstat(descriptor).st_rdev == self._device
 
     def pass_on(self, descriptor: int, data: bytes) -> None:
-        """Write the script's bytes, which come from nowhere else while a line is shown."""
+        """Write the script's bytes, after removing the line.
+
+        While a line is shown, all of the script's output goes through here.
+        """
         with self._lock:
             self._wipe()
             write_all(descriptor, data)
@@ -75,7 +78,7 @@ class Screen:
             self._lock.release()
 
     def wipe(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._lock.acquire(timeout=PATIENCE_S):
             try:
                 self._wipe()
@@ -89,5 +92,5 @@ class Screen:
                 write_all(self._descriptor, WIPE)
 
     def _is_ours(self) -> bool:
-        """Tell whether this process group is in the foreground of the terminal."""
+        """Return whether this process group is in the foreground of the terminal."""
         return os.tcgetpgrp(self._descriptor) == os.getpgrp()

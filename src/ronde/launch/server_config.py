@@ -26,7 +26,7 @@ __all__ = [
 
 SERVER_KEY = "RONDE_SERVER_CONFIG"
 TOKEN_KEY = "RONDE_SERVER_TOKEN"
-#: Where servers listen, with commas between; `ronde run --native` sets it for the program.
+# : Endpoints of servers, separated by commas; `ronde run --native` sets it for the program.
 SERVERS_KEY = "RONDE_SERVERS"
 
 DURABILITIES = ("log", "snapshot", "none")
@@ -38,22 +38,23 @@ class ServerConfig:
     """One server's part of a run.
 
     Attributes:
-        index, servers: which of how many.
+        index, servers: number of this server, and of all.
         endpoint: address that it listens at, as ZeroMQ writes it: `tcp://127.0.0.1:4000`, `ipc://@name`.
         token: 32 hexadecimal digits that every message of the run holds.
         workers: number of ranks.
         update: the plan's key: `sync`, `async`, `bounded`, or `geo`.
         staleness: steps by which the slowest worker may be behind, of `bounded`.
-        directory: its log and snapshots; "": it keeps none, and a restart begins with nothing.
-        durability: data that survives it: every change (`log`), snapshots (`snapshot`), nothing (`none`).
-        sync: time by which its log is on the disk: `always`, before a change is confirmed; `group`, once a
-            second; `never`, when the system writes it.
+        directory: folder of its log and snapshots; "": none are kept, and a restart begins without state.
+        durability: the data that survives the process: every change (`log`), snapshots (`snapshot`), nothing
+            (`none`).
+        sync: time of writing its log to disk: `always`, before a change is confirmed; `group`, once a second;
+            `never`, when the system does so.
         snapshot_bytes: a snapshot is made after changes of so many bytes, or of as many as the state has.
         keep: number of snapshots that are kept, with their logs.
-        source: directory of an earlier run, however many servers it had, whose tables are taken over.
-        refusal: file into which it writes why it will not start; "": none.
-        started: number of starts before.
-        parent: process with which it ends; 0: none.
+        source: directory of an earlier run, with any number of servers, whose tables are loaded.
+        refusal: file for the reason why it refuses to start; "": none.
+        started: number of earlier starts.
+        parent: process whose end also ends the server; 0: none.
     """
 
     index: int
@@ -83,7 +84,7 @@ class ServerConfig:
 
 
 def rule_of_servers(plan: Plan) -> str:
-    """The way in which servers apply changes."""
+    """Return the rule by which servers apply changes."""
     return plan.update.rule if plan.state.placement == "server" else "sync"
 
 
@@ -93,7 +94,7 @@ def with_servers(
     """Return the run with its servers, and the configuration of each.
 
     Args:
-        endpoints: place where each listens.
+        endpoints: endpoint of each server.
     """
     plan, token = Plan.parse(run.plan), os.urandom(16).hex()
     configs = [
@@ -115,7 +116,7 @@ def with_servers(
 
 
 def read_durability(text: str) -> tuple[str, str]:
-    """Durability and sync of `log`, `log,sync=group`, `snapshot`, `none`.
+    """Parse `log`, `log,sync=group`, `snapshot` or `none` into durability and sync.
 
     Raises:
         UsageError: the value is unknown.
@@ -137,7 +138,7 @@ def local_endpoint(run_id: str, index: int) -> str:
 
 
 def read_token(environment: Mapping[str, str]) -> str:
-    """The token of servers that were started by hand.
+    """Read the token of servers that were started by hand.
 
     Raises:
         UsageError: the variable is not set, or not a token.

@@ -1,4 +1,4 @@
-"""The parameter servers of this host: started, restarted, ended."""
+"""The parameter servers of this host: start, restart, end."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["CANNOT_SERVE", "SERVER", "Servers"]
 
 SERVER = (sys.executable, "-m", "ronde.server.process")
 
-#: The exit code of a server that has written why it will not start: it would not the next time either.
+# : The exit code of a server that refuses to start, with a written reason; a restart would not help.
 CANNOT_SERVE = 3
 
 _MOST_RESTARTS_IN_A_ROW = 3
-_MOST_KILLS_IN_A_ROW = 20  # by the system for want of memory, say
+_MOST_KILLS_IN_A_ROW = 20  # for instance by the kernel when memory runs out
 _STABLE_S = 30.0
 _TERMINATION_S = 2.0
 
@@ -75,10 +75,10 @@ class Servers:
         self.pids: set[int] = set()
 
     def start(self) -> None:
-        """Start all of them.
+        """Start all servers.
 
         Raises:
-            LaunchError: one could not be started; those that were have been ended.
+            LaunchError: a server could not be started; started ones have been ended.
         """
         try:
             for config in self._configs:
@@ -88,10 +88,10 @@ class Servers:
             raise
 
     def look(self, say: Callable[[str], object]) -> str:
-        """Restart dead servers; returns why the run cannot go on, or "".
+        """Restart dead servers; return why the run must end, or "".
 
         Args:
-            say: tells the user that one was started again.
+            say: function that tells the user of a restart.
         """
         for each in self._running:
             code = each.process.poll()
@@ -118,7 +118,7 @@ class Servers:
         return ""
 
     def end(self) -> None:
-        """End all: they are asked to, then killed."""
+        """Ask all servers to end, then kill the rest."""
         for each in self._running:
             with contextlib.suppress(ProcessLookupError):
                 each.process.terminate()

@@ -14,12 +14,12 @@ __all__ = ["deal", "is_shared", "nccl_environment", "sharing_note"]
 
 
 def deal(devices: Sequence[str], ranks: int) -> tuple[str, ...]:
-    """Give each rank a device in turn; fewer devices than ranks are shared."""
+    """Assign devices to ranks in turn; with fewer devices than ranks they are shared."""
     return tuple(devices[rank % len(devices)] for rank in range(ranks))
 
 
 def is_shared(devices: Sequence[str]) -> bool:
-    """Tell whether a device is named for more than one rank."""
+    """Return whether a device is assigned to more than one rank."""
     return len(set(devices)) < len(devices)
 
 

@@ -1,4 +1,4 @@
-"""Signals as messages: blocked and fetched one by one, with their sender."""
+"""Signals as messages: blocked, and fetched one by one with their sender."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 
 __all__ = ["SignalInbox"]
 
-SI_KERNEL = 0x80  # si_code of what a terminal's key sends; `kill` sends SI_USER
+SI_KERNEL = 0x80  # si_code of a signal by a terminal's key; `kill` sends SI_USER
 
 WATCHED = (
     signal.SIGCHLD,
@@ -24,10 +24,10 @@ WATCHED = (
 
 
 class SignalInbox:
-    """While open, the signals of a launcher's interest wait here instead of interrupting it.
+    """Receiver of the launcher's signals; while open they wait here without interrupting.
 
-    What was ignored at the start (`nohup`, a background job of a shell script) stays ignored. A
-    launcher in a thread of its own gets no signals; it then learns of ended ranks by asking.
+    Signals that were ignored at the start (`nohup`, a background job of a shell script) stay ignored. A
+    launcher outside of the main thread gets no signals, and polls for ended ranks instead.
     """
 
     def __init__(self) -> None:
@@ -47,15 +47,15 @@ class SignalInbox:
         signal.pthread_sigmask(signal.SIG_SETMASK, self.previous_mask)
 
     def wait(self, timeout: float) -> signal.struct_siginfo | None:
-        """The next signal, or None after `timeout` seconds."""
+        """Return the next signal, or None after `timeout` seconds."""
         return signal.sigtimedwait(self._watched, timeout)
 
     @staticmethod
     def wake() -> None:
-        """End a `wait` of this process at once: other news has come. From any thread."""
+        """End a `wait` of this process at once, for other news. Thread-safe."""
         os.kill(os.getpid(), signal.SIGCHLD)
 
     @staticmethod
     def from_terminal(message: signal.struct_siginfo) -> bool:
-        """Tell whether a key at the terminal sent it to the foreground group."""
+        """Return whether a key at the terminal sent the signal to the foreground group."""
         return message.si_code == SI_KERNEL

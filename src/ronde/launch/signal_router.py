@@ -1,4 +1,4 @@
-"""Signals to the controller of a run, and the ranks that are given them."""
+"""Routes signals from the controller of a run to the ranks."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["SignalRouter"]
 
 @final
 class SignalRouter:
-    """Gives the ranks of all nodes the signals of the user.
+    """Sends the user's signals to the ranks of all nodes.
 
     After Ctrl-C or SIGTERM the script decides, as under plain python; a second Ctrl-C kills the ranks. Once a
     debugger has been opened on rank 0, the terminal's Ctrl-C is for that rank alone.
 
     Args:
-        ends: account of ends, which learns how the user has ended the run.
-        outlet: the side of the user.
+        ends: record of ends, which notes how the user ended the run.
+        outlet: the user's side of the ranks' streams.
     """
 
     def __init__(self, ends: RankExits, nodes: Sequence[Node], outlet: Outlet) -> None:
         self._ends, self._nodes, self._outlet = ends, nodes, outlet
 
     def take(self, message: signal.struct_siginfo) -> None:
-        """Act on a message of the inbox."""
+        """Handle a message of the inbox."""
         if message.si_signo == signal.SIGCHLD:
             for node in self._nodes:
                 node.reap(message.si_pid)
@@ -39,15 +39,15 @@ class SignalRouter:
             self.send(message.si_signo, by_key=SignalInbox.from_terminal(message))
 
     def send(self, number: int, *, by_key: bool = False) -> None:
-        """Act on a signal.
+        """Handle a signal.
 
         Args:
-            by_key: whether the terminal has given it to the whole foreground group.
+            by_key: whether the terminal has sent it to the whole foreground group.
         """
         if number == signal.SIGTSTP:
             self._stop_and_continue(by_key=by_key)
         elif number == signal.SIGINT and by_key and self._outlet.is_held:
-            self._ends.interrupted_by = number  # rank 0 has it from the terminal
+            self._ends.interrupted_by = number  # the terminal has sent it to rank 0
         elif number == signal.SIGINT and self._ends.interrupted_by == signal.SIGINT:
             self._ends.killed_by_user = True
             for node in self._nodes:
@@ -59,7 +59,7 @@ class SignalRouter:
                 node.signal(number, by_key=by_key)
 
     def _stop_and_continue(self, *, by_key: bool) -> None:
-        """Stop all by Ctrl-Z, ranks and this process, until the shell continues it."""
+        """Stop ranks and this process by Ctrl-Z, until the shell continues them."""
         for node in self._nodes:
             node.stop(by_key=by_key)
         self._outlet.wipe()

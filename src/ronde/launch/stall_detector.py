@@ -24,14 +24,14 @@ __all__ = [
     "told_early",
 ]
 
-# A stall is to be explained within 10 s.
+# The goal: a stall is explained within 10 s.
 NOTICE_S = 8.0
 LOOK_EVERY_S = 1.0
 FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
 
 class StallReading(enum.Enum):
-    """State of a node's ranks: they go on, wait long, or too long."""
+    """State of a node's ranks: running, waiting long, or waiting too long."""
 
     GOES_ON = enum.auto()
     WAITS = enum.auto()
@@ -44,12 +44,12 @@ def notice_after(timeout: float) -> float:
 
 
 class StallDetector:
-    """Looks whether some rank of a node waits for another.
+    """Detects ranks of a node that wait for another.
 
     Args:
         ranks: number of ranks on this node.
-        directory: the node's, where the boards are.
-        timeout: seconds after which such a run is to be ended.
+        directory: the node's run directory, with the boards.
+        timeout: seconds of waiting after which the run is ended.
     """
 
     def __init__(self, ranks: int, directory: RunDirectory, timeout: float) -> None:
@@ -61,7 +61,10 @@ class StallDetector:
         self._told = StallReading.GOES_ON
 
     def look(self) -> StallReading:
-        """Return a change of state: `WAITS` and `IS_OVER` come once for each time that ranks wait."""
+        """Return a change of state.
+
+        `WAITS` and `IS_OVER` are returned once for each period of waiting.
+        """
         now = time.monotonic()
         if now < self._next_look:
             return StallReading.GOES_ON
@@ -79,12 +82,12 @@ class StallDetector:
         return StallReading.GOES_ON if self._told is before else self._told
 
     def reset_timer(self) -> None:
-        """Forget the waiting so far, since the user stopped the run."""
+        """Forget the waiting so far, because the user stopped the run."""
         self._started = time.monotonic()
 
 
 def told_early(evidence: Evidence, explanation: Explanation | None, timeout: float) -> str:
-    """Describe a stall that may still be right."""
+    """Describe a stall that may still resolve."""
     lines = [] if explanation is None else explanation.lines()
     return (
         f"ranks have waited for {notice_after(timeout):g} s; the run is ended after {timeout:g} s of this "
@@ -103,7 +106,7 @@ def told_at_last(evidence: Evidence, timeout: float) -> str:
 
 
 def places(evidence: Evidence) -> str:
-    """Describe the place of every rank, a line each."""
+    """Describe the place of every rank, one line each."""
     lines: list[str] = []
     for rank in evidence.ranks:
         if rank.standing == "waiting":

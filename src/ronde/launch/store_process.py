@@ -9,16 +9,16 @@ from pathlib import Path
 
 __all__ = ["STORE", "start_store"]
 
-# Nothing of the directory in which it happens to start may stand for a module.
+# A file of the present directory must not shadow a module.
 STORE = (sys.executable, "-c", "import sys; sys.path[:1] = []; from ronde.runtime.store import main; main()")
 
 
 def start_store(
     listener: socket.socket, log: Path, *, linger: float, command: tuple[str, ...] = STORE
 ) -> subprocess.Popen[bytes]:
-    """Serve the store at a listening socket until this process is gone.
+    """Serve the store at a listening socket until this process has ended.
 
-    What it says is in `log`: a launcher waits for the end of all that holds its pipes.
+    Its output goes to `log`, because a launcher waits for all processes that hold its pipes.
     """
     descriptor = listener.fileno()
     with log.open("ab") as said:

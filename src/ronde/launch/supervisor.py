@@ -1,7 +1,7 @@
 """Supervises the ranks of a node, and ends peers of a failed rank.
 
-After the first failure there is a timetable (seconds since it was noticed), for nobody waits long
-for a rank that waits for a dead one:
+After the first failure ranks are ended by a timetable (seconds since it was noticed), because ranks that wait
+for a dead one would wait long:
 
     0.1   a rank that says itself that it lost its peers is asked to end (SIGTERM)
     0.2   any other rank is, but
@@ -45,14 +45,14 @@ TERMINATION_S = 0.5
 
 
 class Supervisor:
-    """Supervisor of a node's ranks, with an account of their ends.
+    """Supervisor of a node's ranks, with a record of their ends.
 
     Args:
-        outlet: the side of the user.
-        ends: account of ends, which is kept by whoever hears of them.
-        events: hears of what happens.
-        gathering: looks at the ranks when one has failed.
-        stall: looks whether ranks wait for one that does not come.
+        outlet: the user's side of the ranks' streams.
+        ends: record of ends, which the listener of events fills.
+        events: listener to what happens.
+        gathering: collects evidence of the ranks when one has failed.
+        stall: detects ranks that wait for one that does not come.
 
     Attributes:
         frozen: evidence of the ranks from the moment of the first failure, here or elsewhere.
@@ -87,11 +87,11 @@ class Supervisor:
 
     @property
     def is_watching(self) -> bool:
-        """Tell whether some rank is alive, or its end was not acted on."""
+        """Return whether some rank is alive, or its end was not handled yet."""
         return bool(self._alive or self._gone)
 
     def poll(self) -> None:
-        """Note which ranks have ended, for the next step."""
+        """Look for ended ranks, for the next step."""
         for rank in list(self._alive):
             code = rank.poll()
             if code is not None:
@@ -99,7 +99,7 @@ class Supervisor:
                 self._gone.append((rank, code))
 
     def step(self) -> None:
-        """Act on ends that `poll` found, look at servers, and end due ranks."""
+        """Handle ends that `poll` found, check servers, and end due ranks."""
         self.pids |= set() if self._servers is None else self._servers.pids
         self._collect()
         self._notice_standstill()
@@ -109,7 +109,7 @@ class Supervisor:
             self._read_errors(self._ranks)
 
     def end(self) -> None:
-        """End the ranks as after a failure. From any thread. From any thread."""
+        """End the ranks as after a failure. Thread-safe."""
         self._is_to_end = True
 
     def tick(self) -> float:
@@ -121,7 +121,7 @@ class Supervisor:
         return 0.1 if self._has_peers else 1.0
 
     def _collect(self) -> None:
-        """Take notice of ranks that are gone and of error files."""
+        """Record ranks that are gone, and error files."""
         gone, self._gone = self._gone, []
         for rank, code in gone:
             ended_by_us = rank.rank in self._asked and code in (-signal.SIGTERM, -signal.SIGKILL)
@@ -131,7 +131,7 @@ class Supervisor:
             self._read_errors(self._alive)
         if self._failed_at is None and (self._is_to_end or self._ends.has_failed):
             self._fail()
-            if self._alive:  # while their parents live, or their numbers will not be known
+            if self._alive:  # while their parents live; later their pids are unknown
                 self.pids |= {process.pid for process in leftovers(self._directory.run_id)}
 
     def _take_death(self, death: RankDeath) -> None:
@@ -145,9 +145,9 @@ class Supervisor:
         )
 
     def _fail(self) -> None:
-        """Freeze the evidence, after which ranks are ended."""
+        """Store the evidence, after which ranks are ended."""
         self._failed_at = time.monotonic()
-        # The cause of an interruption is known; a directory that was removed takes no evidence.
+        # The cause of an interruption is known, and a removed directory cannot hold evidence.
         if self._ends.interrupted_by is None and self._directory.path.exists():
             self.frozen = self._gathering.gather("failure", codes=self._ends.codes)
             self._events.froze(self.frozen)

@@ -9,11 +9,11 @@ import termios
 
 __all__ = ["copy_size", "in_foreground", "open_pty"]
 
-OUTPUT_FLAGS = 1  # its place in the list of termios attributes
+OUTPUT_FLAGS = 1  # index in the list of termios attributes
 
 
 def in_foreground() -> bool:
-    """Tell whether this process group has the terminal's keys."""
+    """Return whether this process group gets the terminal's keys."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:

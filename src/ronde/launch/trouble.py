@@ -11,11 +11,11 @@ __all__ = ["Trouble"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Trouble:
-    """One thing that is the matter with a host.
+    """One problem of a host.
 
     Attributes:
-        check: name of what was looked at, as `docs/reference/doctor.md` lists it.
-        what, fix: what is the matter, with a code, and what to do.
+        check: name of the check, as `docs/reference/doctor.md` lists it.
+        what, fix: the problem, with a code, and the remedy.
     """
 
     host: str

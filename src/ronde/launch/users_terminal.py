@@ -1,4 +1,4 @@
-"""The streams of the controller of a run, which may be a terminal."""
+"""The streams of a run's controller, which may be a terminal."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["UsersTerminal"]
 
 @final
 class UsersTerminal(Outlet):
-    """The side of the user, for ranks of this process and of agents.
+    """The user's side of the streams of ranks, of this process and of agents.
 
     Attributes:
-        screen: the terminal, where there is one and the user wants to see how far the run is.
-        pulse: progress of rank 0; None where it cannot show that.
+        screen: the terminal, if there is one and progress is to be shown.
+        pulse: progress of rank 0; None if it is not available.
     """
 
     def __init__(self, job: LaunchJob) -> None:
@@ -70,7 +70,7 @@ class UsersTerminal(Outlet):
 
     @property
     def in_mid_line(self) -> bool:
-        """Tell whether stderr is in the middle of a line."""
+        """Return whether stderr is in the middle of a line."""
         return self._in_mid_line if self._main is None else self._main.stderr_in_mid_line
 
     @property

@@ -1,6 +1,7 @@
-"""Published versions of a model, on their way to the launcher's run directory.
+"""Transfer of published versions of a model to the launcher's run directory.
 
-A version is known when its manifest is there, which comes last. What the host removes is removed here, too.
+A version is complete once its manifest, the last file, has arrived. Files that the host removes are removed
+here, too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ronde.launch.mirror import FileChunk
 
 __all__ = ["PUBLISHED", "VersionSender", "newest_version", "take_version"]
 
-#: Of a run's directory, here and on the host.
+# : Folder in the run directory, here and on the host.
 PUBLISHED = "published"
 _PIECE = 1 << 20
 _VERSION = re.compile(r"version-(\d{1,18})\.json")
@@ -25,7 +26,7 @@ _FILE = re.compile(r"[a-z]+-\d+[\w.-]*")
 
 
 def newest_version(run_directory: Path) -> int:
-    """The number of the newest version there, 0 for none."""
+    """Return the number of the newest version there; 0 for none."""
     return max(_versions(run_directory / PUBLISHED), default=0)
 
 
@@ -48,7 +49,7 @@ class VersionSender:
         for version in sorted(_versions(self._folder)):
             name = f"version-{version}.json"
             if name not in self._sent:
-                # It may be removed meanwhile, for newer ones are there.
+                # It may be removed meanwhile, as newer ones exist.
                 with contextlib.suppress(OSError, ValueError):
                     manifest = (self._folder / name).read_bytes()
                     for file in json.loads(manifest)["files"]:

@@ -25,7 +25,7 @@ __all__ = ["WorkerGroup", "start_worker_group"]
 
 
 class WorkerGroup(NamedTuple):
-    """Processes of a node, and the channels to them.
+    """Processes of a node, and their channels.
 
     Attributes:
         ranks: the rank processes, by rank.
@@ -39,7 +39,7 @@ class WorkerGroup(NamedTuple):
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process of each rank."""
+        """The pid of each rank."""
         return {rank.rank: rank.pid for rank in self.ranks}
 
 
@@ -52,7 +52,7 @@ def start_worker_group(
     inbox: SignalInbox,
     temporary: str,
 ) -> WorkerGroup:
-    """Start a node's servers and ranks; before any thread.
+    """Start a node's servers and ranks. Call it before any thread starts.
 
     Args:
         directory: the node's run directory.
@@ -61,7 +61,7 @@ def start_worker_group(
         temporary: folder for temporary files of ranks.
 
     Raises:
-        LaunchError: one could not be started; those that were have been ended.
+        LaunchError: a process could not be started; started ones have been ended.
     """
     library = load_prctl()
     threads = threads_per_rank(environment, asked=node.run.threads, cores=available_cores(), ranks=node.ranks)

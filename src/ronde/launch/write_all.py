@@ -1,4 +1,4 @@
-"""Writing all of some bytes to a descriptor that may take them in pieces."""
+"""Writes all bytes to a descriptor that may accept them in pieces."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def write_all(descriptor: int, data: bytes) -> None:
     while view:
         try:
             view = view[os.write(descriptor, view) :]
-        except BlockingIOError:  # somebody made the user's terminal non-blocking
+        except BlockingIOError:  # another program made the user's terminal non-blocking
             select.select([], [descriptor], [])
