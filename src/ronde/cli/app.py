@@ -50,11 +50,12 @@ class Command:
 
     def load(self) -> Any:
         module = importlib.import_module(self.module)
-        vars(module).setdefault("typer", typer)  # for the annotations of one that does without otherwise
+        # typer is needed for the annotations of a command that does not import it itself
+        vars(module).setdefault("typer", typer)
         return getattr(module, self.attribute)
 
 
-# What the parser raises: typer has no name for it, and takes it from click or from a copy of its own.
+# The parser's exception: typer does not export it, and uses click's or its own copy.
 _Unparsable: Any = typer.BadParameter.__base__
 
 COMMANDS = (
@@ -210,9 +211,9 @@ def _options_of(command: Any) -> dict[str, bool]:
 
 
 def _told(error: Any, command: str) -> str:
-    """Format a parser's error, with the command that lists the options."""
+    """Format a parser's error, and name the command that lists the options."""
     problem = error.format_message()
-    if error.ctx is not None and problem == error.ctx.get_help():  # without any words: not an error
+    if error.ctx is not None and problem == error.ctx.get_help():  # without a message it is not an error
         return problem
     problem = problem[:1].lower() + problem[1:].rstrip(".")
     if hasattr(error, "possibilities") and command in _RUNNING_SCRIPTS:
@@ -255,7 +256,7 @@ def _application(*, asked_for: str | None) -> typer.Typer:
 
 
 def _not_asked_for() -> None:
-    """Placeholder for a command without its module."""
+    """Placeholder for a command without an imported module."""
     raise AssertionError("the command that was asked for has its own function")
 
 

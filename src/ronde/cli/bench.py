@@ -49,7 +49,7 @@ _Plot = Annotated[
 
 
 def _some(known: Iterable[str], lead: str = "", **more: Any) -> Any:
-    """Return the option for names among the known ones."""
+    """Parse an option with a list of known names."""
     return typer.Option(metavar="NAMES", help=f"{lead}Separated by commas: {', '.join(known)}.", **more)
 
 

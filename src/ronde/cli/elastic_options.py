@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["elastic_of", "named_by_script", "source_of"]
 
-# So many ranks beyond those that were asked for are looked at for a number that the plan can have.
+# Limit of the search, above the asked number of ranks, for a number that the plan can have.
 _MOST_MORE = 1024
 
 

@@ -11,7 +11,7 @@ from ronde.messages import as_error
 
 __all__ = ["INTERRUPTED", "exit_with"]
 
-INTERRUPTED = 128 + 2  # as a shell has it for a process that SIGINT ended
+INTERRUPTED = 128 + 2  # a shell's code of a process that SIGINT ended
 
 
 def exit_with(command: Callable[[], int | None]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Options of other launchers, each with ronde's counterpart or an advice."""
+"""Options of other launchers, each with ronde's counterpart or advice."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["OF_LAUNCHERS", "OPTIONS", "LauncherLine", "LauncherOption", "option_
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class LauncherLine:
-    """The options of a command line as they are read, one after another.
+    """The options of a command line, as far as they were read.
 
     Attributes:
-        launcher: the last of those that were typed; "" without one.
-        options: ronde's own, with their values.
-        taken: ronde's options by which others are replaced, with the one that was typed.
-        ranks: the number of ranks, and the option that was typed; None: not said.
-        per_host: `ranks` counts those of each host.
+        launcher: the last launcher that was named; "" without one.
+        options: ronde's own options, with their values.
+        taken: ronde's options that replace options of other launchers, with the typed option.
+        ranks: the number of ranks, and the typed option; None: not given.
+        per_host: whether `ranks` is the number on each host.
         plan: the text of --plan; "" without one.
-        items: items that options stand for, by what they are about.
-        left_out: options that ronde has no need of.
-        rendezvous: rendezvous options in torchrun's words.
-        module: the script is a module.
+        items: items of the plan that options translate to, by subject.
+        left_out: options that ronde does not need.
+        rendezvous: torchrun's rendezvous options.
+        module: whether the script is a module.
     """
 
     launcher: str = ""
@@ -53,14 +53,14 @@ class LauncherOption:
 
 
 def option_named(word: str, launcher: str = "") -> LauncherOption | None:
-    """The option of a launcher by its name, with underscores or dashes."""
+    """Return a launcher's option by its name, with underscores or dashes."""
     name = word.replace("_", "-")
     own = OF_LAUNCHERS.get(launcher, _UNNAMED)
     return own.get(name) or OPTIONS.get(name)
 
 
 def two_numbers(first: str, second: str) -> UsageError:
-    """The refusal of two options that give different numbers of ranks."""
+    """Return the error for two options with different numbers of ranks."""
     return UsageError(f"{first} and {second} give two numbers of ranks; keep one [R142]")
 
 
@@ -113,7 +113,7 @@ def _restarts(line: LauncherLine, option: str, value: str) -> None:
 
 
 def _nothing(values: int = 0) -> LauncherOption:
-    """A no-op option, listed as left out."""
+    """Accept an option without effect, and list it as left out."""
 
     def take(line: LauncherLine, option: str, value: str) -> None:
         line.left_out.append(f"{option} {value}".strip())
@@ -122,11 +122,11 @@ def _nothing(values: int = 0) -> LauncherOption:
 
 
 def _item(about: str, words: Mapping[str, str] | str, *, weak: bool = False) -> LauncherOption:
-    """An item of the plan, by the option's value, or a flag.
+    """Return a plan item for an option's value, or for a flag.
 
     Args:
         words: the item by the option's value ("" for none), or a pattern with {}, or the item of a flag.
-        weak: another option may say it more precisely.
+        weak: whether another option may override it.
     """
 
     def take(line: LauncherLine, option: str, value: str) -> None:

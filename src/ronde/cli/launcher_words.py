@@ -57,8 +57,8 @@ class Reading:
     """A command line, translated to ronde's options.
 
     Attributes:
-        words: all of it.
-        left_out: options of another launcher of which ronde has no need.
+        words: the translated command line.
+        left_out: options of another launcher that ronde does not need.
         changed: whether an option was replaced or left out.
     """
 
@@ -202,7 +202,7 @@ def _refuse_interpreters_option(option: str, value: Sequence[str]) -> None:
 
 
 def _refuse_other(words: Sequence[str], command: str, is_file: Callable[[str], bool]) -> None:
-    """Raise `UsageError` where the script is a command of ronde's own, or a variable."""
+    """Raise `UsageError` if the script is a ronde command, or a variable."""
     if not words or is_file(words[0]):
         return
     if words[0] in _OTHER_COMMANDS:
@@ -239,7 +239,7 @@ def _in_words_of_ronde(line: LauncherLine, rest: list[str], own: Mapping[str, bo
 
 
 def _check_hosts(line: LauncherLine, options: list[str], script: list[str], command: str) -> None:
-    """Raise `UsageError` where several hosts are meant, with the lines that start ranks there."""
+    """Raise `UsageError` for several hosts, with lines that start ranks there."""
     named = next((name for name in ("-H", "--hosts", "--hostfile") if name in options), None)
     count, least = _number_of_hosts(line)
     if named is None:
@@ -257,7 +257,7 @@ def _check_hosts(line: LauncherLine, options: list[str], script: list[str], comm
 
 
 def _number_of_hosts(line: LauncherLine) -> tuple[int, int]:
-    """The largest and smallest number of hosts; a node rank implies a second."""
+    """Return the largest and smallest number of hosts; a node rank implies two."""
     nodes = line.rendezvous.get("nnodes", "1")
     least, _, most = nodes.partition(":")
     if not (least.isdecimal() and (most or least).isdecimal()):

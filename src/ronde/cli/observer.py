@@ -6,7 +6,7 @@ import sys
 
 __all__ = ["COMMAND", "main"]
 
-# No file of its working directory may be taken for a module.
+# A file of the working directory must not shadow a module.
 COMMAND = (
     sys.executable,
     "-c",
@@ -15,7 +15,7 @@ COMMAND = (
 
 
 def main() -> None:
-    """Look on until the ranks of this host are gone."""
+    """Watch the ranks of this host until they are gone."""
     from ronde.cli.explaining import explain
     from ronde.launch.observer import observe
 

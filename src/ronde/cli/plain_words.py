@@ -2,8 +2,8 @@
 
 The import takes a tenth of a second.
 
-The options are those that the command's function declares for typer. Whatever is out of the ordinary (help, a
-mistake, another launcher's words, an abbreviation) is left to typer.
+The options are those that the command's function declares for typer. Special cases (help, a mistake, another
+launcher's options, an abbreviation) are left to typer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Typer:
 
 
 def parse_plain(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any] | None:
-    """Keyword arguments of `function`, or None where typer has to parse the words.
+    """Parse words into keyword arguments; None if typer has to do it.
 
     Args:
         function: a command whose first parameters are `script` and `arguments`, and whose others are options.
@@ -73,7 +73,7 @@ def parse_plain(function: Callable[..., Any], words: Sequence[str]) -> dict[str,
 
 
 def _options(function: Callable[..., Any]) -> dict[str, tuple[str, Any, Mapping[str, Any]]]:
-    """Parameter, type and settings of each option, by its names."""
+    """Return parameter, type and settings of each option, by its names."""
     names = {**function.__globals__, "typer": _Typer}
     found = {}
     for parameter, hint in get_type_hints(function, names, include_extras=True).items():
@@ -88,7 +88,7 @@ def _options(function: Callable[..., Any]) -> dict[str, tuple[str, Any, Mapping[
 
 
 def _value(kind: Any, text: str, settings: Mapping[str, Any]) -> Any:
-    """Value of an option; None where typer has to convert or refuse it."""
+    """Convert the value of an option; None if typer has to do it."""
     if text.startswith("-") or not set(settings) <= _KNOWN_SETTINGS:
         return None
     if kind in (str, Path):

@@ -17,7 +17,7 @@ __all__ = ["plan"]
 plan = typer.Typer(
     help="Show the meaning of a plan, or search for one.", no_args_is_help=True, rich_markup_mode=None
 )
-# The script's own options go behind it.
+# Options of the script follow it.
 plan.command(context_settings={"allow_interspersed_args": False})(search)
 
 
@@ -83,7 +83,7 @@ def _list_cuts(script: str, arguments: list[str], described: Plan) -> None:
 
 
 def _page(description: Description, aliases: tuple[str, ...], *, verbose: bool) -> str:
-    """The description as two columns of plain text."""
+    """Format the description as two columns of plain text."""
     rows = [("plan", description.plan)]
     rows += [("names", ", ".join(aliases))] if aliases else []
     rows.append(("preset", ", ".join(description.presets) or "none"))

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-TORCHRUN = ("-m", "torch.distributed.run")  # it reads PET_* by itself
-MOST_SEED = 2**32 - 1  # what numpy takes
+TORCHRUN = ("-m", "torch.distributed.run")  # torchrun reads PET_* itself
+MOST_SEED = 2**32 - 1  # the largest seed of numpy
 CHECKPOINT_EVERY, CHECKPOINTS_KEPT = "10m", 2
 
 # Groups of options in the help; options without one are those that people need first.
@@ -337,7 +337,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     endpoints = endpoints_of(servers)
     kept, sync = durability_of(durability)
     if native and servers is not None and plan == "ddp":
-        plan = "ps"  # the program says by its KVStore what servers are to do; only their rule is the plan's
+        plan = "ps"  # the program's KVStore decides the servers' work; the plan only sets their update rule
     count_of_servers = str(len(endpoints)) if endpoints else servers
     items = {"servers": count_of_servers, "rng": rng, "batch-dim": batch_dim, "loading": loading}
     shorthand = [f"{key}={value}" for key, value in items.items() if value is not None]

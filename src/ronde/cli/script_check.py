@@ -16,7 +16,7 @@ _DEBUGGERS = ("pdb", "ipdb", "pudb")
 
 
 def check_script(script: str, *, syntax_error: int = 1) -> None:
-    """Refuse a script that no rank could read.
+    """Refuse a script that ranks could not read.
 
     An error of syntax is printed as python prints it, and ends the command.
 
@@ -37,7 +37,7 @@ def check_script(script: str, *, syntax_error: int = 1) -> None:
     if not path.is_file():
         raise UsageError(f"{script} is not a file that every rank can read; save the script to one [R175]")
     if path.suffix not in ("", ".py"):
-        return  # an archive with a __main__: python finds out
+        return  # an archive with a __main__ is checked by Python
     try:
         source = path.read_bytes()
     except OSError as error:
@@ -46,7 +46,7 @@ def check_script(script: str, *, syntax_error: int = 1) -> None:
         ) from None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the rank will give them
+            warnings.simplefilter("ignore")  # the rank prints the warnings
             compile(source, script, "exec", dont_inherit=True)
     except SyntaxError as error:
         import traceback
@@ -54,11 +54,11 @@ def check_script(script: str, *, syntax_error: int = 1) -> None:
         traceback.print_exception(type(error), error, None)
         sys.exit(syntax_error)
     except ValueError:
-        return  # null bytes: an archive without a suffix, or nonsense of which python will speak
+        return  # null bytes: an archive without a suffix, or a file that Python will refuse
 
 
 def check_module(name: str) -> None:
-    """Refuse a module of which not even the package can be found."""
+    """Refuse a module if not even its package can be found."""
     if name.endswith(".py") and Path(name).exists():
         raise UsageError(f"{name} is a path, not a module; leave -m out: ronde run {name} [R176]")
     if name in _DEBUGGERS:
@@ -67,7 +67,7 @@ def check_module(name: str) -> None:
             f"which opens on rank 0, or debug in plain python: python -m {name} SCRIPT [R176]"
         )
     top = name.partition(".")[0]
-    sys.path.insert(0, os.getcwd())  # as python -m has it
+    sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
         found = bool(top) and importlib.util.find_spec(top) is not None
     except ValueError:  # a module without a specification, such as __main__
@@ -87,7 +87,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _nearest(path: Path) -> str:
-    """The script of the nearest name, in the folder that was meant."""
+    """Return the script with the nearest name in the same folder."""
     if not path.parent.is_dir():
         return f" (nor a folder {str(path.parent)!r})"
     import difflib

@@ -102,7 +102,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
     )
     for alias in aliases_in(plan):
         say(f"plan {alias}")
-    # So that what the runs have written is removed; SIGINT raises by itself.
+    # SIGTERM raises, so that files of the runs are removed; SIGINT does so anyway.
     before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         proof = prove(job, ranks=ranks)

@@ -1,4 +1,4 @@
-"""The run for which a host is examined."""
+"""The planned run for which a host is examined."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["PreflightRequest"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PreflightRequest:
-    """The run that is to come.
+    """Request to examine a host before a run.
 
     Attributes:
         ranks: number on this host; hosts: number of all.

@@ -1,7 +1,7 @@
-"""The rules from evidence to a cause, in order.
+"""The rules that find a cause in evidence, in order.
 
-The first that knows an answer gives it. What has ended a run comes before what made it wait, and that before
-what makes it slow. A rule that cannot tell says nothing: "unknown" is an answer too.
+The first rule that applies gives the answer. Causes that ended a run come before causes of waiting, and these
+before causes of slowness. A rule without enough evidence does not apply; the last answer is "unknown".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["RULES", "explain"]
 Rule = Callable[[Evidence], Explanation | None]
 
 RULES: tuple[Rule, ...] = (
-    # Ends.
+    # Rules about ended runs.
     crashes.launcher_lost,
     network.host_lost,
     network.host_silent,
@@ -36,7 +36,7 @@ RULES: tuple[Rule, ...] = (
     errors.not_finite_error,
     errors.script_error,
     crashes.launcher_gave_up,
-    # Waiting.
+    # Rules about runs that wait.
     stalls.stopped,
     stalls.died,
     stalls.ended_early,
@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = (
     network.waits_for_hosts,
     paths.all_wait,
     crashes.peer_lost,
-    # Slow, or wrong, and going on.
+    # Rules about runs that are slow or wrong.
     slowness.not_finite,
     slowness.files_run_out,
     slowness.oversubscribed,
@@ -66,7 +66,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def explain(evidence: Evidence) -> Explanation:
-    """The first answer of the rules."""
+    """Return the answer of the first rule that applies."""
     for rule in RULES:
         found = rule(evidence)
         if found is not None:

@@ -12,11 +12,11 @@ Level = Literal["good", "note", "wrong"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """A sentence about a host.
+    """Result of one check on a host.
 
     Attributes:
         check: the name of the check, as `docs/reference/doctor.md` lists it.
-        level: good; a note, which may be slow or is not known; or wrong, with which runs fail.
+        level: "good"; "note" for a possible slowness or an unknown; or "wrong", with which runs fail.
         fix: advice, "" without one.
         host: name of the host among several; "" for this one.
     """

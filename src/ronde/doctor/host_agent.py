@@ -16,17 +16,17 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Serve one doctor, and leave with it."""
+    """Serve one `ronde doctor`, and end when it does."""
     agent.main(
         {FrameKind.EXAMINE: (FrameKind.EXAMINED, _examine), FrameKind.MEASURE: (FrameKind.MEASURED, _measure)}
     )
 
 
 def _examine(asked: dict[str, Any]) -> dict[str, Any]:
-    """Examine this host, and let others measure the way here from now on."""
+    """Examine this host, and let others measure the link to it from now on."""
     listener = listen_everywhere()
     Reflector(listener, asked["word"])
-    # As for a run on one host: others learn its address from the agent, whatever its name means here.
+    # As for a run on one host: others learn its address from the agent, not from its name.
     findings = examine(os.environ, ranks=asked["ranks"], threads=asked["threads"])
     return {
         "findings": [dataclasses.asdict(each) for each in findings],

@@ -13,12 +13,12 @@ __all__ = ["Pair", "judge", "rounds"]
 CHECK = "link"
 # Bytes per second: below it gradients of any model take longer than its steps.
 _SLOW = 100e6 / 8
-# Of the fastest link: the others would wait for one that is so much slower.
+# Share of the fastest link's speed: a link below it would make the others wait.
 _OF_FASTEST = 0.25
 
 
 class Pair(NamedTuple):
-    """A link as both hosts have measured it; None: the other was not reached."""
+    """Link as both hosts have measured it; None: the other was not reached."""
 
     one: str
     two: str

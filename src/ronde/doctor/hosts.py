@@ -59,7 +59,7 @@ def examine_hosts(
 class _Exam:
     """Questions to the agents, one after another.
 
-    A host that does not answer one is asked no more.
+    A host that does not answer one question is not asked another.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class _Exam:
     def _speeds(
         self, ways: Sequence[tuple[int, int]], addresses: Mapping[int, str], examined: _Answers
     ) -> Mapping[int, LinkSpeed]:
-        """Let hosts measure the way to another; by the host that has measured."""
+        """Let hosts measure links; return the results by measuring host."""
         asked = {
             one: (
                 FrameKind.MEASURE,
@@ -142,7 +142,7 @@ class _Exam:
         }
 
     def _addresses(self, examined: _Answers) -> Mapping[int, str]:
-        """Find each host's address: its own on the way to this one."""
+        """Find each host's address on the route to this host."""
         tried = (
             (self._hosts.local_address,) if self._hosts.local_address else candidates(self._agents.elsewhere)
         )
@@ -191,7 +191,7 @@ def _findings(troubles: Sequence[Trouble]) -> Sequence[Finding]:
 
 
 def _nothing(*_: object) -> None:
-    """Ignore output and files: no rank is started."""
+    """Ignore output and files, as no rank is started."""
 
 
 def _wait(inbox: SignalInbox, seconds: float) -> None:

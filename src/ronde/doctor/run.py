@@ -1,4 +1,4 @@
-"""Evidence of a run: from its processes while it goes on, or its files."""
+"""Evidence of a run: from its processes during the run, or from its files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["examine"]
 
-# A launcher has an answer of all hosts within this time, or somebody has stopped it.
+# A launcher collects answers of all hosts within this time, unless it is stopped.
 _ANSWER_S = 10.0
 _VITALS = re.compile(r"rank-(\d+)\.vitals")
 
@@ -55,7 +55,7 @@ def examine(path: Path) -> tuple[Evidence, Explanation]:
     if not pids:
         failure = read_evidence(directory.path, "failure")
         if failure is not None:
-            # What the launcher has said at the end counts: it may rest on what was seen before.
+            # The launcher's final explanation counts, because it may use earlier evidence.
             return failure, read_explanation(directory.path) or explain(failure)
         end = read_evidence(directory.path, "end")
         if end is not None:
@@ -70,7 +70,7 @@ def examine(path: Path) -> tuple[Evidence, Explanation]:
 
 
 def _shown(directory: RunDirectory) -> dict[int, int]:
-    """The process of each rank, as the rank itself shows it."""
+    """Return the process of each rank, from the file that the rank wrote."""
     names = [match for path in directory.path.iterdir() if (match := _VITALS.fullmatch(path.name))]
     seen = {int(match[1]): look_at(directory.path / match[0]) for match in names}
     return {rank: each.pid for rank, each in sorted(seen.items()) if each is not None}
@@ -103,19 +103,19 @@ def _asked(directory: RunDirectory) -> Evidence:
 
 
 def _has_ended(directory: RunDirectory) -> bool:
-    """Tell whether the launcher has noted the end."""
+    """Return whether the launcher has recorded the end."""
     return any(event.kind == "end" for event in read_events(directory.path))
 
 
 def _launcher_is_gone(directory: RunDirectory, record: LaunchRecord, evidence: Evidence) -> bool:
-    """Tell whether the ranks have ended early and the launcher left no note."""
+    """Return whether the ranks ended early, and the launcher left no record."""
     if all(rank.summary is not None or rank.standing == "ended" for rank in evidence.ranks):
         return False
     return not _has_ended(directory) and not Path(f"/proc/{record.launcher}").exists()
 
 
 def _is_of(pid: int, record: LaunchRecord) -> bool:
-    """Tell whether a process is a rank of this run still."""
+    """Return whether a process is still a rank of this run."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

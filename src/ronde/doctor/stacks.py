@@ -57,7 +57,7 @@ def script_place(frames: Sequence[StackFrame]) -> ScriptPlace | None:
 
 
 def inside(frames: Sequence[StackFrame], file: str, *functions: str) -> bool:
-    """Tell whether a function of a file with this suffix is being called."""
+    """Return whether a function in a file with this suffix is running."""
     return any(
         frame.file.endswith(file) and (not functions or frame.function in functions) for frame in frames
     )

@@ -88,7 +88,7 @@ class Node(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Do what is due, and report all events since the last step."""
+        """Act on everything that is due, and report all events since the last step."""
 
     @abstractmethod
     def look(self, reason: str) -> None:

@@ -73,7 +73,7 @@ def start_on_hosts(
 
 
 def _specs(job: LaunchJob, hosts: Hosts, met: RendezvousResult) -> Sequence[NodeSpec]:
-    """Each host's part of the run."""
+    """Make the specification of each host's part of the run."""
     run, servers = _place_servers(job, met)
     first = job.first_rank
     specs: list[NodeSpec] = []

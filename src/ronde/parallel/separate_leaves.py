@@ -18,7 +18,7 @@ class HeldLeaves(Protocol):
     """Parameters that a rank of a pipeline holds, as far as a call needs."""
 
     def leaf(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Return this rank's elements of a parameter; None for a replicated one. There may be none."""
+        """Return this rank's elements of a parameter, perhaps none; None for a replicated one."""
         ...
 
     def stand_in(self, parameter: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor | None:
@@ -30,7 +30,7 @@ class HeldLeaves(Protocol):
         ...
 
     def run(self, unit: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a module of this rank's stage. Returns its output on every rank that runs it."""
+        """Call a module of this rank's stage; return its output."""
         ...
 
     def watched(self) -> Any:

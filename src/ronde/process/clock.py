@@ -1,9 +1,10 @@
 """The clock that a script reads is rank 0's on every rank.
 
-A seed made of the time, a run named by it, a training that ends after an hour: each would make ranks diverge.
-So ranks agree on a reading of the clock by the script itself (or by a library that is known to name folders
-by it). Libraries keep the clock of their process, because progress bars and waiting loops do not read it
-equally often on all ranks; so do other threads, workers, and the inside of a model that runs on shards.
+A seed made from the time, a run named by it, a training that stops after an hour: each would make ranks
+diverge. So ranks agree on each reading of the clock by the script itself, or by a library that is known to
+name folders by the time. Libraries keep the clock of their process, because progress bars and waiting loops
+do not read it equally often on all ranks; so do other threads, workers, and the inside of a model that runs
+on shards.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ Agree = Callable[[str, Any], Any]
 """Function from a circumstance's name and this rank's own value to the value for all ranks."""
 
 _CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns")
-# Libraries that name directories by a date that they read.
+# Libraries that name directories by the date.
 _NAMERS = ("hydra.", "omegaconf.", "sacred.", "torch.utils.tensorboard.", "transformers.training_args.")
 _AT_A_TIME = {"localtime": 0, "gmtime": 0, "ctime": 0, "strftime": 1}
 """Functions of a time, by the place of that argument; without it they read the clock."""
 
 
 class Circumstances:
-    """Replaces the functions by which a script reads the clock.
+    """Patches the functions by which a script reads the clock.
 
     Args:
         agree: function by which ranks agree on one value; a collective.

@@ -141,7 +141,7 @@ class Console:
                 comm.be_patient()
 
     def _open_alone(self, method: str, module: ModuleType) -> None:
-        """Open this module's shell on rank 0 alone; elsewhere the script goes on."""
+        """Open this module's shell on rank 0 alone; other ranks continue the script."""
         found = found_in(module, method)
         if found is None:
             return
@@ -152,7 +152,7 @@ class Console:
                 self._be_patient()
                 getattr(shell, "set_continue", lambda: None)()
                 return
-            if "stack_depth" in kwargs:  # IPython finds the script's variables so many frames above
+            if "stack_depth" in kwargs:  # number of frames up to the script's variables, for IPython
                 kwargs["stack_depth"] += 1
             with self._alone():
                 plain(shell, *args, **kwargs)

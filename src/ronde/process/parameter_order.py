@@ -24,9 +24,10 @@ __all__ = ["install"]
 def install(
     patches: Patches, comm: Comm, on_main_thread: Callable[[], bool], in_script: Callable[[], bool]
 ) -> None:
-    """Sort each new group of parameters, beneath other layers of `add_param_group`.
+    """Sort each new parameter group, below other layers of `add_param_group`.
 
-    Groups are left alone where ranks have different parameters, or some that were made by other means.
+    A group stays as it is where ranks have different parameters, or parameters whose order of creation is
+    unknown.
 
     Args:
         in_script: function that tells whether the current code is the script's, on all ranks.

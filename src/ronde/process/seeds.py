@@ -27,7 +27,7 @@ __all__ = ["install", "seed_all"]
 
 # Libraries that name the script's run, and the folder of its files, by an identifier.
 _TRACKERS = ("aim.", "clearml.", "comet_ml.", "mlflow.", "neptune.", "optuna.", "swanlab.")
-# Modules that call a function that the script gave them: `Field(default_factory=uuid4)`.
+# Modules that call functions of the script: `Field(default_factory=uuid4)`.
 _RELAYS = ("pydantic.main", "pydantic._internal._dataclasses")
 
 
@@ -39,7 +39,7 @@ def seed_all(seed: int) -> None:
 
 
 class _Entropy(random.Random):
-    """A stream of entropy; each forked process has a branch of its own.
+    """Stream of entropy; a forked process gets its own branch of it.
 
     The names that a process makes are then unique.
     """

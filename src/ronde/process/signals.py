@@ -1,7 +1,7 @@
 """Runs the script's signal handlers at the same step on all ranks.
 
-A signal reaches the ranks at different places of the script. A handler that sets a flag, at which the loop
-saves and leaves, would make them leave one step apart. So while the script trains, a signal is only counted
+A signal reaches the ranks at different places of the script. With a handler that sets a flag, on which the
+loop saves and stops, they would stop at different steps. So while the script trains, a signal is only counted
 when it arrives. At each step a rank writes its counts on a board in shared memory, reads the counts of all
 ranks at the step before, and calls the handler if some rank had received the signal since. A step is the
 moment before an optimizer's step; without one, before a backward; in evaluation, before a sharded call of a
@@ -10,8 +10,8 @@ model.
 A rank reaches an optimizer step with the gradients of all ranks, which have then all reached the step before:
 so this read needs no wait. Elsewhere it waits briefly.
 
-A signal received while no step comes for long is handled as in plain python, wherever the rank is. A signal
-that a script sends to itself is handled at once: all ranks send it at the same place.
+If no step follows soon, a signal is handled as in plain Python, wherever the rank is. A signal that a script
+sends to itself is handled at once: all ranks send it at the same place.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ COUNTED = (
 _PLACES = {int(number): place for place, number in enumerate(COUNTED)}
 # Libraries that train for the script, and save at a signal.
 _TRAINERS = ("lightning.", "pytorch_lightning.", "transformers.")
-# Time that a signal waits for a step: some of the latest length, and never so long that the job is killed
-# first (batch systems allow half a minute).
+# Time that a signal waits for a step: a few times the length of the last one, but short enough that the job
+# is not killed first (batch systems allow half a minute).
 _STEPS, _LEAST_S, _MOST_S = 3.0, 3.0, 20.0
 # Time that a rank waits for others to reach the step before its own.
 _PATIENCE_S, _LOOK_EVERY_S = 2.0, 0.0005
@@ -101,7 +101,7 @@ class HandledSignals:
             if signalnum in _PLACES and self._in_step():
                 if called_by_script(or_by=_TRAINERS):
                     self._scripts[signalnum] = handler
-                # A library that had set its own for a while restores the script's.
+                # A library that had set its own handler restores the script's.
                 if handler == self._scripts.get(signalnum) and self._counts(handler):
                     handler = _CountingHandler(self.receive, handler)
             return _own(plain(signalnum, handler))
@@ -160,7 +160,7 @@ class HandledSignals:
                 return
         if self._in_script() or self._alone():
             self._handle(number, self._received[place], frame)
-        else:  # inside a model, or where samples are loaded: files of the handler would be every rank's
+        else:  # inside a model, or where samples are loaded, each rank would write the handler's files
             self._handle_later(number, _LOOK_AGAIN_S)
 
     def before_step(self) -> None:
@@ -180,7 +180,7 @@ class HandledSignals:
             self._come()
 
     def _come(self) -> None:
-        """Handle the signals that some rank has received, at a step.
+        """Handle the signals that any rank has received, at a step.
 
         If one handler raises, the other signals' handlers run at the next step.
         """
@@ -237,7 +237,8 @@ class HandledSignals:
 
     def _handle_later(self, number: int, patience: float) -> None:
         place = _PLACES[number]
-        if self._received[place] > self._handled[place]:  # else it was handled, as another rank had it first
+        # else it has been handled, because another rank received it earlier
+        if self._received[place] > self._handled[place]:
             # Not by `threading`: the interrupted main thread may hold one of its locks.
             _thread.start_new_thread(self._remind, (number, place, patience))
 
@@ -249,7 +250,7 @@ class HandledSignals:
             self._overdue.add(number)
             main = threading.main_thread().ident
             if main is not None:
-                signal.pthread_kill(main, number)  # which also ends its sleep, if it sleeps
+                signal.pthread_kill(main, number)  # which also interrupts a sleep
 
 
 def _own(handler: Any) -> Any:

@@ -1,8 +1,8 @@
 """Hashes tensors by order of first use, not address: equal on all ranks.
 
 `for p in set(parameters): optimizers[p].step()` follows addresses in plain python, so another order in every
-process, and ranks would wait for each other in different steps. Python has PYTHONHASHSEED for texts, which
-ranks are started with; this is its like for tensors.
+process, and ranks would wait for each other in different steps. For strings Python has PYTHONHASHSEED, which
+ranks are started with; this module does the same for tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def number_tensors() -> None:
     tensors keep their hash.
     """
     plain: Any = torch.Tensor.__hash__
-    # Some tensors of an optimizer's state are one rank's only: these must not shift the numbers of
+    # Some tensors of an optimizer's state exist on one rank only, and must not shift the numbers of
     # parameters.
     of_parameters, of_others = itertools.count(0, 2), itertools.count(1, 2)
     numbers: dict[int, tuple[int, weakref.ref[torch.Tensor]]] = {}
@@ -39,8 +39,7 @@ def number_tensors() -> None:
         if known is not None:
             return known[0]
         count = of_parameters if isinstance(self, torch.nn.Parameter) else of_others
-        # As far from others as an address: keys with equal hashes are compared, and a tensor has no truth
-        # value.
+        # Spaced like addresses, because keys with equal hashes are compared, and a tensor has no truth value.
         return keep(self, hash((next(count),)))
 
     for each in gc.get_objects():

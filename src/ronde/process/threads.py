@@ -18,8 +18,8 @@ class StartedThreads:
     """Records the threads and processes that the main thread starts.
 
     Args:
-        in_step: function that tells whether the current code runs on all ranks together, so that ranks record
-            alike.
+        in_step: function that returns whether the current code runs on all ranks together, so that all record
+            the same.
         began: function to call at each start.
 
     Attributes:
@@ -37,11 +37,11 @@ class StartedThreads:
 
         def start_process(process: Any) -> None:
             target = getattr(process, "_target", None)
-            # The workers of a loader give batches in order.
+            # Workers of a loader are not recorded: batches come in order.
             loads = str(getattr(target, "__module__", "")).startswith("torch.utils.data.")
             if not loads and self._in_step():
                 self._began()
-                # `torch.multiprocessing.spawn` passes the function to one of its own.
+                # `torch.multiprocessing.spawn` wraps the function in one of torch's.
                 for each in (target, *getattr(process, "_args", ())[:1]):
                     if callable(each) and is_users(each):
                         self.functions.setdefault(getattr(each, "__name__", type(each).__name__))

@@ -21,9 +21,9 @@ __all__ = [
 ]
 
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
-# The least that a host needs free for a rank not to be suspected of having filled it.
+# Free bytes of a host below which a rank is suspected of having filled its memory.
 _TIGHT = 512 << 20
-# What a launcher can lose: the cause, and what to do.
+# Losses that end a run: the cause, and the remedy.
 _LOST = {
     "server": ("server-lost", "its log says why it ended"),
     "store": ("store-lost", "store.log in the run directory may say why it ended"),
@@ -32,7 +32,7 @@ _LOST = {
 
 
 def memory_of_the_host(evidence: Evidence) -> Explanation | None:
-    """SIGKILL, and the kernel has counted or noted that memory ran out."""
+    """Explain a SIGKILL after the kernel recorded that memory ran out."""
     rank = _ended_by(evidence, signal.SIGKILL)
     if rank is None:
         return None
@@ -54,7 +54,7 @@ def memory_of_the_host(evidence: Evidence) -> Explanation | None:
 
 
 def killed(evidence: Evidence) -> Explanation | None:
-    """SIGKILL by somebody."""
+    """Explain a SIGKILL of unknown origin."""
     rank = _ended_by(evidence, signal.SIGKILL)
     if rank is None:
         return None
@@ -74,7 +74,7 @@ def killed(evidence: Evidence) -> Explanation | None:
 
 
 def bus_error(evidence: Evidence) -> Explanation | None:
-    """SIGBUS: memory that a file stands behind, and no room for it."""
+    """Explain a SIGBUS: no space for memory that is backed by a file."""
     rank = _ended_by(evidence, signal.SIGBUS)
     if rank is None:
         return None
@@ -90,7 +90,7 @@ def bus_error(evidence: Evidence) -> Explanation | None:
 
 
 def crashed(evidence: Evidence) -> Explanation | None:
-    """A signal that a defect in compiled code brings about."""
+    """Explain a signal that a defect in compiled code causes."""
     for number in _CRASHES:
         rank = _ended_by(evidence, number)
         if rank is not None:
@@ -110,7 +110,7 @@ def crashed(evidence: Evidence) -> Explanation | None:
 
 
 def signalled(evidence: Evidence) -> Explanation | None:
-    """Any other signal."""
+    """Explain any other signal."""
     rank = _failed(evidence)
     if rank is None or evidence.failure is None or evidence.failure.kind != "signal":
         return None
@@ -128,7 +128,7 @@ def signalled(evidence: Evidence) -> Explanation | None:
 
 
 def exited(evidence: Evidence) -> Explanation | None:
-    """A rank has left by an exit code, alone."""
+    """Explain a rank that alone ended with an exit code."""
     rank = _failed(evidence)
     if rank is None or evidence.failure is None or evidence.failure.kind != "exit":
         return None
@@ -160,7 +160,7 @@ def launcher_gave_up(evidence: Evidence) -> Explanation | None:
 
 
 def launcher_lost(evidence: Evidence) -> Explanation | None:
-    """The launcher was killed, and ranks end with it."""
+    """Explain ranks that ended because the launcher was killed."""
     if not evidence.launcher_gone:
         return None
     last = max((rank.step for rank in evidence.ranks), default=-1)
@@ -174,7 +174,7 @@ def launcher_lost(evidence: Evidence) -> Explanation | None:
 
 
 def peer_lost(evidence: Evidence) -> Explanation | None:
-    """Ranks have lost another, and nothing else is known."""
+    """Explain ranks that lost another, when nothing else is known."""
     failure = evidence.failure
     if failure is None or failure.kind != "peer":
         return None
@@ -194,7 +194,7 @@ def _failed(evidence: Evidence) -> RankEvidence | None:
 
 
 def _ended_by(evidence: Evidence, number: int) -> RankEvidence | None:
-    """The rank that failed first, if this signal has ended it."""
+    """Return the rank that failed first, if this signal ended it."""
     rank = _failed(evidence)
     return rank if rank is not None and rank.code == -number else None
 

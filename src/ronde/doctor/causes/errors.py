@@ -1,4 +1,4 @@
-"""A rank has raised: errors of well-known kinds by their words, and any other."""
+"""Explanations of errors that a rank raised: well-known kinds, and any other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["known_error", "loader_killed", "not_finite_error", "refused", "scrip
 
 
 class _Known(NamedTuple):
-    """An error that is known: `kind` in its class's name, and `words` in its message or traceback."""
+    """Well-known error: `kind` in the class's name, `words` in message or traceback."""
 
     cause: str
     kind: str
@@ -30,7 +30,7 @@ _LOADER_KILLED = _Known(
     "its memory was too much (fewer workers, smaller samples), or /dev/shm is too small: see dmesg and "
     "df /dev/shm",
 )
-# The first that fits. Words are of Python, torch and the system.
+# The first match counts. Texts are those of Python, torch and the system.
 _ERRORS = (
     _LOADER_KILLED,
     _Known(
@@ -174,7 +174,7 @@ def loader_killed(evidence: Evidence) -> Explanation | None:
 
 
 def known_error(evidence: Evidence) -> Explanation | None:
-    """An error that is known by its class or its words."""
+    """Explain an error that is known by its class or its text."""
     rank, error = _raised(evidence)
     if rank is None:
         return None
@@ -183,7 +183,7 @@ def known_error(evidence: Evidence) -> Explanation | None:
     for known in _ERRORS:
         if known.kind and not re.search(known.kind, kind):
             continue
-        # A traceback quotes lines of the script: words are looked for where the error says them.
+        # Only the message is searched, because a traceback quotes lines of the script.
         found = re.search(known.words, f"{kind}: {message}" if known.words else kind)
         if found is None and known.words:
             found = re.search(rf"^\w[\w.]*(Error|Exception)?: .*({known.words})", text, re.MULTILINE)
@@ -219,7 +219,7 @@ def not_finite_error(evidence: Evidence) -> Explanation | None:
 
 
 def refused(evidence: Evidence) -> Explanation | None:
-    """Explain a refusal of ronde's own."""
+    """Explain an error that ronde raised for the user."""
     failure = evidence.failure
     if failure is None or failure.kind != "ronde":
         return None
@@ -231,7 +231,7 @@ def refused(evidence: Evidence) -> Explanation | None:
 
 
 def script_error(evidence: Evidence) -> Explanation | None:
-    """Any other error of the script."""
+    """Explain any other error of the script."""
     rank, error = _raised(evidence)
     if rank is None:
         return None

@@ -1,4 +1,4 @@
-"""Rules about hosts that fall silent, and links that carry nothing, or little."""
+"""Causes in the network: silent hosts, and dead or slow links."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from ronde.trace.run_hosts import RunHost
 
 __all__ = ["host_lost", "host_silent", "link_cut", "slow_link", "waits_for_hosts"]
 
-# The kernel doubles its patience each time, from 0.2 s on: so many are 3 s. A busy link loses no such row.
+# Retransmissions in a row. The kernel doubles the interval from 0.2 s on, so these take 3 s; a busy link does
+# not lose so many.
 _IN_VAIN = 4
-# What waits to be sent by a rank that the network holds up, and the rate of a link that is called slow.
+# Least bytes in the send queue of a rank that waits for the network, and the rate of a slow link.
 _QUEUED = 16 << 10
 _SLOW = 100e6 / 8
 # Failures by which ranks, or their launcher, have lost others.
@@ -36,7 +37,7 @@ def host_lost(evidence: Evidence) -> Explanation | None:
         return None
     host = next((each for each in evidence.silent if failure.rank in each.ranks), None)
     if host is not None and host.is_lost:
-        return None  # which says more
+        return None  # whose explanation says more
     return Explanation(
         cause="host-lost",
         rank=failure.rank,
@@ -48,7 +49,7 @@ def host_lost(evidence: Evidence) -> Explanation | None:
 
 
 def host_silent(evidence: Evidence) -> Explanation | None:
-    """Explain a host of which no sign has come, not even from its agent."""
+    """Explain a host from which nothing is received, not even from its agent."""
     if evidence.failure is not None and evidence.failure.kind not in _LOST:
         return None
     silent = [each for each in evidence.silent if each.is_lost]
@@ -90,7 +91,7 @@ def link_cut(evidence: Evidence) -> Explanation | None:
 
 
 def slow_link(evidence: Evidence) -> Explanation | None:
-    """Explain ranks that wait while their bytes leave the host slowly."""
+    """Explain ranks that wait while their bytes are sent slowly to another host."""
     if evidence.failure is not None and evidence.failure.kind != "standstill":
         return None
     held = [way for way in _ways(evidence) if way.connection.queued >= _QUEUED and 0 < way.start.sent < _SLOW]
@@ -113,7 +114,7 @@ def slow_link(evidence: Evidence) -> Explanation | None:
 
 
 def waits_for_hosts(evidence: Evidence) -> Explanation | None:
-    """Explain ranks that all wait, in a run with hosts that nobody here observes."""
+    """Explain ranks that all wait, in a run with hosts not observed here."""
     others = evidence.unobserved
     alive = [rank for rank in evidence.ranks if rank.is_alive]
     if evidence.failure is not None or not others or not alive:
@@ -140,7 +141,7 @@ def _dead(evidence: Evidence) -> Iterator[_Way]:
 
 
 def _ways(evidence: Evidence) -> Iterator[_Way]:
-    """All connections between hosts of the run."""
+    """Return all connections between hosts of the run."""
     names = {host.address: host.name for host in _hosts(evidence) if host.address}
     for place, host in enumerate(evidence.hosts):
         ranks = [rank.rank for rank in evidence.ranks if rank.host == place]

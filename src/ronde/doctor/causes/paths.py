@@ -16,7 +16,7 @@ _Places = Mapping[int, tuple[str, str]]
 
 
 def shapes_differ(evidence: Evidence) -> Explanation | None:
-    """The same operation, of tensors that are not alike."""
+    """Explain ranks with the same operation on tensors of different form."""
     places = _diverged(evidence)
     sent = {rank: label for rank, (_, what) in places.items() if (label := ExchangeLabel.parse(what))}
     if len(places) < 2 or len(sent) < len(places):
@@ -37,7 +37,7 @@ def shapes_differ(evidence: Evidence) -> Explanation | None:
 
 
 def paths_differ(evidence: Evidence) -> Explanation | None:
-    """Another line, or another operation."""
+    """Explain ranks at different lines or operations."""
     places = _diverged(evidence)
     if len(places) < 2:
         return None
@@ -73,7 +73,8 @@ def all_wait(evidence: Evidence) -> Explanation | None:
 def _diverged(evidence: Evidence) -> _Places:
     """Return the place of each rank where ranks differ.
 
-    Ranks of one host find that out, and leave word; those of several hosts are compared here, by their rings.
+    Ranks of one host detect this, and write it down; ranks of several hosts are compared here, by their
+    latest collectives.
     """
     failure = evidence.failure
     if failure is not None and failure.kind == "diverged":
@@ -89,13 +90,13 @@ def _diverged(evidence: Evidence) -> _Places:
 
 
 def _is_told(evidence: Evidence) -> bool:
-    """Tell whether the diverged ranks have reported all: they know their own host."""
+    """Return whether the diverged ranks, which know their own host, are all ranks."""
     failure = evidence.failure
     return failure is not None and failure.kind == "diverged" and len(evidence.hosts) == 1
 
 
 def _met(evidence: Evidence) -> Sequence[tuple[float, _Places]]:
-    """List the collectives of ranks by number, with ages, the oldest first."""
+    """List the collectives of ranks by number, with their ages, the oldest first."""
     met: dict[tuple[str, int], dict[int, tuple[str, str]]] = {}
     ages: dict[tuple[str, int], float] = {}
     for rank in evidence.ranks:
@@ -107,7 +108,7 @@ def _met(evidence: Evidence) -> Sequence[tuple[float, _Places]]:
 
 
 def _odd(told: Mapping[int, str]) -> int | None:
-    """The one rank that differs from all others; None where that cannot be told."""
+    """Return the one rank that differs from all others; None if unclear."""
     counts = Counter(told.values())
     if len(counts) != 2 or min(counts.values()) != 1 or max(counts.values()) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Causes of a run that is slow, or wrong in its numbers."""
+"""Causes of a slow run, or of wrong numbers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ __all__ = [
 
 # Share of the time that a script may wait for batches before the loader is called slow.
 _MUCH_DATA = 0.3
-# A straggler comes last so often, and so much later than the first: in seconds, and of the interval.
+# A straggler is last in this share of collectives, and later than the first rank by these seconds and this
+# share of the interval.
 _MOSTLY, _LATE_S, _LATE = 0.8, 0.005, 0.25
 _FEWEST_MEETINGS = 8
-# Of the files that a process may open.
+# Share of the files that a process may open.
 _NEARLY = 0.9
-# By how much of its time the others wait more.
+# Share of its time by which the others wait longer.
 _WAITS_MORE = 0.15
 
 
@@ -158,9 +159,9 @@ def fine(evidence: Evidence) -> Explanation | None:
 
 
 def last_arrivals(evidence: Evidence) -> tuple[Mapping[int, int], float, float]:
-    """Return lateness of each rank, and the time between two meetings.
+    """Return the lateness of each rank, and the time between two collectives.
 
-    Ranks are compared with those of their host: clocks of several hosts are not alike to the millisecond.
+    Ranks are compared with those of their host: clocks of several hosts differ by more than a millisecond.
     """
     met: dict[tuple[int, str, int], dict[int, float]] = {}
     of_host = Counter(rank.host for rank in evidence.ranks)
@@ -181,14 +182,14 @@ def last_arrivals(evidence: Evidence) -> tuple[Mapping[int, int], float, float]:
 
 
 def _workers(evidence: Evidence) -> int:
-    """Count the threads of each rank that fit beside the others."""
+    """Return how many loader workers of each rank fit beside the other threads."""
     first = evidence.hosts[0]
     ranks = sum(rank.host == 0 for rank in evidence.ranks)
     return max(1, first.cores // max(1, ranks) - 1)
 
 
 def _share(rank: RankEvidence, name: str) -> float:
-    """Return a rank's share of waiting for its loader."""
+    """Return a rank's share of time spent waiting for its loader."""
     if rank.summary is not None:
         found = rank.summary.get(name)
         return float(found) if isinstance(found, (int, float)) else 0.0

@@ -26,13 +26,13 @@ __all__ = [
     "waits_for_others",
 ]
 
-# A beat comes twice a second; a host with too much to do may be late with it.
+# A heartbeat comes twice a second, or later on an overloaded host.
 _SILENT_S = 2.5
-# Whoever asks about a run whose ranks have met so lately, asks about one that goes on.
+# If the last collective is more recent than this, the run is not stalled.
 _GOES_ON_S = 3.0
-# Shares of a core: an idle thread has less than the first, a busy one more than the second.
+# Shares of a core: an idle thread uses less than the first, a busy one more than the second.
 _IDLE, _WORKS = 0.05, 0.3
-# Where Linux says that a process sleeps, and the system call of x86-64 where it does not say.
+# Kernel functions in which a process sleeps, and system calls of x86-64 in case these are hidden.
 _LOCK = re.compile(r"futex")
 _SLEEP = re.compile(r"nanosleep|^do_sigtimedwait|^sys_pause|pause$|sigsuspend")
 _LOCK_CALLS, _SLEEP_CALLS = (202,), (35, 230, 34, 128)
@@ -50,7 +50,7 @@ _LOADER = "torch/utils/data/dataloader.py"
 
 
 def stopped(evidence: Evidence) -> Explanation | None:
-    """State T: it was stopped, and nobody has let it go on."""
+    """Explain a rank in state T: it was stopped, and not continued."""
     for rank in evidence.ranks:
         if rank.process.state in ("T", "t") and rank.code is None:
             return Explanation(
@@ -64,7 +64,7 @@ def stopped(evidence: Evidence) -> Explanation | None:
 
 
 def died(evidence: Evidence) -> Explanation | None:
-    """Explain a rank that is gone without an error and without its launcher's notice."""
+    """Explain a rank that disappeared without an error, unnoticed by its launcher."""
     if evidence.failure is not None or not any(rank.is_alive or rank.summary for rank in evidence.ranks):
         return None
     for rank in evidence.ranks:
@@ -105,7 +105,7 @@ def ended_early(evidence: Evidence) -> Explanation | None:
 
 
 def interpreter_held(evidence: Evidence) -> Explanation | None:
-    """Explain code that holds the interpreter: the beat stops, the process does not."""
+    """Explain code that holds the GIL: heartbeats stop, the process does not."""
     for rank in _late(evidence):
         process = rank.process
         if rank.beat is None or rank.beat < _SILENT_S or process.state in ("D", "T", "t"):
@@ -122,7 +122,7 @@ def interpreter_held(evidence: Evidence) -> Explanation | None:
 
 
 def uninterruptible(evidence: Evidence) -> Explanation | None:
-    """State D: a file system that does not answer, as a rule."""
+    """Explain a rank in state D, usually a file system that does not answer."""
     for rank in _late(evidence):
         if rank.process.state == "D":
             waits = rank.process.waits_in
@@ -137,7 +137,7 @@ def uninterruptible(evidence: Evidence) -> Explanation | None:
 
 
 def loader_stopped(evidence: Evidence) -> Explanation | None:
-    """One of its loader workers is stopped."""
+    """Explain a loader worker that is stopped."""
     for rank in evidence.ranks:
         for child in rank.children:
             if child.state in ("T", "t"):
@@ -196,7 +196,7 @@ def not_begun(evidence: Evidence) -> Explanation | None:
 
 
 def waits_for_lock(evidence: Evidence) -> Explanation | None:
-    """A lock of the script's that nobody gives back."""
+    """Explain a wait for a lock of the script that nothing releases."""
     for rank in _late(evidence):
         frames = main_frames(rank.stack)
         if not _is_idle(rank.process) or not _in(rank.process, _LOCK, _LOCK_CALLS) or inside(frames, _LOADER):
@@ -292,7 +292,7 @@ def computes(evidence: Evidence) -> Explanation | None:
 
 
 def _late(evidence: Evidence) -> Sequence[RankEvidence]:
-    """Return live ranks that wait for nobody, in a run that stands still."""
+    """Return the live ranks that do not wait for others, in a stalled run."""
     if evidence.failure is not None and evidence.failure.kind not in ("peer", "standstill"):
         return ()
     alive = [rank for rank in evidence.ranks if rank.is_alive and rank.standing != "ended"]
@@ -304,7 +304,7 @@ def _late(evidence: Evidence) -> Sequence[RankEvidence]:
 
 
 def _waits(rank: RankEvidence) -> bool:
-    """Tell whether a rank waits for others, by its board or its stack."""
+    """Return whether a rank waits for others, by its board or its stack."""
     if rank.standing:
         return rank.standing == "waiting" and rank.is_alive
     return rank.is_alive and inside(main_frames(rank.stack), "torch/distributed/distributed_c10d.py")
@@ -315,7 +315,7 @@ def _is_idle(process: ProcessFacts) -> bool:
 
 
 def _is_busy(process: ProcessFacts) -> bool:
-    """Tell whether a process runs, or would with a core of its own."""
+    """Return whether a process runs, or would if it had a core."""
     return process.state == "R" or (process.cpu or 0.0) > _WORKS
 
 

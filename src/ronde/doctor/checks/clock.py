@@ -1,4 +1,4 @@
-"""The check of this host's clock, on which logs of several hosts rest."""
+"""Check of this host's clock, which dates the logs of several hosts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ERROR = 5  # TIME_ERROR of adjtimex(2): not synchronized
 
 
 def check(asked: PreflightRequest) -> Finding:
-    """Ask the kernel whether something corrects its clock."""
-    room = ctypes.create_string_buffer(512)  # a struct timex of zeros: only to read
+    """Ask the kernel whether its clock is synchronized."""
+    room = ctypes.create_string_buffer(512)  # a struct timex of zeros only reads
     return judge(ctypes.CDLL(None).adjtimex(room))
 
 

@@ -1,4 +1,4 @@
-"""The check of devices: one for each rank where torch knows CUDA."""
+"""Check of devices: one for each rank if torch supports CUDA."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ CHECK = "host-name"
 
 
 def check(asked: PreflightRequest) -> Finding:
-    """Look the name up as a rank would."""
+    """Resolve the name as a rank would."""
     name = socket.gethostname()
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(name, None)}
@@ -24,7 +24,7 @@ def check(asked: PreflightRequest) -> Finding:
 
 
 def judge(name: str, addresses: set[str], hosts: int) -> Finding:
-    """Judge by the addresses of the name, which one host does not need."""
+    """Judge by the addresses of the name, which a single host does not need."""
     level: Level = "wrong" if hosts > 1 else "note"
     if not addresses:
         return Finding(

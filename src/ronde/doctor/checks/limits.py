@@ -41,7 +41,7 @@ def judge_files(soft: float, hard: float) -> Finding:
 
 
 def check_processes(asked: PreflightRequest) -> Finding:
-    """Look at the limit of processes and threads, from which root is free."""
+    """Check the limit of processes and threads, which does not apply to root."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     used = 0 if os.geteuid() == 0 else _threads_of_user()
     return judge_processes(_number(soft) if os.geteuid() else float("inf"), used, asked.ranks)
@@ -63,7 +63,7 @@ def judge_processes(limit: float, used: int, ranks: int) -> Finding:
 
 
 def check_memory_lock(asked: PreflightRequest) -> Finding:
-    """Memory that may be locked: InfiniBand needs it without a limit."""
+    """Check the limit of locked memory: InfiniBand needs an unlimited one."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     has_infiniband = os.path.isdir("/sys/class/infiniband") and bool(os.listdir("/sys/class/infiniband"))
     if has_infiniband and soft != resource.RLIM_INFINITY:
@@ -77,7 +77,7 @@ def check_memory_lock(asked: PreflightRequest) -> Finding:
 
 
 def check_others(asked: PreflightRequest) -> Finding:
-    """Limits that are mostly not set: of memory, file size and processor time."""
+    """Check limits that are rarely set: memory, file size and processor time."""
     names = {
         "memory (ulimit -v)": "AS",
         "file size (ulimit -f)": "FSIZE",

@@ -10,7 +10,7 @@ from ronde.doctor.finding import Finding
 __all__ = ["check", "group_limit", "judge"]
 
 CHECK = "memory"
-# What torch takes before it has computed anything.
+# Bytes that torch uses before any computation.
 _OF_A_RANK = 400 << 20
 
 
@@ -39,7 +39,7 @@ def judge(ranks: int, free: int, limit: int | None) -> Finding:
 
 
 def group_limit(root: Path = Path("/")) -> int | None:
-    """Return the bytes that control groups leave to this process; None: no limit."""
+    """Return the bytes that control groups still allow this process; None: no limit."""
     left: list[int] = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")

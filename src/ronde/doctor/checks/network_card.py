@@ -1,4 +1,4 @@
-"""The check of network cards, some of which lead nowhere."""
+"""Check of network cards, some of which have no connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of ports, for ranks to meet at."""
+"""Check of the ports at which ranks meet."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def judge(port: int, problem: int, taken_by: str, ephemeral: int) -> Finding:
 
 
 def owner(port: int, proc: Path = Path("/proc")) -> str:
-    """The process that listens there, "name (process 12)"; "" where that is not shown."""
+    """Return the process that listens there, "name (process 12)"; "" if unknown."""
     inodes = set(_listening(proc / "net/tcp", port)) | set(_listening(proc / "net/tcp6", port))
     marks = {f"socket:[{inode}]" for inode in inodes}
     for pid in filter(str.isdigit, os.listdir(proc) if marks else ()):

@@ -1,4 +1,4 @@
-"""The check of threads: as many as cores."""
+"""Check of the number of threads against the cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHECK = "threads"
 
 
 def check(asked: PreflightRequest) -> Finding:
-    """Look at the option, OMP_NUM_THREADS, or the equal share."""
+    """Read the option, OMP_NUM_THREADS, or take an equal share."""
     given = asked.environment.get("OMP_NUM_THREADS", "")
     threads = asked.threads or (int(given) if given.isdecimal() else None)
     return judge(asked.ranks, threads, available_cores(), by_variable=asked.threads is None and bool(given))

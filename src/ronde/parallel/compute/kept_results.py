@@ -26,8 +26,9 @@ __all__ = ["Keeping", "ReplayedResults"]
 class Keeping(TorchDispatchMode):
     """Records the results of some operations, in order.
 
-    torch has something similar (`create_selective_checkpoint_contexts`). It attributes every operation in
-    backward to the model, also those by which a rank draws for the whole batch, and allows a single backward.
+    torch has something similar (`create_selective_checkpoint_contexts`). torch's version takes every
+    operation in backward for one of the model, even the draws of a rank for the whole batch, and allows one
+    backward only.
 
     Args:
         kept: operations whose results are kept.
@@ -52,8 +53,8 @@ class Keeping(TorchDispatchMode):
         return result
 
     def _noted(self, tensor: torch.Tensor) -> _Note:
-        # Detached as by the caller: inside of a dispatch mode, torch gives an alias a version counter of its
-        # own.
+        # Detached like the caller's tensors, because inside of a dispatch mode an alias gets a separate
+        # version counter.
         with enable_reentrant_dispatch():
             alias = tensor.detach()
         note = _Note(alias, _changes(alias))

@@ -41,8 +41,8 @@ class LossScaling:
     Args:
         agreed: function that returns whether any rank says yes.
         parts: gradient shards of this rank; None where it has whole gradients.
-        scaled_as_parts: function that returns ids of tensors whose gradients hold the parts; they are scaled
-            with these.
+        scaled_as_parts: function that returns ids of tensors whose gradients contain these shards, so that
+            they are scaled with them.
 
     Attributes:
         scale: factor of the losses.
@@ -63,12 +63,12 @@ class LossScaling:
         self._good = 0
         self._off = False
         self._busy = False
-        # By optimizer: whether there was a backward since its last step. Gradients that are set aside.
+        # By optimizer, whether there was a backward since its last step.
         self._fresh: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._aside: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def install(self, patches: Patches) -> None:
-        """Install the hooks on optimizers, and yield to the script's scalers."""
+        """Install the hooks on optimizers; a script's own scaler takes precedence."""
         self._install_optimizers(patches)
         self._install_stand_aside(patches)
         patches.undo(register_optimizer_step_pre_hook(self._before_step).remove)

@@ -83,7 +83,8 @@ def _whole(call: ShardedCall, axis: OutputAxis, parts: tuple[Any, ...], cut: Lay
     if any(not isinstance(part, torch.Tensor) or part.dim() != axis.dims for part in parts):
         raise another_form(call.module)
     rows = cut.count(cut.world_size - 1)
-    # It has the memory order of a piece of several rows: draws of the script for it run through memory.
+    # It has the memory order of a piece with several rows, because the script's draws for it follow memory
+    # order.
     order = axis.order if rows == 1 else order_in_memory(parts[-1])
     layout = axis.layout(parts[-1].shape, cut, rows).at(order.index(axis.dim))
     with as_plain(parts[-1]):

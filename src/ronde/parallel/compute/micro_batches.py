@@ -70,7 +70,7 @@ class MicroBatches:
                 "anew [R313]"
             )
             return False
-        # A single layer keeps only its argument, which would be kept all the same.
+        # A single layer keeps only its argument, which a checkpoint would keep as well.
         return any(True for _ in call.module.children())
 
     def _in_pieces(self, call: ShardedCall, cut: Layout) -> Any:
@@ -78,7 +78,7 @@ class MicroBatches:
         *before, last = range(cut.world_size)
         outputs: list[tuple[Any, ...]] = []
         for piece in before:
-            # The next piece gets its rows of the same draws, where rows of them can be taken.
+            # The next piece gets its rows of the same draws, if the draws have rows.
             cuts = bool(call.verdict.draws) and not call.drawn_in_kernels
             same = torch.random.fork_rng(devices, enabled=cuts)
             with same, call.drawing(rows_of(call, cut, piece)):

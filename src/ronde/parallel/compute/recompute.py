@@ -45,7 +45,7 @@ COSTLY = frozenset(
         _aten._scaled_dot_product_cudnn_attention.default,
     }
 )
-# A block gets the same lists, dicts and similar containers again; other objects are not taken apart.
+# Containers such as lists and dicts are passed to a block as they are; other objects are not searched.
 _UNCHANGING = (
     torch.Tensor, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, str, bytes, int,
     float, complex, range, slice, frozenset, enum.Enum,
@@ -124,9 +124,9 @@ class Recompute:
                 return plain(module, *args, **kwargs)
             if not self._depth:
                 self._search(module)
-                # A parametrization is called without arguments: it keeps no activations. In backward the
-                # parts of a model are called by code that recomputes them: a checkpoint, a function of the
-                # user's.
+                # A parametrization is called without arguments, and keeps no activations. In backward, parts
+                # of a model are called by code that recomputes them already: a checkpoint, or an
+                # `autograd.Function` of the user.
                 if (args or kwargs) and current_graph_task_id() == -1:
                     self._tell(module)
             self._depth += 1

@@ -96,12 +96,12 @@ class Replay:
                 with moment.restored(), ReplayedResults(kept, results) if kept else nullcontext():
                     try:
                         return function(*(_another(value, in_place) for value in held))
-                    finally:  # torch breaks off as soon as it has everything that backward needs
+                    finally:  # torch stops the recomputation as soon as it has all that backward needs
                         again()
             first = False
             try:
                 return forward()
-            except Exception as error:  # raised in here, torch before 2.12 would go on recording
+            except Exception as error:  # raised inside, torch before 2.12 would continue to record
                 failed.append(error)
 
         def forward() -> Any:
@@ -119,7 +119,8 @@ class Replay:
 
         # torch finds the devices in use by the arguments, and keeps these.
         given = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor, _ in before]
-        # By its name: the boundary has replaced it by one that continues in the same region.
+        # Looked up by name, because the boundary has replaced it by a function that continues in the same
+        # region.
         checkpoint: Any = torch.utils.checkpoint.checkpoint
         result = checkpoint(carried_out, *given, use_reentrant=False, preserve_rng_state=draws)
         if failed:

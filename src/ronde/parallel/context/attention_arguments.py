@@ -33,7 +33,7 @@ class AttendedTokens:
     Attributes:
         given: leaves of arguments with the tokens and their token axis, by module with attention.
         causal: whether some attention calls are causal.
-        lost: class of a module and number of entries it attends to, where no argument has the tokens.
+        lost: class of a module, and number of entries that it attends to, if no argument has the tokens.
     """
 
     given: weakref.WeakKeyDictionary[nn.Module, dict[Site, int]]
@@ -116,7 +116,7 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _axis(shape: tuple[int, ...], rows: int, length: int) -> int | None:
-    """Return the axis of tokens, given the first two sizes; None without tokens."""
+    """Return the axis of tokens in a shape that starts with two known sizes."""
     first, second = shape
     if second == length and first and rows % first == 0:
         return 1

@@ -99,7 +99,7 @@ def _positions(pieces: Pieces) -> torch.Tensor:
 
 
 class OperandBlock(NamedTuple):
-    """Operands of a part of a block."""
+    """Operands of attention for a part of a block."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -206,7 +206,7 @@ def attended(
 def went_back(
     own: Operands, pieces: Pieces, seen: VisibleKeys, block: OperandBlock, known: BlockResults
 ) -> Sequence[torch.Tensor]:
-    """Return the gradients of a part's queries, keys and values."""
+    """Compute the gradients of a part's queries, keys and values."""
     return (_fused_backward if own.is_fused(block.value) else _by_hand_backward)(
         own, pieces, seen, block, known
     )

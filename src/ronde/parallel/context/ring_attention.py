@@ -153,7 +153,7 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the result, and the log-sum-exp of each query's scores."""
     query = own.query
-    # It has one device's memory order, since later draws for it run through memory.
+    # It has the memory order of one device, because later draws for it follow memory order.
     if own.has_kernel(value):
         out = torch.zeros_like(query, dtype=own.wide)
     else:

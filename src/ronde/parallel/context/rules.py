@@ -90,7 +90,7 @@ def changed(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
 def _may_change(context: Context, args: Any) -> bool:
     # Outside of models the script may hold the whole value.
     value = args[0] if args and context.on_whole else None
-    # A copy of an entry would stay as it was.
+    # A write to a copy would not change the value.
     if not is_sharded(value, context) or any(each in context.copied_from for each in line(value)):
         return False
     while value is not None and value._full is None:
@@ -257,7 +257,7 @@ def attention(
     if not causal:
         return rewrap(query, func(own, keys, values, mask, 0.0, **options), layout)
     if heads and own.device.type == "cpu" and _fit(own, keys, values):
-        # Without a mask of all pairs, which would be kept for backward.
+        # Without a full mask, which would be saved for backward.
         edges = sorted({0, count, *(min(edge, count) for piece in ranges for edge in piece)})
         pieces = [list(itertools.pairwise(edges))]
         ring = Ring(comm=None, queries=ranges, keys=pieces, causal=True, scale=_scale(given))
@@ -340,7 +340,7 @@ def _by_ring(
     layout, keys = query._layout, key._layout
     kept = None
     if dropout_p:
-        # As one device draws; in a byte for each, and other ranks' draws are freed at once.
+        # Drawn as on one device, one byte for each; other ranks' draws are freed at once.
         shape = (*query.shape[:-1], key.shape[-2])
         drawn = torch.empty(shape, dtype=torch.bool, device=query.device).bernoulli_(1 - dropout_p)
         kept = layout.take(drawn, context.rank).clone()

@@ -26,9 +26,9 @@ _Kind = tuple[torch.Size, torch.dtype, torch.device]
 
 
 class Outputs:
-    """Form of rows that the experts of one mixture receive and return.
+    """Form of the rows that one mixture's experts receive and return.
 
-    Rows of one shape and dtype each.
+    All inputs have one shape and dtype, and so have all outputs.
 
     Attributes:
         called: numbers of the experts that were called.
@@ -43,7 +43,7 @@ class Outputs:
         return self._kinds is not None
 
     def note(self, given: Any, made: Any) -> None:
-        """Record the call of an expert. Nothing is computed, as the call may be an observed one."""
+        """Record the call of an expert, without computing: it may be an observed call."""
         if not isinstance(given, torch.Tensor) or not isinstance(made, torch.Tensor):
             return
         if given.dim() == made.dim() == 1:  # one token
@@ -227,7 +227,7 @@ def _made_here(
     empty: torch.Tensor,
     run: Callable[[nn.Module, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Run this rank's experts on all ranks' rows, rank 0's first."""
+    """Run this rank's experts on the rows of all ranks, rank 0's first."""
     comm = exchange.comm
     each = mixture.count // comm.world_size
     sizes = [size for row in exchange.here for size in row]

@@ -96,7 +96,7 @@ def _summed(context: Context, module: nn.Module, run: Callable[[Any], Any], call
     tokens = next(each for each in leaves(call) if isinstance(each, torch.Tensor))
 
     def shared(value: Any) -> Any:
-        """Gather the whole value where each rank computes something else of it."""
+        """Gather the whole value, from which each rank then computes its part."""
         if is_sharded(value, context) and value.is_floating_point():
             return Share.apply(value._local, context, value._layout)
         return enter(context, gathered(value)) if isinstance(value, torch.Tensor) else value

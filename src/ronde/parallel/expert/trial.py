@@ -63,7 +63,7 @@ class MixtureInputs:
         return self.sizes[self._comm.rank]
 
     def whole(self) -> tuple[Any, Any]:
-        """Return the arguments of all ranks, end to end. A collective."""
+        """Return the arguments of all ranks, concatenated. A collective."""
 
         def gathered(value: torch.Tensor) -> torch.Tensor:
             rows = value.detach().movedim(self.axis, 0).contiguous()

@@ -35,7 +35,7 @@ class Forwarded:
     Attributes:
         output: output of the model; None where another rank has it, or a later turn.
         trace: tensors from which backward reaches its messages.
-        turn: the chunk that it has passed; None where a rank has one.
+        turn: the turn through its chunk; None if a rank has a single chunk.
         sent: messages sent for it, perhaps still on their way.
     """
 
@@ -86,9 +86,9 @@ class BackwardTurns:
         self._waiting[piece, chunk] = found
 
     def go_back(self, piece: int, chunk: int) -> None:
-        """Run the backward turn of a chunk.
+        """Run backward of a chunk of a micro-batch.
 
-        Gradients of weights are left out where these have turns of their own.
+        Gradients of weights are left out if they have separate turns.
         """
         found = self._waiting.pop((piece, chunk))
         with self._watched():  # the loss, on one rank alone, cannot use parameters of a stage

@@ -22,12 +22,12 @@ class TurnEnds(BaseException):
 
 @dataclasses.dataclass(slots=True)
 class ChunkTurn:
-    """One turn.
+    """One turn of a micro-batch: a run up to the end of a chunk.
 
     Attributes:
         chunk: index of the turn's chunk.
         chunks: number of chunks of the model on each rank.
-        kept: tensors of earlier turns of this micro-batch, by place in the call.
+        kept: tensors of this micro-batch's earlier turns, by place in the call.
         ended: tensors of this turn that later ones use, each with its replacement there.
         now: index of the chunk that the model's code has reached.
     """

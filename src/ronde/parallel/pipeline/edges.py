@@ -28,7 +28,10 @@ _Function: Any = torch.autograd.Function
 
 
 class Tie(_Function):
-    """Token that leads back here, and replicated tensors with gradients summed over ranks."""
+    """Token that leads to the start of a call, and replicated tensors.
+
+    Gradients of the tensors are summed over ranks.
+    """
 
     @staticmethod
     def forward(ctx: Any, comm: Comm, anchor: torch.Tensor, *tensors: torch.Tensor) -> Any:
@@ -101,7 +104,7 @@ class Received(_Function):
 
 
 class Join(_Function):
-    """Give this rank's part of each tensor of an output.
+    """Return this rank's part of each tensor of an output.
 
     `tensors` are the output's first, followed by tensors that backward is to pass.
 

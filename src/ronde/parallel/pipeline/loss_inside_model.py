@@ -1,10 +1,10 @@
 """Pipelined calls of models that compute their loss in forward.
 
 Such a model returns a scalar, which has no rows, so its call cannot be cut into micro-batches. Its layers
-can: they are called as a model of their own, `LayersBeforeLoss`, which ends with the output of the last of
-them. Then the forward runs once more, where each layer returns at once, the last one its output and the
-others tensors without elements: only the loss is computed. The layers and the form of their outputs are
-recorded in the first call of a form, which runs in parts.
+can: they are called as a separate model, `LayersBeforeLoss`, which ends with the output of the last layer.
+Then the forward runs once more to compute the loss alone: in it each layer returns at once, the last one its
+output and the others tensors without elements. The layers and the form of their outputs are recorded in the
+first call of a form, which runs in parts.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class LossInside:
 
 
 class _CannotSplit(Exception):
-    """The layers of a model cannot be called apart from its loss."""
+    """Raised when the layers of a model cannot be called apart from its loss."""
 
 
 class LayersBeforeLoss(nn.Module):
@@ -128,7 +128,7 @@ class LayersBeforeLoss(nn.Module):
 
 
 class _Ends(BaseException):
-    """The last layer has returned. No `except Exception` of the model catches it."""
+    """Raised when the last layer has returned. No `except Exception` of the model catches it."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ __all__ = ["PieceOfCall", "UnitFailed", "UsedElsewhere"]
 
 
 class UnitFailed(Exception):
-    """A unit has raised; no rank waits for its output. In the first micro-batch all ranks raise it."""
+    """Raised when a unit has failed; no rank waits for its output."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class UnitFailed(Exception):
 
 
 class UsedElsewhere(Exception):
-    """A parameter of one stage is used by code outside of that stage."""
+    """Raised when code outside of a stage uses a parameter of it."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class UsedElsewhere(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Made:
-    """Tensor that a unit returned or received while the route is learnt."""
+    """Tensor that a unit returned or received, while the route is recorded."""
 
     tensor: torch.Tensor
     version: int
@@ -263,7 +263,7 @@ class PieceOfCall:
         return output, None
 
     def _has_come(self, how: str, described: Sequence[Any], value: Any) -> None:
-        """Record the output of a unit, or a tensor received for one."""
+        """Record the output of a unit, or a received one."""
         if self._token is None:
             return
         for leaf, (shape, each) in enumerate(zip(described, pytree.tree_leaves(value), strict=True)):
@@ -278,7 +278,7 @@ class PieceOfCall:
 
     @property
     def _place(self) -> int:
-        """Number of the unit that is being called."""
+        """Return the number of the unit that is being called."""
         return len(self._route.steps) + 1 if self._learns else self._next
 
     def _look_at(self, values: Sequence[Any], *, chunk: int | None = None) -> None:
@@ -326,7 +326,7 @@ class PieceOfCall:
         )
 
     def _moved(self, move: Move, value: Any) -> Any:
-        """Send or receive a tensor for a unit."""
+        """Send or receive a tensor for a unit, by the recorded route."""
         rank, turn = self._comm.rank, self._turn
         under_way = self._under_way
         graph = move.shape.gradient and self._token is not None

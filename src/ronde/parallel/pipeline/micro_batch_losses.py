@@ -174,9 +174,9 @@ def _is_cut(value: Any, rows: int) -> bool:
 
 
 def _ratio(whole: Gradients, part: Gradients) -> float:
-    """Return the factor from the second to the first; 0 for zero gradients."""
+    """Return the factor between the two gradients, 0 if they are zero."""
     both = [(a, b) for a, b in zip(whole, part, strict=True) if a is not None and b is not None]
     length = sum(float(b.double().square().sum()) for _, b in both)
-    if not 0 < length < float("inf"):  # zero, or a mean of nothing
+    if not 0 < length < float("inf"):  # zero, or a mean over nothing
         return 0.0
     return sum(float((a.double() * b.double()).sum()) for a, b in both) / length

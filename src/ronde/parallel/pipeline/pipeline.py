@@ -234,7 +234,7 @@ class Pipeline:
             return None
         self.losses = None
         given = [each for each in leaves(call.given) if isinstance(each, torch.Tensor)]
-        # A table accumulates its gradients on arrival, before it is known whether they count.
+        # A table accumulates gradients on arrival, before it is known whether they will be used.
         counts_at_once = bool(self._held.stages(call.module).tables)
         return None if counts_at_once or any(each.requires_grad for each in given) else losses
 

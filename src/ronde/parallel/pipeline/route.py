@@ -94,7 +94,7 @@ class Same:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """Message from a unit's rank that cannot go on.
+    """Message that a unit's rank cannot run it.
 
     Attributes:
         error: a pickled exception.
@@ -161,7 +161,7 @@ class Route:
 
 
 class Rerouted(Exception):
-    """A tensor has to be sent before a past operation.
+    """Raised when a tensor must be sent before an operation that has already run.
 
     The route is updated, and the call restarts.
     """

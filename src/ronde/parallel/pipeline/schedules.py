@@ -29,7 +29,7 @@ __all__ = ["StepByTurns", "WentBack"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WentBack:
-    """A batch with all micro-batches forward and backward.
+    """A batch with forward and backward of all micro-batches done.
 
     Attributes:
         loss: loss of the batch, without a graph.
@@ -111,11 +111,11 @@ class StepByTurns:
             self._pipeline.losses = None
 
     def _gone(self, losses: _Losses, leaves: SeparateLeaves, output: Any) -> WentBack | None:
-        """Return the batch if its gradients are right; None where they do not count."""
+        """Return the batch if its gradients are right; None if they must be discarded."""
         micro = losses.micro
         try:
             loss, expected = micro.whole(output)
-        except Exception as error:  # on all ranks; GPipe's call then raises a mistake of the script
+        except Exception as error:  # raised on all ranks; GPipe's call then raises the script's error
             self._give_up(str(error))
             return None
         right = _agree(micro, losses.used, expected)

@@ -96,8 +96,8 @@ class _Graph:
         """
         leads = _closure([target], lambda node: self.before.get(node, ()))
         edges = [(node, edge) for node in leads for edge in _next(node) if edge[0] not in leads]
-        # A Python function computes all of its gradients at once. A node with several before it would be
-        # reached from the others as well.
+        # An `autograd.Function` computes all of its gradients at once, and a node with several predecessors
+        # would be reached from the others as well.
         late, apart = dict[_Edge, Any](), [] if self.end in leads else [self.end]
         for node, edge in edges:
             by_python = isinstance(node, torch.autograd.function.BackwardCFunction)

@@ -71,7 +71,7 @@ def _step(tensor: torch.Tensor, state: dict[str, Any], group: dict[str, Any], de
     if not state:  # it was added after the warm-up
         state["step"] = torch.zeros(())
         state["exp_avg"] = torch.zeros_like(tensor)
-        # One gradient says little of an element's scale: the mean of all is used for each.
+        # A single gradient says little about each element's scale, so the mean over all elements is used.
         state["exp_avg_sq"] = torch.full_like(tensor, float(gradient.square().mean()) * (1 - beta2))
     state["step"] += 1
     step = float(state["step"])

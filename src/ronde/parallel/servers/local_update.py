@@ -45,7 +45,7 @@ from ronde.tensor.context import Context
 
 __all__ = ["GeoUpdate", "LocalUpdate", "ServedParameters"]
 
-_KEYS = 1 << 20  # per optimizer, at most
+_KEYS = 1 << 20  # most parameters of an optimizer
 
 
 class ServedParameters:
@@ -168,7 +168,7 @@ class LocalUpdate(ServedUpdate):
 
     @torch.no_grad()
     def stand(self) -> None:
-        """Take over the servers' parameters, while no rank steps."""
+        """Copy the servers' parameters to this rank, while no rank steps."""
         for _, served in self._parameters.all:
             # Parameters that the script has written to are sent to the servers with the next step.
             kept = [

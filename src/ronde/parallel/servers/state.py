@@ -59,7 +59,7 @@ class ServedState(StateInParts):
             self._leaving[id(tensor)] = self.local.pop(tensor)
 
     def leaving(self, server: int, mine: Iterable[Served]) -> tuple[list[list[Any]], list[torch.Tensor]]:
-        """Return the entries to send to a server, and their arrays.
+        """Return the entries that this rank sends to a server, and their arrays.
 
         Entries have the form that `DenseShard` reads.
         """

@@ -118,7 +118,7 @@ class ServedUpdate(ShardedUpdate):
             self._sent[ranges.key] = hash_of(tensor)
 
     def _here(self, tensor: torch.Tensor, ranges: ShardSpec) -> torch.Tensor | None:
-        """Return the gradient if servers do not have it."""
+        """Return this rank's gradient if servers do not have it."""
         there = self._gradients is not None and self._gradients.spec(tensor) is ranges
         return None if there else tensor.grad
 

@@ -153,7 +153,7 @@ def _pooled(
 class _Rows(torch.autograd.Function):
     """Lookup of rows by id, with a coalesced sparse gradient of the weight."""
 
-    # Marks for an observed call: each row of ids gets its own, although ranks exchange them.
+    # Tells an observed call that each row of ids gets its own output row, although ranks exchange ids.
     looks_up_rows = True
 
     @staticmethod

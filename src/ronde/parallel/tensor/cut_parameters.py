@@ -94,9 +94,9 @@ class StandIns:
         return self.over(block, leaf) if self._cuts(block) and leaf.numel() else None
 
     def _cuts(self, block: ParameterBlock) -> bool:
-        """Return whether the ranks of this group have the blocks.
+        """Return whether this group's ranks have the blocks.
 
-        An expert is on one of more ranks.
+        An expert is cut over more ranks than this group.
         """
         return block.spec.cut is not None and block.spec.cut.ranks == self._context.world_size
 

@@ -253,7 +253,7 @@ def scores(
 ) -> torch.Tensor:
     """Return attention weights before dropout.
 
-    torch computes attention so on the CPU where dropout draws.
+    On the CPU torch computes attention in this way if there is dropout.
     """
     factor = math.sqrt(1 / math.sqrt(query.size(-1)) if scale is None else scale)
     found = (query * factor) @ (key * factor).transpose(-2, -1)

@@ -34,13 +34,13 @@ _LITTLE = 1 << 20
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Used:
-    """A value as column-parallel layers use it.
+    """Input of column-parallel layers, kept for the next layer.
 
     Attributes:
         given: weak reference to this rank's part of the value.
         version: version of `given` at that time.
         whole: the value as it is used.
-        rows: tokens of this rank, in the dtype of `whole`; None of a value that every rank has whole.
+        rows: tokens of this rank, in the dtype of `whole`; None if every rank has the whole value.
         again: object that gathers these once more.
     """
 
@@ -51,7 +51,7 @@ class _Used:
     again: _RegatheredTokens | None = None
 
     def stands(self, given: torch.Tensor) -> bool:
-        """Return whether a value can still be used so."""
+        """Return whether a value is the kept one, unchanged."""
         wants = given.requires_grad and torch.is_grad_enabled()
         dtype = given.dtype if self.rows is None else _type_of_products(given)
         same = self.given() is given and self.version == version_of(given)
@@ -68,7 +68,8 @@ class TokenSharding:
     def __init__(self, way: SequenceParallel) -> None:
         self._way = way
         self._last: _Used | None = None
-        # Tokens of the last input of columns, its axes but the last flattened.
+        # Layout of the tokens in the last input of column-parallel layers, with all axes but the last
+        # flattened.
         self._cut: Layout | None = None
 
     def forget(self) -> None:
@@ -105,7 +106,7 @@ class TokenSharding:
     def _used(self, context: Context, x: Any) -> _Used:
         """Return the whole `x`.
 
-        Consecutive layers with the same one share it, and its gradient.
+        Consecutive layers with the same input share the gathered value, and its gradient.
         """
         cut = is_sharded(x, context) and x._layout.dim < x.dim() - 1
         given: Any = x._local if cut else gathered(x)
@@ -116,7 +117,7 @@ class TokenSharding:
             used = _Used(weakref.ref(given), version_of(given), again.shared(rows), rows, again)
         else:
             used = _Used(weakref.ref(given), version_of(given), enter(context, given))
-        # A value that is used as it is would be held without need.
+        # A value that is used without gathering need not be kept.
         self._last = None if used.whole is given else used
         return used
 
@@ -197,7 +198,7 @@ class _RegatheredTokens:
         self._whole: torch.Tensor | None = None
 
     def shared(self, rows: torch.Tensor) -> torch.Tensor:
-        """Gather the whole value where each rank computes something else of it."""
+        """Gather the whole value, from which each rank then computes its part."""
         return Share.apply(rows, self._context, self._layout)
 
     def whole(self, rows: torch.Tensor) -> torch.Tensor:
@@ -216,7 +217,7 @@ _Function: Any = torch.autograd.Function
 
 
 class _Columns(_Function):
-    """`F.linear` of a whole value that saves only this rank's tokens."""
+    """`F.linear` of a whole value; saves only this rank's tokens for backward."""
 
     @staticmethod
     def forward(
