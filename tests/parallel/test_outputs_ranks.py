@@ -89,7 +89,7 @@ def _bytes_of_a_loss(rank: Rank, plan: str) -> int:
         sent = [0]
         for _ in range(4):
             F.cross_entropy(model(ids), ids).backward()
-            sent.append(sum(group.sent_bytes for group in session._groups))
+            sent.append(sum(group.sent_bytes for group in session.groups.all))
         return sent[-1] - sent[-2]
 
 

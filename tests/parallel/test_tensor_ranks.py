@@ -296,7 +296,7 @@ def bytes_of_a_step(rank: Rank) -> int:
         model, sent = Padded(), [0]
         for _ in range(4):
             model(torch.ones(4, 6, 16, requires_grad=True)).sum().backward()
-            sent.append(sum(group.sent_bytes for group in session._groups))
+            sent.append(sum(group.sent_bytes for group in session.groups.all))
         return sent[-1] - sent[-2]
 
 

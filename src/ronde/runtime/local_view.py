@@ -239,7 +239,7 @@ class LocalView:
     def traffic(self) -> GroupTraffic:
         """Return the source of this rank's traffic with others."""
         groups = [] if self.averaging is None else [self.averaging.comm]
-        groups += [] if self.replica is None else self.replica.groups
+        groups += [] if self.replica is None else self.replica.groups.all
         background = self.plan.update.rule == "async-average"  # no rank waits for its thread
         return GroupTraffic(groups, self._client, in_background=background)
 
@@ -291,8 +291,10 @@ class LocalView:
 
 def _joined(ranks: ModelReplica, plan: Plan, tally: Tally) -> Session:
     from ronde.runtime.session import Session
+    from ronde.runtime.session_groups import SessionGroups, join_in_replica
 
-    return Session(ranks.inside, ranks.plan_inside(plan), tally, replica=ranks)
+    config, inside = ranks.inside, ranks.plan_inside(plan)
+    return Session(config, inside, tally, groups=SessionGroups(config, inside, join_in_replica(ranks)))
 
 
 class _Apart(Comm):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 from ronde.batches.from_processes import FromProcesses
 from ronde.batches.loader import LoaderEdge
-from ronde.cluster.mesh import Axis, MeshOfRanks
 from ronde.comm.agreement import Agreement
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
@@ -35,8 +34,6 @@ from ronde.parallel.compute import fused_step
 from ronde.parallel.compute.recompute import Inside
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
-from ronde.plan.algorithm import inside_model
-from ronde.plan.communication import Algorithm
 from ronde.process import parameter_order, pools
 from ronde.process.clock import Circumstances
 from ronde.process.console import Console
@@ -54,9 +51,10 @@ from ronde.runtime import (
 )
 from ronde.runtime.account import summarize
 from ronde.runtime.backward import Backward
-from ronde.runtime.groups import join_group, join_some, listens_on, note_hosts, shares_memory, signal_board
+from ronde.runtime.groups import shares_memory, signal_board
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.optimizers import Optimizers
+from ronde.runtime.session_groups import SessionGroups, join_in_run
 from ronde.runtime.shared_exceptions import SharedExceptions
 from ronde.runtime.traffic import GroupTraffic
 from ronde.runtime.type_questions import notes_on_types
@@ -78,7 +76,6 @@ from ronde.trace.temporary_folder import TemporaryFolders
 if TYPE_CHECKING:
     from ronde.runtime.checkpointing.checkpoints import Checkpoints
     from ronde.runtime.publishing import Publishing
-    from ronde.runtime.replica import ModelReplica
 
 __all__ = ["Session"]
 
@@ -89,10 +86,11 @@ class Session:
     Args:
         entropy: replacements that made sources of randomness equal on all ranks, to be undone for a native
             script.
-        replica: the ranks that are joined, where these are not all; `config` numbers them from 0.
+        groups: the process groups; None: joins those of all ranks.
 
     Attributes:
         config, plan: configuration and plan of this rank.
+        groups: process groups of the ranks.
         patches: all replacements of functions.
         notes: sentences for the user, to be said at the end.
         tally: counts steps, samples and time.
@@ -116,66 +114,52 @@ class Session:
         plan: Plan,
         tally: Tally | None = None,
         entropy: Patches | None = None,
-        replica: ModelReplica | None = None,
+        groups: SessionGroups | None = None,
     ) -> None:
         self.config = config
-        self._replica = replica
-        self._subgroups: list[Comm] = []
         self.plan = plan
         self.patches = Patches()
         self.notes = Notes()
         self.tally = tally or Tally()
         self._entropy = entropy or Patches()
         self.retired = False
-        self._paths = paths_of_rank(config.place.run_dir)
-        # Two groups: operations of the script and of backward have separate orders.
-        host = listens_on(config if replica is None else replica.config)
-        comm = self.everybody = self._join("boundary", host, "auto")
-        note_hosts(config, comm)
-        # Those among whom batches are cut: all ranks, where no model is.
-        rows, reducer_comm = comm, None
-        self._mesh = MeshOfRanks.of(plan.for_ranks(config.place.world_size).mesh)
-        if self._mesh.degree("data") == config.place.world_size:
-            reducer_comm = self._join("reducer", host, plan.communication.algorithm)
-        else:
-            rows = self._meet("rows", host, "data")
-            reducer_comm = self._reducer_group(host)
-        self._groups = list(dict.fromkeys([comm, reducer_comm, rows]))
+        self.groups = groups or SessionGroups(config, plan, join_in_run(config))
+        comm = self.everybody = self.groups.everybody
         self.client = servers.connect(config, plan)
         clock = self.tally.clock
         self.memory = MemoryMeter(on_cuda=config.place.device == "cuda", hears_calls=True)
-        self.compression = communication_axis.of_plan(plan, reducer_comm, self._parameters_of_leaves)
+        self.compression = communication_axis.of_plan(plan, self.groups.reducer, self._parameters_of_leaves)
         self.reducer = Reducer(
-            reducer_comm,
+            self.groups.reducer,
             plan.bucket_bytes,
             clock,
             None if self.compression is None else self.compression.bucket,
         )
         if self.tally.vitals is not None:
             self.reducer.on_first = GradientWatch(self.tally.vitals.finite)
-        self.context = self._context(rows)
+        self.context = self._context(self.groups.rows)
         self._recompute = compute_axis.recompute(plan, self._inside())
-        self.strategies, self._replicas = self._assembled(reducer_comm, host)
+        self.strategies, self._replicas = self._assembled()
         self.state = self.strategies.state
         data, pieces = plan.data, plan.compute.micro_batches
         self.calls = Calls(self.context, self.notes, self.tally, batch_dim=data.batch_dim, pieces=pieces)
         # Each stage of a pipeline has the keys of its own layers.
-        self.calls.caches = self._mesh.degree("pipeline") == 1
+        self.calls.caches = self.groups.mesh.degree("pipeline") == 1
         self.memory.residents += [self.reducer, *self.state.residents]
         shards = self.state.gradients[0] if self.state.gradients else None
         self._scaling = compute_axis.loss_scaling(
-            plan, self._any_rank, shards, self.state.parameters_of_leaves
+            plan, self.groups.any_rank, shards, self.state.parameters_of_leaves
         )
         self.files = ScriptFiles(
             comm=comm,
-            paths=self._paths,
+            paths=paths_of_rank(config.place.run_dir),
             whole=materialize,
             shared=config.place.temporary or config.place.run_dir,
             temporary=TemporaryFolders(config.place.temporary, run_id_of(config, os.environ)),
         )
         # Patches of the environment call `_in_step`, which uses `files`; so `files` is created first.
         self._console = Console(
-            self._groups,
+            self.groups.all,
             self.tally,
             self.context.on_main_thread,
             terminal=config.place.terminal,
@@ -191,7 +175,7 @@ class Session:
         if (
             config.place.world_size > 1 and config.place.device == "cpu"
         ):  # a CUDA device computes while the host goes on
-            clock.start(self._waited_ns)
+            clock.start(self.groups.waited_ns)
 
     def _model_edge(self) -> ModelEdge:
         edge = ModelEdge(
@@ -201,7 +185,7 @@ class Session:
             self.strategies.way,
             self.strategies.around_call,
             cuts=self._cuts_batches(),
-            one_row=self._mesh.degree("context") > 1,
+            one_row=self.groups.mesh.degree("context") > 1,
             sampled=self.plan.compute.recompute != "none" or self.strategies.cuts_calls,
         )
         if self.strategies.with_loss is not None:
@@ -210,7 +194,7 @@ class Session:
 
     def _context(self, rows: Comm) -> Context:
         context = Context(comm=rows, adopt=self.reducer.adopt, clock=self.tally.clock)
-        shared = SharedExceptions(self.everybody, self._groups, context, self._settle)
+        shared = SharedExceptions(self.everybody, self.groups.all, context, self._settle)
         context.attempt = shared.attempt
         return context
 
@@ -269,63 +253,23 @@ class Session:
     def _compare(self) -> None:
         self.context.compares = True
 
-    def _join(self, name: str, host: str | None, algorithm: Algorithm) -> Comm:
-        if self._replica is not None:
-            return self._meet_members(name, host, range(self.config.place.world_size))
-        return join_group(self.config, name, host, algorithm, self._paths.is_private)
-
     def _cuts_batches(self) -> bool:
         """Return whether to look for batches in calls of models.
 
         False where all ranks have the whole batch.
         """
-        degree = self._mesh.degree("data")
+        degree = self.groups.mesh.degree("data")
         by_itself = self.config.place.world_size == 1 or self.strategies.cuts_calls
         return by_itself or compute_axis.cuts_batches(self.plan, degree)
 
-    def _meet(self, name: str, host: str | None, *axes: Axis) -> Comm:
-        """Join the ranks that differ from this one along these axes only."""
-        return self._meet_members(name, host, self._mesh.members(self.config.place.rank, *axes))
-
-    def _meet_members(self, name: str, host: str | None, members: Sequence[int]) -> Comm:
-        algorithm = self.plan.communication.algorithm if name.endswith("reducer") else "auto"
-        config = self.config
-        if self._replica is not None:
-            config, members = self._replica.config, [self._replica.ranks[member] for member in members]
-        group = join_some(config, name, host, algorithm, members)
-        self._subgroups.append(group)
-        return group
-
-    def _reducer_group(self, host: str | None) -> Comm:
-        """Return the group over which gradients are averaged, and state is cut.
-
-        Ranks of a context group have other tokens of the same rows; compressors encode the sums over that
-        group.
-        """
-        cuts_state = self.plan.state.on(self.config.place.world_size).cuts_optimizer
-        encodes = self.plan.communication.compressor != "none"
-        if self._mesh.degree("context") > 1 and (cuts_state or not encodes):
-            return self._meet("reducer", host, "data", "context")
-        return self._meet("reducer", host, "data")
-
-    def leave_subgroups(self) -> None:
-        """Leave the groups of some ranks only."""
-        for group in self._subgroups:
-            group.close()
-
-    def _assembled(self, rows: Comm, host: str | None) -> tuple[Strategies, Context]:
+    def _assembled(self) -> tuple[Strategies, Context]:
         """Create the strategies of the plan, and the context of its replicas."""
-
-        def meet(name: str, members: Sequence[int]) -> Comm:
-            self._groups.append(self._meet_members(name, host, members))
-            return self._groups[-1]
-
         parts = SessionParts(
             plan=self.plan,
-            mesh=self._mesh,
+            mesh=self.groups.mesh,
             everybody=self.everybody,
-            rows=rows,
-            meet=meet,
+            rows=self.groups.rows,
+            meet=self.groups.meet,
             context=self.context,
             reducer=self.reducer,
             client=self.client,
@@ -344,7 +288,7 @@ class Session:
         device = torch.device("cuda", 0) if self.config.place.device == "cuda" else torch.device("cpu")
         if self.plan.data.rng_on(device.type) == "global":
             return None
-        return RankStream(self._mesh.coordinate(self.config.place.rank, "data"), device, self.notes.say)
+        return RankStream(self.groups.mesh.coordinate(self.config.place.rank, "data"), device, self.notes.say)
 
     def scheduled(
         self, model: torch.nn.Module, loss_fn: Callable[[Any, Any], torch.Tensor]
@@ -358,9 +302,6 @@ class Session:
     def _attempt(self) -> Callable[[], object]:
         """Begin work that may have to be done again; the result is called then."""
         return (lambda: None) if self.checkpoints is None else self.checkpoints.attempt()
-
-    def _any_rank(self, answer: bool) -> bool:
-        return self.everybody.votes([answer]) != [0]
 
     def install(self) -> None:
         """Put the boundary around everything that a script may touch.
@@ -519,12 +460,12 @@ class Session:
         if self.client is not None:
             self.client.finish()
         notes = [*self.notes, *self.files.notes, *self.strategies.notes()]
-        notes += [group.note for group in self._groups[1:] if group.note]
+        notes += self.groups.notes
         rows = self.strategies.rows
         spread = rows is not None and rows.has_spread_rows
         unspread = tables.why_none_is_spread(self.plan, self.config.place.world_size, spread=spread)
         notes += [unspread] if unspread else []
-        cuts = compute_axis.cuts_batches(self.plan, self._mesh.degree("data"))
+        cuts = compute_axis.cuts_batches(self.plan, self.groups.mesh.degree("data"))
         notes += notes_on_types(
             parameters=any(each.are_there for each in self.state.parameters), tensors=cuts
         )
@@ -533,38 +474,18 @@ class Session:
         return summarize(
             self.config,
             self.tally,
-            algorithm=communication_axis.account(self.plan, self.compression) or self._way_of_gradients(),
+            algorithm=communication_axis.account(self.plan, self.compression) or self.groups.algorithm,
             notes=notes,
             memory=self.memory.memory(),
         )
 
-    def _way_of_gradients(self) -> str:
-        """Describe how gradients are summed over ranks."""
-        reducing = self._groups[1]
-        if reducing.world_size > 1 or self.config.place.world_size == 1:
-            return reducing.algorithm
-        cutting = next(group for group in reversed(self._groups) if group.world_size > 1)
-        return inside_model(cutting.algorithm)
-
-    def _waited_ns(self) -> int:
-        waited = 0
-        for group in self._groups:  # no generator, because it is called often in a recorded step
-            waited += group.waited_ns
-        return waited
-
-    @property
-    def groups(self) -> list[Comm]:
-        """Return the groups in which this rank communicates."""
-        return self._groups
-
     def traffic(self) -> GroupTraffic:
         """Return the source of this rank's traffic with others."""
-        return GroupTraffic(self._groups, self.client)
+        return GroupTraffic(self.groups.all, self.client)
 
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""
         self.files.uninstall()
         self._circumstances.uninstall()
         self._signals.uninstall()
-        for group in self._groups:
-            group.close()
+        self.groups.close()

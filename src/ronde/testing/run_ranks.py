@@ -90,7 +90,7 @@ class Rank:
         )
         seed_all(seed)
         with _running(servers if self.rank == 0 else []):
-            session = _pooled_session()(config, parsed, self.groups)
+            session = _pooled_session(config, parsed, self.groups)
             try:
                 session.install_boundary()
                 yield session
@@ -101,7 +101,7 @@ class Rank:
                 session.uninstall_boundary()
                 if session.client is not None:
                     session.client.close()
-                session.leave_subgroups()
+                session.groups.leave_subgroups()
 
 
 def _server_configs(plan: Any, rank: Rank) -> list[Any]:
@@ -149,24 +149,19 @@ def _running(servers: list[Any]) -> Iterator[None]:
             process.wait()
 
 
-def _pooled_session() -> Any:
+def _pooled_session(config: Any, plan: Any, pooled: dict[str, Any]) -> Any:
+    """Return a session on groups that exist already."""
+    from ronde.runtime.groups import join_some
     from ronde.runtime.session import Session
+    from ronde.runtime.session_groups import SessionGroups
 
-    class PooledSession(Session):
-        """A session on groups that exist already."""
+    def join(name: str, algorithm: Any, members: Any) -> Any:
+        if members is None:
+            return pooled[name]
+        # Of this session alone: values that another has written to the store stay there.
+        return join_some(config, f"{next(_sessions)}/{name}", "127.0.0.1", algorithm, members)
 
-        def __init__(self, config: Any, plan: Any, groups: dict[str, Any]) -> None:
-            self._pooled = groups
-            super().__init__(config, plan)
-
-        def _join(self, name: str, host: str | None, algorithm: Any) -> Any:
-            return self._pooled[name]
-
-        def _meet_members(self, name: str, host: str | None, members: Any) -> Any:
-            # Of this session alone: values that another has written to the store stay there.
-            return super()._meet_members(f"{next(_sessions)}/{name}", host or "127.0.0.1", members)
-
-    return PooledSession
+    return Session(config, plan, groups=SessionGroups(config, plan, join))
 
 
 class RankPool:
