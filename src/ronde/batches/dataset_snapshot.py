@@ -1,9 +1,9 @@
 """State reachable from a dataset, compared before and after samples are read.
 
 It includes attributes, the variables that its functions close over and name, and everything reachable from
-these: a count, a cache, a generator of its own. The inspection calls none of the user's code. Tensors are
-compared by version, arrays by bytes, all else by identity of the members; objects of libraries are traversed,
-but not compared.
+these: a count, a cache, a generator. The inspection calls none of the user's code. Tensors are compared by
+version, arrays by bytes, all else by identity of the members; objects of libraries are traversed, but not
+compared.
 """
 
 from __future__ import annotations
@@ -63,14 +63,13 @@ class DatasetSnapshot:
 
     Attributes:
         files: the open files in it, which have a position.
-        gives_once: whether it has a queue or an iterator, with items that can be read only once.
+        gives_once: whether it has a queue or an iterator, whose items can be read only once.
     """
 
     def __init__(self, dataset: Any) -> None:
         self.files: list[Any] = []
         self.gives_once = False
-        # A name, a function that reads the state again, and the earlier state: a mapping has names of its
-        # own.
+        # Name, function that reads the state again, and earlier state; for a mapping its entries have names.
         self._states: list[tuple[str, Callable[[], Any], Any]] = []
         generators: list[Any] = []
         seen: dict[int, Any] = {}
@@ -83,7 +82,7 @@ class DatasetSnapshot:
                 continue
             seen[id(value)] = value  # held, so that the id stays unique
             if not issubclass(type(value), GENERATORS):
-                with suppress(Exception):  # errors of an object's own: an unbound proxy, say
+                with suppress(Exception):  # errors of the object's code, such as an unbound proxy
                     self._look(name, value)
             elif type(value) is not random.SystemRandom and not any(value is each for each in _OF_PROCESS):
                 generators.append(value)
@@ -135,7 +134,7 @@ class DatasetSnapshot:
         self._pending.extend(self._compare("", look).items())
 
     def _follow(self, name: str, items: Collection[Any]) -> None:
-        # A list of a million numbers is not walked.
+        # A list of a million numbers is not searched.
         if not set(map(type, items)).issubset(_SIMPLE):
             self._pending.extend((name, item) for item in islice(items, _MOST))
 

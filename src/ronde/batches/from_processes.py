@@ -1,8 +1,8 @@
 """Makes reads from the script's worker processes equal to rank 0's.
 
-Every rank has the script's processes, and their order is a matter of chance on each: the batches of a sampler
-with three processes would come in another order. So rank 0's items are sent to all. The others take as many
-of their own and drop them, so that no process waits for room in a queue.
+Every rank runs the script's processes, and their timing differs: the batches of a sampler with three
+processes would come in another order on each rank. So rank 0's items are sent to all ranks. The others take
+as many items from their own processes and drop them, so that no process waits for space in a queue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ronde.patching.patches import Patches
 
 __all__ = ["FromProcesses"]
 
-# Libraries that step environments in processes, for the script and as often on every rank.
+# Libraries that step environments in processes, equally often on every rank.
 _STEPPERS = ("gym.vector.", "gymnasium.vector.", "stable_baselines3.common.vec_env.", "tianshou.env.")
 # Time that another rank waits for an item that rank 0 got without waiting.
 _PATIENCE_S = 10.0
@@ -82,7 +82,7 @@ class FromProcesses:
     def _of_rank_0(self, take: Callable[[], Any], take_own: Callable[[], Any]) -> Any:
         """Return rank 0's item, or raise its error.
 
-        An item that cannot be pickled is each rank's own.
+        An item that cannot be pickled is taken from each rank's own process.
 
         Args:
             take_own: function by which another rank takes an item of its own once rank 0 has one.

@@ -150,7 +150,7 @@ class LoaderEdge:
         return self._context.enter(Region.SAMPLES) if self._may_stand() else nullcontext()
 
     def _may_stand(self) -> bool:
-        """Return whether the region may be entered: not nested in another one."""
+        """Return whether the region may be entered: it must not be nested."""
         return self._context.on_main_thread() and self._context.standing.region is Region.SCRIPT
 
     def _begin(self, iterator: Any, loader: Any) -> None:
@@ -163,14 +163,14 @@ class LoaderEdge:
             iterator._collate_fn = Watched(iterator._collate_fn, loading)
 
     def _is_beside(self) -> bool:
-        """Return whether a thread reads batches ahead, while the main one is anywhere.
+        """Return whether a thread other than the main one reads batches ahead.
 
         Samples are not inspected there, and ranks do not agree on findings.
         """
         return get_worker_info() is None and not self._context.on_main_thread()
 
     def _agree(self, iterator: Any, loading: Loading, still: bool) -> None:
-        """Slice from now on if no rank has found a reason against it.
+        """Slice from now on if no rank has found a reason not to.
 
         Ranks must agree, since workers are not in step.
         """
@@ -198,7 +198,7 @@ class LoaderEdge:
         self._note(f"{type(dataset).__name__}: every rank loads whole batches, because {reason} [R317]")
 
     def _fetching(self, iterator: Any) -> AbstractContextManager[Any]:
-        """Let ranks be out of step while each loads its samples in this process."""
+        """Mark ranks as out of step while each loads its samples in this process."""
         if not hasattr(iterator, "_ronde_loading"):
             raise UsageError(
                 "this iterator of a DataLoader was made before ronde.init(), and its batches may differ "
@@ -306,7 +306,7 @@ def _start_method(loader: Any) -> str | None:
 
 
 def _is_batch(data: Any, rows: int) -> bool:
-    """Return whether every leaf is a tensor with a row for each sample."""
+    """Return whether every leaf is a tensor with one row per sample."""
     try:
         found = list(leaves(data))
     except Opaque:

@@ -30,7 +30,7 @@ _Fetch = Callable[[Any, Any], Any]
 class Shown(enum.IntEnum):
     """Finding about a loader's samples.
 
-    `LOST`: their order matters, and the dataset's state has changed for good.
+    `LOST`: their order matters, and the change of the dataset's state cannot be undone.
     """
 
     UNKNOWN, STILL, DRAWS, OWN_GENERATOR, ORDERED, BOOKED, LOST = range(7)
@@ -49,7 +49,7 @@ class Loading:
 
     Attributes:
         flag: the finding of any fetching process.
-        book: the sentence on changes that reading makes to the dataset, seen in this process.
+        book: description of the changes that reading makes to the dataset in this process.
         compared: whether ranks have compared their first batches.
     """
 
@@ -62,7 +62,7 @@ class Loading:
 
     @property
     def why_whole(self) -> str:
-        """The reason, found by fetching, for which batches are not cut."""
+        """The reason, found while fetching, why batches are not cut."""
         return self.book or _WHY.get(self.flag.value, _WHY[Shown.STILL])
 
 
@@ -81,7 +81,7 @@ def watched(fetch: _Fetch, *, asks: bool) -> Callable[[Any, Any, Loading], Any]:
     """Wrap `fetch`, to read the samples of a batch and record findings.
 
     Args:
-        asks: whether findings matter: one rank alone reads all, in order.
+        asks: whether findings matter; they do not for a single rank, which reads all samples in order.
     """
     generators = HostGenerators()
 
@@ -101,7 +101,7 @@ def watched(fetch: _Fetch, *, asks: bool) -> Callable[[Any, Any, Loading], Any]:
         moved = generators.moved(before, generators.state())
         if own is None:
             moved = moved or not torch.equal(drawn, torch.default_generator.get_state())
-        elif moved and not first:  # another reading of a sample tells which thread drew
+        elif moved and not first:  # reading a sample again shows which thread drew
             moved = own.any or not _repeats(fetch, fetcher, index, data, [])
         else:
             moved = moved or own.any
@@ -133,8 +133,8 @@ def _shown(fetch: _Fetch, fetcher: Any, index: Any, data: Any, held: DatasetSnap
 def _looked_at(fetch: _Fetch, fetcher: Any, index: Any) -> tuple[Any, DatasetSnapshot, str]:
     """Read a batch; return it, the dataset's state, and its changes in words.
 
-    Changes that the first sample makes for all later ones (it opens a file, it reads a table) do not count.
-    The script does not see a worker's changes to its copy of the dataset.
+    Changes that only the first sample makes (it opens a file, it reads a table) do not count. The script does
+    not see a worker's changes to its copy of the dataset.
     """
     together = len(index) == 1 or _reads_together(fetcher.dataset)
     alone = copy.copy(fetcher)
@@ -164,7 +164,7 @@ def _repeats(fetch: _Fetch, fetcher: Any, index: Any, data: Any, files: list[Any
             alone = list(leaves(fetch(fetcher, list(index)[:1])))
         batch = list(leaves(data))
         if not all(isinstance(value, torch.Tensor) and value.dim() for value in batch):
-            return True  # it will not be cut
+            return True  # such a batch will not be cut
         return len(alone) == len(batch) and all(map(_same_row, alone, batch))
     except Exception:
         return False

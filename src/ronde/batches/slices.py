@@ -39,7 +39,7 @@ class LocalSlices:
 
     Attributes:
         cut: the number of batches cut.
-        whole: function that tells, for each batch, whether it stays whole, since another part of ronde cuts
+        whole: function that returns for each batch whether it stays whole, because another part of ronde cuts
             it.
     """
 
@@ -81,7 +81,7 @@ class LocalSlices:
         def around(plain: Callable[..., Any]) -> Callable[..., Any]:
             def next_batch(iterator: Any) -> Any:
                 data = plain(iterator)
-                # Batches that a worker has loaded whole come first.
+                # Batches that a worker loaded whole before are delivered first.
                 is_whole = iterator._dataset_kind != DatasetKind.Map or iterator._ronde_ahead > 0
                 iterator._ronde_ahead = max(0, iterator._ronde_ahead - 1)
                 if iterator._ronde_cuts and is_whole and not slices.whole():

@@ -232,7 +232,7 @@ def _figures(
 
 
 def _by_steps(plan: str) -> bool:
-    """Tell whether the plan's schedule owns forward and backward."""
+    """Return whether the plan's schedule runs forward and backward together."""
     return expand(plan).compute.schedule not in (None, "gpipe")
 
 

@@ -16,7 +16,7 @@ from ronde.errors import BenchError
 
 __all__ = ["Process", "end", "run_together", "start", "tail", "wait_all"]
 
-_LOOK_EVERY = 0.005  # seconds; start-up is measured to a hundredth
+_LOOK_EVERY = 0.005  # seconds between polls; start-up is measured to a hundredth
 _GRACE = 5.0
 
 

@@ -116,5 +116,5 @@ def check_same_training(ours: Sample, other: Sample, *, peer: str, tolerance: fl
 
 
 def are_near(one: float, other: float, tolerance: float) -> bool:
-    """Tell whether two last losses are the ones of equal trainings."""
+    """Return whether two last losses may come from equal trainings."""
     return abs(one - other) <= tolerance * max(abs(one), abs(other), 0.1)

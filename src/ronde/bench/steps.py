@@ -30,13 +30,13 @@ LANGUAGE_MODELS = ("lm-1b", "lm-tiny")
 """Models in bfloat16: a billion parameters for a CUDA device, and a small twin for any."""
 OVERHEAD_WORKLOADS = tuple(dict.fromkeys((*OVERHEAD_USUAL, *DP_WORKLOADS, *LANGUAGE_MODELS)))
 
-# Workloads on which peers compute other than one device would, and so other than ronde.
+# Workloads on which peers do not compute the single-device result, and so differ from ronde.
 NOTES = {
     "resnet18-bn": "the peers normalize with the statistics of each rank's own rows, as users write it; "
     "ronde with those of the global batch, as on one device",
     "bert": "dropout is the single-device draw under ronde (rng=global), each rank's own with the peers",
 }
-# The distance of last losses there.
+# The allowed distance of last losses there.
 _OTHER_COMPUTATION = 0.3
 
 DP = {

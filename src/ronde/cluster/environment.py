@@ -19,7 +19,7 @@ OTHERS = (
     "ROLE_WORLD_SIZE",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 )
-# What a process counts by; SLURM_JOB_ID and the like tell of the job, and stay.
+# Variables that number processes. SLURM_JOB_ID and others that describe the job stay.
 SCHEDULERS = frozenset(
     """
     PMI_RANK PMI_SIZE PMIX_RANK MPI_LOCALRANKID MPI_LOCALNRANKS MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE
@@ -31,13 +31,13 @@ SCHEDULERS = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterEnvironment:
-    """One rank's place in a job that somebody else has started.
+    """One rank's place in a job that another launcher has started.
 
     Attributes:
-        master_address, master_port: where the ranks meet; "" and 0 where that is to be found out.
-        agent_store: a store is there already; else rank 0 makes one.
+        master_address, master_port: address at which ranks meet; "" and 0 if unknown.
+        agent_store: whether a store runs already; otherwise rank 0 starts one.
         launcher: name of its launcher.
-        node, nodes: which of how many hosts this one is, where that is known.
+        node, nodes: number of this host, and of all, if known.
     """
 
     rank: int
@@ -55,10 +55,10 @@ class ClusterEnvironment:
 
     @classmethod
     def detect(cls, environment: Mapping[str, str]) -> ClusterEnvironment | None:
-        """The place of this process, or None when `torchrun` has not started it.
+        """Return the place of this process; None if `torchrun` has not started it.
 
-        Raises UsageError for ranks that somebody else has numbered: to ignore them would start
-        as many separate runs as there are ranks.
+        Raises UsageError if another launcher has numbered this process: ignoring that would start a separate
+        run for each rank.
         """
         if "TORCHELASTIC_RUN_ID" not in environment:
             return cls._by_variables(environment)
@@ -83,7 +83,7 @@ class ClusterEnvironment:
 
     @classmethod
     def _by_variables(cls, environment: Mapping[str, str]) -> ClusterEnvironment | None:
-        """The place that torch's own variables tell, as Kubeflow's operator for PyTorch sets them."""
+        """Return the place by torch's variables, as Kubeflow's PyTorch operator sets them."""
         if environment.get("WORLD_SIZE", "1") in ("", "1"):
             return None
         missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
@@ -115,7 +115,7 @@ class ClusterEnvironment:
 
 
 def hidden_from_script(names: Mapping[str, str]) -> frozenset[str]:
-    """Return the names by which libraries would take the script for a distributed one."""
+    """Return the variables by which libraries detect a distributed script."""
     return frozenset(
         name for name in names if name in NEEDED or name in OTHERS or name.startswith("TORCHELASTIC_")
     )
@@ -127,7 +127,7 @@ def marks_of_schedulers(names: Mapping[str, str]) -> frozenset[str]:
 
 
 def forced_threads(environment: Mapping[str, str], agent: int) -> bool:
-    """Tell whether torchrun, not the user, has set OMP_NUM_THREADS=1.
+    """Return whether torchrun, not the user, has set OMP_NUM_THREADS=1.
 
     It does so unless the variable is set; `/proc/AGENT/environ` still shows the environment with
     which the agent was started.
@@ -142,7 +142,7 @@ def forced_threads(environment: Mapping[str, str], agent: int) -> bool:
 
 
 def number_in(environment: Mapping[str, str], name: str, launcher: str) -> int:
-    """The number that a variable holds.
+    """Return the number that a variable holds.
 
     Raises:
         UsageError: the variable is not set, or not a number.

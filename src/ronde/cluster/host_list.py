@@ -1,4 +1,4 @@
-"""Hosts and how many ranks each takes, as Horovod and MPI write them: `a:2,b:2`, or a file of hosts."""
+"""Hosts with numbers of ranks, in Horovod's and MPI's forms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ronde.errors import UsageError
 
 __all__ = ["HostSlots", "parse_hosts", "ranks_of_hosts", "read_hostfile"]
 
-# A name, an address, or an IPv6 address in brackets; a user before it as ssh has it.
+# A name, an address, or an IPv6 address in brackets, perhaps with `user@` in front.
 _HOST = r"(?P<host>(?:[\w.-]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9_][\w.-]*))"
 _ITEM = re.compile(_HOST + r"(?::(?P<slots>\d+))?")
 _KEYS = ("slots", "max_slots", "max-slots")
@@ -41,7 +41,7 @@ def parse_hosts(text: str, *, origin: str = "", slots: int = 1) -> tuple[HostSlo
 def read_hostfile(path: Path) -> tuple[HostSlots, ...]:
     """Read a file with a host a line: `host slots=2` (Open MPI), `host:2` (MPICH), `host`.
 
-    `#` begins a comment. `max_slots` is kept without being asked for: no host gets more ranks than slots.
+    `#` begins a comment. `max_slots` holds in any case: no host gets more ranks than slots.
 
     Raises:
         UsageError: the file cannot be read, or a line has another form.
@@ -76,7 +76,7 @@ def ranks_of_hosts(hosts: Sequence[HostSlots], ranks: int | None) -> tuple[tuple
     """Share ranks out to hosts, filled one after another; hosts without ranks are omitted.
 
     Args:
-        ranks: number of all; None: the number of slots.
+        ranks: number of all ranks; None: the number of slots.
 
     Raises:
         UsageError: more ranks than slots.

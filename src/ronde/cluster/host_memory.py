@@ -1,4 +1,4 @@
-"""The kernel's counts and log of a host without memory."""
+"""The kernel's counts and log messages about a lack of memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def kernel_lines(within: float, path: Path = Path("/dev/kmsg"), most: int = 8) -
             try:
                 text = os.read(handle, 8192).decode("utf-8", "replace")
             except OSError as error:
-                if error.errno == errno.EPIPE:  # overwritten meanwhile: the next read is of what is left
+                if error.errno == errno.EPIPE:  # overwritten meanwhile; the next read continues after the gap
                     continue
                 break
             match = _STAMP.match(text)

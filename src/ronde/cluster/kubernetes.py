@@ -10,7 +10,7 @@ from ronde.errors import UsageError
 
 __all__ = ["pod_of_job"]
 
-#: Set by `ronde launch k8s` in its manifests; Kubernetes tells a pod its index, not how many there are.
+# : Number of pods, set by `ronde launch k8s` in its manifests; Kubernetes tells a pod only its index.
 PODS_KEY = "RONDE_PODS"
 
 

@@ -1,4 +1,4 @@
-"""Latency and bandwidth of the way to another host, measured over TCP."""
+"""Latency and bandwidth of the link to another host, measured over TCP."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["LinkSpeed", "Reflector", "measure", "steady_rate"]
 
 _ECHO, _GIVE = b"e", b"g"
 _ROUNDS = 20
-# Long enough for what a card's queue lets through at once to be over.
+# Long enough for the initial burst of a network card's queue to be over.
 _SECONDS = 0.4
 _PATIENCE_S = 5.0
 _CHUNK = bytes(1 << 16)
 
 
 class LinkSpeed(NamedTuple):
-    """A link as one host sees it.
+    """Link as one host measures it.
 
     Attributes:
-        latency: seconds for a byte there and back, the median.
-        rate: bytes per second from there to here.
+        latency: median seconds of a round trip of one byte.
+        rate: bytes per second from the other host.
     """
 
     latency: float
@@ -35,7 +35,7 @@ class LinkSpeed(NamedTuple):
 
 
 def measure(address: str, port: int, word: str) -> LinkSpeed:
-    """Measure the way to a `Reflector` with that word, and its rate back.
+    """Measure the link to a `Reflector` that has this word.
 
     Raises:
         OSError: the other host is not reached, or does not answer.
@@ -48,7 +48,7 @@ def measure(address: str, port: int, word: str) -> LinkSpeed:
 
 
 class Reflector:
-    """Answers other hosts that measure the way here, in a thread each."""
+    """Server for the measurements of other hosts, with a thread for each."""
 
     def __init__(self, listener: socket.socket, word: str) -> None:
         self._listener, self._word = listener, word.encode()
@@ -56,7 +56,7 @@ class Reflector:
         self._thread.start()
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
@@ -82,10 +82,10 @@ class Reflector:
 
 
 def steady_rate(came: Sequence[tuple[float, int]]) -> float:
-    """Bytes per second in the second half of the time.
+    """Return the bytes per second in the second half of the time.
 
     Args:
-        came: times (seconds) and numbers of bytes that have come by then, in order.
+        came: times (seconds) and the bytes received by then, in order.
     """
     if len(came) < 2:
         return 0.0

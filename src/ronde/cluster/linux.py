@@ -1,4 +1,4 @@
-"""Refusal of hosts that ronde does not run on."""
+"""Refusal of systems that ronde does not support."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ __all__ = ["KINDS", "Wanted", "manifest", "to_yaml"]
 
 KINDS = ("jobset", "trainjob")
 
-# DNS labels; the pods' host names hold it, with "-workers-0-0" behind.
+# DNS labels; pods' host names consist of it and "-workers-0-0".
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
 _WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
@@ -35,10 +35,10 @@ class Wanted:
     Attributes:
         name: name of the job, in Kubernetes' form.
         image: image with Python, torch, ronde and the script.
-        pods, ranks: how many pods, and how many ranks in each.
-        gpus: each rank has a CUDA device.
+        pods, ranks: number of pods, and of ranks in each.
+        gpus: whether each rank has a CUDA device.
         words: arguments of `ronde run`.
-        shm: size of /dev/shm, as Kubernetes writes it: 64 MB, the usual, is too small for loaders.
+        shm: size of /dev/shm in Kubernetes' notation; the default of 64 MB is too small for loaders.
     """
 
     name: str
@@ -51,10 +51,10 @@ class Wanted:
 
 
 def manifest(kind: str, wanted: Wanted) -> dict[str, Any]:
-    """The manifest as Kubernetes' API has it.
+    """Return the manifest, in the form of Kubernetes' API.
 
     Raises:
-        UsageError: a kind that ronde does not write, or a name that Kubernetes does not take.
+        UsageError: the kind is unknown, or Kubernetes does not allow the name.
     """
     if not _NAME.fullmatch(wanted.name):
         raise UsageError(
@@ -121,7 +121,10 @@ def _command(wanted: Wanted) -> list[str]:
 
 
 def _trainjob(wanted: Wanted) -> dict[str, Any]:
-    """Its runtime `torch-distributed` gives each pod the PET_* that torchrun obeys."""
+    """Return a TrainJob.
+
+    Its runtime `torch-distributed` gives each pod the variables PET_*, which torchrun reads.
+    """
     trainer: dict[str, Any] = {
         "image": wanted.image,
         "numNodes": wanted.pods,

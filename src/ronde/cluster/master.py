@@ -1,4 +1,4 @@
-"""The meeting place of ranks that a scheduler has started, on rank 0's side."""
+"""The address at which ranks of a scheduler meet, on rank 0's side."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ronde.errors import UsageError
 
 __all__ = ["derived_port", "master"]
 
-# Below the ports that systems give out by themselves, so that few others hold one.
+# Below the ephemeral ports of systems, so that other programs rarely use one.
 _FIRST, _COUNT = 12000, 18000
 
 
 def derived_port(mark: str) -> int:
     """Derive a port that ranks of one job share, and other jobs mostly avoid."""
-    import hashlib  # here, because it costs every other run 4 ms of its start
+    import hashlib  # imported here, because it would slow the start of every other run by 4 ms
 
     return _FIRST + int.from_bytes(hashlib.sha256(mark.encode()).digest()[:4], "big") % _COUNT
 

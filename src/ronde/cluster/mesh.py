@@ -1,4 +1,4 @@
-"""The mesh: which ranks meet along which axis.
+"""The mesh: groups of ranks along each axis.
 
 Ranks are numbered with `tensor` fastest, then `context`, `data` and `pipeline`: those that talk most are
 neighbours, and share a host where one has several ranks.
@@ -38,12 +38,12 @@ class MeshOfRanks:
         return self.degrees[AXES.index(axis)]
 
     def coordinate(self, rank: int, axis: Axis) -> int:
-        """The place of `rank` along an axis."""
+        """Return the coordinate of `rank` along an axis."""
         place = AXES.index(axis)
         return rank // math.prod(self.degrees[place + 1 :]) % self.degrees[place]
 
     def members(self, rank: int, *axes: Axis) -> tuple[int, ...]:
-        """The ranks that differ from `rank` along these axes only, in order.
+        """Return the ranks that differ from `rank` along these axes only, in order.
 
         >>> mesh = MeshOfRanks((1, 2, 1, 2))
         >>> mesh.members(1, "data"), mesh.members(1, "tensor"), mesh.members(1, "data", "tensor")

@@ -20,7 +20,7 @@ def process_of_mpi(environment: Mapping[str, str], parent: int) -> ClusterEnviro
     for it in the run directory (see `launch.external_launch`).
 
     Args:
-        parent: the process that has started this one on this host; its number tells jobs of one host apart.
+        parent: pid of the process that started this one, which distinguishes jobs of one host.
     """
     if "OMPI_COMM_WORLD_RANK" in environment:
         name = "Open MPI"
@@ -65,7 +65,7 @@ def process_of_mpi(environment: Mapping[str, str], parent: int) -> ClusterEnviro
 
 
 def _job(environment: Mapping[str, str]) -> str:
-    """Return a mark of this job, alike on all of its hosts; "" without one."""
+    """Return an identifier of this job, equal on its hosts; "" without one."""
     for key in (
         "PMIX_NAMESPACE",
         "OMPI_MCA_ess_base_jobid",
@@ -81,7 +81,7 @@ def _job(environment: Mapping[str, str]) -> str:
 
 
 def _first_host(environment: Mapping[str, str]) -> str:
-    """Return the first host of the scheduler around; "" without one."""
+    """Return the first host of the surrounding scheduler's job; "" without one."""
     if environment.get("SLURM_JOB_NODELIST"):
         return expand_nodes(environment["SLURM_JOB_NODELIST"])[0]
     for key in ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE"):

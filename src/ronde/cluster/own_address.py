@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 __all__ = ["CHOSEN_INTERFACE", "own_address", "source_towards"]
 
-# Set by a user who knows better; the backend takes it when it is told no address.
+# Set by the user to override the choice; the backend uses it if it is given no address.
 CHOSEN_INTERFACE = "GLOO_SOCKET_IFNAME"
-# Never assigned to anybody (RFC 5737): the route to it is the one to the world.
+# A reserved address (RFC 5737), whose route is the default route.
 _ANYWHERE = "192.0.2.1"
 
 
@@ -24,7 +24,7 @@ def own_address(
     other hosts are told to find this one on themselves.
 
     Args:
-        several_hosts: the ranks are on more than one, so that a loopback address will not do.
+        several_hosts: whether ranks are on several hosts, so that a loopback address is not usable.
     """
     if environment.get(CHOSEN_INTERFACE):
         return None

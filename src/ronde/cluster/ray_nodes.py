@@ -1,13 +1,13 @@
-"""Nodes of a Ray cluster, and the command that leads to one.
+"""Nodes of a Ray cluster, and the command that runs on one.
 
-Ray is named here and nowhere else. It runs in processes of its own, started as ssh is: a launcher that joined
-a cluster itself would get Ray's threads and signal handlers.
+Only this file uses Ray. It runs in separate processes, started like ssh, because a launcher that joined a
+cluster itself would get Ray's threads and signal handlers.
 
     python -m ronde.cluster.ray_nodes ADDRESS                   prints `node:slots`, a line for each
     python -m ronde.cluster.ray_nodes ADDRESS NODE RANKS LINE   runs a shell line there, and passes on streams
 
 On a node the line is run by an actor in a placement group of its own, which holds a CPU for each rank, and a
-GPU where the node has any: Ray gives them to nobody else meanwhile, and takes them back when this ends.
+GPU where the node has any: Ray reserves them until this ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NO_RAY, _NO_CLUSTER, _NO_PLACE = 81, 82, 83
 
 
 def ray_words(address: str) -> tuple[str, ...]:
-    """Return the command that leads to the nodes of a cluster."""
+    """Return the command that starts processes on the nodes of a cluster."""
     return (sys.executable, "-m", "ronde.cluster.ray_nodes", address)
 
 
@@ -66,10 +66,10 @@ def nodes_of_ray(address: str) -> tuple[HostSlots, ...]:
 
 
 class _NodeActor:
-    """The actor: a process on a node, and its streams."""
+    """Ray actor: a process on a node, with its streams."""
 
     def __init__(self, line: str) -> None:
-        # Ray sets it by the CPUs of an actor; threads are shared out among the ranks by ronde.
+        # Ray sets it by the CPUs of an actor, but ronde divides threads among ranks.
         environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
@@ -77,13 +77,13 @@ class _NodeActor:
         )
 
     def read(self, name: str) -> bytes:
-        """Some bytes of `stdout` or `stderr`, when there are any; none at its end."""
+        """Return new bytes of `stdout` or `stderr`; none at its end."""
         return os.read(getattr(self._process, name).fileno(), _BLOCK)
 
     def write(self, data: bytes) -> None:
         stdin = self._process.stdin
         assert stdin is not None
-        with suppress(OSError):  # it has ended, and that is told by its streams
+        with suppress(OSError):  # the process has ended, which its streams show
             if data:
                 stdin.write(data)
             else:
@@ -94,9 +94,9 @@ class _NodeActor:
 
 
 def main(words: list[str]) -> int:
-    """Returns the exit code."""
+    """Run the program, and return its exit code."""
     address, *rest = words
-    # Ray writes to stdout too, which is not its to write to here.
+    # Ray writes to stdout, which must have the process's output only.
     out = os.dup(1)
     os.dup2(2, 1)
     try:
@@ -134,7 +134,10 @@ def _complain(words: str) -> None:
 
 
 def _placed(ray: Any, node: str, ranks: int, *, has_gpus: bool, line: str) -> Any:
-    """The actor, on that node; one for no ranks takes nothing from anybody."""
+    """Place the actor on that node.
+
+    For no ranks it reserves nothing.
+    """
     placement_group = importlib.import_module("ray.util.placement_group").placement_group
     strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
     share: dict[str, float] = {"CPU": ranks, "GPU": ranks if has_gpus else 0}
@@ -144,14 +147,14 @@ def _placed(ray: Any, node: str, ranks: int, *, has_gpus: bool, line: str) -> An
     actor: Any = ray.remote(_NodeActor).options(
         num_cpus=share["CPU"],
         num_gpus=share["GPU"],
-        max_concurrency=4,  # each stream, and the end, is waited for
+        max_concurrency=4,  # wait for each stream, and for the end
         scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, 0),
     )
     return actor.remote(line)
 
 
 def _passed_on(ray: Any, shell: Any, out: int) -> int:
-    """Pass streams on until the line has ended; its exit code."""
+    """Pass streams on until the line has ended; return its exit code."""
 
     def pass_out(name: str, descriptor: int) -> None:
         with suppress(OSError, ray.exceptions.RayError):
@@ -180,5 +183,5 @@ def _passed_on(ray: Any, shell: Any, out: int) -> int:
 
 
 if __name__ == "__main__":
-    # At once: what Ray says at its end would be taken for the reason why this has ended.
+    # Exit at once, because Ray's last messages would be taken for the reason of the end.
     os._exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Addresses by which other hosts reach this one, tried by all of them."""
+"""Addresses at which other hosts reach this one, tried by all of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ANY_PORT = 9
 
 
 def is_this_host(name: str) -> bool:
-    """Tell whether `name`, less a user before it, means this machine."""
+    """Return whether `name`, without `user@`, means this machine."""
     host = name.rpartition("@")[2]
     if host in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
         return True
@@ -41,7 +41,7 @@ def is_this_host(name: str) -> bool:
 
 
 def addresses_of(name: str) -> tuple[str, ...]:
-    """Look up the addresses of a host's name, less a user before it."""
+    """Resolve a host's name, without `user@`, to addresses."""
     try:
         found = socket.getaddrinfo(name.rpartition("@")[2], None, type=socket.SOCK_STREAM)
     except OSError:
@@ -52,8 +52,8 @@ def addresses_of(name: str) -> tuple[str, ...]:
 def candidates(others: Iterable[str]) -> tuple[str, ...]:
     """Return addresses of this host, the likeliest for the other hosts first.
 
-    The last one is the loopback address, which every host calls its own: it is for hosts that are this one,
-    who hear the word that only this one says.
+    The last one is the loopback address, for other names of this same machine. The word shows that it is the
+    same machine, because every host has this address.
     """
     names = [name.rpartition("@")[2] for name in others]
     if not names:
@@ -75,7 +75,7 @@ def listen_everywhere(port: int = 0) -> socket.socket:
 
 
 class Greeter:
-    """Says a word to each caller of a socket, which tells hosts apart."""
+    """Server that sends a word to each caller, by which it is recognized."""
 
     def __init__(self, listener: socket.socket, word: str) -> None:
         self._listener = listener
@@ -85,7 +85,7 @@ class Greeter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave the socket to somebody else."""
+        """Stop, and leave the socket open for another use."""
         self._stopped = True
         self._thread.join()
         self._listener.setblocking(True)
@@ -100,7 +100,7 @@ class Greeter:
 
 
 def dial(addresses: Sequence[str], port: int, word: str) -> dict[str, str]:
-    """Return addresses that lead to the host with this word, and our own."""
+    """Return the addresses that lead to the host with this word, and our own."""
     found: dict[str, str] = {}
     for address in addresses:
         with contextlib.suppress(OSError), socket.create_connection((address, port), _DIAL_S) as connection:
@@ -114,14 +114,14 @@ def dial(addresses: Sequence[str], port: int, word: str) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports that are free now."""
+    """Return TCP ports that are free now."""
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
         return [listener.getsockname()[1] for listener in listeners]
 
 
 def ephemeral_ports() -> str:
-    """The range of ports that the system hands out by itself, as "32768-60999"."""
+    """Return the system's range of ephemeral ports, as "32768-60999"."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range") as stream:
             return "-".join(stream.read().split())
@@ -130,10 +130,10 @@ def ephemeral_ports() -> str:
 
 
 def _addresses_of_cards() -> Iterable[str]:
-    """The IPv4 address of every network card that is up."""
+    """Return the IPv4 address of every network card that is up."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has none
+            with contextlib.suppress(OSError):  # a card without an address
                 answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 yield socket.inet_ntoa(answer[20:24])
 

@@ -18,10 +18,10 @@ _RANGE = re.compile(r"\[([^\[\]]*)\]")
 def task_of_step(environment: Mapping[str, str]) -> ClusterEnvironment | None:
     """Read the place of a task that `srun` has started; None outside of one.
 
-    In a batch script SLURM_PROCID is set as well: only a step has a number of its own.
+    In a batch script SLURM_PROCID is set as well; only a job step also has a step number.
 
     Raises:
-        UsageError: a variable is not what Slurm makes of it.
+        UsageError: a variable does not have Slurm's form.
     """
     count = environment.get("SLURM_STEP_NUM_TASKS", "")
     if "SLURM_PROCID" not in environment or "SLURM_STEP_ID" not in environment or count in ("", "1"):
@@ -54,10 +54,12 @@ def task_of_step(environment: Mapping[str, str]) -> ClusterEnvironment | None:
 
 
 def allocation(environment: Mapping[str, str], devices: int) -> tuple[HostSlots, ...]:
-    """Read the nodes of the allocation around, with their tasks; () inside of `srun`.
+    """Read the nodes of the surrounding allocation, with their tasks.
+
+    It is () inside of `srun`.
 
     Args:
-        devices: CUDA devices of this node, for an allocation that does not say how many tasks a node takes.
+        devices: CUDA devices of this node, for an allocation without a number of tasks per node.
     """
     if "SLURM_JOB_ID" not in environment or environment.get("SLURM_JOB_NUM_NODES", "1") in ("", "1"):
         return ()
@@ -71,12 +73,12 @@ def allocation(environment: Mapping[str, str], devices: int) -> tuple[HostSlots,
 
 
 def has_own_devices(environment: Mapping[str, str]) -> bool:
-    """Tell whether each task of the step sees its own CUDA devices only."""
+    """Return whether each task of the step sees its own CUDA devices only."""
     return "SLURM_GPUS_PER_TASK" in environment or "gpu" in environment.get("SLURM_TRES_PER_TASK", "")
 
 
 def expand_nodes(text: str) -> list[str]:
-    """The nodes of a list as Slurm writes it: `a[1-3,7],b` is a1, a2, a3, a7, b; `r[0-1]n[08-10]` six nodes.
+    """Expand Slurm's list of nodes: `a[1-3,7],b` is a1, a2, a3, a7, b.
 
     Raises:
         UsageError: the text is not such a list.
@@ -88,7 +90,7 @@ def expand_nodes(text: str) -> list[str]:
 
 
 def expand_tasks(text: str) -> list[int]:
-    """Expand the number of tasks of each node: `2(x3),1` is 2, 2, 2, 1. `2(x3),1` is 2, 2, 2, 1.
+    """Expand the number of tasks of each node: `2(x3),1` is 2, 2, 2, 1.
 
     Raises:
         UsageError: the text is not such a list.
@@ -105,7 +107,7 @@ def expand_tasks(text: str) -> list[int]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """The parts between commas that are not in brackets."""
+    """Split at commas outside of brackets."""
     depth, word = 0, ""
     for letter in text:
         depth += (letter == "[") - (letter == "]")

@@ -12,12 +12,12 @@ from ronde.errors import LaunchError
 __all__ = ["check_torch", "newer_than_tried", "torch_version", "torch_version_file"]
 
 LEAST = (2, 11)
-# ronde lives on much of torch that is nobody's interface, so another minor version may break it.
+# ronde uses many private functions of torch, so another minor version may break it.
 NEWEST_TRIED = (2, 15)
 
 
 def torch_version_file() -> str:
-    """The text of the file in which torch tells its version; "" without torch."""
+    """Return the text of torch's version file; "" without torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return ""
@@ -28,7 +28,7 @@ def torch_version_file() -> str:
 
 
 def torch_version() -> str:
-    """The version of the torch that is installed; "" without one."""
+    """Return the version of the installed torch; "" without one."""
     return _version()[0]
 
 
@@ -49,7 +49,7 @@ def check_torch() -> None:
 
 
 def newer_than_tried() -> str | None:
-    """Warn of a torch that nobody has tried with ronde."""
+    """Return a warning for a torch that has not been tried with ronde."""
     name, version = _version()
     if not name or version <= NEWEST_TRIED:
         return None

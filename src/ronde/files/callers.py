@@ -20,7 +20,7 @@ __all__ = ["Callers"]
 
 
 class _Depth(threading.local):
-    """A thread-local counter of nested contexts, copied by a fork."""
+    """Thread-local depth of nested contexts, copied by a fork."""
 
     value = 0
 
@@ -34,11 +34,11 @@ class _Depth(threading.local):
 
 
 class Callers:
-    """Classifies the call in which it is asked.
+    """Classifies the present call.
 
     Args:
         alone: whether there is only one rank.
-        apart: whether ranks are never in step: each changes files as a thread of its own would.
+        apart: whether ranks are never in step; each then changes files as a thread of the script would.
 
     Attributes:
         branched: whether the script has started threads or processes, which may have changed files.
@@ -84,8 +84,8 @@ class Callers:
     def is_beside(self) -> bool:
         """Return whether the script's thread or fork, or garbage collection, makes this call.
 
-        Calls of a process that a library forked, to load samples say, do not count: each rank's process loads
-        other samples, and all ranks want the files that it leaves.
+        Calls of a process that a library forked, such as a loader's worker, do not count: it loads other
+        samples on each rank, and all ranks need the files that it writes.
         """
         if self._alone or self._unmediated.value or self._for_itself.value:
             return False
@@ -98,7 +98,7 @@ class Callers:
         return beside
 
     def looks_aside(self) -> bool:
-        """Return whether the answer may depend on changes by the script's threads and processes."""
+        """Return whether the answer may depend on changes by other threads and processes."""
         return not (self._alone or self._unmediated.value) and (self.branched or self.is_beside())
 
     def starts(self, thread: threading.Thread | None = None) -> None:

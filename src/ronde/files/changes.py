@@ -64,7 +64,7 @@ CHANGES = tuple(
 
 
 class Changes:
-    """Makes the replacement of each function."""
+    """Creates the replacement of each function."""
 
     def __init__(self, files: RankFiles) -> None:
         self._files = files
@@ -74,7 +74,7 @@ class Changes:
 
         Its result (a path or nothing) is rank 0's on every rank.
         """
-        # `os.utime` has no signature to inspect.
+        # `os.utime` has no signature that could be inspected.
         model = (lambda path, times=None, **options: None) if change.name == "utime" else plain
         signature = inspect.signature(model)
         callers, is_exempt = self._files.callers, self._files.paths.is_exempt
@@ -89,11 +89,11 @@ class Changes:
             try:
                 given = signature.bind(*args, **kwargs)
             except TypeError:
-                return plain(*args, **kwargs)  # it raises the error
+                return plain(*args, **kwargs)  # the plain function raises the error
             located = [self._files.paths.locate(given.arguments[name]) for name in change.paths]
             paths = [path for path in located if path is not None]
             if len(paths) < len(located) or all(map(is_exempt, paths)):
-                # Not paths at all (a descriptor, a mistake to be reported), or this rank's own.
+                # Not paths (a descriptor, or an invalid argument), or private paths of this rank.
                 return plain(*args, **kwargs)
             if not beside:
                 return self._once(change, paths, functools.partial(plain, *args, **kwargs))
@@ -117,7 +117,7 @@ class Changes:
             return results[0] if isinstance(results[0], (str, bytes, PurePath)) else None
 
         def changed(value: Any) -> list[str]:
-            # A function returns what it put into a folder; the rest of the folder is unchanged.
+            # A function returns the path that it made in a folder; the rest of the folder is unchanged.
             made = locate(value)
             return paths if made is None else [*paths[:-1], made]
 

@@ -1,10 +1,10 @@
 """Records a script's file changes, so that a resumed run does not repeat them.
 
-During replay nothing is written: a change has its recorded outcome, whatever its place among others, as a
-library may do less the second time (a data set exists already). Files that the script has yet to make are
-hidden: `run-1` is taken for this run too. Only files that it had made before it trained, and had read, are
-visible from the beginning: a data set that was downloaded. At the end of replay, files that it holds open
-become the real ones again, cut to their recorded length.
+During replay nothing is written: a change returns its recorded outcome. Changes are matched by operation and
+path, not by order, because a library may make fewer the second time (a data set exists already). Files that
+the script has yet to make are hidden: `run-1` is taken for this run too. Only files that it had made before
+it trained, and had read, are visible from the beginning: a data set that was downloaded. At the end of
+replay, files that are still open become the real files again, truncated to their recorded length.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class FileChange(NamedTuple):
 
 
 class FileHistory:
-    """Record of one rank's changes. It is the same on all ranks but for `is_new`, which only rank 0 knows.
+    """Record of one rank's file changes.
+
+    It is equal on all ranks except for `is_new`, which only rank 0 knows.
 
     Attributes:
         replaying: whether the script is replayed up to its checkpoint.
@@ -101,7 +103,7 @@ class FileHistory:
         return (name for name in names if not self.hides(os.path.join(folder, name)))
 
     def stands_for(self, raw: RawFile, path: str) -> None:
-        """Remember a file opened during replay that drops its bytes."""
+        """Remember a file that was opened during replay and drops its bytes."""
         if isinstance(raw, NullFile):
             self._open.append((raw, path))
 

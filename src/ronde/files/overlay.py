@@ -109,7 +109,7 @@ class Overlay:
         """Return the names in a folder."""
         own = self.place(folder)
         if self.find(folder) == own and not os.path.isdir(own):
-            return os.listdir(own)  # it raises the error
+            return os.listdir(own)  # the plain function raises the error
         names = dict.fromkeys(os.listdir(own) if os.path.isdir(own) else ())
         if os.path.isdir(folder) and not self._is_hidden(folder):
             for name in os.listdir(folder):
@@ -120,7 +120,7 @@ class Overlay:
     def target(self, path: str, *, keep: bool = False) -> str:
         """Return the path for a write by this rank's thread.
 
-        Where the folder around it is missing, it is missing there: the failure is the script's.
+        If its folder is missing, it is missing in the overlay too, so the script gets the same error.
 
         Args:
             keep: whether to copy its content.
@@ -154,14 +154,14 @@ class Overlay:
 
     def tell(self, path: str) -> None:
         """Mark a path that a thread of rank 0 is about to make."""
-        with contextlib.suppress(OSError):  # no space: others see the file at once
+        with contextlib.suppress(OSError):  # without space for the mark, others see the file at once
             if self._shared is not None and not os.path.lexists(path):
                 mark = self._mark(path)
                 os.makedirs(os.path.dirname(mark), exist_ok=True)
                 os.close(os.open(mark, os.O_CREAT | os.O_WRONLY))
 
     def back(self, path: str, *, below: bool = True) -> None:
-        """Drop the overlay of a path that all ranks have changed together.
+        """Drop the overlay of a path that all ranks have now changed together.
 
         Args:
             below: whether to include the content of a folder.

@@ -35,7 +35,7 @@ def _user() -> str:
     """Return the user's name as torch's compiler writes it in its folder's name."""
     try:
         return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    except (KeyError, OSError):  # a user id without a name
+    except (KeyError, OSError):  # the user id has no name
         return str(os.getuid())
 
 

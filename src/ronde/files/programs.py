@@ -4,7 +4,7 @@ A program that the script's main thread runs to its end runs once, on rank 0: it
 ronde. Its output and exit code are known on every rank. A program that runs concurrently with the script, or
 that a thread starts, is started by every rank, with a note to the user.
 
-Processes of the script's own (pools) run on every rank; when the script has waited for them, ranks wait for
+Processes that the script forks (pools) run on every rank; when the script has waited for them, ranks wait for
 one another, because spawned ones write the real files on each.
 """
 
@@ -94,7 +94,7 @@ def _say_of_threads(files: RankFiles, command: Any) -> None:
     """Note that a thread of the script starts a program, on every rank.
 
     Raises:
-        UsageError: its arguments name a file that threads have made, which lies elsewhere on other ranks.
+        UsageError: its arguments name a file that threads have made, which has another path on other ranks.
     """
     if not files.callers.is_beside():
         return

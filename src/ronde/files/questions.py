@@ -1,4 +1,4 @@
-"""Stat-like calls, answered as of this point of the script on every rank."""
+"""Stat-like calls, which all ranks answer as of this point of the script."""
 
 from __future__ import annotations
 

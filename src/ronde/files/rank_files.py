@@ -32,7 +32,7 @@ class ChangeOutcome(NamedTuple):
 
 
 class RankFiles:
-    """State that the replaced functions share.
+    """State of one rank that all replaced functions share.
 
     Attributes:
         is_zero: whether this is rank 0.
@@ -224,7 +224,7 @@ class RankFiles:
         self._open -= Counter([key])
         if sys.exc_info()[0] is None:
             self._wait()
-        else:  # one rank may have failed alone
+        else:  # a rank may have failed alone
             self._unclosed.add(key)
 
     def before_reading(self, located: str) -> None:
@@ -244,7 +244,7 @@ class RankFiles:
         """Drop this rank's overlay of paths that all ranks have changed."""
         if self.callers.branched:
             for path in changed:
-                for last in (False, True):  # a link, and where it leads
+                for last in (False, True):  # a link and its target
                     self.overlay.back(self.overlay.resolve(path, last=last), below=below)
 
     def _wait(self) -> None:

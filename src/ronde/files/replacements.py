@@ -37,7 +37,7 @@ class Replacements:
         for module in list(sys.modules.values()):  # `from shutil import rmtree`, `bz2._builtin_open`
             if isinstance(module, ModuleType) and module.__name__.split(".")[0] not in _LEFT_ALONE:
                 self._spread_in(module)
-        # Paths reference functions of `os` in a class: of their own in Python 3.10, of glob's from 3.13 on.
+        # pathlib references functions of `os` in a class: in pathlib up to Python 3.10, in glob from 3.13 on.
         for kind in (getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)):
             if kind is not None:
                 self._spread_in(kind)

@@ -94,7 +94,8 @@ class ScriptFiles:
         collection = files.callers.on_collection
         gc.callbacks.append(collection)
         self._patches.undo(lambda: gc.callbacks.remove(collection))
-        tempfile.gettempdir()  # found by writing a file into candidates: not the script's action
+        # `tempfile` finds the folder by writing files into candidates, which is not the script's action
+        tempfile.gettempdir()
         opening = Opening(files, builtins.open, os.open)
         replacements.set(builtins, "open", functools.partial(_function, opening.open))
         self._patches.set(io, "open", builtins.open)

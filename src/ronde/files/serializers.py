@@ -77,7 +77,8 @@ class Serializers:
                 if is_new:
                     os.unlink(located)
 
-            # If the open failed later, on rank 0 alone, the others would wait in a collective for ever.
+            # Opened first: if this failed later, on rank 0 alone, the others would wait in a collective for
+            # ever.
             self._files.once(label, located, try_open)
             return self._files.together(label, located, write)
 
@@ -95,7 +96,8 @@ class Serializers:
 
         @contextmanager
         def instead() -> Iterator[str]:
-            # No null device: it renames onto its target, which for root would replace the device.
+            # Not the null device: safetensors renames its file to the target, which for root would replace
+            # the device.
             place = self._files.overlay.scratch()
             try:
                 yield place
@@ -212,7 +214,7 @@ def _replacing(path: Any) -> Iterator[Any]:
             shutil.copymode(name, place)
         os.replace(place, name)
     except BaseException:
-        if is_new and os.path.exists(place):  # as torch leaves it
+        if is_new and os.path.exists(place):  # as `torch.save` leaves it
             os.replace(place, name)
         raise
     finally:

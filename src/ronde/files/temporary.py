@@ -48,7 +48,7 @@ def making(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
         with files.callers.unmediated():
             made = plain(**given)
         path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
-        if isinstance(path, (str, bytes)):  # TemporaryFile's name is a descriptor
+        if isinstance(path, (str, bytes)):  # the name of a TemporaryFile is a descriptor
             files.paths.add_private(path)
         return made
 

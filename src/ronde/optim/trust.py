@@ -36,8 +36,8 @@ class Layerwise(Optimizer):
 def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
     """Return above / below, and 1 where either is zero.
 
-    A layer that is zero, or has a zero gradient, thus has no rate of its own. No number is read on the host,
-    so that a device need not be waited for.
+    So a layer of zeros, or with a zero gradient, uses the plain rate. No number is read on the host, which
+    would wait for the device.
     """
     usable = (above > 0) & (below > 0)
     return torch.where(

@@ -21,7 +21,7 @@ _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 def is_script(filename: str) -> bool:
     """Return whether code of this file is the user's own.
 
-    It is then neither installed, nor the interpreter's, nor ronde's.
+    Such code is not installed, and belongs neither to the interpreter nor to ronde.
     """
     if filename.startswith("<"):  # a notebook's or `exec`'s code has no file
         return not filename.startswith("<frozen")
@@ -68,7 +68,7 @@ def called_by_script(*through: str, or_by: tuple[str, ...] = (), above: int = 0)
     """Return whether the function that asks was called by the user's code.
 
     Args:
-        through: names of modules whose frames may lie between; an empty one for code of none.
+        through: names of modules whose frames are skipped; an empty one means code without a module.
         or_by: names of modules and packages that count as the user's code.
         above: the number of callers to skip above the one that asks.
     """

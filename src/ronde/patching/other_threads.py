@@ -28,7 +28,7 @@ def is_of_script(thread: threading.Thread) -> bool:
     """
     # A timer keeps its function under another name.
     target: Any = getattr(thread, "_target", None) or getattr(thread, "function", None) or type(thread).run
-    began = not isinstance(thread, threading._DummyThread)  # a dummy was not started by Python
+    began = not isinstance(thread, threading._DummyThread)  # a dummy thread was not started by Python
     return began and not str(getattr(target, "__module__", "")).startswith(_BACKSTAGE)
 
 

@@ -43,7 +43,7 @@ MODULE_CALL = Stack(
         "compile",
         "boundary",  # cuts the batch: layers above see the whole one, layers below this rank's rows
         "sequences",  # cuts those that begin inside of a model
-        "mixtures",  # tokens go to the ranks of their experts
+        "mixtures",  # sends tokens to the ranks of their experts
         "features",  # of experts that a tensor group cuts
         "recompute",
     ),
@@ -54,7 +54,7 @@ BACKWARD = Stack(
     (
         "recording",
         "checkpoints",
-        "model parallel",  # adds the shards of the parameters in question
+        "model parallel",  # adds the shards of these parameters
         "loss scaling",
         "averaging",
         "reducer",
@@ -70,7 +70,7 @@ NEXT_BATCH = Stack(
         "recording",
         "checkpoints",
         "boundary",
-        "slices",  # of a rank that trains by itself
+        "slices",  # for a rank that trains by itself
     ),
 )
 ADD_PARAM_GROUP = Stack(
@@ -81,7 +81,7 @@ ADD_PARAM_GROUP = Stack(
         "loss scaling",
         "servers",
         "reducer",
-        "order",  # puts parameters in the order of rank 0: all layers above find them so
+        "order",  # sorts parameters as on rank 0, for all layers above
     ),
 )
 STACKS = (MODULE_CALL, BACKWARD, GRAD, NEXT_BATCH, ADD_PARAM_GROUP)

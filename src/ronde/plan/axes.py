@@ -35,5 +35,5 @@ _AXIS_OF_KEY = {one.name: name for name, axis in AXES.items() for one in keys_of
 
 
 def axis_of(key_name: str) -> str:
-    """The axis to which a key belongs."""
+    """Return the axis to which a key belongs."""
     return _AXIS_OF_KEY[key_name]

@@ -1,4 +1,4 @@
-"""The communication axis: how do bytes travel?"""
+"""The communication axis: how are gradients sent?"""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class Communication:
         compressor: encoding of messages. Every one but `none` loses something.
         compressed: the value that is encoded: the gradient, or the optimizer's momentum.
         error_feedback: add the encoding error of a message to the next one.
-        density: share of the elements that `topk` and `randomk` send; 0.001 unless it is said.
+        density: share of the elements that `topk` and `randomk` send; 0.001 by default.
         threshold: threshold of `twobit`, as in MXNet; by default the levels of each tensor that lose least.
-        low_rank: columns of the factors of `powersgd`; 2 unless it is said.
+        low_rank: columns of the factors of `powersgd`; 2 by default.
         reduction: combination of all ranks' gradients. `mean` equals one device's gradient; `sum` is that
             times the number of ranks, `adasum` something between the two.
-        predivide: the mean is divided by this before ranks sum, and by the rest of their number after it.
+        predivide: divisor of gradients before ranks sum; the sum is divided by the remaining factor of the
+            number of ranks.
         bucket_mb: gradients travel in buckets of about this many MiB, overlapped with backward; the first is
             no larger than 1. `auto` is 25, and 4 where gradients are cut: these take memory twice while they
             are sent.
@@ -51,5 +52,5 @@ class Communication:
 
     @property
     def as_it_is(self) -> bool:
-        """Return whether gradients travel uncompressed, and their mean is taken in one division."""
+        """Return whether gradients are sent uncompressed, as a mean with one division."""
         return self.compressor == "none" and self.reduction == "mean" and self.predivide is None

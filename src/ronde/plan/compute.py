@@ -1,4 +1,4 @@
-"""The compute axis: how is it computed?"""
+"""The compute axis: precision, micro-batches, recomputation, schedule, compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words in which a plan is refused."""
+"""Texts of refusals of a plan."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def contradiction(first: str, second: str, remedy: str) -> str:
 
 
 def unused(plan: Values, name: str, other: str, why: str) -> str:
-    """A key that nothing asks where `other` holds."""
+    """Return the error about a key without effect beside another value."""
     default = KEYS[name].write(KEYS[name].default)
     return f"{plan.item(name)} does nothing with {other}: {why}; nearest legal: {other},{default} [R219]"

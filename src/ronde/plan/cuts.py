@@ -12,7 +12,7 @@ _WAY = re.compile(r"replicated|[0-9](/[1-9][0-9]?)?")
 class Cuts:
     """`PATTERN:WAY` items joined by `+`; the first pattern that matches a parameter's name decides.
 
-    A way is the dimension that is cut, `0/3` for three matrices one after another along it, or `replicated`.
+    A way is the dimension that is cut, `0/3` for three matrices stacked along dimension 0, or `replicated`.
     """
 
     @property

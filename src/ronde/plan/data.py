@@ -1,4 +1,4 @@
-"""The data axis: how does the batch split?"""
+"""The data axis: how are batches divided?"""
 
 from __future__ import annotations
 

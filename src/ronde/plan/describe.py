@@ -27,11 +27,11 @@ class Description:
         plan: the canonical spelling.
         presets: names of the presets that this plan equals.
         algorithm: algorithm that sums gradients, with the reason, where the ranks are on this host's CPU.
-        holds: state that a rank keeps from step to step, and the parts of it that move, with the moment.
+        holds: state that a rank keeps between steps, and the parts of it that are exchanged, and when.
         axes: name and items of each axis, in order; `data` is a number where the number of ranks is known.
-        schedule: the micro-batches of a pipeline, drawn; "" without one.
+        schedule: drawing of a pipeline's micro-batches over time; "" without a pipeline.
         update_rule: the equations by which parameters change.
-        exact: whether the single-device parameters are kept.
+        exact: whether parameters equal the single-device ones.
         exactness: a sentence that says why or why not.
         equals: systems that train by this plan.
         strategies: strategies that carry the plan out for models, in order, each with its work.
@@ -102,7 +102,7 @@ def _algorithm(plan: Plan, ranks: int | None) -> str:
 
 
 def _holds(plan: Plan, ranks: int | None) -> str:
-    """Describe the state that each of W ranks keeps, and its movements."""
+    """Describe the state that each of W ranks keeps, and its exchanges."""
     kept = _kept(plan) if ranks != 1 else "one rank keeps everything"
     if plan.state.cuts_parameters and (ranks != 1 or plan.state.offloads_parts):
         kept += (
@@ -230,7 +230,7 @@ def _owner(plan: Plan) -> str:
 
 
 def _gradient(plan: Plan) -> str:
-    """Define the g of the update rule, and the loss by encoding."""
+    """Define the g of the update rule, and the error of its encoding."""
     what = "g = gradient of the loss over the global batch (rank r computes its rows' part, g_r)"
     if plan.communication.compressor == "none":
         return what
@@ -268,7 +268,7 @@ def _exactness(plan: Plan) -> str:
 
 
 def _family(plan: Plan) -> Plan:
-    """Reset all values that systems leave to the user.
+    """Reset the values of a plan that other systems leave to the user.
 
     These are degrees, sizes, offload, compute and data values.
     """

@@ -25,9 +25,9 @@ from ronde.plan.preset import PRESETS
 __all__ = ["Item", "aliases_in", "items_of_source", "items_of_table", "items_of_text", "settle"]
 
 
-# A table of its own, since its keys are patterns.
+# A separate TOML table, because its keys are patterns.
 _CUTS = "tensor-cuts"
-# Marks that people write between items; no item contains one.
+# Separators that people write between items; no item contains one.
 _OTHER_MARK = re.compile(r"[\s;]+")
 
 
@@ -35,7 +35,7 @@ _OTHER_MARK = re.compile(r"[\s;]+")
 class Item:
     """Item of a plan: a key with its value, or a preset.
 
-    A preset has no `text`.
+    A preset has an empty `text`.
     """
 
     name: str
@@ -62,12 +62,12 @@ def items_of_source(source: str) -> tuple[Item, ...]:
 
 
 def items_of_text(text: str) -> tuple[Item, ...]:
-    """The items of a plan string such as `zero3,precision=bf16`."""
+    """Parse a plan string such as `zero3,precision=bf16` into items."""
     return tuple(_item(piece.strip(), text) for piece in text.split(","))
 
 
 def items_of_table(table: Mapping[str, Any]) -> tuple[Item, ...]:
-    """The items of a TOML document.
+    """Parse a TOML document into items.
 
     `preset` holds one name or a list of names and goes first, since a table has no order. A key
     stands by itself (`precision = "bf16"`) or in the table of its axis (`[compute]`).
@@ -113,7 +113,7 @@ def _is_known(name: str, text: str | None) -> bool:
 
 
 def _in_own_words(item: Item) -> tuple[Item, ...]:
-    """Translate an item with another system's name, or in another spelling, into this grammar."""
+    """Translate an item with another system's name or spelling into this grammar."""
     if _is_known(item.name, item.text):
         return (item,)
     if _is_known(plain(item.name), item.text):
@@ -175,7 +175,7 @@ def _items_of_keys(table: Mapping[str, Any]) -> Iterator[Item]:
 
 
 def _text_of(name: str, value: object) -> str:
-    """A TOML value in the grammar's spelling."""
+    """Spell a TOML value in the grammar."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):
@@ -218,7 +218,7 @@ def _preset_values(name: str, explicit: Mapping[str, object]) -> dict[str, objec
 def _check_presets(
     name: str, values: Mapping[str, object], earlier: Mapping[str, object], set_by: Mapping[str, str]
 ) -> None:
-    """Raise `PlanError` where a preset sets a key that an earlier preset sets otherwise."""
+    """Raise `PlanError` if a preset contradicts an earlier preset."""
     for key, value in values.items():
         if earlier.get(key, value) != value:
             first, second = KEYS[key].write(earlier[key]), KEYS[key].write(value)

@@ -91,7 +91,7 @@ class Integer:
     def read(self, text: str) -> int | None:
         if text == self.open_word:
             return None
-        # int() also takes "1_000", " 4" and digits of other scripts: one value, one spelling.
+        # int() also accepts "1_000", " 4" and digits of other scripts, but each value has one spelling.
         if not (text.isascii() and text.isdecimal()) or int(text) < self.at_least:
             raise ValueError(text)
         return int(text)
@@ -105,7 +105,7 @@ class Integer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Number:
-    """A positive, finite number; `open_word` as of an `Integer`."""
+    """A positive, finite number; `open_word` as in `Integer`."""
 
     open_word: str | None = None
 
@@ -154,7 +154,7 @@ class Flag:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
-    """One key of one axis: `name` in the grammar, `field` in the axis' dataclass."""
+    """One key of one axis: `name` in the grammar, `field` in the dataclass."""
 
     name: str
     field: str
@@ -162,14 +162,14 @@ class Key:
     default: Any
 
     def read(self, text: str) -> object:
-        """The value spelled by `text`, or a `PlanError` that names the nearest value."""
+        """Parse a value; raises a `PlanError` that names the nearest value."""
         try:
             return self.kind.read(text)
         except ValueError:
             raise PlanError(self._refusal(text)) from None
 
     def write(self, value: Any) -> str:
-        """The item `name=value`, in its one spelling."""
+        """Spell the item `name=value` in its canonical form."""
         if value is None and not (isinstance(self.kind, Integer | Number) and self.kind.open_word):
             return f"{self.name} not set"
         return f"{self.name}={self.kind.write(value)}"
@@ -194,7 +194,7 @@ class Spelled:
 
 
 def choice(literal: Any) -> Choice:
-    """The choice among the words of a `Literal` type."""
+    """Return the choice among the words of a `Literal` type."""
     return Choice(words=get_args(literal))
 
 
@@ -218,8 +218,8 @@ def check_fields(axis: object) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`" (did you mean X?)"` for the known word nearest to `word`, or nothing where none is near."""
-    import difflib  # here, since only a mistake needs it
+    """Return `" (did you mean X?)"` for the nearest known word, or ""."""
+    import difflib  # imported here, because only errors need it
 
     nearest = difflib.get_close_matches(word.lower().replace("_", "-"), list(known), n=1, cutoff=0.5)
     return f" (did you mean {nearest[0]}?)" if nearest else ""

@@ -1,4 +1,4 @@
-"""The mesh axis: how many ways is the work cut?"""
+"""The mesh axis: degrees by which the work is cut."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Mesh:
 
     @property
     def model_ranks(self) -> int:
-        """Ranks that together hold one copy of the model."""
+        """Number of ranks that together hold one copy of the model."""
         return self.tensor * self.pipeline * self.context
 
     @property

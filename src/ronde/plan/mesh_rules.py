@@ -9,7 +9,7 @@ from ronde.plan.values import Values
 __all__ = ["not_built_together", "without_other_rows"]
 
 _AMONG_RANKS = ("local", "decentralized", "async-average")
-# With a degree that cuts the model, by key: the values that are built.
+# Values that are available beside a degree that cuts the model, by key.
 _WITH_ANY: dict[str, tuple[object, ...]] = {
     "state": ("replicated", "zero1", "zero2", "zero3", "central"),
     "servers": (None,),
@@ -26,7 +26,7 @@ _WITH_EXPERT: dict[str, tuple[object, ...]] = {
     key: values for key, values in _WITH_ANY.items() if key != "update"
 }
 
-# Keys that concern ranks with other rows: key, values that do not, description.
+# Keys that concern ranks with other rows of the batch: key, values that do not concern them, description.
 _BETWEEN_ROWS: tuple[tuple[str, tuple[object, ...], str], ...] = (
     ("update", ("sync", "async", "bounded", "geo"), "averages parameters between"),
     ("compressor", ("none",), "encodes gradients between"),

@@ -46,7 +46,7 @@ class Plan(Values):
 
 
 def expand(*sources: str) -> Plan:
-    """Return the plan that the sources spell together, unchecked.
+    """Expand plan sources into one plan, without checking it.
 
     This version may be unable to run it.
 
@@ -66,7 +66,7 @@ def read_plan(*sources: str, ranks: int | None = None, device: str | None = None
 
 
 def _assemble(values: dict[str, object]) -> Plan:
-    """A plan with these values by key name, all others at their defaults."""
+    """Make a plan of values by key name; other keys have their defaults."""
     axes = {}
     for name, axis in AXES.items():
         axes[name] = axis(**{key.field: values[key.name] for key in keys_of(axis) if key.name in values})

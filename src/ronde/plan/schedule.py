@@ -26,7 +26,7 @@ CHUNKS = 2
 
 Kind = Literal["F", "B", "W"]
 
-# Width that fits beside other columns of a terminal.
+# Largest width of a drawing in a terminal.
 _WIDEST = 96
 
 
@@ -88,7 +88,7 @@ def _rounds(stages: int, count: int) -> list[range]:
 
 
 def _alternating(forward: list[Turn], backward: list[Turn], ahead: int) -> list[Turn]:
-    """Some turns forward ahead, then one forward and one backward."""
+    """Return some forward turns, then one forward and one backward alternately."""
     ahead = min(ahead, len(forward))
     both = zip(forward[ahead:], backward, strict=False)
     return [*forward[:ahead], *(each for pair in both for each in pair), *backward[len(forward) - ahead :]]
@@ -126,7 +126,7 @@ def most_under_way(order: Sequence[Turn]) -> int:
 
 
 def drawn(stages: int, micro_batches: int, schedule: Schedule = "gpipe") -> str:
-    """A line for each stage and one for the bubble; "" for a single stage.
+    """Draw a line for each stage and one for the bubble; "" for one stage.
 
     >>> print(drawn(2, 2))
     stage 0  F1F2      B2..B1..

@@ -1,4 +1,4 @@
-"""The state axis: where do parameters, gradients and optimizer state live?"""
+"""The state axis: placement of parameters, gradients and optimizer state."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ def _of_state(plan: Plan, ranks: int) -> tuple[StrategyName, ...]:
 def _spreads_rows(plan: Plan, ranks: int) -> bool:
     """Return whether rows of torch's sparse embeddings are spread over ranks.
 
-    A compiled model asks no parameter for its rows, and a scale of float16 looks at whole gradients. The
-    optimizer of a cut model steps on blocks.
+    They are not spread for a compiled model, which bypasses look-ups of rows, with a float16 loss scale,
+    which needs whole gradients, and for a cut model, whose optimizer steps on blocks.
     """
     compute = plan.compute
     plain = compute.precision != "fp16" and not compute.compile

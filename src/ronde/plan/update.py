@@ -26,9 +26,9 @@ class Update:
         every: k of `local` and `geo`.
         adaptive: `local` chooses k as it goes; `every`, if given, is its first value.
         peers: partners with which `decentralized` averages.
-        warm_up: steps before the plan's own way is fully there. With `local` and `async-average` ranks
-            average gradients until then, with `powersgd` and `compressed=momentum` gradients travel as they
-            are; with `topk` more elements are sent.
+        warm_up: number of first steps without the full effect of the plan. With `local` and `async-average`
+            ranks average gradients in these steps, with `powersgd` and `compressed=momentum` gradients are
+            sent uncompressed, with `topk` more elements are sent.
         staleness: steps by which the slowest worker may lag, for `bounded`.
         optimizer_on: place of the optimizer's step when there are servers.
     """

@@ -164,12 +164,12 @@ def _on_servers(plan: Values, device: str | None) -> Iterator[str]:
 
 
 def _offload(plan: Values, world_size: int | None, device: str | None) -> Iterator[str]:
-    """Check that offloading has state to move, and another memory to leave."""
+    """Check that offloading has state to move, and other memory to move it to."""
     state, item = plan.state, plan.item("offload")
     if not state.offloads_optimizer:
         return
     if device == "cpu":
-        # Regardless of other errors: no plan with it would do.
+        # Checked regardless of other errors, because no plan with this value would be valid.
         yield (
             f"{item} moves state from a CUDA device to host memory, and these ranks are on the CPU: their "
             f"state is there already; leave {item} out [R212]"
@@ -208,5 +208,5 @@ def _mesh(plan: Values, world_size: int | None) -> Iterator[str]:
 
 
 def _nearest_multiple(number: int, divisor: int) -> int:
-    """The multiple of `divisor` nearest to `number`, at least one times it."""
+    """Return the multiple of `divisor` nearest to `number`, at least `divisor`."""
     return max(1, round(number / divisor)) * divisor

@@ -11,12 +11,12 @@ __all__ = ["among_ranks"]
 
 
 def among_ranks(plan: Values, world_size: int | None) -> Iterator[str]:
-    """Contradictions; nothing for other plans."""
+    """Yield contradictions under updates by which ranks train by themselves."""
     rule, update = plan.update.rule, plan.item("update")
     if rule not in ("local", "decentralized", "async-average"):
         return
     if plan.compute.precision == "fp16":
-        # Each would skip its own steps, and they would be averaged.
+        # Each rank would skip other steps, and results would be averaged.
         yield contradiction(update, "precision=fp16", f"{update},precision=bf16")
     if plan.state.sparse == "sharded":
         yield contradiction(update, plan.item("sparse"), f"{update},sparse=replicated")

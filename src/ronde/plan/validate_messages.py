@@ -9,13 +9,13 @@ from ronde.plan.values import Values
 
 __all__ = ["messages", "not_combined"]
 
-# Key, the compressors that it refines, the one to name.
+# Key, the compressors that it applies to, and the one to suggest.
 _REFINED = (
     ("density", ("topk", "randomk"), "topk"),
     ("threshold", ("twobit",), "twobit"),
     ("low-rank", ("powersgd",), "powersgd"),
 )
-# Compressors that add chunks where they arrive.
+# Compressors whose messages can be added chunk by chunk.
 _BY_CHUNKS = ("fp16", "bf16", "int8")
 
 
@@ -35,7 +35,7 @@ def not_combined(plan: Values) -> Iterator[str]:
 
 
 def messages(plan: Values, world_size: int | None) -> Iterator[str]:
-    """Contradictions."""
+    """Yield contradictions about compressors and reductions."""
     yield from _refinements(plan)
     yield from _reductions(plan, world_size)
     yield from _momentum(plan)
@@ -90,7 +90,7 @@ def _reductions(plan: Values, world_size: int | None) -> Iterator[str]:
 
 
 def _momentum(plan: Values) -> Iterator[str]:
-    """QAdam: the average momentum travels by chunks, and has no residual."""
+    """Check QAdam: averaged momentum is sent by chunks, without residuals."""
     if plan.communication.compressed != "momentum" or plan.communication.compressor == "none":
         return
     item, compressor = plan.item("compressed"), plan.item("compressor")

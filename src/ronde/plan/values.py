@@ -18,7 +18,8 @@ __all__ = ["DEFAULT", "Values"]
 DEFAULT = "ddp"
 """How the plan with no value changed is spelled."""
 
-# Of `bucket-mb=auto`. Gradients that are cut take memory twice while they are sent, so there is less of it.
+# Values of `bucket-mb=auto`. Sharded gradients take memory twice while they are sent, so their buckets are
+# smaller.
 _BUCKET_MB = 25.0
 _CUT_BUCKET_MB = 4.0
 
@@ -43,11 +44,11 @@ class Values:
         return ",".join(items) or DEFAULT
 
     def value(self, key_name: str) -> Any:
-        """The value of the key with this name in the grammar."""
+        """Return the value of the key with this name in the grammar."""
         return getattr(getattr(self, axis_of(key_name)), KEYS[key_name].field)
 
     def item(self, key_name: str) -> str:
-        """The item `key=value` for the key with this name."""
+        """Return the item `key=value` for the key with this name."""
         return KEYS[key_name].write(self.value(key_name))
 
     @property
@@ -62,7 +63,7 @@ class Values:
     def is_local(self) -> bool:
         """Return whether each rank trains by itself, against servers that it shares with others.
 
-        Where these have tables only, ranks step together, and `update=bounded` is about look-ups.
+        If servers have tables only, ranks step together, and `update=bounded` applies to look-ups.
         """
         return self.update.rule in ("async", "bounded", "geo") and self.state.placement == "server"
 

@@ -34,7 +34,7 @@ class Cluster:
         context: bytes of a device that libraries take and no allocator counts.
         backend: the library that sums gradients: "nccl" or "gloo".
         sources: the origin of each constant, by its key in the file.
-        uncertainty: share by which predicted seconds may be off where constants were fitted.
+        uncertainty: relative error of predicted seconds, inside the fitted range.
         batches: rows of products for which constants were fitted, from and to; outside intervals are wider.
         calibration: description of the run of `--calibrate`; "" without.
         factor: measured seconds over predicted ones, of that run's step.
@@ -66,7 +66,7 @@ class Cluster:
 
     @property
     def slowest(self) -> Device:
-        """The device for which the others wait: that of the longest large product."""
+        """The device that the others wait for: the slowest at a large product."""
         return min(
             (group.device for group in self.groups),
             key=lambda device: max(device.peak.values()) * device.gemm_efficiency * device.sustained,

@@ -64,7 +64,7 @@ def collective_seconds(
 
 
 def _inner(cluster: Cluster, operation: str, size: Floats, ranks: NDArray[np.int64]) -> Floats:
-    """Return the seconds among ranks of one node."""
+    """Return the seconds of a collective among the ranks of one node."""
     seconds = np.zeros(np.broadcast(size, ranks).shape)
     for count in np.unique(ranks):
         if count < 2:

@@ -1,4 +1,4 @@
-"""Finds a plan's walls (bottlenecks), by its step with each of them lifted."""
+"""Finds a plan's walls (bottlenecks): the step's time without each of them."""
 
 from __future__ import annotations
 

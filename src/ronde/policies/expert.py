@@ -36,7 +36,7 @@ def expert_specs(
 
 
 def can_be_spread(mixture: Mixture) -> bool:
-    """Return whether single ranks may own the experts.
+    """Return whether each expert may be owned by single ranks.
 
     They may not if the script has hooks on a parameter: all ranks call these.
     """

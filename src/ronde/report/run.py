@@ -28,7 +28,7 @@ Life = Literal["runs", "ended", "failed", "gone"]
 
 _STEPS_FILE = re.compile(r"rank-(\d+)\.steps")
 _ERROR_FILE = re.compile(r"rank-(\d+)\.error\.json")
-# Only its last step tells whether a rank on another host is alive.
+# Whether a rank on another host is alive is known only by its last step.
 _QUIET_S = 60.0
 
 

@@ -78,8 +78,6 @@ def over_time(
 
     Columns have equal time, in seconds since `begun`. A record that spans several columns is divided among
     them.
-
-    A record that lies in several columns is divided among them.
     """
     ends = [each.ended + rank.offset for rank in ranks for each in rank.course[-1:]]
     if not ends:

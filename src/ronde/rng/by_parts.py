@@ -1,8 +1,8 @@
 """Decomposes composite operations into the operations that they call.
 
-Torch passes them as one in inference mode, and for tensors made there: a mode then sees `type_as`, which
-takes only the type of its second operand, or `reshape`, whose result may be a view or a copy, and cannot tell
-which. A higher-order operation (`flex_attention`, `scan`) comes as one too where nothing compiles it.
+In inference mode, and for tensors made there, torch dispatches them as one operation: a mode then sees
+`type_as`, which uses only the type of its second operand, or `reshape`, whose result may be a view or a copy.
+A higher-order operation (`flex_attention`, `scan`) is also dispatched as one if it is not compiled.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def carry_out(mode: TorchDispatchMode, func: Any, args: Any, kwargs: dict[str, A
     try:
         if isinstance(func, HigherOrderOperator):
             return func.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **(kwargs or {}))
-        # Not `func.decompose`: for recurrent layers that is a function of torch's compiler, without dropout.
+        # Not `func.decompose`, which for recurrent layers is a function of torch's compiler without dropout.
         return func._op_dk(_OF_OTHERS, *args, **(kwargs or {}))
     finally:
         TorchDispatchMode.__exit__(mode, None, None, None)

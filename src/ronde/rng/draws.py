@@ -66,7 +66,8 @@ class Draw:
         rank: number of dimensions of the drawn tensor.
         dim: its batch dimension, None when the draw does not depend on the batch.
         outer_first: whether other dimensions flattened into `dim` are before the batch, and not after it.
-        order: the order of its dimensions in memory, for several rows: a single row may have another.
+        order: the order of its dimensions in memory, if it has several rows; a single row may have another
+            order.
     """
 
     name: str
@@ -202,7 +203,7 @@ class SlicedDraws(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._inner is None and is_drawn_by_others(func, args, kwargs):
             return carry_out(self, func, args, kwargs)
-        # A draw from a generator of its own is the same on every rank.
+        # A draw from a separate generator is the same on every rank.
         if self._inner is not None or not draws_from_default(func, args, kwargs) or _is_meta(kwargs):
             return func(*args, **kwargs)
         return self._drawn(func, _name(func), args, kwargs)

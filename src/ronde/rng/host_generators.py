@@ -1,8 +1,8 @@
 """Detects at every batch whether Python's and numpy's global generators have moved.
 
-To copy their states takes a tenth of a millisecond. Both are Mersenne twisters: every draw changes the
-position, and the words when all have been used up. While these few numbers are equal, the last copy is still
-right.
+Copying their states takes a tenth of a millisecond. Both are Mersenne twisters: every draw changes the
+position, and the state's words when all have been used. While these few numbers are unchanged, the last copy
+is valid.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class HostGenerators:
     def _of_python(self) -> Any:
         words = self._python_words
         mark = None if words is None else (words[0], words[1], words[2])
-        # A number left over from a pair is handed out without a draw.
+        # numpy may return the second number of an earlier pair without a draw.
         if mark is None or mark != self._python_mark or self._python[2] is not None:
             self._python, self._python_mark = random.getstate(), mark
         return self._python

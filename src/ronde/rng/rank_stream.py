@@ -1,10 +1,10 @@
-"""`rng=per-rank`: draws inside a model from a stream of this rank's own.
+"""`rng=per-rank`: draws inside a model from a separate stream for each rank.
 
 Streams are independent across samples. The script's generator is left to the script. On a CUDA device nothing
 else uses the model's. On a CPU one generator serves the sampler and the model, and the sampler's order is the
-single-device one (L1) only if that generator advances as if the model had drawn from it. So every draw is
-made twice there: for this rank's rows from its own stream, and for the whole batch from the script's, to be
-dropped.
+single-device one (L1) only if that generator advances as if the model had drawn from it. So on a CPU every
+draw is made twice: for this rank's rows from its own stream, and for the whole batch from the script's
+generator, with the result dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["RankStream"]
 
 
 class RankStream:
-    """A generator state of this rank's own, active while a model runs.
+    """Generator state of this rank, active while a model runs.
 
     It follows from the script's seed and the rank, and begins anew when the script sets another seed.
 
@@ -89,7 +89,10 @@ class RankStream:
             generator.set_state(mine)
 
     def overlook(self, name: str) -> None:
-        """Note a draw unseen in the observed call, with unknown whole-batch size."""
+        """Record a draw that was not seen in the observed call.
+
+        Its size for the whole batch is unknown.
+        """
         self._note(
             f"a model drew {name}, which it did not in its first call: with rng=per-rank the script's "
             "generator does not go on with it, so what the script shuffles and draws later is not "

@@ -18,7 +18,7 @@ __all__ = ["here"]
 
 def here(context: Context) -> Callable[[], AbstractContextManager[None]]:
     """Return a function that makes a context with the current execution state."""
-    # In backward nothing is observed.
+    # In backward no call is observed.
     region = Region.SHARDED if context.region is Region.OBSERVED else context.region
     standing = dataclasses.replace(context.standing, region=region)
     active = SlicedDraws.active()

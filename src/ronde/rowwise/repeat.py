@@ -28,9 +28,8 @@ class RepeatAnalysis:
     """The analysis of one result; the default: independent of rows.
 
     axis, order: the axis of rows, and their order.
-        parts: values for each part, if it depends only on the number of rows.
-        mixed: whether it depends on several rows.
-        mixed: it is made of several rows.
+        parts: values for each part, if it depends only on the number of rows. mixed: whether it depends on
+        several rows.
     """
 
     axis: int = 0

@@ -81,7 +81,7 @@ def _find_nothing(module: torch.nn.Module) -> list[list[torch.Tensor]]:
 def _adopt_none(leaf: torch.Tensor) -> None:
     """Ignore a leaf.
 
-    No values of the script lie between ranks that gather parameters.
+    Ranks that gather parameters exchange no values of the script.
     """
 
 
@@ -253,8 +253,8 @@ class ModelBlocks:
     def _rows_of(self, tensors: Sequence[torch.Tensor]) -> list[ShardSpec | None]:
         """Return the cut over rows of gradients, of blocks and whole parameters.
 
-        Tensors are cut one by one: the ranks of a stage may have other gradients together than the next
-        stage.
+        Tensors are cut one by one, because gradients that complete together on one stage may not do so on the
+        next.
         """
         return [spec for each in tensors for spec in self._of_rows.assign([each])]
 

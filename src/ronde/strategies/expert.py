@@ -40,7 +40,7 @@ class ExpertStrategy(Strategy):
         self._ranks, self._tensor = ranks, of_mixtures.tensor
         self._override = cuts_by_pattern(parts.plan.mesh.cuts)
         self._partition = Partition()
-        # An expert's gradient covers the tokens of its whole group when it is made.
+        # An expert's gradient already covers the tokens of its whole group.
         reduces = Reduced.NONE if self._tensor is None else Reduced.COPIES
         item = parts.plan.item("expert")
         cutting = Cutting(partition=self._partition, find=self._find, item=item, reduces=reduces)

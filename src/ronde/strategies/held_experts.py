@@ -28,7 +28,7 @@ class HeldExperts:
 
     def __init__(self, blocks: ModelBlocks, parameters: Sequence[torch.Tensor]) -> None:
         self._blocks, self._parameters = blocks, parameters
-        # Calls that backward has not passed yet, and the number of backwards at which the count began.
+        # Calls that backward has not reached yet, and the number of backwards when counting began.
         self._to_come, self._since = 0, 0
 
     def gather(self) -> None:

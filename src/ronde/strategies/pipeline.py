@@ -122,7 +122,7 @@ class PipelineStrategy(Strategy):
         if tensor is not None:
             within = Context.within_rows(tensor, ranks.sequences)
             way = plan.mesh.sequence_parallel
-            # Units pass on whole values, so a residual would be cut and gathered in each of them.
+            # Units exchange whole values, so a sharded residual would be cut and gathered in each unit.
             way = "off" if way == "auto" else way
             self._stand_ins = StandIns(within, way, found.gradients, found.parameters.latest)
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, Stages] = weakref.WeakKeyDictionary()

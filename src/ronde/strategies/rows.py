@@ -72,7 +72,7 @@ class RowStrategy(Strategy):
             if self._parameters.are_there:
                 self.has_spread_rows = True
                 if not self._saved.begin():
-                    self._parameters.pin()  # rows that the script's hooks keep must stay there
+                    self._parameters.pin()  # rows that hooks of the script use must stay on this rank
             yield
 
     def around_backward(self) -> AbstractContextManager[object]:

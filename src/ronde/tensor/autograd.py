@@ -115,7 +115,7 @@ def _gradient_target(value: Any) -> Any:
 
 
 def _leave(replicas: Context, value: Any, result: torch.Tensor | None) -> torch.Tensor | None:
-    """Convert the local gradient of `value` to the gradient that the script sees."""
+    """Convert the local gradient of `value` to the one that the script sees."""
     if result is None:
         return None
     if isinstance(value, GlobalTensor) and value._local is not None:

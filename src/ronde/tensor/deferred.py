@@ -1,9 +1,9 @@
-"""A scalar loss with its sum over ranks still under way.
+"""A scalar loss with a sum over ranks that is still pending.
 
 Its reduction was started when the loss was computed, by all ranks in the same order; only the *waiting* is
-put off until somebody reads the value. Backward needs the gradient, not the value, so the ranks need not
-meet between forward and backward. A value formatted on one rank alone pairs with no other collective:
-nothing is started late.
+delayed until the value is read. Backward needs the gradient, not the value, so the ranks need not meet
+between forward and backward. A value formatted on one rank alone pairs with no other collective: nothing is
+started late.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ __all__ = ["DeferredScalar", "defer", "resolve", "root"]
 
 T = torch.Tensor
 
-# Linear in their first argument: they act on the value to come as they act on the gradient.
+# Functions that are linear in the first argument, so they can be applied to the gradient before the value
+# arrives.
 _SCALING = {
     *(torch.mul, T.mul, T.__mul__, T.__rmul__, torch.neg, T.neg, T.__neg__),
     *(torch.div, T.div, torch.true_divide, T.true_divide, T.__truediv__),
 }
 _ADDING = {torch.add, T.add, T.__add__, T.__radd__}
-# A sum of hundreds of losses is waited for now and then, or its value would be found by deep recursion.
+# Limit of deferred operations: the value of a long sum of losses would otherwise need deep recursion.
 _LONGEST_CHAIN = 32
-# They read the number, and nothing of its graph.
+# Functions that read the number without its graph.
 _READING = {T.item, T.__format__}
 _ATTRIBUTES = ("shape", "ndim", "dtype", "device", "requires_grad", "grad_fn", "is_leaf")
 _METADATA = {
@@ -48,15 +49,15 @@ class DeferredScalar(torch.Tensor):
 
     # Slots, as the instance dictionary is the script's.
     __slots__ = ("_arrive", "_arrived", "_context", "_depth", "_number", "_plain", "_stand_in")
-    # Carries the graph, and the gradient that the value will have; its own value is this rank's share.
+    # A scalar with the graph and gradient of the final value; its own value is this rank's share.
     _stand_in: torch.Tensor
-    # Waits, and gives the value with its graph.
+    # Function that waits, and returns the value with its graph.
     _arrive: Callable[[], torch.Tensor]
-    # Waits, and gives the value alone.
+    # Function that waits, and returns the value without its graph.
     _number: Callable[[], torch.Tensor] | None
     # The value as it arrived; values derived from this scalar are computed from it.
     _arrived: torch.Tensor | None
-    # The value with its graph, once somebody has asked; the script may change it in place.
+    # The value with its graph, once it was read; the script may change it in place.
     _plain: torch.Tensor | None
     # Number of deferred operations between this value and its origin.
     _depth: int

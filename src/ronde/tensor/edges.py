@@ -50,7 +50,7 @@ def gather_data(context: Context, local: torch.Tensor, layout: Layout) -> torch.
     _check_thread(context)
     order = _agreed_order(context, local, layout)
     dense, cut = local.detach().permute(order), layout.at(order.index(layout.dim))
-    absent = isinstance(local, FakeTensor)  # another stage of a pipeline has it
+    absent = isinstance(local, FakeTensor)  # the value is on another pipeline stage
     whole = dense.new_empty(cut.global_shape(dense.shape)) if absent else _gather_dense(context, dense, cut)
     return whole.permute([order.index(dim) for dim in range(local.dim())])
 
@@ -187,7 +187,7 @@ class EnterLeaf(Function):
 
 
 class _LeaveLater(Function):
-    """A rank's summand of `Leave`, for a mean over ranks that is made later."""
+    """A rank's part of `Leave`, for a mean over ranks that is computed later."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
@@ -238,7 +238,7 @@ def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1
     value = resolve(value) if isinstance(value, DeferredScalar) else value  # deferred by an inner group
     if isinstance(value, FakeTensor):
         return value / divisor  # pyright: ignore[reportReturnType]
-    with torch.inference_mode(False):  # it is written to on arrival, wherever that may be
+    with torch.inference_mode(False):  # it is written to on arrival, perhaps outside of inference mode
         total = value.detach().to(torch.float64, copy=True)
     pending = context.comm.all_reduce_async(total)
 
@@ -265,7 +265,7 @@ class _Spread(Function):
 
 
 class SyncSum(Function):
-    """Sum a value over ranks where every shard goes on to use the sum.
+    """Sum a value over ranks; every shard then uses the sum.
 
     Synchronized batch normalization needs its statistics so.
     """
@@ -294,7 +294,7 @@ class Scatter(Function):
 
 
 class Share(Function):
-    """Gather the whole value where each rank computes something else of it (all-gather)."""
+    """Gather the whole value, from which each rank computes its part (all-gather)."""
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:

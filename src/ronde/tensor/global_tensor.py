@@ -123,7 +123,7 @@ class GlobalTensor(Shard):
             lend(value)
         return func(*_map(_data, args), **_map(_data, kwargs))
 
-    # Rules read these so often that the way through `__torch_function__` would be half of their cost.
+    # Rules read these very often, and `__torch_function__` would double their cost.
     def dim(self) -> int:
         if self._local is None or self._context.standing.region is not Region.SCRIPT:
             return super().dim()
@@ -191,7 +191,7 @@ def _carried_out(
     """Apply a function to global tensors: by a rule, or on whole values.
 
     Args:
-        first: a global tensor among the arguments; it gives the context and the rules.
+        first: a global tensor among the arguments, whose context and rules are used.
     """
     context = first._context
     whole = in_transform() or carries_tangents()
@@ -200,7 +200,8 @@ def _carried_out(
         known = func if func in first._rules else getattr(func, "__wrapped__", func)
         rule = first._rules.get(known)
         if rule is not None and NUMPYS_NAMES.isdisjoint(kwargs):
-            if not args and "input" in kwargs and "condition" not in kwargs:  # `torch.where` has it first
+            # `torch.where` gets the condition first
+            if not args and "input" in kwargs and "condition" not in kwargs:
                 args = (kwargs.pop("input"),)
             result = rule(context, known, args, kwargs)
             if result is not NotImplemented:
@@ -354,14 +355,15 @@ def _on_whole_values(context: Context, func: Any, args: tuple[Any, ...], kwargs:
         lend(first)
     result = _called(context, func, args, kwargs)
     if is_global(first, context) and result is first._full:
-        return first  # it worked in place, or had nothing to do
+        return first  # the function worked in place, or changed nothing
     lent = [
         value
         for value in of_context(context, (args, kwargs))
-        if _lies_in(result, value) or (value is first and may_copy(func))  # strides could tell ranks apart
+        # strides could differ between ranks
+        if _lies_in(result, value) or (value is first and may_copy(func))
     ]
     separate = [value for value in lent if value._full is not share(value)]
-    # Such a result lay in memory that a view had for itself. Functions that give views can be called again.
+    # The view's memory was not shared with its base. Functions that return views can be called again.
     return _called(context, func, args, kwargs) if separate else result
 
 

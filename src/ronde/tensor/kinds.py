@@ -50,7 +50,7 @@ METADATA = {
 
 
 def watches(func: Any) -> bool:
-    """Return whether a function's effect is bound to this very tensor of the graph."""
+    """Return whether a function's effect belongs to this tensor object in the graph."""
     return getattr(func, "__name__", "") in ("__set__", "requires_grad_", "retain_grad", "register_hook")
 
 

@@ -6,8 +6,8 @@ that one device takes. In a script with a scaler every backward therefore begins
 multiplies what it has averaged by W. Values that the script itself computes of whole ones then have gradients
 divided by W; where it could look at these, with a hook or a backward of its own, nothing is divided.
 
-So each row has the gradient that it has on one device; the reducer makes the sums over all rows, and has to
-know which ones one device would have made in float16.
+So each row has the gradient that it has on one device. The reducer sums over all rows, and must know which
+sums one device would have computed in float16.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def divided(tensors: Any, gradients: Any, divisor: float) -> Any:
         if gradient is not None:
             return gradient / divisor
         if root.numel() != 1 or not root.requires_grad:
-            return None  # torch raises an error for that
+            return None  # torch raises its own error
         return torch.full_like(root, 1 / divisor, requires_grad=False)
 
     return [seed(root, gradient) for root, gradient in zip(roots, given, strict=True)]

@@ -37,7 +37,7 @@ Edge = Callable[[torch.Tensor], torch.Tensor]
 class Origin:
     """Possible base of a view, with the function that makes the view."""
 
-    # Returns the base; None where it was held by a weak reference, and is gone.
+    # Function that returns the base; None if it was referenced weakly, and is gone.
     base: Callable[[], Shard | None]
     view: Callable[[torch.Tensor], torch.Tensor]
     # Whether strides decide if the result is a view or a copy.
@@ -67,7 +67,7 @@ class Shard(torch.Tensor):
     _views: list[weakref.ref[Shard]]
     # Whether the whole value of a view lies in that of its base; else it was gathered for itself.
     _joined: bool
-    # Returns the whole value, for which a gather was started when the tensor was made.
+    # Function that returns the whole value; its gather was started with the tensor.
     _ahead: Callable[[], torch.Tensor] | None
 
 
@@ -127,7 +127,7 @@ def order_in_memory(value: torch.Tensor) -> list[int]:
 
 
 def laid(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """Return the tensor with its dimensions in this order in memory, copied if necessary.
+    """Return the tensor with this order of dimensions in memory, copied if necessary.
 
     The output of a model for a single row may have another memory order than for several: torch ignores the
     place of an axis of length 1, yet chooses some kernels by it.

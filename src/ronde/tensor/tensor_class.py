@@ -37,7 +37,8 @@ _NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAtt
 def own_class(value: Any) -> type | None:
     """Return the class of a tensor if torch and ronde do not define it.
 
-    Else None, and so for classes with a `__torch_dispatch__` of their own: they are more than a name.
+    Otherwise return None; also for classes with a `__torch_dispatch__`, which change the behaviour of
+    operations.
     """
     return type(value) if _is_foreign(value) and not dispatches(value) else None
 
@@ -82,7 +83,7 @@ def alike(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def install(patches: Patches) -> None:
-    """Patch `x.as_subclass(C)`, `_make_subclass(C, x)` and `C(x)`, the `__new__` of a tensor."""
+    """Patch conversions to tensor subclasses: `x.as_subclass(C)`, `_make_subclass(C, x)` and `C(x)`."""
     tensor: Any = torch.Tensor
     plain: Any = tensor.as_subclass
 

@@ -39,7 +39,7 @@ def _children(value: Any) -> list[tuple[Any, Any]] | None:
     """Return (key, child) pairs of a container, or None for a leaf."""
     try:
         return _pairs(value)
-    except Exception:  # raised by an object's own code: a mapping that fetches its values, say
+    except Exception:  # raised by the object's code, such as a mapping that fetches its values
         raise Opaque(type(value).__name__) from None
 
 
@@ -50,7 +50,7 @@ def _pairs(value: Any) -> list[tuple[Any, Any]] | None:
     if kind is dict:
         return list(value.items())
     if isinstance(value, Mapping):
-        pairs = [(key, child) for key, child in value.items()]  # `list` would ask for a length
+        pairs = [(key, child) for key, child in value.items()]  # `list` would call `__len__`
         fixed = not hasattr(kind, "__setitem__") and any(
             isinstance(child, torch.Tensor) for _, child in pairs
         )
@@ -67,7 +67,7 @@ def _pairs(value: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _is_cache(value: Any) -> bool:
-    """Return whether a value is Hugging Face's key-value cache, or that of a layer.
+    """Return whether a value is a key-value cache of Hugging Face, or a layer's.
 
     Such objects are taken apart by their attributes.
     """

@@ -95,9 +95,9 @@ def _join(view: Shard, base: Shard, late: bool = False) -> bool:
     """Place a view's whole value in its base's; return False for a copy.
 
     Args:
-        late: whether the base has been changed already. A copy has not, and stays as it is.
+        late: whether the base has been changed already; a copy is not changed then.
 
-    No rank communicates here, since the view may be gone on another.
+    This must not communicate, because the view may be gone on another rank.
     """
     if view._joined:
         return True
@@ -152,8 +152,8 @@ def _watched(value: Shard) -> bool:
 def lend(value: Shard) -> torch.Tensor:
     """Return the whole value, in memory that the caller may write to unnoticed.
 
-    So a batch holds that memory from now on. The output of a model with a gradient keeps its rows: every loop
-    looks at it as an array, and none writes to it.
+    From now on a batch uses that memory. A model's output with a gradient keeps its rows: scripts often read
+    it as an array, but do not write to it.
     """
     root = _root(value)
     full = whole_now(value)
@@ -172,14 +172,14 @@ def remember_view(func: Any, base: Shard, others: Sequence[Any], named: dict[str
     assert rows is not None
     assert base_rows is not None
     if rows.dtype != base_rows.dtype or rows.device != base_rows.device:
-        return  # surely a copy
+        return  # certainly a copy
     others = [_stand_in(value) for value in others]
     named = {name: _stand_in(value) for name, value in named.items()}
     graph = torch.is_grad_enabled()
 
     def same_view(full: torch.Tensor) -> torch.Tensor:
         if leaves_graph(func):
-            return full.detach()  # the argument is already memory past the graph
+            return full.detach()  # the argument is already a `.data` of the base
         with torch.set_grad_enabled(graph):
             return func(full, *others, **named)
 

@@ -139,8 +139,8 @@ def local_item(session: Session) -> None:
         return defer(deferred._context, deferred._stand_in, lambda: deferred._stand_in)
 
     replace(losses, "sum_ranks_deferred", locally_valued)
-    # Where threads run, ranks compare losses, and would end the run at this: the law is to find it without
-    # that.
+    # If the script has threads, ranks compare losses and would end the run here; `ronde verify` must find the
+    # fault without that.
     replace(backward, "compare_losses", lambda *_: None)
 
 
@@ -152,7 +152,7 @@ def wrong_slice_order(session: Session) -> None:
 
 def dropout_masks_alike(session: Session) -> None:
     """Give every rank the first rank's rows of draws in the model."""
-    # In later calls only: the observed one draws by other means.
+    # Only in later calls, because the observed call draws in another way.
     replace(sharded_call, "SlicedDraws", lambda draws, rows, rank: SlicedDraws(draws, rows, 0))
 
 

@@ -187,7 +187,7 @@ class _Forked:
                 if descriptor is not None:
                     os.dup2(descriptor, number)
             _close_all_but(pass_fds)
-            gc.freeze()  # garbage of an earlier attempt must not close one of these numbers again
+            gc.freeze()  # garbage collection of an earlier attempt must not close these descriptors
             if start_new_session:
                 os.setsid()
             preexec_fn()
@@ -222,7 +222,7 @@ class _Forked:
 
 
 def _number(given: Any) -> int | None:
-    """The descriptor that `subprocess` would make of a stream."""
+    """Return the descriptor that `subprocess` would use for a stream."""
     if given == subprocess.DEVNULL:
         return os.open(os.devnull, os.O_RDWR)
     return given if given is None or isinstance(given, int) else given.fileno()
@@ -262,7 +262,7 @@ def _serve() -> None:
 def _work() -> None:
     from ronde.runtime.worker import main
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as the first lines of the worker do
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as the worker's first lines do
     main()
 
 
@@ -275,7 +275,7 @@ def _work_for_another_library() -> None:
 
 
 def _run(file: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run `python script.py` here, where a rank becomes that command; become any other command."""
+    """Become a command; `python script.py` of a rank runs in this process."""
     if file != sys.executable or not command[1].endswith(".py"):
         os.execvpe(file, list(command), environment)
     os.environ.clear()
@@ -307,7 +307,7 @@ def _become(program: Callable[[], object], environment: Mapping[str, str]) -> No
     except BaseException:
         traceback.print_exc()
     finally:
-        if code is None:  # as an interpreter that is interrupted ends
+        if code is None:  # as an interrupted interpreter ends
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         os._exit(1 if code is None else code)
@@ -335,7 +335,7 @@ def _begin(environment: Mapping[str, str]) -> None:
 
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if callable(signal.getsignal(number)):  # as `exec` leaves them: ignored ones stay ignored
+        if callable(signal.getsignal(number)):  # as after `exec`: ignored signals stay ignored
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     multiprocessing.set_start_method(None, force=True)  # pyright: ignore[reportArgumentType]

@@ -36,8 +36,8 @@ _TOOLS = {
     "tc": "iproute2",
 }
 _NAMESPACES = ("--net", "--uts", "--ipc", "--pid", "--mount")
-# The first process of the new namespaces. /proc is still the old one when it asks for its number out there.
-# Its pipe ends with the maker of the host, and all others end with the first process.
+# The first process of the new namespaces. It reads its outer pid while /proc is still the old one. It ends
+# when its pipe to the maker of the host ends, and all other processes end with it.
 _FIRST_PROCESS = """
 read number rest < /proc/self/stat
 mount -t proc proc /proc && mount -t tmpfs tmpfs /dev/shm && hostname {name} || exit 1
@@ -84,8 +84,8 @@ class Host:
     def enter(self) -> None:
         """Move the calling process into this host's network, under its name, for good.
 
-        The quickest way for a process that was forked from one with torch. It must have one thread only. Its
-        number, files and /dev/shm stay those of the machine.
+        This is the fastest way for a process that was forked from one with torch. It must have one thread
+        only. Its pid, files and /dev/shm stay those of the machine.
         """
         library = ctypes.CDLL(None, use_errno=True)
         for kind in ("ipc", "uts", "net"):

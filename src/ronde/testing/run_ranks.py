@@ -29,11 +29,11 @@ from typing import Any
 
 __all__ = ["Rank", "RankError", "RankPool", "run_ranks"]
 
-# How long the others may go on after one rank has failed: they mostly wait for it in a collective.
+# Seconds that other ranks may continue after one has failed; mostly they wait for it in a collective.
 _GRACE = 1.5
 _GROUPS = ("boundary", "reducer")
 _COLLECTIVE_TIMEOUT = timedelta(seconds=120)
-# Numbers of this process's sessions, the same on all ranks.
+# Counter of this process's sessions, equal on all ranks.
 _sessions = itertools.count()
 
 
@@ -317,7 +317,7 @@ def _serve(connection: Connection, rank: int, world_size: int, directory: str) -
 
 
 def _provide(name: str, path: str | None) -> None:
-    """Make a test module importable by the name that pytest has given it."""
+    """Make a test module importable by the name that pytest gave it."""
     if path is None or name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)

@@ -38,7 +38,7 @@ class RunningServers:
     workers: int
 
     def client(self, worker: int = 0, *, timeout: float = 20.0) -> Client:
-        """A worker's connections."""
+        """Create a worker's connections."""
         return Client(self.endpoints, self.token, worker=worker, workers=self.workers, timeout=timeout)
 
 

@@ -1,4 +1,4 @@
-"""A clock that is wrong, by a library that a host's processes load first."""
+"""A wrong clock, by a preloaded library in a host's processes."""
 
 from __future__ import annotations
 

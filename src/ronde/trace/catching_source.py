@@ -60,7 +60,7 @@ class CatchVisitor:
     def of(cls, file: str) -> CatchVisitor | None:
         """Read a file or a notebook cell; None without a source."""
         try:
-            if file in linecache.cache:  # a cell is nowhere else
+            if file in linecache.cache:  # a notebook cell has no file
                 return cls("".join(linecache.getlines(file)))
             with io.open_code(os.path.abspath(file)) as opened:
                 return cls(opened.read())
@@ -94,7 +94,7 @@ def yields(node: Any) -> list[int]:
 
 
 def is_generator(node: Any) -> bool:
-    """Say whether it is a function that yields."""
+    """Return whether a function is a generator."""
     return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and bool(yields(node))
 
 
@@ -104,13 +104,13 @@ def returned(node: Any) -> list[ast.expr]:
 
 
 def returns_truth(node: Any) -> bool:
-    """Say whether a function may return something else than None and False."""
+    """Return whether a function may return something else than None and False."""
     plain = (isinstance(each, ast.Constant) and each.value in (None, False) for each in returned(node))
     return not all(plain)
 
 
 def swallows_by_name(item: ast.expr) -> bool:
-    """Say whether it makes a manager known to swallow a computation's exceptions."""
+    """Return whether a `with` item is known by name to swallow exceptions."""
     if not isinstance(item, ast.Call) or _last_name(item.func) not in _SWALLOWING:
         return False
     return not (item.args and all(_last_name(each) in _OTHERS for each in item.args))
@@ -129,7 +129,7 @@ def _catches(handler: ast.ExceptHandler) -> bool:
 
 
 def _swallows(node: Any) -> bool:
-    """Say whether exceptions of a computation surely go no further than this statement."""
+    """Return whether a statement surely catches exceptions of the computation inside it."""
     if isinstance(node, (ast.With, ast.AsyncWith)):
         return any(swallows_by_name(item.context_expr) for item in node.items)
     if not isinstance(node, _TRIES):

@@ -1,4 +1,4 @@
-"""Manifest of a checkpoint: facts that need no look into it."""
+"""Manifest of a checkpoint: facts that can be read without loading it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class CheckpointManifest:
     Attributes:
         step: optimizer steps that the script had made.
         entries, journal_bytes: entries and bytes of the journal that belong to it.
-        boundary: next act of the script: `call` a model, or take the `next` batch.
+        boundary: next operation of the script: `call` of a model, or taking the `next` batch.
         seed, plan, ranks, script, arguments: of the run.
         script_digest: SHA-256 of the script's text; "" where it is not known.
         digest: SHA-256 of the state.
-        held_up: seconds for which training stood still.
+        held_up: seconds for which training was paused.
         state_bytes: size of all tensors of the state.
         time: seconds since 1970 at which it was cut.
     """
@@ -91,7 +91,7 @@ def is_checkpoint(name: str) -> bool:
 
 
 def checkpoints_in(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Checkpoints, the newest first."""
+    """List checkpoints, the newest first."""
     entries = folder.iterdir() if folder.is_dir() else ()
     named = [(int(match[1]), entry) for entry in entries if (match := _NAME.fullmatch(entry.name))]
     yield from sorted(named, reverse=True)

@@ -15,7 +15,7 @@ __all__ = ["TrafficSample", "compared", "look"]
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _ESTABLISHED = "01"
-# Fields of a line of `/proc/net/tcp`; repetitions are those of unacknowledged bytes.
+# Fields of a line of `/proc/net/tcp`, with the number of retransmissions.
 _REMOTE, _STATE, _QUEUES, _REPEATED, _INODE = 2, 3, 4, 6, 9
 
 
@@ -23,8 +23,8 @@ class TrafficSample(NamedTuple):
     """Connections and traffic at one moment.
 
     Attributes:
-        connections: queued bytes and repetitions by inode and peer.
-        sent: bytes that the host's cards have sent since they are there.
+        connections: queued bytes and retransmissions, by inode and peer.
+        sent: bytes that the host's cards have sent since they are up.
     """
 
     connections: Mapping[tuple[str, str], tuple[int, int]]
@@ -32,7 +32,7 @@ class TrafficSample(NamedTuple):
 
 
 def look(pids: Collection[int], proc: Path = Path("/proc")) -> TrafficSample:
-    """Look at the established connections of these processes, which share a network."""
+    """Read the established connections of these processes, which share a network."""
     for pid in pids:
         tables = [_read(proc / str(pid) / "net" / name) for name in ("tcp", "tcp6")]
         if any(tables):
@@ -50,7 +50,7 @@ def look(pids: Collection[int], proc: Path = Path("/proc")) -> TrafficSample:
 
 
 def compared(before: TrafficSample, after: TrafficSample) -> Sequence[Connection]:
-    """Compare two looks, by peer."""
+    """Compare two samples, by peer."""
     found: dict[str, Connection] = {}
     for key, (queued, repeated) in after.connections.items():
         earlier, _ = before.connections.get(key, (0, 0))
@@ -84,7 +84,7 @@ def _address(text: str) -> str:
 
 
 def _sent(table: str) -> int:
-    """The sum over all cards but the loopback."""
+    """Return the bytes sent by all cards but the loopback."""
     sent = 0
     for line in table.splitlines()[2:]:
         name, _, counts = line.partition(":")

@@ -30,7 +30,7 @@ class Tally:
 
     Attributes:
         steps: steps of all optimizers since this start.
-        before: steps in the checkpoint from which the run goes on; observers of the run see the sum of both.
+        before: steps in the checkpoint from which the run was resumed; observers see the sum of both.
         samples: see above.
         data_ns: nanoseconds in which the script waited for a loader's next batch.
         sharded: number of sharded calls of modules of each class.
@@ -81,7 +81,7 @@ class Tally:
         self._fresh = True
         self._delivered = False
         self._rows: dict[int, None] = {}  # rows of batches delivered since, in order
-        self._counted = (0, 0)  # rows that a module saw last, and as how many they were counted
+        self._counted = (0, 0)  # rows of a module's last call, and the number that was counted for it
         # Of the batch that was counted last: where it came from, and which optimizers have stepped since.
         self._from_loader = False
         self._stepped: set[int] = set()
@@ -176,17 +176,17 @@ class Tally:
             self.recorder.stepped(self.before + self.steps, self.samples)
 
     def go_on_from(self, steps: int) -> None:
-        """Restore the counts of a checkpoint after `steps` steps."""
+        """Restore the counts of a checkpoint made after `steps` steps."""
         self.before = steps - self.steps
         if self.vitals is not None:
             self.vitals.step(steps)
 
     def step_beside(self) -> None:
-        """Count a step in another thread of the script, on samples that nobody counts."""
+        """Count a step in another thread of the script, without its samples."""
         self.steps += 1
 
     def pace(self) -> Pace:
-        """Return the steady part of the run; all of it before a second step."""
+        """Return the pace of the run's steady part, or of all before two steps."""
         if self._first is None or self._last[0] <= self._first[0]:
             return _between(self._begun, self._mark())
         return _between(self._first, self._last)

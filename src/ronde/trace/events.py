@@ -21,7 +21,7 @@ __all__ = ["Event", "append_events", "events_path", "read_events", "write_event"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened.
+    """One event of a run.
 
     Attributes:
         time: seconds by the wall clock.
@@ -44,7 +44,7 @@ def events_path(directory: Path) -> Path:
 
 def write_event(directory: Path, kind: str, text: str, *, rank: int | None = None, **more: Any) -> None:
     """Append an event that happens now. A full disk does not end a run."""
-    # Bound late: for scripts the clock is rank 0's, for ronde's own code it is not.
+    # Looked up at each call: the script's clock is patched, and this code reads the real one.
     line = json.dumps({"time": time.time(), "kind": kind, "text": text, "rank": rank, **more}) + "\n"
     with contextlib.suppress(OSError):
         # os.open is not mediated.
@@ -71,7 +71,7 @@ def append_events(directory: Path, lines: bytes, *, later: float) -> None:
 
 
 def read_events(directory: Path) -> list[Event]:
-    """All of them, in the order of time."""
+    """Read all events, in the order of time."""
     try:
         lines = events_path(directory).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Evidence about a run at one moment: plain data, judged by the doctor.
+"""Evidence about a run at one moment: plain data, interpreted by the doctor.
 
-A stall is frozen in `evidence/stall.json`, a failure in `evidence/failure.json`, before any rank is ended.
-Times are seconds; ages count back from the moment at which the evidence was gathered.
+Evidence of a stall is written to `evidence/stall.json`, of a failure to `evidence/failure.json`, before any
+rank is ended. Times are seconds; ages count back from the moment at which the evidence was gathered.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ProcessFacts:
 
     Attributes:
         state: R runs, S sleeps, D cannot be interrupted, T is stopped, Z is dead; "" where it is gone.
-        waits_in: the kernel's function that it sleeps in, "" where that is not shown.
-        call: the number of the system call that it is in, -1 where it is in none or that is not shown.
-        cpu: share of one core that its main thread took between two looks; None after one look.
+        waits_in: the kernel function in which it sleeps; "" if hidden.
+        call: number of its present system call; -1 for none or if hidden.
+        cpu: share of one core that its main thread used between two readings; None after one reading.
         busy: the same of all its threads.
     """
 
@@ -60,7 +60,10 @@ class ProcessFacts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
-    """An entry of a rank's ring: `entered` and `left` are ages, None where it has not left."""
+    """Entry of a rank's ring: `entered` and `left` are ages.
+
+    While the rank waits, `left` has no value.
+    """
 
     group: str
     number: int
@@ -77,8 +80,8 @@ class RankEvidence:
     Attributes:
         code: exit code as `subprocess` has it, None while the process runs, or where the launcher has ended
             it.
-        standing: absent, running, waiting or ended; "" where ranks do not meet on a board.
-        stood: seconds in this standing.
+        standing: absent, running, waiting or ended; "" where ranks have no board.
+        stood: seconds in this state.
         what, where: its present or last operation in step with others, and the line of the script.
         step: optimizer steps done; -1 where that is not known.
         beat: age of the last beat of its thread; None where it has none.
@@ -86,11 +89,11 @@ class RankEvidence:
             any.
         crash: the stack at the moment of a crash.
         error: its `rank-N.error.json`.
-        not_finite: first step of the time in which its own gradients have not been finite; 0 if they are
+        not_finite: first step of the present sequence of steps with non-finite local gradients; 0 if they are
             finite.
         children: processes that it has started, loader workers among them.
         threads: number of threads that it was told to compute with; 0 if unset.
-        host: its host, as its place among those of the evidence.
+        host: index of its host in the evidence.
     """
 
     rank: int
@@ -124,8 +127,8 @@ class Connection:
 
     Attributes:
         peer: address of the other host.
-        queued: bytes that are not acknowledged, the least of two looks.
-        repeated: largest number of retransmissions in vain of the same bytes, over all connections.
+        queued: unacknowledged bytes, the smaller of two readings.
+        repeated: largest number of unanswered retransmissions of the same bytes, over all connections.
     """
 
     peer: str
@@ -149,7 +152,7 @@ class SilentHost:
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether signs of life are missing: an agent gives one each second."""
+        """Return whether it is silent, though an agent sends every second."""
         return self.seconds >= _SILENT_S
 
 
@@ -164,7 +167,7 @@ class HostFacts:
         kernel: lines of the kernel's log about the run's processes, or about memory and devices.
         disk, shared: free bytes where the run directory is, and in /dev/shm; -1 where that is not known.
         connections: connections of its ranks to other hosts.
-        sent: bytes per second that its network cards have sent between two looks.
+        sent: bytes per second that its network cards sent between two readings.
     """
 
     name: str = ""
@@ -196,9 +199,9 @@ class Evidence:
         reason: stall, failure, or asked (by `ronde doctor`).
         time: seconds since 1970.
         said: reason that the launcher gives, where it ends the run itself.
-        launcher_gone: whether the launcher has ended without a word, and before its ranks.
+        launcher_gone: whether the launcher has ended before its ranks, without a record.
         silent: hosts of the run that have not reported.
-        unobserved: hosts of the run that nobody looks at from here.
+        unobserved: hosts of the run that are not observed from here.
     """
 
     run_directory: str
@@ -301,7 +304,7 @@ def write_evidence(evidence: Evidence) -> None:
 
 
 def read_evidence(run_directory: Path, reason: str) -> Evidence | None:
-    """Read frozen evidence; None if it was never written."""
+    """Read the evidence that was written for this reason; None without it."""
     try:
         return Evidence.from_json(evidence_path(run_directory, reason).read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
 """Collection of evidence about this host's ranks, from files and Linux.
 
-A rank itself is asked for its stacks only. It is looked at twice, a moment apart, to know whether it
-computes; in that moment it writes its stacks.
+Ranks themselves are only asked for their stacks. Linux's data of a rank are read twice, a moment apart, to
+know whether it computes; meanwhile it writes its stacks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GROUPS = ("boundary", "reducer")
 LOG_LINES = 12
 COLLECTIVES = 64
 LOOK_S = 0.4
-# An end is to be reported soon, and the first failure is known.
+# Less time after a failure: the end must be reported soon, and the first failure is known.
 SHORT_LOOK_S = 0.12
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*$", re.MULTILINE)
 
@@ -43,7 +43,8 @@ class EvidenceCollector:
     """Evidence about the ranks of one node; one thread gathers at a time.
 
     Args:
-        pids: gives the process of each rank of this host, by its number; 0 for one that is not known or gone.
+        pids: function that returns the pid of each rank of this host, by its number; 0 for an unknown or
+            ended one.
     """
 
     def __init__(self, directory: RunDirectory, pids: Callable[[], Mapping[int, int]]) -> None:
@@ -67,7 +68,7 @@ class EvidenceCollector:
             return self._gathered(reason, codes, pids, alive)
 
     def afterwards(self, codes: Mapping[int, int]) -> Evidence:
-        """Collect the evidence of a run that has ended, if nothing was frozen before."""
+        """Collect the evidence of a run that has ended, unless it was written before."""
         return self._gathered("end", codes, self._pids(), {})
 
     def _gathered(
@@ -162,7 +163,7 @@ class EvidenceCollector:
         directory = self._directory
         vitals = look_at(vitals_path(directory.path, rank))
         if vitals is not None and seen.pid and vitals.pid != seen.pid:
-            vitals = None  # of another process: an earlier attempt
+            vitals = None  # file of another process, from an earlier attempt
         entry = None if standing is None else standing.entry
         return RankEvidence(
             rank=rank,
@@ -208,7 +209,7 @@ def read_standings(directory: RunDirectory, ranks: int, first: int = 0) -> list[
             board = LockstepBoard(board_path(directory.path, group), None, ranks)
             boards.append(board.standings())
             board.close()
-    # A rank that waits in one group runs in the others, and it ended when it has left any.
+    # A rank that waits in one group counts as running in the others; it has ended once it has ended in any.
     order = (BoardState.ABSENT, BoardState.RUNNING, BoardState.ENDED, BoardState.WAITING)
     latest = (
         max(of_rank, key=lambda standing: (order.index(standing.state), standing.since))
@@ -238,7 +239,7 @@ def ask_for_stacks(directory: RunDirectory, pids: Mapping[int, int], *, until: f
         time.sleep(0.02)
         for rank, path in asked.items():
             text = _text(path)
-            if text and sizes.get(rank) == len(text):  # it has been written to its end
+            if text and sizes.get(rank) == len(text):  # it is written completely
                 found[rank] = text
             sizes[rank] = len(text)
     for rank, path in asked.items():

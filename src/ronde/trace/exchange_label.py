@@ -8,7 +8,7 @@ __all__ = ["ExchangeLabel"]
 
 
 class ExchangeLabel(NamedTuple):
-    """An operation, and type and shape of the tensor that it exchanges."""
+    """Operation, with dtype and shape of the tensor that it exchanges."""
 
     operation: str
     tensor: str
@@ -18,6 +18,6 @@ class ExchangeLabel(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ExchangeLabel | None:
-        """The inverse of `str`; None where the text names no exchange of a tensor."""
+        """Invert `str`; return None if the text names no exchange of a tensor."""
         operation, _, tensor = text.partition(" of ")
         return cls(operation, tensor) if tensor.endswith("]") and " " not in operation else None

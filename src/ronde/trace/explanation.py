@@ -19,13 +19,13 @@ class Explanation:
     """A cause of failure or stall.
 
     Attributes:
-        cause: its name, as `docs/reference/doctor.md` lists it; "unknown" where the evidence is thin.
+        cause: its name, as `docs/reference/doctor.md` lists it; "unknown" without enough evidence.
         rank: rank that caused it; None for several, or if unknown.
         summary: a sentence without a full stop.
-        evidence: lines of evidence that it rests on.
+        evidence: lines of evidence for it.
         fix: action for the user.
-        told: whether the report of a failure says as much by itself.
-        host: name of the host that it is about, where there are several; "" for none.
+        told: whether the report of a failure contains the same anyway.
+        host: name of the host concerned, if there are several; "" for none.
     """
 
     cause: str

@@ -1,7 +1,7 @@
 """Signs of life of a rank, in a file that its launcher maps too.
 
-Writing costs no system call. The file outlives the rank, and is read without the rank's help: when it is
-stopped, when some code of it holds the interpreter, when it is dead.
+Writing costs no system call. The file outlives the rank, and can be read while the rank is stopped, holds the
+GIL, or is dead.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from time import monotonic_ns  # bound here: the module's own is replaced for sc
 
 __all__ = ["STACK_SIGNAL", "Heartbeat", "Vitals", "first_not_finite", "look_at", "vitals_path"]
 
-# Real-time signals are hardly used by scripts. A rank writes its stack when it gets this one. Systems other
-# than Linux have none, and must still reach the message that refuses them.
+# Signal on which a rank writes its stack: a real-time signal, which scripts hardly use. Other systems than
+# Linux have none, but must be able to import this file, to refuse the system with a message.
 STACK_SIGNAL = getattr(signal, "SIGRTMIN", 34) + 7
 
 _PID, _THREAD, _BEAT, _STEP, _ANSWERS, _NOT_FINITE, _THREADS = range(7)
@@ -33,11 +33,11 @@ class Heartbeat:
     Attributes:
         pid: its process.
         thread: Python's number of its main thread.
-        beat: seconds by the monotonic clock at which its thread ran last; 0: it has none yet.
+        beat: time at which its thread ran last, in seconds of the monotonic clock; 0 before its first run.
         step: optimizer steps.
-        answers: whether the signal that asks for stacks is still ours: the script does not use it itself.
-        not_finite: first step of the time in which this rank's own gradients have not been finite; 0 if they
-            are finite.
+        answers: whether the rank still handles the signal that asks for stacks; the script may use it itself.
+        not_finite: first step of the present sequence of steps with non-finite local gradients; 0 if they are
+            finite.
         threads: number of threads that it computes with.
     """
 
@@ -65,7 +65,7 @@ class Vitals:
     def create(cls, path: Path, *, thread: int, threads: int) -> Vitals | None:
         """Make the file; None where that is impossible: a rank works without it."""
         try:
-            # os.open is never mediated. Written, not only made long: see `pulse.py`.
+            # ronde does not patch os.open. The file is written, not only extended: see `progress.py`.
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
             try:
                 os.write(descriptor, _NUMBERS.pack(os.getpid(), thread, 0, 0, 1, 0, threads, 0))
@@ -114,7 +114,7 @@ def first_not_finite(since: Mapping[int, int]) -> tuple[int, int, bool] | None:
         since: step of each rank's first non-finite gradient, 0 for finite ones.
 
     Returns:
-        the rank that was first, its step, and whether that was the step of all of several ranks.
+        the first rank, its step, and whether several ranks began at this same step.
     """
     steps = {rank: step for rank, step in since.items() if step}
     if not steps:

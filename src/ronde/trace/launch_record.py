@@ -25,10 +25,10 @@ class LaunchedNode:
         name: its host's, as the user gave it.
         run_id: mark that identifies processes of its ranks.
         pids: process of each of its ranks, by rank.
-        wall, monotonic: seconds to be added to times of its clocks to have those of the launcher's host.
+        wall, monotonic: seconds to add to its clocks' times for times of the launcher's host.
         compared: time of the comparison of clocks, by its monotonic clock.
-        drift: seconds more for each second after that; measured at the end of a run.
-        error: seconds by which that may be wrong.
+        drift: further seconds to add for each second after that; measured at the end of a run.
+        error: possible error of these offsets, in seconds.
     """
 
     name: str
@@ -55,7 +55,7 @@ class LaunchRecord:
         nodes: nodes where this launcher has started ranks; empty under another launcher, where each rank
             shows its process.
         by_agents: whether nodes are reached by agents, so that only the launcher can look at their ranks.
-        watched: whether a launcher of ours sees the run through, and says how it has ended.
+        watched: whether a launcher of ronde's watches the run to its end, and reports it.
     """
 
     run_id: str

@@ -2,14 +2,14 @@
 
 Every rank records its next operation together with its peers, under a number that counts equally on all
 ranks. The second rank at a number finds its peer's entry there and compares: two memory copies, no message.
-The file lies in the run directory, so the launcher reads where each rank waits without any help of the ranks,
-even if they are stopped or dead.
+The file is in the run directory, so the launcher can read where each rank waits, even if ranks are stopped or
+dead.
 
     per rank:  header (number waited for, since, state), then SLOTS entries (number, entered, left, text)
     text:      what, a zero byte, where
 
-A rank enters when it notes an entry, and leaves when it has waited for its peers; what nobody waits for is
-never left.
+A rank enters an operation when it writes the entry, and leaves it when it has waited for its peers;
+operations without a wait are never left.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _TEXT_SIZE = 232
 _ENTRY_SIZE = _STAMP.size + _TEXT_SIZE
 _RANK_SIZE = _HEADER_SIZE + SLOTS * _ENTRY_SIZE
 _MOST_TEXTS = 4096
-# A peer may be in the middle of writing: a difference counts when it is still there on a second look.
+# A peer may be in the middle of writing, so a difference counts only if a second reading shows it too.
 _SETTLE_S = 0.002
-# Entries of a third rank decide which one of two is the odd one: such late entries are waited for so long.
+# Seconds to wait for the entry of a third rank, which shows which of two is the odd one.
 _LATE_S = 0.5
-# Beginning of a stamp, as a peer reads it.
+# The number of an entry, as a peer reads it.
 _ARRIVAL = struct.Struct("<Qd")
 
 
@@ -74,7 +74,7 @@ class BoardEntry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BoardPosition:
-    """Standing of a rank: in `entry` while it waits, else after it.
+    """State of a rank: in `entry` while it waits, else after it.
 
     `since` is the time of the last change by the monotonic clock, which all processes of a host share.
     """
@@ -86,7 +86,7 @@ class BoardPosition:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> BoardPosition:
-        """The inverse of `dataclasses.asdict`, also after a way through JSON."""
+        """Invert `dataclasses.asdict`, also after JSON."""
         entry = fields["entry"]
         known = None if entry is None else BoardEntry(**entry)
         return cls(**{**fields, "state": BoardState(fields["state"]), "entry": known})
@@ -137,7 +137,7 @@ class LockstepBoard:
         return False
 
     def lateness(self, number: int) -> float | None:
-        """Return the seconds since the last but one arrived at `number`.
+        """Return by how many seconds this rank came after the last but one.
 
         None while a peer has yet to arrive.
         """
@@ -150,7 +150,7 @@ class LockstepBoard:
             if theirs != number:
                 return None
             if since < _ARRIVAL.unpack_from(self._memory, peer + before)[1]:
-                return 0.0  # its time is being written: it has come just now
+                return 0.0  # its time is being written, so it has arrived just now
             latest = max(latest, since)
         return max(0.0, monotonic() - latest)
 

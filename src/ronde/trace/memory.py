@@ -38,7 +38,7 @@ class Memory:
 
     @property
     def known(self) -> int:
-        """All kinds together."""
+        """Sum of all kinds."""
         return sum(self.peaks.values())
 
     @classmethod
@@ -61,7 +61,7 @@ def _by_kind(values: Mapping[str, Any]) -> dict[Kind, int]:
 
 
 def largest(memories: Sequence[Memory]) -> int:
-    """The place of the one with the most; the first among equals."""
+    """Return the index of the largest total, the first of equal ones."""
     return max(range(len(memories)), key=lambda place: (memories[place].known, -place))
 
 
@@ -89,7 +89,7 @@ def _beside(nbytes: int, on_host: int) -> str:
 
 
 def show_bytes(nbytes: int) -> str:
-    """Three digits that count.
+    """Format bytes with three significant digits.
 
     >>> show_bytes(64), show_bytes(3 * 2**20 + 2**19), show_bytes(170 * 2**30)
     ('64 B', '3.50 MiB', '170 GiB')

@@ -17,7 +17,7 @@ class Notes:
         self._sentences.setdefault(sentence)
 
     def say_instead(self, before: str, sentence: str) -> None:
-        """Replace a sentence, after more has become known."""
+        """Replace an earlier sentence by a more precise one."""
         self._sentences = {sentence if each == before else each: None for each in self._sentences}
 
     def __iter__(self) -> Iterator[str]:

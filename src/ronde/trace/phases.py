@@ -1,7 +1,7 @@
 """Phase of a rank at every moment of every step.
 
-A change costs a microsecond, and a step has a few. `StepClock` looks closely at some steps; this counts all
-of them, in coarser parts.
+A change of phase costs a microsecond, and a step has a few changes. `StepClock` measures some steps in
+detail; this measures all steps, in coarser parts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["PHASES", "Phase", "Phases"]
 
 
 class Phase:
-    """Plain numbers, which are quicker than an enumeration's members.
+    """Phases of a step: plain numbers, which are faster than an enumeration's members.
 
     OTHER: the script itself, between all of these.
     OPTIMIZER: an optimizer's step.
@@ -49,10 +49,10 @@ class Phases:
         show: callback for each phase that begins.
 
     Attributes:
-        current: the phase of the thread that made this; OTHER for any other process.
+        current: the phase of the measured thread; OTHER in any other process.
         begun: beginning of the current phase.
-        net: the same, less the waiting up to then.
-        spent: nanoseconds in each phase up to then, by `Phase`.
+        net: the same time, less all waiting before it.
+        spent: nanoseconds in each phase before the current one, by `Phase`.
         on_change: callback for each phase that ends, while it is set.
         resume_at: end of the pause, by the monotonic clock.
     """
@@ -129,7 +129,7 @@ _all: weakref.WeakSet[Phases] = weakref.WeakSet()
 
 
 def _fall_silent() -> None:
-    """Silence phases in a forked process, such as a loader's worker.
+    """Stop measuring in a forked process, such as a loader's worker.
 
     The records belong to its parent.
     """

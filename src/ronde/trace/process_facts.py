@@ -59,7 +59,10 @@ def descendants(pids: Collection[int], proc: Path = Path("/proc")) -> dict[int, 
 
 
 def catches(pid: int, signals: Collection[int], proc: Path = Path("/proc")) -> bool:
-    """Return whether it handles each of these signals: most end an unprepared process."""
+    """Return whether a process handles each of these signals.
+
+    Most signals end a process without a handler.
+    """
     for line in _read(proc / str(pid) / "status").splitlines():
         if line.startswith("SigCgt:"):
             caught = int(line.split()[1], 16)

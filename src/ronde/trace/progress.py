@@ -39,7 +39,8 @@ class Pulse:
         except OSError:
             return None
         try:
-            # Written, not only made long: a store into a page that a full disk cannot hold kills the process.
+            # Written, not only extended: on a full disk a store into an unallocated page would kill the
+            # process.
             os.write(descriptor, content)
             return cls(descriptor)
         except (OSError, ValueError):
@@ -63,7 +64,7 @@ class Pulse:
 
     @property
     def attended(self) -> bool:
-        """Return whether the terminal is the user's: a debugger or `input` waits there."""
+        """Return whether the user has the terminal, in a debugger or at `input`."""
         return bool(self._numbers[ATTENDED])
 
     @attended.setter
@@ -74,7 +75,7 @@ class Pulse:
     def debugged(self) -> bool:
         """Return whether a debugger was opened on rank 0.
 
-        The terminal's interrupt key then speaks to it.
+        Ctrl-C at the terminal then goes to the debugger.
         """
         return bool(self._numbers[DEBUGGED])
 

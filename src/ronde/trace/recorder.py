@@ -16,15 +16,15 @@ from ronde.trace.step_file import StepFile
 
 __all__ = ["NO_TRAFFIC", "StepRange", "TraceRecorder", "TrafficSource", "Travelled"]
 
-# Asking for memory is a system call: so often at most.
+# Least time between two readings of the process's memory, each a system call.
 _LOOK_NS = 250_000_000
-# Measuring a step costs some tens of microseconds.
+# Measuring a step costs some tens of microseconds, so very short steps share a record.
 _SHORTEST_NS = 10_000_000
 
 
 @dataclasses.dataclass(slots=True)
 class Travelled:
-    """Totals of a rank's exchange with others since its start; see `StepRecord`."""
+    """Totals of a rank's communication since its start; see `StepRecord`."""
 
     sent: tuple[int, int, int, int] = (0, 0, 0, 0)
     collectives: int = 0
@@ -139,7 +139,8 @@ class TraceRecorder:
         self._spans, self._traced = spans if spans is not None else (None, StepRange(1, 0))
         self._shortest_ns = 0 if spans is not None else shortest_ns
         self._is_alone = traffic is NO_TRAFFIC
-        # Up to where records are written, the last measured step, and the last step in a pause behind it.
+        # Counters at the last written record, at the last measured step, and at the last step of a pause
+        # after it.
         self._written = self._reached = self._mark(0, 0, self.phases.current)
         self._unmeasured: tuple[int, int, int] | None = None
         self._before = traffic.travelled()
@@ -158,7 +159,7 @@ class TraceRecorder:
     def called(self) -> None:
         """Assign losses that are read from now on to the next step.
 
-        A model has been called.
+        Called when the script calls a model.
         """
         self._computed = True
 
@@ -180,7 +181,7 @@ class TraceRecorder:
         if self._closed:
             return
         self._computed = False
-        # The rest of an optimizer's step belongs to the next step.
+        # The time after this point in an optimizer's step counts to the next step.
         in_step = phases.current in (Phase.OPTIMIZER, Phase.UNMEASURED)
         reached = self._reached = self._mark(steps, samples, Phase.OTHER if in_step else phases.current)
         self._unmeasured = None
@@ -223,9 +224,9 @@ class TraceRecorder:
         return _Mark(steps, samples, now, begun.net + pause, (*begun.spent[:-1], begun.spent[-1] + pause))
 
     def _spent_since_written(self, reached: _Mark) -> list[int]:
-        """Nanoseconds in each measured phase; unmeasured time is shared out in proportion."""
+        """Return nanoseconds by phase; unmeasured time is divided in proportion."""
         spent = [after - before for after, before in zip(reached.spent, self._written.spent)]
-        # Time of a pause beyond its end, in a call that began before, is not like the measured step.
+        # A call that began in a pause and outlasts it is not like the measured step.
         unmeasured = min(spent.pop(), self._shortest_ns)
         measured = sum(spent)
         return [phase + phase * unmeasured // measured for phase in spent] if measured else spent

@@ -1,8 +1,7 @@
-"""Interface of holders of state, for accounts of this rank's memory.
+"""Interface of objects with state, for counts of this rank's memory.
 
-Objects that keep parameters, gradients or optimizer state elsewhere than in the tensors that a script sees
-(in shards, in buckets, on one owner) are a `Resident`; the summary of a run and `ronde bench memory` ask
-them.
+Objects that keep parameters, gradients or optimizer state outside of the tensors that a script sees (in
+shards, in buckets, on one owner) implement `Resident`. The summary of a run and `ronde bench memory` use it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Census(Protocol):
 
 @runtime_checkable
 class Resident(Protocol):
-    """Something that holds state on this rank."""
+    """Object that keeps state on this rank."""
 
     def tell(self, census: Census) -> None:
         """Count current state. Not a collective: ranks may be asked one by one."""

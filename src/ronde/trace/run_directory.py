@@ -45,7 +45,7 @@ __all__ = ["NODE_ID", "RUN_ID", "RunDirectory", "default_root", "new_run_id", "p
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun|joined)-[0-9a-f]{6,}")
-# Run id of a node of a run on several: the run's, the attempt, the node.
+# Run id of a node of several: the run's id, the attempt, the node.
 NODE_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{12}")
 OWN_FILE = re.compile(
     r"rank-\d+(\.attempt-\d+)?\.(log|error\.json|summary\.json|stack|crash|vitals|steps|spans|position)|\w+\.board"
@@ -63,7 +63,7 @@ OWN_EVIDENCE = re.compile(
 class RunDirectory:
     """Existing directory of one run, locked as long as `lock` is open.
 
-    A `lock` of -1: it could not be locked.
+    A `lock` of -1 means that it could not be locked.
     """
 
     path: Path
@@ -135,7 +135,7 @@ class RunDirectory:
         return self.path / f"server-{server}.log"
 
     def server_refusal(self, server: int) -> Path:
-        """Refusal of a parameter server that will not start."""
+        """File for the reason why a parameter server refuses to start."""
         return self.path / f"server-{server}.refusal"
 
     def server_state(self, server: int) -> Path:
@@ -184,7 +184,7 @@ class RunDirectory:
 
     @property
     def question(self) -> Path:
-        """File by which `ronde doctor` asks the launcher about ranks on all hosts."""
+        """File by which `ronde doctor` asks the launcher for evidence of all hosts."""
         return self.path / "asked"
 
     def is_in_use(self) -> bool:

@@ -1,6 +1,6 @@
 """The hosts of a run that another launcher has started: `hosts.json`.
 
-The observer of a host sees its own ranks only, and names those of other hosts by this file.
+The observer of a host sees only that host's ranks, and names the others by this file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RunHost:
 
 
 def write_hosts(directory: Path, hosts: Sequence[RunHost]) -> None:
-    """Write them into the run directory, if it takes files."""
+    """Write the hosts into the run directory. A full disk is ignored."""
     replace_file(_path(directory), json.dumps([dataclasses.asdict(host) for host in hosts]))
 
 

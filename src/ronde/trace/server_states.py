@@ -13,10 +13,11 @@ _SERVER = re.compile(r"server-(\d+)")
 
 
 def server_states(directory: Path) -> dict[int, Path]:
-    """Find the folder of each server of a run that this host sees.
+    """Return the folders of a run's servers that are visible on this host.
 
     Args:
-        directory: the run's, of its launcher; servers on several hosts have left theirs in those of hosts.
+        directory: the launcher's run directory; servers on several hosts have their folders in the
+            directories of hosts.
     """
     record = read_launch_record(directory / "launch.json")
     of_hosts = sorted(directory.glob("host-*"))
@@ -24,7 +25,7 @@ def server_states(directory: Path) -> dict[int, Path]:
         nodes = [directory.with_name(node.run_id) for node in record.nodes]
         places = [directory, *nodes, *of_hosts]
     else:
-        places = [*of_hosts, directory]  # a directory may have been used before, for a run on several
+        places = [*of_hosts, directory]  # the directory may have been used before, for a run on several hosts
     return {
         int(match[1]): entry
         for place in places

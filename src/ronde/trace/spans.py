@@ -24,8 +24,8 @@ class Span:
 
     Attributes:
         name: a phase ("forward"), "step", "wait" for others, or a collective ("all_reduce").
-        number: number of the optimizer step that it is part of, from 1.
-        nbytes: bytes that this rank hands over; -1 without a collective.
+        number: number of its optimizer step, from 1.
+        nbytes: bytes that this rank gives to the collective; -1 for other spans.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""Division of the time of a step among parts, in some steps only.
+"""Time of a step, divided into activities, measured in some steps only.
 
-Each look costs time, so one step out of several is measured.
+Measuring costs time, so one step out of several is measured.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = ["Activity", "StepClock", "StepTimes", "is_looked_at", "undisturbed"]
 
 # By then models have been observed, gradients lie in buckets and caches are filled.
 _SETTLED = 14
-# Every so many steps, and more rarely later. Primes: a script that steps several optimizers in turn is seen
-# in the steps of each.
+# Distance between measured steps, larger later on. The numbers are primes, so that a script with several
+# optimizers in turn is measured in the steps of each.
 _EVERY = 7
 _LATER, _EVERY_LATER = 150, 31
-# Number of kept steps, the last ones: a long run has its usual speed then.
+# Number of kept steps, the latest ones, when a long run has its usual speed.
 _KEPT = 64
 # Smallest number of steps in the mean.
 _FEWEST = 3
-# An operation on a model's output goes once or twice over its elements; the slowest take so long for each.
+# Longest time per element of an operation on a model's output, which passes over its elements once or twice.
 _ELEMENT_NS = 100
 
 
@@ -69,7 +69,7 @@ class StepClock:
     """Clock that divides the time of some steps among parts; one per rank.
 
     While `armed`, code that changes from one part into another reports it. If an exception prevents the
-    report of an end, the rest of that step counts wrongly, and the next one does not.
+    report of an end, the rest of that step is counted wrongly, but not the next step.
 
     Attributes:
         armed: whether this step is measured.
@@ -98,7 +98,7 @@ class StepClock:
         self._begun = self._since = self._waited_before = self._ran_before = 0
 
     def start(self, waited: Callable[[], int]) -> None:
-        """Look at steps of this thread from now on.
+        """Measure steps of this thread from now on.
 
         Args:
             waited: nanoseconds that this rank has waited for others so far.
@@ -182,8 +182,7 @@ def is_looked_at(steps: int) -> bool:
 def undisturbed(steps: Sequence[StepTimes]) -> StepTimes | None:
     """Average the steps with the least waiting for other ranks or for a core.
 
-    None without any steps. The amount of work in a step must not decide about that: batches may be of
-    different sizes.
+    None without any steps. Steps are not chosen by their total time, because batches may differ in size.
     """
     if not steps:
         return None

@@ -8,8 +8,8 @@ The file outlives the rank.
              on a record stands for twice as many steps
 
 So a run of a week has the same file as one of a minute: 0.8 MB per rank. Writing is two copies into memory,
-without a system call; readers need no help of the rank. A record counts where it continues the one
-before it, so one that was being written, or a fold that was interrupted, does no harm.
+without a system call; readers need no help of the rank. A record is valid if it continues the one before it,
+so a half-written record, or an interrupted merge, does no harm.
 
 All times are nanoseconds by the monotonic clock of the rank's host. The header has the offset that turns them
 into those of the host of rank 0, for ranks on several hosts; on one host it is 0.
@@ -65,9 +65,9 @@ class StepRecord:
         device: bytes that torch holds on the CUDA device, at most; 0 on a CPU.
         sent: bytes handed over to collectives and servers, by `ROUTES`.
         collectives: number of collectives.
-        last: number of these at which this rank came last of its host, while the others waited.
-        late: nanoseconds for which the last but one had waited by then, all together.
-        loss: mean of what the script read as its loss; not a number where it read none.
+        last: number of collectives at which this rank was the last of its host, while the others waited.
+        late: sum of the nanoseconds by which this rank then came after the last but one.
+        loss: mean of the losses that the script read; NaN without any.
         losses: number of losses that the script read.
     """
 
@@ -134,11 +134,11 @@ def steps_path(directory: Path, rank: int) -> Path:
 
 
 class StepFile:
-    """A rank's own file, as it writes it.
+    """A rank's step file, for writing.
 
     Args:
         clocks: the wall clock and the monotonic clock at one moment, in nanoseconds.
-        host: its name.
+        host: name of the rank's host.
 
     Raises:
         OSError: the file cannot be made.
@@ -154,9 +154,9 @@ class StepFile:
         name = host.encode("utf-8", "replace")[:64]
         _HEADER.pack_into(self._memory, 0, _MAGIC, rank, world_size, process, *clocks, 0, 0, name)
         self._course = memoryview(self._memory)[_COURSE_AT : _COURSE_AT + 8].cast("q")
-        self._folds = 1  # steps that a record of the course stands for
+        self._folds = 1  # number of steps in a record of the course
         self._open: list[float] | None = None
-        # The last record in either part, for a loss that is read later.
+        # The latest record in both parts, for a loss that is read later.
         self._last: list[float] | None = None
         self._last_at = 0
         self.show(0)
@@ -242,7 +242,7 @@ class StepsOfRank:
 
     Attributes:
         rank, world_size, host: identity of the rank.
-        process: its number on that host.
+        process: its pid on that host.
         wall, monotonic: nanoseconds by both clocks at one moment, the beginning.
         offset: nanoseconds to be added to its monotonic times.
         phase: present phase, by `PHASES`.

@@ -1,6 +1,6 @@
 """Summary of a rank's time, written at the end of its script.
 
-The user sees it in a few lines.
+A few lines of it are printed for the user.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RankSummary:
 
     @property
     def compute(self) -> float:
-        """Return the rest of the time: models, and all else that the script does."""
+        """Return the remaining share: models, and everything else in the script."""
         return max(0.0, 1.0 - self.data - self.communication)
 
     def to_json(self) -> str:
@@ -153,7 +153,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _figure(value: float) -> str:
-    """Three digits that count."""
+    """Format a number with three significant digits."""
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -40,14 +40,14 @@ class TemporaryFolder:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # another run looks whether anyone holds it
+            except BlockingIOError:  # another run is checking whether it is locked
                 os.close(lock)
                 continue
-            except OSError:  # a file system without locks: then no run takes it for dead either
+            except OSError:  # a file system without locks, where no run removes folders of others
                 return cls(path, lock)
             if os.path.isdir(path):
                 return cls(path, lock)
-            os.close(lock)  # another run was faster to lock it, and has removed it
+            os.close(lock)  # another run has locked it first, and removed it
 
     def remove(self) -> None:
         """Remove the folder with its contents."""
@@ -112,7 +112,7 @@ def _remove_if_dead(entry: os.DirEntry[str], lives: Callable[[], bool]) -> None:
         return
     lock = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if it is held
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if its maker lives
         if not lives():
             remove_tree(entry.path)
     finally:

@@ -1,9 +1,9 @@
 """Estimate whether one process would have been faster than the run.
 
-The time of one process is unknown, but has bounds. It does without ronde's own code and without waiting, and
-computes the rows of all ranks. At best that takes as long as each rank takes for its own rows: if calling
-operations takes the time, and if it has the cores of all ranks. At worst one rank's rows come after
-another's. Samples are read one after the other in any case.
+The time of one process is unknown, but has bounds. One process runs without ronde's code and without waiting,
+but computes the rows of all ranks. At best that takes as long as one rank takes for its rows: if the time is
+spent in calling operations, and if the process has the cores of all ranks. At worst it computes the ranks'
+rows one after another. Samples are read one after another in any case.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ronde.trace.step_clock import StepTimes
 
 __all__ = ["Division", "division", "too_small_line"]
 
-# So many steps make a judgement possible, and a run must be slower by this factor to be called so.
+# Fewest steps for an estimate, and the factor by which the run must be slower for a warning.
 _FEWEST_STEPS = 50
 _CLEARLY = 1.25
 
@@ -27,7 +27,7 @@ class Division:
     Attributes:
         ranks: number of ranks.
         divided: seconds on these ranks.
-        cost: part of `divided` that one process does without: ronde's own code and collectives.
+        cost: part of `divided` that one process does not have: ronde's own code and collectives.
         about, most: seconds in one process: the estimate, and its upper bound.
     """
 
@@ -46,8 +46,8 @@ class Division:
 def division(ranks: Sequence[StepTimes], world_size: int) -> Division | None:
     """Compute the cost of dividing a step; None if no rank is known.
 
-    The rank that waited least counts: the others waited for it too, which has other reasons. Where not all
-    ranks are known, that may be any, and waiting is left out.
+    The rank that waited least is used, because the others also waited for it, for other reasons. If not all
+    ranks are known, this rank may be missing, so waiting is left out.
     """
     if not ranks:
         return None
@@ -80,7 +80,7 @@ def too_small_line(found: Division | None, steps: int) -> str:
 
 
 def _ms(seconds: float) -> str:
-    """Two digits that count.
+    """Format milliseconds with two significant digits.
 
     >>> _ms(0.000341), _ms(0.0021), _ms(0.1234)
     ('0.34', '2.1', '123')

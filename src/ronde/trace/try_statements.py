@@ -1,8 +1,8 @@
 """Static check whether the script would catch an exception of a call.
 
-It walks up the stack, and reads the sources. A handler counts unless it takes only exceptions that no
-computation raises (`KeyboardInterrupt`), or ends with a `raise` and has no other way out. A `with` counts
-where the name is known to swallow exceptions (`contextlib.suppress`), or the code of its manager does so.
+It walks up the stack, and reads the sources. A handler counts unless it catches only exceptions that no
+computation raises (`KeyboardInterrupt`), or always ends with a `raise`. A `with` counts if its manager is
+known to swallow exceptions (`contextlib.suppress`), or if the manager's code does so.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ _STANDARD, INSTALLED = (
 
 
 class TryStatements:
-    """Remembers for each place in the code whether a `try` stands around it.
+    """Cache of places in the code that are inside of a `try`.
 
     Args:
-        libraries: folders of code to be passed over, besides ronde's and the standard library.
+        libraries: folders of code to ignore, besides ronde's and the standard library.
     """
 
     def __init__(self, *libraries: str) -> None:
         self._libraries = (RONDE, *(os.path.join(folder, "") for folder in libraries))
-        # By id of the code, which is held: to hash a code object takes longer than the rest. None: no `try`.
+        # By id of the code object, which is kept alive, because hashing it would be slow. None: no `try`.
         self._known: dict[int, tuple[CodeType, dict[int, bool] | None]] = {}
         self._files: dict[str, CatchVisitor | None] = {}
         self._managers: dict[tuple[str, Scope], bool] = {}
 
     def catch(self, frame: FrameType | None, outermost: CodeType | None = None) -> bool:
-        """Say whether a frame at or above this one would catch an exception.
+        """Return whether a frame at or above this one would catch an exception.
 
         Args:
-            outermost: frames at and above one of this code are not asked.
+            outermost: code object; frames at and above a frame of it are not searched.
         """
         while frame is not None and frame.f_code is not outermost:
             code = frame.f_code
@@ -90,21 +90,21 @@ class TryStatements:
     def _is_caught(self, file: str, scope: Scope, line: int, names: dict[str, Any]) -> bool:
         source = self._source(file)
         if source is None:
-            return True  # unknown
+            return True  # a value that is not known
         if any(line in lines for lines in source.caught.get(scope, ())):
             return True
         inside = [each for lines, each in source.managed.get(scope, ()) if line in lines]
         return any(self._is_swallowing(file, source, each, names) for each in inside)
 
     def _is_swallowing(self, file: str, source: CatchVisitor, item: ast.expr, names: dict[str, Any]) -> bool:
-        """Say whether the manager that this expression gives may swallow exceptions."""
+        """Return whether the manager that an expression makes may swallow exceptions."""
         if swallows_by_name(item):
             return True
         if isinstance(item, ast.IfExp):
             return any(self._is_swallowing(file, source, each, names) for each in (item.body, item.orelse))
         made = item.func if isinstance(item, ast.Call) else item
         manager = _resolved(made, names)
-        if manager is None:  # of a local variable the value is not asked for, which would keep it alive
+        if manager is None:  # the value of a local variable is not read, because that would keep it alive
             called = getattr(made, "attr", getattr(made, "id", ""))
             return any(self._swallows(file, each, names) for each in source.definitions.get(called, ()))
         code, globals_ = _code_of(manager)
@@ -118,10 +118,10 @@ class TryStatements:
         return self._swallows(code.co_filename, found[0], globals_)
 
     def _swallows(self, file: str, node: Any, names: dict[str, Any]) -> bool:
-        """Say whether a manager of this class, or of this function, may do so."""
+        """Return whether a manager of this class, or of this function, may swallow exceptions."""
         key = file, scope_of(node)
         if key not in self._managers:
-            self._managers[key] = False  # where it is inside of itself
+            self._managers[key] = False  # for a manager that uses itself
             self._managers[key] = self._look(file, node, names)
         return self._managers[key]
 
@@ -151,7 +151,7 @@ def _names(frame: FrameType) -> dict[str, Any]:
 
 
 def _resolved(node: ast.expr, names: dict[str, Any]) -> Any:
-    """The value of `a.b.c`, found without running code; None if not known."""
+    """Return the value of `a.b.c` without running code; None if unknown."""
     if isinstance(node, ast.Name):
         return names.get(node.id)
     if not isinstance(node, ast.Attribute):
@@ -162,7 +162,7 @@ def _resolved(node: ast.expr, names: dict[str, Any]) -> Any:
 
 
 def _code_of(manager: Any) -> tuple[CodeType | None, dict[str, Any]]:
-    """Return the code that leaves or makes a manager, and its names."""
+    """Return the code that exits or makes a manager, and its names."""
     frame = getattr(getattr(manager, "gen", None), "gi_frame", None)
     if frame is not None and isinstance(manager, AbstractContextManager):
         return frame.f_code, frame.f_globals

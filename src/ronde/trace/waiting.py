@@ -14,12 +14,12 @@ from ronde.trace.whole_file import replace_file
 
 __all__ = ["read_waiting", "waiting_now", "write_waiting"]
 
-# Ranks that come a little later than others do not count.
+# Ranks that arrive only a little later than others are not listed.
 _LEAST_S = 0.05
 
 
 def waiting_now(standings: Iterable[BoardPosition], now: float) -> dict[int, str]:
-    """Each rank that waits, with the collective.
+    """Return each rank that waits, with its collective.
 
     Args:
         now: seconds by the monotonic clock of the ranks.
@@ -32,7 +32,7 @@ def waiting_now(standings: Iterable[BoardPosition], now: float) -> dict[int, str
 
 
 def write_waiting(directory: Path, waiting: Mapping[int, str]) -> None:
-    """Write it for `ronde top`, if the run directory takes files."""
+    """Write the waits for `ronde top`. A full disk is ignored."""
     replace_file(_path(directory), json.dumps(waiting))
 
 

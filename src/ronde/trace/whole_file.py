@@ -10,9 +10,9 @@ __all__ = ["replace_file"]
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Replace a file by this text at once.
+    """Replace the content of a file atomically.
 
-    A directory that takes no files is ignored: these files only tell observers of a run.
+    A directory that cannot be written is ignored, because these files only inform observers of a run.
     """
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):

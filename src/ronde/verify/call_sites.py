@@ -76,7 +76,7 @@ class Sites:
         if not path.startswith(self._temporary) or is_library(path):
             return False
         script = os.path.dirname(os.path.realpath(getattr(sys.modules["__main__"], "__file__", "")))
-        if os.path.join(script, "") == self._temporary:  # others write in folders of their own there
+        if os.path.join(script, "") == self._temporary:  # other programs use folders of their own there
             return os.path.dirname(path) != script
         return not any(path.startswith(folder + os.sep) for folder in (self._tree, script))
 

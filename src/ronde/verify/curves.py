@@ -45,7 +45,7 @@ class Curve:
 def loss_curves(
     plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance, directory: Path
 ) -> tuple[Curve, ...]:
-    """Return the curves of lines that speak of a loss, most often read first.
+    """Return the curves of lines that read a loss, the most frequent first.
 
     In a script without such lines it is the number that it reads most often; in one that reads none, the norm
     of all gradients at each step.

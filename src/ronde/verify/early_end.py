@@ -14,7 +14,7 @@ from typing import Any
 
 __all__ = ["EnoughSteps", "end_early"]
 
-# How long the interpreter waits for such threads.
+# Seconds that the interpreter waits for threads.
 _PATIENCE_S = 2.0
 
 

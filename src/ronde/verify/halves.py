@@ -117,7 +117,7 @@ class InHalves:
 
 
 def _host_generators() -> Any:
-    """Return the states of generators with draws that cannot be repeated."""
+    """Return the states of generators with draws that ronde cannot repeat."""
     return random.getstate(), pickle.dumps(numpy.random.get_state())
 
 

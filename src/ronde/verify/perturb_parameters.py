@@ -14,7 +14,7 @@ __all__ = ["RoundedUp"]
 
 
 class RoundedUp:
-    """Moves each parameter to its type's next larger number, at its model's first call."""
+    """Moves each parameter to the next larger number, at its model's first call."""
 
     def __init__(self) -> None:
         self._moved: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()

@@ -48,8 +48,7 @@ class Proof:
         failure: the end of the ranks' standard error, when they failed.
         note: the reason for which the runs are not in double precision, though that was asked for.
         rounding: the numbers at ties or kinks that rounding has turned, when that explains the difference.
-        parting: the step where a twin takes another course than the plain run; ranks are compared until
-            there.
+        parting: the step at which a twin departs from the plain run; ranks are compared up to it.
     """
 
     job: Job

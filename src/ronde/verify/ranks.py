@@ -1,6 +1,7 @@
 """The ranks' side: `python -m ronde.verify.ranks RANKS RUN_DIR JOB` exits with their code.
 
-It is a process of its own, because the launcher wants the run's main thread, working directory and output.
+It is a separate process, because the launcher needs the main thread, the working directory and the output for
+itself.
 """
 
 from __future__ import annotations

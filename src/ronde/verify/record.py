@@ -45,7 +45,7 @@ ENTRY_LIMIT = 1 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RecordConfig:
-    """Configuration of a recorder; travels as JSON in one environment variable.
+    """Configuration of a recorder, as JSON in an environment variable.
 
     Attributes:
         directory: the folder of the record.

@@ -20,7 +20,7 @@ from ronde.verify.record import Writer
 __all__ = ["StartRecorder"]
 
 
-# Longer than the variation of such a process or thread, and too short to be noticed.
+# Longer than the usual variation of such a process or thread, and too short to disturb.
 _DELAY_S = 0.3
 
 

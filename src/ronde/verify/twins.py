@@ -89,7 +89,7 @@ def _parting(
 
 
 def _course(run: RankRecord, plain: RankRecord) -> str:
-    """Describe the first difference besides values; "" if the courses match."""
+    """Describe the first difference in anything but values; "" without one."""
     verdicts = (
         data.compare(plain, [run]),
         control.compare(plain, [run], plain_exit=0, ranks_exit=0),

@@ -109,7 +109,7 @@ OURS = {
     each.name: each
     for each in (
         CollectiveContender(name="shared-memory", title="shared memory"),
-        # Its mean: the division, which the others leave to the caller, is part of the time.
+        # Includes the division for the mean, which other contenders leave to the caller.
         CollectiveContender(name="shared-buckets", title="shared buckets", operations=_SUMS),
         CollectiveContender(name="ring", title="ring", operations=_SUMS, algorithm="ring"),
         CollectiveContender(name="tree", title="two trees", operations=_SUMS, algorithm="tree"),

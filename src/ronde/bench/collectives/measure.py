@@ -31,7 +31,7 @@ NOTES = (
     "shared buckets: the mean, with its division; all others leave that to the caller",
 )
 
-# The time of a sample where possible: far above the clock's and the start's own share.
+# Desired time of a sample, far above the cost of the clock and of the start.
 _SECONDS = 0.1
 _FEWEST, _MOST = 3, 5000
 _ENOUGH_TO_GUESS = 0.02

@@ -47,7 +47,7 @@ class RankSet:
             BenchError: one failed, died or did not answer in time.
         """
         for connection in self._connections:
-            with contextlib.suppress(BrokenPipeError):  # its end is found below
+            with contextlib.suppress(BrokenPipeError):  # its end is detected below
                 connection.send((verb, arguments))
         return self.answers(_TIMEOUT)
 

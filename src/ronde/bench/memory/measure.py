@@ -42,8 +42,8 @@ QUANTITIES = {
     "peak": _BYTES,
 }
 _TIMEOUT = 900.0
-_ROUNDING_16 = 0.01  # of losses of models in bfloat16, whose numbers have 8 bits
-_STEPS = ("--warm-up", "2", "--steps", "2")  # so many that the last ones run with full caches
+_ROUNDING_16 = 0.01  # tolerance of losses in bfloat16, which has 8 bits of precision
+_STEPS = ("--warm-up", "2", "--steps", "2")  # enough steps for the last ones to run with full caches
 
 
 def plans_with_formulas() -> tuple[str, ...]:

@@ -52,7 +52,7 @@ class _Saved:
         self.arguments: _Storages = {}
         self.results: _Storages = {}
         self._there = {_address(each) for each in (*model.parameters(), *model.buffers(), *batch)}
-        # Memory that was freed would be given out again, and counted once.
+        # Kept alive, because reused memory would be counted once.
         self._held: list[Tensor] = []
         self._now: list[_Storages] = [self.loss]
         self._hooks = [

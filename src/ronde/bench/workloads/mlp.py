@@ -30,11 +30,11 @@ def digits(_: int) -> TensorRows:
 _sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 
 MLP = Workload(batch_size=64, steps=160, warm_up=10, data=images, model=partial(mlp, 2048), optimizer=_sgd)
-# Some hundred steps a second: what a step costs beside its arithmetic can be seen.
+# Some hundred steps per second, so that the overhead of a step can be seen.
 MLP_512 = Workload(
     batch_size=32, steps=1500, warm_up=100, data=images, model=partial(mlp, 512), optimizer=_sgd
 )
-# Thousands of steps a second: what is left of a step is what the ranks tell each other and ronde itself.
+# Thousands of steps per second, so that a step consists of communication and ronde's overhead.
 MLP_20K = Workload(
     batch_size=64,
     steps=4000,

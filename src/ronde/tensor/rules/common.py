@@ -20,7 +20,7 @@ F = torch.nn.functional
 
 
 def functions(names: Iterable[str]) -> list[Callable[..., Any]]:
-    """Return every public spelling of operations.
+    """Return every public spelling of these operations.
 
     These are `torch.x`, `Tensor.x`, `torch.nn.functional.x` and `torch.special.x`.
     """

@@ -144,7 +144,7 @@ def pointwise(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     if not sharded or len(shapes) != 1:
         return NotImplemented
     if "var" in tensors and tensors["var"].dim() != tensors["input"].dim():
-        return NotImplemented  # one variance for each row: found out by comparing whole shapes
+        return NotImplemented  # one variance for each row: torch detects that by comparing whole shapes
     layout = sharded[0]._layout.at(sharded[0]._layout.dim - sharded[0].dim())
     for value in tensors.values():
         if is_global(value, context):

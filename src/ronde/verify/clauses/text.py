@@ -101,7 +101,7 @@ def _with_lines_of(reference: str, text: str, places: Collection[int]) -> str:
 
 
 def _have_same_words(first: str, second: str) -> bool:
-    """Return whether two texts differ in numbers only."""
+    """Return whether two texts differ at most in numbers."""
     (words, _), (others, _) = _parts(first), _parts(second)
     return [_single_spaced(each) for each in words] == [_single_spaced(each) for each in others]
 

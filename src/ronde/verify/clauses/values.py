@@ -68,7 +68,7 @@ def _reads(
 ) -> _Divergence | None:
     for number, (read, expected) in enumerate(zip(rank.reads, plain.reads, strict=False), 1):
         if (read.where, read.call) != (expected.where, expected.call):
-            return None  # another path through the script: L4 speaks of that
+            return None  # another path through the script, which L4 reports
         site = _site(plain, expected)
         allowed = _Allowed(tolerance, scales[site], tolerance.noise.values.get(site, 0.0))
         wrong = _different(rank, read, plain, expected, allowed)
@@ -160,7 +160,7 @@ def _gradients(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> _Di
         whole = _whole_norm(expected)
         for name, norm in expected.norms.items():
             if name not in mine.norms:
-                continue  # L2 names parameters that are not there
+                continue  # L2 reports missing parameters
             other = mine.norms[name]
             if norm is None or other is None:
                 # A gradient of zeros acts like an absent gradient, but for weight decay and momentum.

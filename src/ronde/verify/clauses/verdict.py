@@ -20,7 +20,7 @@ DUST = 1e-5
 # Twins of plain python show only a part of the possible rounding errors.
 _NOISE = 3
 
-# Where twins differ by more than this part of the vector, the comparison does not prove much.
+# Where twins differ by more than this part of the vector, the comparison proves little.
 _SHARP_IN_DOUBLE, _SHARP_AS_IS = 1e-6, 1e-2
 
 # Tolerance for the vector of all parameters, by the precision in which summands of gradients are rounded: a
@@ -29,7 +29,7 @@ _ROUNDING = {"tf32": 1e-3, "fp16": 2e-3, "bf16": 1e-2}
 
 
 class Status(enum.Enum):
-    """Outcome of a clause. `nothing`: the script gave no occasion to test it."""
+    """Outcome of a clause. `nothing`: the script did nothing that tests it."""
 
     holds = "holds"
     broken = "broken"
@@ -68,7 +68,7 @@ class Tolerance:
         turns: the share by which a whole number may differ, and the share of entries of an array that may
             differ: under a reduced precision a count, or an argmax, can turn by rounding. 0 where they must
             be equal.
-        sharp: the noise of twins up to which a comparison proves much.
+        sharp: the largest noise of twins with which a comparison still proves much.
         noise: differences among twins of plain python.
     """
 
@@ -180,7 +180,7 @@ class Tolerance:
 
 
 def _ahead(step: int) -> int:
-    """Return the step at which noise is read.
+    """Return the later step at which noise is read, as ranks may be ahead.
 
     Rounding grows from step to step, and ranks may be a few steps ahead.
     """
