@@ -13,7 +13,7 @@ from ronde.planner.graph import CostGraph
 from ronde.planner.software import Software
 from ronde.planner.transformer import TransformerSizes, transformer_graph
 
-__all__ = ["Row", "bigscience", "dlperf", "megatron", "mpt", "mpt_h100"]
+__all__ = ["Row", "bigscience", "dlperf", "megatron", "mpt", "mpt_h100", "vtrain"]
 
 _MPT = {
     "125m": (12, 768, 12),
@@ -51,6 +51,8 @@ _MEGATRON = Software(
     bucket=1e12,
     overlaps=False,
 )
+# Operations of DeepSpeed's loop for a micro-batch, fitted to every second row of vTrain's table.
+_DEEPSPEED_LOOP = 33.7
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,6 +210,46 @@ def dlperf() -> Iterator[Row]:
             software=software,
             seconds=batch / float(row["megatron_samples_per_s"]),
             fitted=row["source_row"] in ("1", "3", "7"),
+        )
+
+
+def vtrain() -> Iterator[Row]:
+    """Yield vTrain's rows of Megatron-DeepSpeed on A100; every second one is fitted."""
+    preset = read_cluster("dgx-a100")
+    software = dataclasses.replace(
+        _MEGATRON, precision="fp16", gradient=2.0, wire_gradient=2.0, loop=_DEEPSPEED_LOOP
+    )
+    for row in read_table("vtrain_single_a100"):
+        data, tensor, pipeline = int(row["data"]), int(row["tensor"]), int(row["pipeline"])
+        batch, devices = int(row["global_batch"]), int(row["devices"])
+        model = TransformerSizes(
+            name=f"{row['layers']} x {row['hidden']}",
+            layers=int(row["layers"]),
+            hidden=int(row["hidden"]),
+            heads=int(row["heads"]),
+            vocabulary=51200,
+            sequence=int(row["sequence"]),
+            batch=batch,
+            positions=True,
+            dropout=True,
+            fused_attention=False,
+        )
+        yield Row(
+            table="vtrain_single_a100",
+            number=int(row["source_row"]),
+            group=f"vtrain {model.name} on {devices}",
+            cluster=preset.resized(devices),
+            graph=transformer_graph(model),
+            point=Point(
+                data=data,
+                tensor=tensor,
+                pipeline=pipeline,
+                micro_batches=batch // (data * int(row["micro_batch"])),
+                recompute=2,
+            ),
+            software=software,
+            seconds=float(row["ms"]) * 1e-3,
+            fitted=int(row["source_row"]) % 2 == 1,
         )
 
 

@@ -18,6 +18,7 @@ from ronde.planner.collective import collective_seconds
 from ronde.planner.fitting import fit_gemm
 from ronde.planner.memory import held, in_flight
 from ronde.planner.software import Software, ronde_software
+from ronde.planner.step import step
 from ronde.planner.this_host import host_of
 from ronde.planner.transformer import MODELS, read_model, transformer_graph
 
@@ -26,7 +27,7 @@ def test_the_figures_on_public_tables_are_reached() -> None:
     """All but the seconds of a search, which depend on this machine."""
     found = [each for each in figures() if each.unit != "s"]
     assert [each.name for each in found if not each.reached] == []
-    assert len(found) == 15
+    assert len(found) == 19
     errors = [
         each for each in found if each.sheet is not None and each.unit == "%" and "regret" not in each.name
     ]
@@ -138,15 +139,50 @@ def test_one_run_sets_the_scale_and_is_the_source(tmp_path: Path) -> None:
 
     graph, cluster = transformer_graph(MODELS["gpt2-small"]), read_cluster("2xcpu")
     run = summary(tmp_path / "run")
-    found = calibrated(cluster, graph, run)
+    found = calibrated(cluster, graph, [run])
     account = read_summary(run / "rank-0.summary.json")
     assert account is not None
     assert predicted_seconds(found, graph, account) == pytest.approx(2.0)
     assert "state=zero1, 2 ranks, 2 s a step" in found.calibration
     with pytest.raises(UsageError, match="has no account of a run"):
-        calibrated(cluster, graph, tmp_path)
+        calibrated(cluster, graph, [tmp_path])
     with pytest.raises(UsageError, match="made 1 optimizer steps, too few"):
-        calibrated(cluster, graph, summary(tmp_path / "short", steps=1))
+        calibrated(cluster, graph, [summary(tmp_path / "short", steps=1)])
+
+
+def test_two_runs_tell_the_host_from_the_device(tmp_path: Path) -> None:
+    """One run waits for the host, which is 1.5 times slower than the preset's; the other does not."""
+    from ronde.trace.summary import read_summary
+
+    small = dataclasses.replace(MODELS["gpt2-small"], batch=8)
+    graph, cluster = transformer_graph(small), read_cluster("dgx-a100")
+    device = dataclasses.replace(cluster.slowest, host=1.5 * cluster.slowest.host)
+    real = dataclasses.replace(
+        cluster, factor=1.2, groups=tuple(dataclasses.replace(g, device=device) for g in cluster.groups)
+    )
+    runs = []
+    for world_size in (1, 8):
+        fields = {"plan": "ddp,precision=bf16", "world_size": world_size}
+        run = summary(tmp_path / str(world_size), **fields)
+        account = read_summary(run / "rank-0.summary.json")
+        assert account is not None
+        seconds = predicted_seconds(real, graph, account)
+        runs.append(summary(run, **fields, steps_per_second=1 / seconds))
+    found = calibrated(cluster, graph, runs)
+    assert found.factor == pytest.approx(1.2, rel=0.05)
+    assert found.host_factor == pytest.approx(1.8, rel=0.05)
+
+
+def test_small_micro_batches_wait_for_the_host() -> None:
+    """The host's part is zero where products are long, and a compiler lessens it."""
+    graph, cluster = transformer_graph(MODELS["gpt2-small"]), read_cluster("dgx-a100").resized(1)
+    software = ronde_software("bf16", 2, 4, 25e6)
+    small, large = (Candidates.one(Point(1, micro_batches=count)) for count in (512, 16))
+    compiled = dataclasses.replace(software, compiled=True)
+    waits = step(cluster, graph, small, software)
+    assert waits.host[0] > 0.3 * waits.total[0]
+    assert step(cluster, graph, small, compiled).host[0] < waits.host[0]
+    assert step(cluster, graph, large, software).host[0] == 0
 
 
 def test_a_host_is_what_was_measured_on_it() -> None:

@@ -50,8 +50,12 @@ def search(  # noqa: PLR0913 - each is an option
         int | None, typer.Option(min=1, help="Samples of a global batch, in place of the model's own.")
     ] = None,
     calibrate: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN_DIR", help="Run of the script whose measured steps scale predictions."),
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN_DIR",
+            help="Run of the script whose measured steps scale predictions; a second one, with other "
+            "micro-batches or ranks, tells the host's time from the device's.",
+        ),
     ] = None,
     real_step: Annotated[
         bool, typer.Option("--real-step", help="Run one step of the script on real tensors.")
@@ -86,7 +90,7 @@ def search(  # noqa: PLR0913 - each is an option
         peaks = where.slowest.peak
         narrow = next((name for name in ("bf16", "fp16") if name in peaks), "fp32")
         base = dataclasses.replace(base, compute=dataclasses.replace(base.compute, precision=narrow))
-    if calibrate is not None:
+    if calibrate:
         from ronde.planner.calibration import calibrated
 
         where = calibrated(where, graph, calibrate)

@@ -1,9 +1,12 @@
-"""Calibrates the model by one measured run: software differs by a near-constant factor."""
+"""Calibrate the cost model by measured runs, the host's time apart from the device's."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from ronde.errors import UsageError
 from ronde.plan import expand
@@ -12,7 +15,7 @@ from ronde.planner.cluster import Cluster
 from ronde.planner.drawing import point_of
 from ronde.planner.estimate import Setting, seconds_of
 from ronde.planner.graph import CostGraph
-from ronde.planner.software import ronde_software
+from ronde.planner.software import software_of
 from ronde.planner.traffic import traffic_of
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.summary import RankSummary, read_summary
@@ -20,16 +23,46 @@ from ronde.trace.summary import RankSummary, read_summary
 __all__ = ["calibrated", "predicted_seconds"]
 
 _FEWEST_STEPS = 3
+# Ratios of the host's factor to the device's that are tried: one changes by 10 at most, in steps of 3 %.
+_RATIOS = np.exp(np.linspace(-np.log(10), np.log(10), 155))
+# A ratio other than 1 must explain at least this much more of the logarithm of a run's time.
+_DOUBT = 1e-3
 
 
-def calibrated(cluster: Cluster, graph: CostGraph, run: Path) -> Cluster:
-    """Return the cluster with the factor that makes predictions match a measured run.
+def calibrated(cluster: Cluster, graph: CostGraph, runs: Sequence[Path]) -> Cluster:
+    """Return the cluster with the factors that make predictions match measured runs.
 
-    The run is of the same script on that cluster.
+    One run sets one factor of all times. Several, some of which wait for the host more than others, set the
+    host's apart from the device's.
+
+    Args:
+        runs: directories of runs of the script on that cluster.
 
     Raises:
-        UsageError: the folder has no account of a run, or the run made too few steps.
+        UsageError: a folder has no account of a run, or the run made too few steps.
     """
+    summaries = [_summary(run) for run in runs]
+    measured = -np.log(np.array([each.steps_per_second for each in summaries], dtype=float))
+    hosts = _RATIOS if len(runs) > 1 and cluster.slowest.host else np.ones(1)
+    predicted = [
+        [predicted_seconds(_with_host(cluster, float(host)), graph, each) for each in summaries]
+        for host in hosts
+    ]
+    off = measured - np.log(np.array(predicted))
+    spread = off.var(axis=1) + _DOUBT * np.abs(np.log(hosts))
+    best = int(spread.argmin())
+    factor = float(np.exp(off[best].mean()))
+    told = "; ".join(
+        f"{run} ({each.plan or 'ddp'}, {each.world_size} ranks, {np.exp(seconds):.4g} s a step)"
+        for run, each, seconds in zip(runs, summaries, measured, strict=True)
+    )
+    found = _with_host(cluster, float(hosts[best]))
+    return dataclasses.replace(
+        found, factor=factor, host_factor=factor * float(hosts[best]), calibration=told
+    )
+
+
+def _summary(run: Path) -> RankSummary:
     summary = read_summary(RunDirectory(path=run, run_id="").summary(0))
     if summary is None:
         raise UsageError(
@@ -41,20 +74,25 @@ def calibrated(cluster: Cluster, graph: CostGraph, run: Path) -> Cluster:
             f"--calibrate {run}: that run made {summary.steps} optimizer steps, too few to time; let it make "
             f"{_FEWEST_STEPS} at least [R815]"
         )
-    measured = 1 / summary.steps_per_second
-    factor = measured / predicted_seconds(cluster, graph, summary)
-    told = f"{run} ({summary.plan or 'ddp'}, {summary.world_size} ranks, {measured:.4g} s a step)"
-    return dataclasses.replace(cluster, factor=factor, calibration=told)
+    return summary
+
+
+def _with_host(cluster: Cluster, times: float) -> Cluster:
+    """Return the cluster with a multiple of the host's seconds for each operation."""
+    groups = tuple(
+        dataclasses.replace(group, device=dataclasses.replace(group.device, host=group.device.host * times))
+        for group in cluster.groups
+    )
+    return dataclasses.replace(cluster, groups=groups)
 
 
 def predicted_seconds(cluster: Cluster, graph: CostGraph, summary: RankSummary) -> float:
     """Return the model's seconds of a step of that run."""
     plan = expand(*([summary.plan] if summary.plan else []))
-    software = ronde_software(plan.compute.precision, graph.slots, graph.itemsize, float(plan.bucket_bytes))
     setting = Setting(
         cluster=cluster.resized(summary.world_size),
         graph=graph,
-        software=software,
+        software=software_of(plan, graph),
         algorithm=plan.communication.algorithm,
         traffic=traffic_of(plan),
     )

@@ -36,8 +36,9 @@ class Cluster:
         sources: the origin of each constant, by its key in the file.
         uncertainty: relative error of predicted seconds, inside the fitted range.
         batches: rows of products for which constants were fitted, from and to; outside intervals are wider.
-        calibration: description of the run of `--calibrate`; "" without.
-        factor: measured seconds over predicted ones, of that run's step.
+        calibration: description of the runs of `--calibrate`; "" without.
+        factor: measured seconds over predicted ones, of those runs' steps.
+        host_factor: the same for the host's seconds, which the devices' constants hold already.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Cluster:
     batches: tuple[float, float]
     calibration: str = ""
     factor: float = 1.0
+    host_factor: float = 1.0
 
     @property
     def devices(self) -> int:

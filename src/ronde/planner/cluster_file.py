@@ -67,6 +67,7 @@ _GROUP = {
     "sustained": _Field(
         low=0.05, high=1.5, large="a share is at most about 1; divide per cent by 100", default=1.0
     ),
+    "host-us": _Field(low=0, high=10_000, large="give microseconds", default=0.0),
 }
 _PEAK = _Field(
     low=1e-3, high=20_000, small="if these are PFLOPS, multiply by 1000", large="give TFLOPS, dense"
@@ -283,5 +284,6 @@ def _group(fields: Mapping[str, Any]) -> Group:
         copy_efficiency=fields["copy-efficiency"],
         launch=fields["launch-us"] * 1e-6,
         sustained=_get(fields, _GROUP, "sustained"),
+        host=_get(fields, _GROUP, "host-us") * 1e-6,
     )
     return Group(nodes=int(fields["nodes"]), devices=int(fields["devices"]), device=device)

@@ -25,6 +25,7 @@ class Device:
         copy_efficiency: share of `bandwidth` that element-wise work reaches.
         launch: the least seconds of any other operation.
         sustained: share of the speed of single kernels that a training keeps up.
+        host: seconds of the host for each operation that eager code starts; 0 where the host computes itself.
     """
 
     name: str
@@ -38,3 +39,4 @@ class Device:
     copy_efficiency: float
     launch: float
     sustained: float
+    host: float = 0.0

@@ -10,7 +10,7 @@ from ronde.planner.cluster import Cluster
 from ronde.planner.estimate import Setting, timeline_of
 from ronde.planner.graph import CostGraph
 from ronde.planner.simulator import PipelineTimeline
-from ronde.planner.software import ronde_software
+from ronde.planner.software import software_of
 
 __all__ = ["point_of", "timeline_of_best"]
 
@@ -41,7 +41,7 @@ def timeline_of_best(answer: Answer, graph: CostGraph, cluster: Cluster, micros:
     """
     plan = expand(answer.choices[0].plan)
     point = point_of(answer.choices[0].plan, answer.devices)
-    software = ronde_software(plan.compute.precision, graph.slots, graph.itemsize, float(plan.bucket_bytes))
+    software = software_of(plan, graph)
     few = min(point.micro_batches, max(micros, 2 * point.pipeline))
     if SCHEDULES[point.schedule] == "interleaved":
         few = -(-few // point.pipeline) * point.pipeline

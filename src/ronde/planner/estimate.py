@@ -99,6 +99,6 @@ def simulated(setting: Setting, point: Point, closed: StepTime, place: int) -> f
     if point.schedule == 2:
         few = min(point.micro_batches, -(-few // group) * group)
     ran = timeline_of(setting, point, few).seconds
-    body = float(closed.compute[place] + closed.exchange[place])
+    body = float(closed.compute[place] + closed.exchange[place] + closed.host[place])
     rest = (point.micro_batches - few) * body / point.micro_batches
     return ran + rest + float(closed.gradients[place] + closed.optimizer[place] + closed.loader[place])

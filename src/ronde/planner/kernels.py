@@ -11,7 +11,7 @@ from ronde.planner.device import Device
 from ronde.planner.graph import Attention, Matmul, ModelBlock
 from ronde.planner.software import Software
 
-__all__ = ["RankShare", "block_seconds", "gemm_seconds", "peak_of"]
+__all__ = ["RankShare", "block_seconds", "gemm_seconds", "operations", "peak_of"]
 
 Floats = NDArray[np.float64]
 
@@ -22,6 +22,8 @@ _MISFIT = 1.28
 _HEAD = 8
 _SLOW_HEAD = 3.0
 _FUSED_BACKWARD = 2.5
+# Two products, the softmax with its mask, dropout, and one to bring heads together.
+_UNFUSED = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,6 +81,17 @@ def block_seconds(
         + block.kernels * device.launch
     )
     return (forward + moved) / device.sustained, (backward + 2 * moved) / device.sustained
+
+
+def operations(block: ModelBlock, software: Software) -> float:
+    """Return the operations that the host starts in a block's forward, without collectives.
+
+    Backward counts as many: it has twice the products, which are started without Python.
+    """
+    products = sum(matmul.count for matmul in block.matmuls)
+    attention = 0 if block.attention is None else 1 if block.attention.fused else _UNFUSED
+    between = min(products + 1, block.kernels) if software.compiled else block.kernels
+    return products + attention + between
 
 
 def _product(device: Device, software: Software, matmul: Matmul, shares: RankShare) -> Floats:

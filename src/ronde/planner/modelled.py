@@ -26,6 +26,7 @@ PRICED: Mapping[str, str] = {
     "peers": "two ranks or all",
     "precision": "peak of the device, bytes of values",
     "micro-batches": "sizes of products, activations, bubble",
+    "compile": "operations that the host starts; bytes that fused operations save are not counted",
     "recompute": "activations kept, forward computed again",
     "schedule": "bubble and micro-batches in flight",
 }
@@ -47,7 +48,6 @@ NOT_MODELLED: Mapping[str, str] = {
     "adaptive": "k is found as the training goes; 8 is assumed",
     "staleness": "how ranks drift apart depends on noise",
     "optimizer-on": "the update's time is the same on either side",
-    "compile": "what a compiler fuses is not known before it runs; calibrate by one step",
     "rng": "draws take no time beside the rest",
     "batch-dim": "a layout, not an amount",
     "loading": "the loader's rate is a constant of the cluster file",

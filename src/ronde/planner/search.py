@@ -19,7 +19,7 @@ from ronde.planner.estimate import Setting, memory_of, seconds_of, simulated
 from ronde.planner.graph import CostGraph
 from ronde.planner.memory import KINDS, MemoryUse, states
 from ronde.planner.modelled import NOT_MODELLED
-from ronde.planner.software import ronde_software
+from ronde.planner.software import software_of
 from ronde.planner.step import StepTime, flops_share
 from ronde.planner.traffic import traffic_of
 from ronde.planner.walls import walls
@@ -75,7 +75,7 @@ def search(
     wrong = contradictions(base, devices)
     if wrong:
         raise PlanError("; ".join(wrong))
-    software = ronde_software(base.compute.precision, graph.slots, graph.itemsize, float(base.bucket_bytes))
+    software = software_of(base, graph)
     setting = Setting(
         cluster=cluster,
         graph=graph,
@@ -234,7 +234,7 @@ def _choice(  # noqa: PLR0913 - all of one row
     allocated = float(memory.total[place])
     width = _width(setting, point)
     problems = validate(plan, cluster.devices)
-    names = ("compute", "exchange", "bubble", "gradients", "optimizer", "loader")
+    names = ("compute", "exchange", "host", "bubble", "gradients", "optimizer", "loader")
     mfu = flops_share(cluster, graph, setting.software, np.array(seconds), np.array(float(cluster.devices)))
     return RankedPlan(
         plan=str(plan),
@@ -360,7 +360,9 @@ def _none_legal(graph: CostGraph, devices: int, base: Plan, keys: Collection[str
 
 def _notes(graph: CostGraph, cluster: Cluster, base: Plan, keys: Collection[str]) -> Iterator[str]:
     if cluster.calibration:
-        yield f"calibrated by {cluster.calibration}: seconds are times {cluster.factor:.3f} [R817]"
+        host = cluster.host_factor
+        apart = "" if host == cluster.factor else f", the host's times {host:.3f}"
+        yield f"calibrated by {cluster.calibration}: seconds are times {cluster.factor:.3f}{apart} [R817]"
     devices = cluster.devices
     if graph.batch < devices:
         yield f"a batch of {graph.batch} has fewer samples than there are devices ({devices}) [R818]"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from ronde.plan import Plan
 from ronde.plan.compute import Precision
+from ronde.planner.graph import CostGraph
 
-__all__ = ["Software", "ronde_software"]
+__all__ = ["Software", "ronde_software", "software_of"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +30,8 @@ class Software:
         overlaps: whether sums of gradients run beside backward.
         pieces_again: whether micro-batches without a pipeline are computed again in backward, so that the
             script sees one output and one loss (ronde, decision 60).
+        compiled: whether a compiler makes one operation of all that lies between two products.
+        loop: operations of the training loop for each micro-batch on a stage, beside the model's own.
     """
 
     precision: Precision
@@ -45,9 +49,13 @@ class Software:
     bucket: float = 25 * 2.0**20
     overlaps: bool = True
     pieces_again: bool = False
+    compiled: bool = False
+    loop: float = 0.0
 
 
-def ronde_software(precision: Precision, slots: int, itemsize: int, bucket: float) -> Software:
+def ronde_software(
+    precision: Precision, slots: int, itemsize: int, bucket: float, *, compiled: bool = False
+) -> Software:
     """Return ronde's own: parameters in the script's dtype, products under autocast.
 
     >>> ronde_software("bf16", 2, 4, 1e6).optimizer
@@ -65,4 +73,13 @@ def ronde_software(precision: Precision, slots: int, itemsize: int, bucket: floa
         wire_gradient=float(itemsize),
         bucket=bucket,
         pieces_again=True,
+        compiled=compiled,
+    )
+
+
+def software_of(plan: Plan, graph: CostGraph) -> Software:
+    """Return ronde's constants under a plan, for the optimizer and dtype of a graph."""
+    compute = plan.compute
+    return ronde_software(
+        compute.precision, graph.slots, graph.itemsize, float(plan.bucket_bytes), compiled=compute.compile
     )

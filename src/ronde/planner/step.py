@@ -1,7 +1,8 @@
 """Seconds of a step in closed form, for all candidates at once.
 
-T = m max(stage) + (p - 1)(f + b)/v for a pipeline of p stages, m micro-batches and v chunks (Narayanan et al.
-2021); where p does not divide m, (v - 1)(p - m mod p) more chunks (Calculon). While compute and communication
+T = m max(stage) + sum of the other stages / v for a pipeline of m micro-batches and v chunks (Narayanan et
+al. 2021); where p stages do not divide m, (v - 1)(p - m mod p) more chunks (Calculon). A micro-batch takes
+the longer of a stage's device and its host, which starts operations ahead. While compute and communication
 overlap, both run 1.13 times slower, then the rest at full speed (Galvatron).
 """
 
@@ -16,7 +17,7 @@ from ronde.planner.candidates import Candidates
 from ronde.planner.cluster import Cluster
 from ronde.planner.collective import collective_seconds, send_seconds
 from ronde.planner.graph import CostGraph, ModelBlock
-from ronde.planner.kernels import RankShare, block_seconds, peak_of
+from ronde.planner.kernels import RankShare, block_seconds, operations, peak_of
 from ronde.planner.memory import stage_layers, states
 from ronde.planner.software import Software
 from ronde.planner.traffic import USUAL, PlanTraffic
@@ -39,12 +40,14 @@ class StageSeconds:
         forward, backward: seconds with the exchanges of tensor and context parallelism, and the gathers of
             `zero3`.
         exchanged: the share of both that is communication.
+        waiting: the share of both in which the device waits for the host to start operations.
         send: seconds of one boundary between stages, one way.
     """
 
     forward: Floats
     backward: Floats
     exchanged: Floats
+    waiting: Floats
     send: Floats
 
 
@@ -56,6 +59,7 @@ class StepTime:
         total: seconds of the step.
         compute: seconds of the slowest stage's micro-batches, without communication.
         exchange: seconds of its micro-batches' communication that are not hidden.
+        host: seconds in which its device waits for the host to start operations.
         bubble: seconds in which stages wait for each other.
         gradients: seconds of the traffic once a step that are not hidden.
         optimizer: seconds of the update.
@@ -65,6 +69,7 @@ class StepTime:
     total: Floats
     compute: Floats
     exchange: Floats
+    host: Floats
     bubble: Floats
     gradients: Floats
     optimizer: Floats
@@ -105,17 +110,25 @@ def stages(cluster: Cluster, graph: CostGraph, candidates: Candidates, software:
     ]
     (first_f, first_b, first_x), (block_f, block_b, block_x), (last_f, last_b, last_x) = parts
     places = [np.zeros_like(c.pipeline), np.minimum(np.ones_like(c.pipeline), c.pipeline - 1), c.pipeline - 1]
-    forward, backward, exchanged = [], [], []
+    loop = software.loop * cluster.slowest.host
+    starts = [_host_seconds(cluster, block, c, software) for block in (graph.first, graph.block, graph.last)]
+    forward, backward, exchanged, waiting = [], [], [], []
     for place in places:
         layers = stage_layers(graph.layers, c.pipeline, place)
         first, last = place == 0, place == c.pipeline - 1
-        forward.append(layers * block_f + first * first_f + last * last_f)
-        backward.append(layers * block_b + first * first_b + last * last_b)
+        there = layers * block_f + first * first_f + last * last_f
+        back = layers * block_b + first * first_b + last * last_b
+        host = loop + layers * starts[1] + first * starts[0] + last * starts[2]
+        wait = np.maximum(0.0, host - there - back)
+        longer = 1 + wait / (there + back)
+        forward.append(there * longer)
+        backward.append(back * longer)
+        waiting.append(wait)
         exchanged.append(layers * block_x + first * first_x + last * last_x)
     size = graph.block.output * shares.samples * software.itemsize / (shares.context * shares.tensor)
     stride = c.tensor * c.context * c.data
     send = np.where(c.pipeline > 1, send_seconds(cluster, size, stride), 0.0)
-    return StageSeconds(np.stack(forward), np.stack(backward), np.stack(exchanged), send)
+    return StageSeconds(np.stack(forward), np.stack(backward), np.stack(exchanged), np.stack(waiting), send)
 
 
 def step(
@@ -135,7 +148,9 @@ def step(
     worst = both.argmax(axis=0)
     exchanged = np.choose(worst, each.exchanged) + 2 * each.send
     body = m * slowest
-    bubble = _bubble(c, slowest)
+    waiting = np.choose(worst, each.waiting)
+    others = both[0] + (p > 1) * both[2] + np.maximum(p - 2, 0) * both[1] - slowest
+    bubble = _bubble(c, slowest, others)
     gradients, once = _gradients(cluster, graph, c, software, algorithm, traffic)
     window = each.backward.max(axis=0)
     hidden = _beside(cluster, window, gradients) - window if software.overlaps else gradients
@@ -150,8 +165,9 @@ def step(
     factor = cluster.factor
     return StepTime(
         total=seconds + wait,
-        compute=(body - m * exchanged) * factor,
+        compute=(body - m * (exchanged + waiting)) * factor,
         exchange=m * exchanged * factor,
+        host=m * waiting * factor,
         bubble=bubble * factor,
         gradients=exposed * factor,
         optimizer=optimizer * factor,
@@ -165,16 +181,32 @@ def _straggle(cluster: Cluster, c: Candidates) -> Floats:
     return cluster.network.straggle * np.log2(nodes)
 
 
-def _bubble(c: Candidates, slowest: Floats) -> Floats:
-    """Return the seconds in which the slowest stage waits for others."""
+def _bubble(c: Candidates, slowest: Floats, others: Floats) -> Floats:
+    """Return the seconds in which the slowest stage waits for others.
+
+    Args:
+        others: seconds of one micro-batch on all other stages together.
+    """
     share = np.select([c.schedule == 2, c.schedule == 3], [1 / c.chunks, np.full(len(c), 1 / 3)], 1.0)
     short = np.where(c.schedule == 3, np.maximum(0, c.pipeline - c.micro_batches), 0)
-    usual = (c.pipeline - 1 + short) * slowest * share
+    usual = (others + short * slowest) * share
     left = c.micro_batches % c.pipeline
     more = np.where(
         (c.chunks > 1) & (left > 0), (c.chunks - 1) * (c.pipeline - left) * slowest / c.chunks, 0.0
     )
     return np.where(c.pipeline > 1, usual + more, 0.0)
+
+
+def _host_seconds(cluster: Cluster, block: ModelBlock, c: Candidates, software: Software) -> Floats:
+    """Return the host's seconds to start a block's operations for one micro-batch."""
+    forward = operations(block, software) + block.exchanges * (c.tensor > 1)
+    repeated = _pieces_again(c, software)
+    if block.exchanges and not block.table:
+        light = operations(_recomputed(block, software), software)
+        repeated = repeated + np.select(
+            [c.recompute == 1, c.recompute == 2], [light / forward, np.ones(len(c))], 0.0
+        )
+    return forward * (2 + repeated) * cluster.slowest.host
 
 
 def _block(
@@ -188,9 +220,8 @@ def _block(
     """Return a block's forward, backward and communication seconds. `zero3` gathers beside its compute."""
     forward, backward = block_seconds(cluster.slowest, software, block, shares)
     again = _again(cluster, block, c, software, shares, forward)
+    again = again + _pieces_again(c, software) * forward
     pieces = software.pieces_again * (c.micro_batches > 1) * (c.pipeline == 1)
-    # All micro-batches but the last: its graph still exists when backward begins.
-    again = again + pieces * forward * (1 - 1 / c.micro_batches)
     exchange = _exchange(cluster, graph, block, c, software, shares)
     repeated = np.where(c.recompute == 2, 1, 0) + pieces
     gather = _gather(cluster, block, c, software)
@@ -208,12 +239,24 @@ def _again(
     """Return the seconds that recomputation adds to backward; 0 outside repeated blocks."""
     if not block.exchanges or block.table:
         return np.zeros_like(forward)
-    if software.keeps_results:
-        light = dataclasses.replace(block, matmuls=(), attention=None)
-    else:
-        light = dataclasses.replace(block, matmuls=(), moved_cut=0.0, moved_whole=0.0, kernels=0.0)
-    selective, _ = block_seconds(cluster.slowest, software, light, shares)
+    selective, _ = block_seconds(cluster.slowest, software, _recomputed(block, software), shares)
     return np.choose(c.recompute, [np.zeros_like(forward), selective, forward])
+
+
+def _recomputed(block: ModelBlock, software: Software) -> ModelBlock:
+    """Return the part of a block that `recompute=selective` computes again."""
+    if software.keeps_results:
+        return dataclasses.replace(block, matmuls=(), attention=None)
+    return dataclasses.replace(block, matmuls=(), moved_cut=0.0, moved_whole=0.0, kernels=0.0)
+
+
+def _pieces_again(c: Candidates, software: Software) -> Floats:
+    """Return how often forward runs again for each micro-batch without a pipeline.
+
+    The graph of the last micro-batch still exists when backward begins.
+    """
+    pieces = software.pieces_again * (c.micro_batches > 1) * (c.pipeline == 1)
+    return pieces * (1 - 1 / c.micro_batches)
 
 
 def _exchange(

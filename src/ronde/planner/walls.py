@@ -12,7 +12,7 @@ from ronde.planner.link import Constants, Link
 
 __all__ = ["WALLS", "Wall", "walls"]
 
-WALLS = ("compute", "memory", "communication", "bubble", "data")
+WALLS = ("compute", "memory", "communication", "host", "bubble", "data")
 """The walls by name."""
 
 _FREE = Link(usual=Constants(alpha=0.0, beta=math.inf))
@@ -44,6 +44,7 @@ def walls(setting: Setting, point: Point, best_without_memory: float) -> list[Wa
         "compute": seconds(_ideal_kernels(cluster)),
         "memory": min(total, best_without_memory),
         "communication": seconds(dataclasses.replace(cluster, node=_FREE, network=_FREE)),
+        "host": seconds(_with_device(cluster, host=0.0)),
         "bubble": total - float(usual.bubble[0]),
         "data": seconds(dataclasses.replace(cluster, loader=None)),
     }
@@ -53,20 +54,23 @@ def walls(setting: Setting, point: Point, best_without_memory: float) -> list[Wa
 
 def _ideal_kernels(cluster: Cluster) -> Cluster:
     """Return the cluster with kernels that reach the data sheet."""
+    ideal = _with_device(
+        cluster,
+        gemm_floor=0.0,
+        gemm_efficiency=1.0,
+        gemm_bandwidth=max(1.0, cluster.slowest.gemm_bandwidth),
+        attention_efficiency=1.0,
+        copy_efficiency=1.0,
+        launch=0.0,
+        sustained=1.0,
+    )
+    return dataclasses.replace(ideal, factor=min(1.0, cluster.factor))
+
+
+def _with_device(cluster: Cluster, **constants: float) -> Cluster:
+    """Return the cluster with these constants of `Device` on all devices."""
     groups = tuple(
-        dataclasses.replace(
-            group,
-            device=dataclasses.replace(
-                group.device,
-                gemm_floor=0.0,
-                gemm_efficiency=1.0,
-                gemm_bandwidth=max(1.0, group.device.gemm_bandwidth),
-                attention_efficiency=1.0,
-                copy_efficiency=1.0,
-                launch=0.0,
-                sustained=1.0,
-            ),
-        )
+        dataclasses.replace(group, device=dataclasses.replace(group.device, **constants))
         for group in cluster.groups
     )
-    return dataclasses.replace(cluster, groups=groups, factor=min(1.0, cluster.factor))
+    return dataclasses.replace(cluster, groups=groups)
