@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ronde.planner.answer import Answer
     from ronde.planner.cluster import Cluster
     from ronde.planner.graph import CostGraph
+    from ronde.planner.training import Budget
 
 __all__ = ["search"]
 
@@ -61,6 +63,22 @@ def search(  # noqa: PLR0913 - each is an option
         bool, typer.Option("--real-step", help="Run one step of the script on real tensors.")
     ] = False,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help="Rank inexact plans, too.")] = False,
+    tokens: Annotated[
+        float | None,
+        typer.Option(
+            min=1, metavar="N", help="Tokens of the whole training (samples of a script): its time and price."
+        ),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Time that the training may take, as 36h or 14d; needs --tokens."),
+    ] = None,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(
+            min=0, metavar="PRICE", help="Price of a device for an hour.", show_default="the cluster's"
+        ),
+    ] = None,
     json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the answer to FILE.")
     ] = None,
@@ -70,7 +88,8 @@ def search(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Rank plans for a script or model: time, memory, bottleneck of each.
 
-    The script is run on tensors without data until its second optimizer step. Exit code 1 where no plan fits.
+    The script is run on tensors without data until its second optimizer step. Exit code 1 where no plan fits,
+    or none ends by the deadline.
     """
     from ronde.planner.report import report
     from ronde.planner.search import search as searched
@@ -94,13 +113,39 @@ def search(  # noqa: PLR0913 - each is an option
         from ronde.planner.calibration import calibrated
 
         where = calibrated(where, graph, calibrate)
-    answer = searched(graph, where, base, keys=keys, top=top, allow_inexact=allow_inexact)
+    budget = _budget(graph, where, tokens, deadline, price_per_hour)
+    answer = searched(graph, where, base, keys=keys, top=top, allow_inexact=allow_inexact, budget=budget)
     if json is not None:
         _write(json, answer.to_json())
     if plot is not None:
         _draw(answer, graph, where, plot)
     print(report(answer))
-    raise typer.Exit(0 if answer.choices else 1)
+    raise typer.Exit(0 if answer.choices and answer.in_time is None else 1)
+
+
+def _budget(
+    graph: CostGraph, where: Cluster, tokens: float | None, deadline: str | None, price: float | None
+) -> Budget | None:
+    from ronde.planner.training import Budget
+
+    if tokens is None:
+        if deadline is not None or price is not None:
+            raise UsageError(
+                "--deadline and --price-per-hour need the length of a training; add --tokens N [R800]"
+            )
+        return None
+    return Budget(
+        samples=tokens / graph.tokens,
+        deadline=None if deadline is None else _seconds(deadline),
+        price=where.price if price is None else price,
+    )
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([mhd])", text)
+    if not found:
+        raise UsageError(f"--deadline is {text!r}; give minutes, hours or days, as 90m, 36h or 14d [R800]")
+    return float(found[1]) * {"m": 60, "h": 3600, "d": 86400}[found[2]]
 
 
 def _cluster(source: str, devices: int | None) -> Cluster:

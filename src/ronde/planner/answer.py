@@ -6,7 +6,9 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-__all__ = ["Answer", "NoFit", "RankedPlan"]
+from ronde.planner.training import TrainingCost
+
+__all__ = ["Answer", "InTime", "NoFit", "RankedPlan"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +28,7 @@ class RankedPlan:
         parts: seconds by part of the step.
         tight: whether the memory that the allocator usually reserves would not fit.
         pareto: whether no other plan is both quicker and smaller.
+        training: time and price of the whole training; None where its length is not given.
     """
 
     plan: str
@@ -43,6 +46,7 @@ class RankedPlan:
     parts: Mapping[str, float]
     tight: bool
     pareto: bool
+    training: TrainingCost | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +77,19 @@ class NoFit:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class InTime:
+    """Devices that suffice for a deadline, and their quickest plan.
+
+    Attributes:
+        devices: the least number of whole nodes; 0 where no number that was tried would do.
+    """
+
+    devices: int
+    plan: str = ""
+    training: TrainingCost | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """The whole output of `ronde plan search`.
 
@@ -82,6 +99,7 @@ class Answer:
         no_fit: the result where no plan fits, else None.
         notes: sentences for the user to read beside the table.
         considered, fitting: the numbers of candidates.
+        in_time: more devices that would do, where no plan ends by the deadline.
     """
 
     model: str
@@ -96,6 +114,7 @@ class Answer:
     considered: int
     fitting: int
     sources: Mapping[str, str]
+    in_time: InTime | None = None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"

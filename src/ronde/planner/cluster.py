@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ronde.planner.device import Device
 from ronde.planner.link import Link
 
-__all__ = ["Cluster", "Group"]
+__all__ = ["Cluster", "Group", "Reliability"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +18,21 @@ class Group:
     nodes: int
     devices: int
     device: Device
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Reliability:
+    """Failures of nodes, and the cost of coming back from them.
+
+    Attributes:
+        between: mean seconds between failures of one node; None where they are not known.
+        restart: seconds from a failure to the next step.
+        storage: bytes/s at which a node writes a checkpoint; None where that is not known.
+    """
+
+    between: float | None = None
+    restart: float = 300.0
+    storage: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +51,8 @@ class Cluster:
         sources: the origin of each constant, by its key in the file.
         uncertainty: relative error of predicted seconds, inside the fitted range.
         batches: rows of products for which constants were fitted, from and to; outside intervals are wider.
+        price: price of a device for an hour; None where it is not known.
+        reliability: failures of its nodes.
         calibration: description of the runs of `--calibrate`; "" without.
         factor: measured seconds over predicted ones, of those runs' steps.
         host_factor: the same for the host's seconds, which the devices' constants hold already.
@@ -52,6 +69,8 @@ class Cluster:
     sources: Mapping[str, str]
     uncertainty: float
     batches: tuple[float, float]
+    price: float | None = None
+    reliability: Reliability = Reliability()
     calibration: str = ""
     factor: float = 1.0
     host_factor: float = 1.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from ronde.errors import UsageError
 from ronde.plan.key import did_you_mean
-from ronde.planner.cluster import Cluster, Group
+from ronde.planner.cluster import Cluster, Group, Reliability
 from ronde.planner.device import Device
 from ronde.planner.link import Constants, Link
 
@@ -100,6 +100,14 @@ _TOP = {
     "uncertainty": _Field(low=0, high=2, default=0.15),
     "fitted-rows-from": _Field(low=1, high=1e12, default=1.0),
     "fitted-rows-to": _Field(low=1, high=1e12, default=math.inf),
+    "price-per-hour": _Field(low=1e-6, high=1e6, default=math.inf),
+    "node-mtbf-hours": _Field(
+        low=0.1, high=1e8, large="give hours between failures of one node", default=math.inf
+    ),
+    "restart-s": _Field(low=0, high=1e6, large="give seconds", default=300.0),
+    "checkpoint-gb-s": _Field(
+        low=1e-3, high=10_000, small="give GB/s", large="give GB/s of one node", default=math.inf
+    ),
 }
 _MEASURED = {**_NODE, "ranks": _Field(low=2, high=1e6, whole=True)}
 _DTYPES = ("bf16", "fp16", "tf32", "fp32")
@@ -241,14 +249,26 @@ def _get(fields: Mapping[str, Any], table: Mapping[str, _Field], key: str) -> fl
     return float(fields[key]) if key in fields else float(default if default is not None else math.nan)
 
 
+def _known(fields: Mapping[str, Any], key: str) -> float | None:
+    """Return a number of the whole file; None where it is left out."""
+    found = _get(fields, _TOP, key)
+    return found if math.isfinite(found) else None
+
+
 def _cluster(fields: Mapping[str, Any]) -> Cluster:
     node, network = fields["node"], fields["network"]
-    loader = _get(fields, _TOP, "loader-samples-s")
     measured = {
         (row["operation"], int(row["ranks"])): _constants(row, row["bandwidth-gb-s"] * 1e9)
         for row in fields.get("measured", [])
     }
+    storage, between = (_known(fields, key) for key in ("checkpoint-gb-s", "node-mtbf-hours"))
     return Cluster(
+        price=_known(fields, "price-per-hour"),
+        reliability=Reliability(
+            between=None if between is None else between * 3600,
+            restart=_get(fields, _TOP, "restart-s"),
+            storage=None if storage is None else storage * 1e9,
+        ),
         name=str(fields.get("name", "cluster")),
         groups=tuple(map(_group, fields["groups"])),
         node=Link(usual=_constants(node, node["bandwidth-gb-s"] * 1e9), measured=measured),
@@ -257,7 +277,7 @@ def _cluster(fields: Mapping[str, Any]) -> Cluster:
             nics=int(network["nics"]),
             straggle=_get(network, _NETWORK, "straggle-ms") * 1e-3,
         ),
-        loader=loader if math.isfinite(loader) else None,
+        loader=_known(fields, "loader-samples-s"),
         reserved=_get(fields, _TOP, "reserved-factor"),
         context=_get(fields, _TOP, "context-gib") * 2**30,
         backend=str(fields.get("backend", "nccl")),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ronde.planner.answer import Answer
 from ronde.planner.memory import KINDS
 from ronde.planner.simulator import PipelineTimeline
+from ronde.report.number_format import show_duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +34,12 @@ def save(answer: Answer, timeline: PipelineTimeline | None, path: Path) -> None:
         _timeline(timeline, answer.choices[0].plan, figure.add_subplot(grid[0, :]))
     _memory(answer, figure.add_subplot(grid[1, 0]))
     _front(answer, figure.add_subplot(grid[1, 1]))
-    figure.suptitle(f"{answer.model} on {answer.devices} devices of {answer.cluster}", fontsize="medium")
+    title = f"{answer.model} on {answer.devices} devices of {answer.cluster}"
+    training = answer.choices[0].training if answer.choices else None
+    if training is not None:
+        price = "" if training.price is None else f", price {training.price:,.0f}"
+        title += f"; plan 1: the training takes {show_duration(training.seconds)}{price}"
+    figure.suptitle(title, fontsize="medium")
     figure.savefig(path, dpi=120)
 
 

@@ -6,7 +6,9 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from ronde.planner.answer import Answer, NoFit, RankedPlan
+from ronde.planner.answer import Answer, InTime, NoFit, RankedPlan
+from ronde.planner.training import TrainingCost
+from ronde.report.number_format import show_duration, show_share
 
 __all__ = ["report"]
 
@@ -30,8 +32,26 @@ def report(answer: Answer) -> str:
 
 
 def _table(answer: Answer) -> str:
-    rows = [("", "s/step", "from to", f"{answer.unit}/s", "MFU", "GiB", "reserved", "wall", "next", "plan")]
+    lasts = any(choice.training is not None for choice in answer.choices)
+    priced = any(choice.training is not None and choice.training.price for choice in answer.choices)
+    shown = ["training"] * lasts + ["price"] * priced
+    rows = [
+        (
+            "",
+            "s/step",
+            "from to",
+            f"{answer.unit}/s",
+            "MFU",
+            *shown,
+            "GiB",
+            "reserved",
+            "wall",
+            "next",
+            "plan",
+        )
+    ]
     for place, choice in enumerate(answer.choices, 1):
+        cells = _training_cells(choice.training)[: len(shown)]
         rows.append(
             (
                 str(place),
@@ -39,6 +59,7 @@ def _table(answer: Answer) -> str:
                 f"{_seconds(choice.low)} {_seconds(choice.high)}",
                 _number(choice.per_second),
                 f"{choice.mfu:.0%}",
+                *cells,
                 f"{choice.allocated / 2**30:.2f}",
                 f"{choice.reserved / 2**30:.2f}{'!' if choice.tight else ''}",
                 _wall(choice.walls, 0),
@@ -47,6 +68,47 @@ def _table(answer: Answer) -> str:
             )
         )
     return _columns(rows)
+
+
+def _training_cells(training: TrainingCost | None) -> tuple[str, ...]:
+    """Return the cells of a training's time and price; `*` marks a late one."""
+    if training is None:
+        return ()
+    late = "*" if training.late else ""
+    return (show_duration(training.seconds) + late, "" if training.price is None else _number(training.price))
+
+
+def _training_lines(answer: Answer) -> list[str]:
+    """Return sentences on the best plan's training, and on a deadline that is missed."""
+    training = answer.choices[0].training
+    if training is None:
+        return []
+    parts = [f"plan 1: {training.steps:,.0f} steps in {show_duration(training.seconds)}"]
+    if training.price is not None:
+        parts.append(f"price {_number(training.price)}")
+    if training.interval is not None:
+        parts.append(
+            f"a checkpoint every {show_duration(training.interval)} takes "
+            f"{show_duration(training.checkpoint)}; with {_number(training.failures)} failures expected, "
+            f"{show_share(training.lost)} of the time is lost"
+        )
+    lines = ["; ".join(parts)]
+    if any(choice.training is not None and choice.training.late for choice in answer.choices):
+        lines.append("*: ends after the deadline")
+    if answer.in_time is not None:
+        lines.append(_in_time(answer.in_time))
+    return lines
+
+
+def _in_time(found: InTime) -> str:
+    if found.training is None:
+        return "no number of these devices that was tried ends by the deadline"
+    price = found.training.price
+    cost = "" if price is None else f", price {_number(price)}"
+    return (
+        f"fewest devices that end by the deadline: {found.devices}, by {found.plan}: "
+        f"{show_duration(found.training.seconds)}{cost}"
+    )
 
 
 def _marks(choice: RankedPlan) -> str:
@@ -79,8 +141,9 @@ def _legend(answer: Answer) -> list[str]:
     if answer.no_fit is not None:
         return _named((*answer.no_fit.nearest_missing, *answer.no_fit.with_missing))
     lines = [
+        *_training_lines(answer),
         "a wall takes that share of the step: with ideal kernels (compute), infinite memory, free links "
-        "(communication), no bubble, a free loader (data)"
+        "(communication), a free host, no bubble, a free loader (data)",
     ]
     if any(choice.tight for choice in answer.choices):
         lines.append(

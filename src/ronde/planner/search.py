@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ronde.errors import PlanError, UsageError
 from ronde.plan import Plan, expand, validate
 from ronde.plan.validate import contradictions
-from ronde.planner.answer import Answer, NoFit, RankedPlan
+from ronde.planner.answer import Answer, InTime, NoFit, RankedPlan
 from ronde.planner.candidates import Candidates, Point, plan_of
 from ronde.planner.cluster import Cluster
 from ronde.planner.enumeration import Fixed, enumerate_candidates, fixed_by
@@ -22,6 +22,7 @@ from ronde.planner.modelled import NOT_MODELLED
 from ronde.planner.software import software_of
 from ronde.planner.step import StepTime, flops_share
 from ronde.planner.traffic import traffic_of
+from ronde.planner.training import Budget, TrainingCost, training_cost
 from ronde.planner.walls import walls
 
 __all__ = ["SIMULATED", "fitting", "front", "search"]
@@ -60,6 +61,7 @@ def search(
     keys: Collection[str] = (),
     top: int = 10,
     allow_inexact: bool = False,
+    budget: Budget | None = None,
 ) -> Answer:
     """Rank plans for a model on a cluster.
 
@@ -67,6 +69,7 @@ def search(
         base: values that all candidates have; those of `keys` are fixed, others searched.
         keys: names of keys that the user has given.
         allow_inexact: whether plans that change the update are ranked as well.
+        budget: the length of the whole training, whose time and price each plan has then.
 
     Raises:
         UsageError: `base` contradicts itself or the number of devices, or leaves no plan.
@@ -115,8 +118,81 @@ def search(
                 "no plan that changes the update goes with what is fixed, or fits as copies: try "
                 "--plan precision=fp32 [R820]"
             )
-    choices.sort(key=lambda choice: choice.seconds)
-    return dataclasses.replace(answer, choices=tuple(choices[:top]), notes=tuple(notes))
+    choices = sorted(choices, key=lambda choice: choice.seconds)[:top]
+    if budget is not None:
+        choices = [_with_training(choice, setting, budget) for choice in choices]
+        notes += _budget_notes(cluster, budget)
+        if all(choice.training is not None and choice.training.late for choice in choices):
+            answer = dataclasses.replace(answer, in_time=_in_time(setting, base, fixed, budget))
+    return dataclasses.replace(answer, choices=tuple(choices), notes=tuple(notes))
+
+
+def _with_training(choice: RankedPlan, setting: Setting, budget: Budget) -> RankedPlan:
+    return dataclasses.replace(choice, training=_training(setting, budget, choice.seconds))
+
+
+def _training(setting: Setting, budget: Budget, step: float) -> TrainingCost:
+    graph, software = setting.graph, setting.software
+    state = graph.parameters * (software.parameter + software.optimizer)
+    return training_cost(setting.cluster, budget, batch=graph.batch, step=step, state=state)
+
+
+def _budget_notes(cluster: Cluster, budget: Budget) -> Iterator[str]:
+    unknown = {
+        "price-per-hour": budget.price is None,
+        "node-mtbf-hours": cluster.reliability.between is None,
+        "checkpoint-gb-s": cluster.reliability.storage is None,
+    }
+    keys = [key for key, missing in unknown.items() if missing]
+    if keys:
+        yield (
+            f"the cluster file has no {', '.join(keys)}: the price of a training, its failures and its "
+            "checkpoints are not counted where their number is missing [R822]"
+        )
+
+
+def _in_time(setting: Setting, base: Plan, fixed: Fixed, budget: Budget) -> InTime:
+    """Return the least number of devices that end by the deadline."""
+    node = setting.cluster.node_size
+    free = dataclasses.replace(fixed, data=None)
+
+    def tried(devices: int) -> InTime | None:
+        grown = dataclasses.replace(setting, cluster=setting.cluster.resized(devices))
+        found = _quickest(grown, base, free)
+        if found is None:
+            return None
+        plan, seconds = found
+        training = _training(grown, budget, seconds)
+        return None if training.late else InTime(devices=devices, plan=str(plan), training=training)
+
+    low, high = setting.cluster.devices, setting.cluster.devices
+    best = None
+    while best is None:
+        low, high = high, high * 2
+        if high > _MOST_DEVICES:
+            return InTime(devices=0)
+        best = tried(high)
+    nodes_low, nodes_high = low // node, high // node
+    while nodes_high - nodes_low > 1:
+        middle = (nodes_low + nodes_high) // 2
+        found = tried(middle * node)
+        if found is None:
+            nodes_low = middle
+        else:
+            nodes_high, best = middle, found
+    return best
+
+
+def _quickest(setting: Setting, base: Plan, fixed: Fixed) -> tuple[Plan, float] | None:
+    """Return the quickest plan of this version with its seconds, if one fits."""
+    cluster = setting.cluster
+    every = enumerate_candidates(setting.graph, cluster.devices, fixed, cluster.node_size)
+    fit, _ = fitting(setting, every.take(_consistent(every, base)))
+    if not len(fit):
+        return None
+    closed = seconds_of(setting, fit)
+    place = _quickest_that_runs(setting, fit, closed, base)
+    return None if place is None else (plan_of(fit.point(place), base), float(closed.total[place]))
 
 
 def _consistent(candidates: Candidates, base: Plan) -> NDArray[np.bool_]:
