@@ -92,7 +92,7 @@ def predicted_seconds(cluster: Cluster, graph: CostGraph, summary: RankSummary) 
     setting = Setting(
         cluster=cluster.resized(summary.world_size),
         graph=graph,
-        software=software_of(plan, graph),
+        software=software_of(plan, graph, cluster),
         algorithm=plan.communication.algorithm,
         traffic=traffic_of(plan),
     )

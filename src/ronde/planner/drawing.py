@@ -41,7 +41,7 @@ def timeline_of_best(answer: Answer, graph: CostGraph, cluster: Cluster, micros:
     """
     plan = expand(answer.choices[0].plan)
     point = point_of(answer.choices[0].plan, answer.devices)
-    software = software_of(plan, graph)
+    software = software_of(plan, graph, cluster)
     few = min(point.micro_batches, max(micros, 2 * point.pipeline))
     if SCHEDULES[point.schedule] == "interleaved":
         few = -(-few // point.pipeline) * point.pipeline

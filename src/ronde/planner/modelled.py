@@ -26,6 +26,7 @@ PRICED: Mapping[str, str] = {
     "peers": "two ranks or all",
     "precision": "peak of the device, bytes of values",
     "micro-batches": "sizes of products, activations, bubble",
+    "sequence-parallel": "activations and element-wise work between cut matrices",
     "compile": "operations that the host starts; bytes that fused operations save are not counted",
     "recompute": "activations kept, forward computed again",
     "schedule": "bubble and micro-batches in flight",
@@ -35,7 +36,6 @@ PRICED: Mapping[str, str] = {
 NOT_MODELLED: Mapping[str, str] = {
     "tensor-cuts": "half of each large matrix is assumed to be cut by columns, half by rows",
     "context-attention": "keys are assumed to be gathered; a ring sends as many bytes, in pieces",
-    "sequence-parallel": "activations between cut matrices are assumed to be whole, and summed",
     "density": "a thousandth is assumed",
     "threshold": "how many elements are above it depends on the gradients; two bits travel for each",
     "low-rank": "two columns are assumed",

@@ -78,7 +78,7 @@ def search(
     wrong = contradictions(base, devices)
     if wrong:
         raise PlanError("; ".join(wrong))
-    software = software_of(base, graph)
+    software = software_of(base, graph, cluster)
     setting = Setting(
         cluster=cluster,
         graph=graph,

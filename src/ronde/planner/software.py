@@ -6,6 +6,7 @@ import dataclasses
 
 from ronde.plan import Plan
 from ronde.plan.compute import Precision
+from ronde.planner.cluster import Cluster
 from ronde.planner.graph import CostGraph
 
 __all__ = ["Software", "ronde_software", "software_of"]
@@ -54,7 +55,13 @@ class Software:
 
 
 def ronde_software(
-    precision: Precision, slots: int, itemsize: int, bucket: float, *, compiled: bool = False
+    precision: Precision,
+    slots: int,
+    itemsize: int,
+    bucket: float,
+    *,
+    compiled: bool = False,
+    sequence_parallel: bool = False,
 ) -> Software:
     """Return ronde's own: parameters in the script's dtype, products under autocast.
 
@@ -74,12 +81,19 @@ def ronde_software(
         bucket=bucket,
         pieces_again=True,
         compiled=compiled,
+        sequence_parallel=sequence_parallel,
     )
 
 
-def software_of(plan: Plan, graph: CostGraph) -> Software:
+def software_of(plan: Plan, graph: CostGraph, cluster: Cluster) -> Software:
     """Return ronde's constants under a plan, for the optimizer and dtype of a graph."""
-    compute = plan.compute
+    compute, tokens = plan.compute, plan.mesh.sequence_parallel
     return ronde_software(
-        compute.precision, graph.slots, graph.itemsize, float(plan.bucket_bytes), compiled=compute.compile
+        compute.precision,
+        graph.slots,
+        graph.itemsize,
+        float(plan.bucket_bytes),
+        compiled=compute.compile,
+        # Values of a mebibyte and more are divided by default where NCCL sums them; a layer's are.
+        sequence_parallel=tokens == "on" or (tokens == "auto" and cluster.backend == "nccl"),
     )
