@@ -62,9 +62,16 @@ def test_a_host_sends_no_more_for_having_many_ranks(sizes: tuple[int, ...], time
 
 @pytest.mark.parametrize(
     ("ranks", "numel", "chosen"),
-    [(2, 10, "ring"), (3, 10, "tree"), (3, 20_000, "ring"), (3, 16_384, "tree")],
+    [
+        (2, 10, "ring"),
+        (3, 10, "tree"),
+        (3, 20_000, "ring"),
+        (3, 16_384, "tree"),
+        (64, 1 << 18, "tree"),
+        (64, (1 << 18) + 1, "ring"),
+    ],
 )
-def test_small_parts_of_many_hosts_go_by_the_trees(
+def test_parts_that_are_small_for_the_number_of_hosts_go_by_the_trees(
     monkeypatch: pytest.MonkeyPatch, ranks: int, numel: int, chosen: str
 ):
     called: list[str] = []

@@ -27,8 +27,9 @@ from ronde.comm.transport import Transport
 __all__ = ["Hierarchical", "Within", "sum_across"]
 
 CHUNK_BYTES = 4 << 20
-# Parts up to this size use the trees: the number of messages counts, not the number of bytes.
-_SMALL = 64 << 10
+# Parts up to so many bytes for each host, but at least four of them, use the trees: a ring would cut them into
+# messages that are shorter still, in a sequence that grows with the hosts, where that of trees is logarithmic.
+_SMALL_PER_HOST = 16 << 10
 # Number of chunks that are summed across hosts while the next one is summed within.
 _AHEAD = 2
 
@@ -154,7 +155,7 @@ def sum_across(transport: Transport, flat: torch.Tensor) -> None:
 
     It depends on the size alone, so all ranks choose alike.
     """
-    if transport.world_size > 2 and flat.nbytes <= _SMALL:
+    if transport.world_size > 2 and flat.nbytes <= _SMALL_PER_HOST * max(4, transport.world_size):
         tree.all_reduce(transport, flat)
     else:
         ring.all_reduce(transport, flat)

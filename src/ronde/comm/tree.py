@@ -75,7 +75,10 @@ def _parent(number: int, count: int) -> int | None:
 
 
 def _node(number: int, count: int) -> TreeNode:
-    children = [other for other in range(1, count) if _parent(other, count) == number]
+    # A child differs from its parent by a power of two; few numbers are tried, for this is done in every sum.
+    powers = [1 << bit for bit in range(count.bit_length())]
+    others = sorted({number - power for power in powers} | {number + power for power in powers})
+    children = [each for each in others if 0 < each < count and _parent(each, count) == number]
     return TreeNode(_parent(number, count), tuple(children))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -64,10 +65,15 @@ def join_some(
     here = [rank for rank in members if first <= rank < first + at.local_world_size]
     place = RankPosition(members.index(at.rank), len(members), here.index(at.rank), len(here))
     return join(
-        at.store, name=f"{name}/{'-'.join(map(str, members))}", place=place, device=at.device,
+        at.store, name=f"{name}/{_digest(members)}", place=place, device=at.device,
         timeout=timedelta(seconds=config.run.timeout + _BACKEND_LATER), host=host,
         silence=min(_SILENCE_S, config.run.timeout), algorithm=algorithm,
     )  # fmt: skip
+
+
+def _digest(members: Sequence[int]) -> str:
+    """Return a short name for these ranks: each key in the store begins with it."""
+    return hashlib.sha256(repr(list(members)).encode()).hexdigest()[:16]
 
 
 def listens_on(config: RankConfig) -> str | None:

@@ -167,7 +167,7 @@ class _Groups:
         if sequences is not None:
             self._known[mesh.members(parts.rank, "context")] = sequences.comm
         self._experts = parts.plan.mesh.expert
-        self._rows = [mesh.members(rank, "data", "context").index(rank) for rank in range(mesh.ranks)]
+        self._rows = [mesh.index(rank, "data", "context") for rank in range(mesh.ranks)]
         self._places = [self._place(rank) for rank in range(mesh.ranks)]
 
     def _place(self, rank: int) -> MeshPosition:
