@@ -134,3 +134,10 @@ def test_the_axis_that_scales_is_the_batch(whole: list[int], part: list[int], ax
 def test_other_changes_of_shape_are_no_batch(whole: list[int], part: list[int]) -> None:
     with pytest.raises(UnknownDraw):
         find_axis(whole, part, 4, 2)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_the_numbers_of_rows_are_known_without_looking_at_each_rank(world_size: int) -> None:
+    for rows in range(20):
+        for layout in (Layout(0, rows, world_size), Layout(0, rows, world_size, owner=0)):
+            assert layout.counts() == {layout.count(rank) for rank in range(world_size)}

@@ -194,7 +194,7 @@ class Observations:
         Parts are those of a rank, or of a piece.
         """
         context, pieces = self._context, self._calls.pieces
-        ranks = {context.layout(0, rows).count(rank) for rank in range(context.world_size)}
+        ranks = context.layout(0, rows).counts()
         return ranks | {max(each // pieces, 1) for each in ranks} | {-(-each // pieces) for each in ranks}
 
     def fit(self, steps: Sequence, rows: int) -> bool:

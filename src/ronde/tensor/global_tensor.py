@@ -403,7 +403,7 @@ def gather_ahead(value: GlobalTensor) -> None:
     """Start an asynchronous all-gather of a small tensor without a gradient."""
     context, layout, local = value._context, value._layout, value._local
     assert local is not None
-    if len({layout.count(rank) for rank in range(layout.world_size)}) > 1:
+    if len(layout.counts()) > 1:
         return
     out, pending = context.comm.all_gather_async(local)
 

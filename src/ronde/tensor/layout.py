@@ -83,6 +83,17 @@ class Layout:
         """Return the number of rows that `rank` holds."""
         return sum(stop - start for start, stop in self.ranges(rank))
 
+    def counts(self) -> set[int]:
+        """Return the different numbers of rows that ranks hold.
+
+        >>> Layout(0, 10, 4).counts()
+        {2, 3}
+        """
+        if self.mirrored or self.owner is not None:
+            return {self.count(rank) for rank in range(self.world_size)}
+        # No rank is looked at: this is asked in every step, of thousands of ranks.
+        return {self.rows // self.world_size, -(-self.rows // self.world_size)}
+
     def place(self, row: int, rank: int) -> int | None:
         """Return the local index of a row on `rank`; None if it is elsewhere."""
         before = 0

@@ -35,7 +35,7 @@ def in_pieces(call: ShardedCall, pieces: int) -> Layout:
     collective.
     """
     whole = call.cut
-    fewest = min(whole.count(rank) for rank in range(whole.world_size))
+    fewest = min(whole.counts())
     return Layout(0, whole.count(call.context.rank), max(min(pieces, fewest), 1))
 
 
