@@ -17,6 +17,8 @@ X86, ARM = "x86_64", "aarch64"
         ((4,), "cpu", X86, "shared-memory", "all ranks are on one host"),
         ((4,), "cpu", ARM, "backend", "not of the kind x86-64"),
         ((1, 1, 1), "cpu", X86, "backend", "one rank on each host"),
+        ((1,) * 16, "cpu", X86, "backend", "one rank on each host"),
+        ((1,) * 17, "cpu", ARM, "hierarchical", "17 hosts with one rank each"),
         ((2, 2), "cpu", X86, "hierarchical", "2 hosts"),
         ((2, 1), "cpu", X86, "hierarchical", "2 hosts"),
         ((2, 2), "cpu", ARM, "backend", "x86-64"),

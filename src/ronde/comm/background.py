@@ -8,10 +8,16 @@ from typing import Any, Protocol
 
 import torch
 
+from ronde.comm.all_gather import share_by_messages
 from ronde.comm.lane import Lane, Task
 from ronde.comm.reduce_scatter import reduce_scatter_by_all_reduce
 
 __all__ = ["BackgroundBackend", "BackgroundTask"]
+
+# From so many ranks on, rows up to so many bytes are gathered by a sum. A backend's ring has a message in sequence
+# for each rank, and trees only as many as the logarithm.
+_MANY_ROWS = 32
+_SHORT_ROW = 16 << 10
 
 
 class BackgroundTask(Protocol):
@@ -34,6 +40,8 @@ class BackgroundBackend:
         all_reduce: function that sums a flat tensor over all ranks in place, and returns when that is done.
         rest: the backend of everything else.
         parts: components of `all_reduce`: each gets time limits, and is closed before `rest`.
+        own_row: the number of this rank, if many ranks gather short rows by `all_reduce`; None if `rest` gathers
+            them.
     """
 
     on_cuda = False
@@ -45,24 +53,36 @@ class BackgroundBackend:
         all_reduce: Callable[[torch.Tensor], None],
         rest: Any,
         parts: Sequence[BackgroundTask] = (),
+        own_row: int | None = None,
     ) -> None:
         self.name = name
         self._sum = all_reduce
         self._rest = rest
         self._parts = tuple(parts)
+        self._own_row = own_row
         self._lane = Lane("ronde-all-reduce")
 
     def all_reduce(self, flat: torch.Tensor) -> Task:
         return self._lane.start(lambda: self._sum(flat))
 
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Any:
-        return self._rest.all_gather(out, flat)
+        own_row = self._own_row
+        if own_row is None or len(out) < _MANY_ROWS or flat.numel() > _SHORT_ROW:
+            return self._rest.all_gather(out, flat)
+        return self._lane.start(lambda: self._gather_by_sum(out, flat, own_row))
+
+    def _gather_by_sum(self, out: torch.Tensor, flat: torch.Tensor, own_row: int) -> None:
+        """Gather rows of bytes as the sum of what is zero but for each rank's own row."""
+        out[own_row].copy_(flat)  # `flat` may be that row
+        out[:own_row].zero_()
+        out[own_row + 1 :].zero_()
+        self._sum(out.view(-1))
 
     def broadcast(self, flat: torch.Tensor, source: int) -> Any:
         return self._rest.broadcast(flat, source)
 
     def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> Any:
-        return self._rest.share(rank, parts)
+        return share_by_messages(self, rank, parts)
 
     def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> Any:
         return reduce_scatter_by_all_reduce(self, rank, out, pieces)

@@ -176,7 +176,10 @@ class _Meeting:
         ranks = range(self._place.world_size)
         transport = TorchTransport(group, ranks, self._place.rank)
         reduce = ring.all_reduce if choice.algorithm == "ring" else tree.all_reduce
-        return BackgroundBackend(choice.algorithm, lambda flat: reduce(transport, flat), torchs)
+        own_row = self._place.rank if choice.algorithm == "tree" else None
+        return BackgroundBackend(
+            choice.algorithm, lambda flat: reduce(transport, flat), torchs, own_row=own_row
+        )
 
     def _hierarchical(
         self, topology: Topology, within: SharedMemory | None, torchs: TorchBackend, group: Any
@@ -192,7 +195,7 @@ class _Meeting:
             host=topology.host_of(rank),
         )
 
-        return BackgroundBackend("hierarchical", sums.all_reduce, torchs, [sums])
+        return BackgroundBackend("hierarchical", sums.all_reduce, torchs, [sums], own_row=rank)
 
     def _shared_memory(self, host: int) -> SharedMemory:
         """Create memory shared by the ranks of this host, number `host` of all."""

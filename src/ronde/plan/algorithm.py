@@ -12,6 +12,9 @@ from ronde.plan.communication import Algorithm
 
 __all__ = ["AlgorithmChoice", "choose", "inside_model", "keeps_order_of_stores"]
 
+# Up to so many hosts with one rank each Gloo's ring is used, whose messages are a sequence as long as the ranks.
+_FEW_HOSTS = 16
+
 Chosen = Literal["shared-memory", "hierarchical", "ring", "tree", "backend"]
 
 
@@ -30,7 +33,7 @@ class AlgorithmChoice:
     def __str__(self) -> str:
         words = {
             "shared-memory": "shared memory",
-            "hierarchical": "shared memory within each host, a ring across hosts",
+            "hierarchical": "shared memory within each host, trees or a ring across hosts",
             "ring": "a ring over all ranks",
             "tree": "two trees over all ranks",
             "backend": "the backend's own",
@@ -94,6 +97,8 @@ def _fitting(sizes: Sequence[int], device: str, ordered: bool) -> AlgorithmChoic
         return AlgorithmChoice(algorithm="backend", reason="nothing travels, there is one rank")
     if device != "cpu":
         return AlgorithmChoice(algorithm="backend", reason="NCCL knows the links between devices")
+    if max(sizes) == 1 and len(sizes) > _FEW_HOSTS:
+        return AlgorithmChoice(algorithm="hierarchical", reason=f"{len(sizes)} hosts with one rank each")
     if max(sizes) == 1:
         return AlgorithmChoice(algorithm="backend", reason="Gloo, one rank on each host")
     if not ordered:
