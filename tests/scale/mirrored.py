@@ -1,4 +1,4 @@
-"""One rank of many, whose peers are taken to do as it does: what it gives to collectives is counted.
+"""One rank of many, whose peers are taken to do as it does; its collectives are counted.
 
 Every collective is answered as if all ranks had the same, so a session runs whole steps as rank 0 of any number
 of ranks, without them.
@@ -7,6 +7,7 @@ of ranks, without them.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ronde.comm.process_group import Comm
 from ronde.comm.reduce_scatter import end_to_end
@@ -25,6 +27,7 @@ from ronde.launch.run_spec import RunSpec
 from ronde.plan import Plan
 from ronde.process.seeds import seed_all
 from ronde.runtime.session import Session
+from ronde.testing.run_ranks import Rank
 
 RANKS_OF_A_HOST = 8
 
@@ -90,7 +93,8 @@ class Mirrored:
         raise AssertionError("single messages have no mirror")
 
     def receive(self, flat: torch.Tensor, source: int) -> None:
-        raise AssertionError("single messages have no mirror")
+        self._count("receive", 0, flat.nbytes)
+        flat.zero_()
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Nothing is waited for."""
@@ -146,3 +150,94 @@ def mirrored(
     finally:
         session.uninstall_boundary()
         session.leave_subgroups()
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """What a rank did in training.
+
+    Attributes:
+        groups: the names of its process groups.
+        joining: its collectives before the script.
+        steps: its collectives in each step.
+        operations: the bytecodes that Python ran in the last step, 0 if they were not counted.
+        files: names of files of checkpoints at the end.
+    """
+
+    groups: list[str]
+    joining: list[Call]
+    steps: list[list[Call]]
+    operations: int
+    files: list[str]
+
+
+def trained(
+    ranks: int,
+    plan: str,
+    directory: Path,
+    *,
+    width: int = 64,
+    norm: bool = False,
+    count: bool = False,
+    saved: bool = False,
+) -> Counted:
+    """Train a small model as rank 0 of so many, two rows each.
+
+    Args:
+        width: features of the hidden layer; so many that rank 0 has some elements, where state is in shards.
+        norm: whether the model has a batch norm.
+        count: whether bytecodes are counted.
+        saved: whether there is a checkpoint every two steps.
+    """
+    folder = directory / f"{ranks} of {plan}"
+    run = {"checkpoint": str(folder), "checkpoint_every": (2, 0.0)} if saved else {}
+    operations = 0
+
+    def traced(frame: Any, event: str, _: Any) -> Any:
+        nonlocal operations
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        operations += event == "opcode" and frame.f_code.co_filename != __file__
+        return traced
+
+    with mirrored(ranks, plan, directory, **run) as (session, calls):
+        if session.checkpoints is not None:
+            session.checkpoints.begin()
+        joining, steps = list(calls), []
+        middle = nn.BatchNorm1d(width) if norm else nn.Tanh()
+        model = nn.Sequential(nn.Linear(16, width), middle, nn.Linear(width, 1))
+        optimizer = torch.optim.Adam(model.parameters())
+        rows = torch.randn(2 * ranks, 16)
+        before = sys.gettrace()
+        for step in range(6):
+            begun = len(calls)
+            if count and step == 5:
+                sys.settrace(traced)
+            loss = model(rows).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            sys.settrace(before)
+            steps.append(calls[begun:])
+        if session.checkpoints is not None:
+            session.checkpoints.finish()
+        groups = [name for name, _ in session.met]
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return Counted(groups, joining, steps, operations, files)
+
+
+def of_rank(process: Rank, cases: Sequence[tuple[int, str, dict[str, Any]]], directory: str) -> list[Counted]:
+    """The cases of `trained`, in one process of a pool: a session replaces functions of torch."""
+    if process.rank:
+        return []
+    return [trained(ranks, plan, Path(directory), **options) for ranks, plan, options in cases]
+
+
+def groups_of(process: Rank, cases: Sequence[tuple[int, str]], directory: str) -> list[list[tuple[str, int]]]:
+    """The process groups of each case, with their sizes."""
+    found: list[list[tuple[str, int]]] = []
+    if process.rank:
+        return found
+    for ranks, plan in cases:
+        with mirrored(ranks, plan, Path(directory)) as (session, _):
+            found.append(session.met)
+    return found
