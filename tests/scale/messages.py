@@ -32,8 +32,8 @@ class _Expected:
 class Network:
     """The messages of so many ranks.
 
-    A rank sends one message in a unit of time, and goes on when one that it waits for has come. So the latest clock
-    is the number of messages in the longest sequence.
+    A rank sends one message in a unit of time, and goes on when one that it waits for has come. So the latest
+    clock is the number of messages in the longest sequence.
 
     Attributes:
         clocks: the time of each rank.

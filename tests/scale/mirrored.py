@@ -1,7 +1,7 @@
 """One rank of many, whose peers are taken to do as it does; its collectives are counted.
 
-Every collective is answered as if all ranks had the same, so a session runs whole steps as rank 0 of any number
-of ranks, without them.
+Every collective is answered as if all ranks had the same, so a session runs whole steps as rank 0 of any
+number of ranks, without them.
 """
 
 from __future__ import annotations

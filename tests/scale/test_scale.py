@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,7 +116,7 @@ def summed(hosts: int, nbytes: int) -> Network:
 def test_a_sum_over_hosts_is_as_deep_as_the_logarithm(nbytes: int) -> None:
     found = {hosts: summed(hosts, nbytes) for hosts in (4, 8, 16, 32, 64, 128)}
     depths = [max(network.clocks) for network in found.values()]
-    assert all(after - before <= 5 for before, after in zip(depths, depths[1:], strict=False))
+    assert all(after - before <= 5 for before, after in pairwise(depths))
     for hosts, network in found.items():
         assert max(network.sent) <= max(2 * nbytes, 12)
         assert max(map(len, network.peers)) <= 6

@@ -14,8 +14,8 @@ from ronde.comm.reduce_scatter import reduce_scatter_by_all_reduce
 
 __all__ = ["BackgroundBackend", "BackgroundTask"]
 
-# From so many ranks on, rows up to so many bytes are gathered by a sum. A backend's ring has a message in sequence
-# for each rank, and trees only as many as the logarithm.
+# From so many ranks on, rows up to so many bytes are gathered by a sum: a backend's ring has a message in
+# sequence for each rank, and trees only as many as the logarithm.
 _MANY_ROWS = 32
 _SHORT_ROW = 16 << 10
 
@@ -40,8 +40,8 @@ class BackgroundBackend:
         all_reduce: function that sums a flat tensor over all ranks in place, and returns when that is done.
         rest: the backend of everything else.
         parts: components of `all_reduce`: each gets time limits, and is closed before `rest`.
-        own_row: the number of this rank, if many ranks gather short rows by `all_reduce`; None if `rest` gathers
-            them.
+        own_row: the number of this rank, if many ranks gather short rows by `all_reduce`; None if `rest`
+            gathers them.
     """
 
     on_cuda = False
@@ -72,7 +72,7 @@ class BackgroundBackend:
         return self._lane.start(lambda: self._gather_by_sum(out, flat, own_row))
 
     def _gather_by_sum(self, out: torch.Tensor, flat: torch.Tensor, own_row: int) -> None:
-        """Gather rows of bytes as the sum of what is zero but for each rank's own row."""
+        """Gather rows of bytes by a sum: each rank adds zeros to others' rows."""
         out[own_row].copy_(flat)  # `flat` may be that row
         out[:own_row].zero_()
         out[own_row + 1 :].zero_()

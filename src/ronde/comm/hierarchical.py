@@ -27,8 +27,8 @@ from ronde.comm.transport import Transport
 __all__ = ["Hierarchical", "Within", "sum_across"]
 
 CHUNK_BYTES = 4 << 20
-# Parts up to so many bytes for each host, but at least four of them, use the trees: a ring would cut them into
-# messages that are shorter still, in a sequence that grows with the hosts, where that of trees is logarithmic.
+# Parts up to so many bytes for each host, of at least four, use the trees: a ring would cut them into
+# messages that are shorter still, and as many in sequence as hosts; of trees it is the logarithm.
 _SMALL_PER_HOST = 16 << 10
 # Number of chunks that are summed across hosts while the next one is summed within.
 _AHEAD = 2

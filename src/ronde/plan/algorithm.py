@@ -12,7 +12,7 @@ from ronde.plan.communication import Algorithm
 
 __all__ = ["AlgorithmChoice", "choose", "inside_model", "keeps_order_of_stores"]
 
-# Up to so many hosts with one rank each Gloo's ring is used, whose messages are a sequence as long as the ranks.
+# Up to so many hosts with one rank each use Gloo's ring. It has a message in sequence for each of them.
 _FEW_HOSTS = 16
 
 Chosen = Literal["shared-memory", "hierarchical", "ring", "tree", "backend"]

@@ -72,7 +72,7 @@ def join_some(
 
 
 def _digest(members: Sequence[int]) -> str:
-    """Return a short name for these ranks: each key in the store begins with it."""
+    """Return a short name for these ranks. Each key in the store begins with it."""
     return hashlib.sha256(repr(list(members)).encode()).hexdigest()[:16]
 
 
