@@ -11,6 +11,7 @@ import pytest
 from ronde.testing.hosts import Network
 
 from .test_ssh import PORT, await_words, said, ssh, start
+from .training import curve
 
 __all__ = ["ssh"]
 
@@ -33,16 +34,6 @@ for epoch in range(250):
     print(f"epoch {epoch} loss {loss.item():.9f}", flush=True)
     time.sleep(float(sys.argv[1]))
 """
-
-
-def curve(text: str) -> dict[str, str]:
-    """The loss of each epoch; one that was trained twice has to have it twice."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        if line.startswith("epoch "):
-            _, epoch, _, loss = line.split()
-            assert found.setdefault(epoch, loss) == loss
-    return found
 
 
 @pytest.mark.timeout(240)

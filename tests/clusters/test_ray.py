@@ -69,7 +69,7 @@ def test_an_actor_that_is_lost_is_placed_again(
         assert process.poll() is None, (tmp_path / "err").read_text()
         assert time.monotonic() < end
         time.sleep(0.02)
-    (actor,) = [each for each in psutil.process_iter() if each.name().startswith("ray::_Shell")]
+    (actor,) = [each for each in psutil.process_iter() if each.name().startswith("ray::_NodeActor")]
     actor.kill()
     assert process.wait(200) == 0, (tmp_path / "err").read_text()
     said = (tmp_path / "err").read_text()

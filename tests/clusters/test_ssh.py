@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,52 +14,18 @@ import pytest
 
 from ronde.testing.hosts import Network
 
+from .launchers import SSH_PORT as PORT
+from .launchers import ssh_servers, write_key
 from .training import losses, plain_losses
 
 pytestmark = [pytest.mark.root, pytest.mark.cluster]
-PORT = "2222"
-SSHD = shutil.which("sshd", path="/usr/sbin:/sbin")
-
-
-def write_key(path: Path) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
 
 
 @pytest.fixture
 def ssh(network: Network, tmp_path: Path) -> Iterator[str]:
     """The words that start ssh, with the key that both hosts' servers know."""
-    if SSHD is None:
-        pytest.skip("sshd is missing; it is in the package openssh-server")
-    write_key(tmp_path / "host-key")
-    write_key(tmp_path / "key")
-    Path("/run/sshd").mkdir(exist_ok=True)
-    options = {
-        "HostKey": tmp_path / "host-key",
-        "AuthorizedKeysFile": tmp_path / "key.pub",
-        "StrictModes": "no",
-        "UsePAM": "no",
-        "PidFile": "none",
-        "PermitRootLogin": "yes",
-    }
-    words = [SSHD, "-D", "-e", "-p", PORT, "-f", "/dev/null"]
-    for name, value in options.items():
-        words += ["-o", f"{name}={value}"]
-    servers = []
-    for host in network.hosts:
-        with open(tmp_path / f"{host.name}.sshd", "w") as log:
-            servers.append(host.popen(words, stdout=log, stderr=log))
-    for host in network.hosts:
-        end = time.monotonic() + 20
-        while "Server listening" not in (tmp_path / f"{host.name}.sshd").read_text():
-            assert time.monotonic() < end, (tmp_path / f"{host.name}.sshd").read_text()
-            time.sleep(0.02)
-    yield (
-        f"ssh -i {tmp_path / 'key'} -oIdentitiesOnly=yes -oStrictHostKeyChecking=no "
-        "-oUserKnownHostsFile=/dev/null -oLogLevel=ERROR"
-    )
-    for server in servers:
-        server.kill()
-        server.wait()
+    with ssh_servers(network, tmp_path) as words:
+        yield words
 
 
 def write_stub(place: Path, network: Network) -> Path:

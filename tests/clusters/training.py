@@ -48,3 +48,13 @@ def plain_losses(
 
 def losses(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("loss ")]
+
+
+def curve(text: str) -> dict[str, str]:
+    """The loss of each epoch; one that was trained twice has to have it twice."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.startswith("epoch "):
+            _, epoch, _, loss = line.split()
+            assert found.setdefault(epoch, loss) == loss
+    return found

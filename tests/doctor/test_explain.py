@@ -304,6 +304,18 @@ def test_ranks_that_wait_for_hosts_of_other_observers() -> None:
     assert found.summary == "two does not answer one: it is down, or the link between them is cut"
 
 
+def test_a_rank_that_has_lost_others_of_another_observer_is_no_cause() -> None:
+    """It sleeps until its launcher ends it, and stands where it was when the other host was lost."""
+    words = "rank 0 lost its connection to the host two (10.0.0.2, rank 2)"
+    error = {"type": "PeerLost", "message": words, "kind": "peer"}
+    asleep = process(state="S", waits_in="do_sigtimedwait", cpu=0.0)
+    lost = rank(0, standing="running", where="t.py:3", error=error, process=asleep)
+    for other in (rank(1, where="t.py:3"), rank(1, where="t.py:9", what="broadcast")):
+        for first in (lost, dataclasses.replace(lost, standing="waiting", what="all_reduce")):
+            found = explain(failed(first, other, kind="peer", number=0, unobserved=(FAR,)))
+            assert (found.cause, found.told) == ("peer-lost", True)
+
+
 def test_a_link_on_which_little_arrives() -> None:
     found = explain(on_two(to("10.0.0.2", ONE, queued=1 << 20, sent=120e3), TWO))
     assert (found.cause, found.rank, found.host) == ("slow-link", 0, "one")

@@ -108,7 +108,9 @@ def main(words: list[str]) -> int:
     except Exception as error:
         _complain(str(error).splitlines()[0])
         return _NO_CLUSTER
-    alive = {node["NodeManagerAddress"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    # Ray lists them in another order each time, and a run that is resumed is to have the same places.
+    nodes = sorted(ray.nodes(), key=lambda node: node["NodeManagerAddress"])
+    alive = {node["NodeManagerAddress"]: node["Resources"] for node in nodes if node["Alive"]}
     if not rest:
         kind = "GPU" if any("GPU" in resources for resources in alive.values()) else "CPU"
         lines = [

@@ -96,10 +96,10 @@ def _told(
 
 
 def _words_of(error: ErrorFile | None, kind: str) -> Sequence[str]:
-    """Return the lines of an error file below the first one."""
+    """Return the lines of an error file that the summary does not tell."""
     if error is None or kind == "exit":
         return ()
-    return error.message.splitlines()[1:] if kind == "ronde" else error.traceback.splitlines()
+    return error.message.splitlines()[1:] if kind in ("ronde", "peer") else error.traceback.splitlines()
 
 
 def _end_of_log(first: RankFailure, log: Path, *, main_shown: bool) -> Sequence[str]:

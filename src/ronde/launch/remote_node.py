@@ -150,7 +150,8 @@ class RemoteNode(Node):
         late = 0.0 if self._ending_since is None else now - max(self._ending_since, self._arriving.latest)
         if late > _ENDED_S:
             self._link.close()
-            self._is_over = late > _ENDED_S + _CLOSED_S
+        if late > _ENDED_S + _CLOSED_S:
+            self._lose([f"no answer for {_ENDED_S + _CLOSED_S:g} s [R121]"], 0)
 
     def _take(self, kind: FrameKind | None, content: bytes) -> None:
         events = self._events

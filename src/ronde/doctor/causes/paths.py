@@ -56,6 +56,8 @@ def paths_differ(evidence: Evidence) -> Explanation | None:
 
 def all_wait(evidence: Evidence) -> Explanation | None:
     """Explain ranks that all wait, in different places."""
+    if evidence.unobserved:
+        return None  # one of those may be late
     waiting = {
         each.rank: f"{each.where}: {each.what}" for each in evidence.ranks if each.standing == "waiting"
     }

@@ -296,7 +296,8 @@ def _late(evidence: Evidence) -> Sequence[RankEvidence]:
     if evidence.failure is not None and evidence.failure.kind not in ("peer", "standstill"):
         return ()
     alive = [rank for rank in evidence.ranks if rank.is_alive and rank.standing != "ended"]
-    late = [rank for rank in alive if not _waits(rank)]
+    # One with an error has reported it, and waits to be ended.
+    late = [rank for rank in alive if not _waits(rank) and rank.error is None]
     if evidence.reason == "failure" and len(late) == len(evidence.ranks):
         return ()
     moved = any(rank.standing and rank.stood < _GOES_ON_S for rank in alive)
