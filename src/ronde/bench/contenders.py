@@ -19,8 +19,10 @@ __all__ = [
     "FOLDER",
     "Contender",
     "by_torchrun",
+    "free_port",
     "plain",
     "plain_words",
+    "rank_variables",
     "shown",
     "step_words",
     "under_ronde",
@@ -126,8 +128,8 @@ def with_peer(
         )
 
     def run() -> Sample:
-        port = _free_port()
-        variables = [_rank_variables(rank, ranks, port, threads) for rank in range(ranks)]
+        port = free_port()
+        variables = [rank_variables(rank, ranks, port, threads) for rank in range(ranks)]
         return _measure([Process(command=command, environment={**environment, **own}) for own in variables])
 
     return Contender(
@@ -162,7 +164,8 @@ def _measure(processes: Sequence[Process], label: str = "") -> Sample:
     return parse(output.replace(label, ""), wall_seconds=wall)
 
 
-def _rank_variables(rank: int, ranks: int, port: int, threads: int) -> dict[str, str]:
+def rank_variables(rank: int, ranks: int, port: int, threads: int) -> dict[str, str]:
+    """Return the variables by which torchrun tells a rank its place."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -179,7 +182,8 @@ def _rank_variables(rank: int, ranks: int, port: int, threads: int) -> dict[str,
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback interface that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

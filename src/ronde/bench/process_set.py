@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ronde.errors import BenchError
 
-__all__ = ["Process", "end", "run_together", "start", "tail", "wait_all"]
+__all__ = ["Process", "end", "run_all", "run_together", "start", "tail", "wait_all"]
 
 _LOOK_EVERY = 0.005  # seconds between polls; start-up is measured to a hundredth
 _GRACE = 5.0
@@ -37,6 +37,12 @@ def run_together(processes: Sequence[Process], *, timeout: float) -> tuple[str, 
     Raises:
         BenchError: one fails (with the end of its stderr), or time is up; the others are ended.
     """
+    outputs, wall = run_all(processes, timeout=timeout)
+    return outputs[0], wall
+
+
+def run_all(processes: Sequence[Process], *, timeout: float) -> tuple[list[str], float]:
+    """Run all to their end as `run_together` does, and return the stdout of each."""
     with tempfile.TemporaryDirectory(prefix="ronde-bench-") as name:
         folder = Path(name)
         begun = time.perf_counter()
@@ -46,7 +52,7 @@ def run_together(processes: Sequence[Process], *, timeout: float) -> tuple[str, 
             wall = time.perf_counter() - begun
         finally:
             end(running)
-        return (folder / "0.out").read_text(), wall
+        return [(folder / f"{place}.out").read_text() for place in range(len(processes))], wall
 
 
 def start(process: Process, folder: Path, place: int) -> subprocess.Popen[bytes]:

@@ -1,0 +1,1 @@
+"""DLPerf's comparison of frameworks on this machine: `python -m benchmarks.dlperf`."""
