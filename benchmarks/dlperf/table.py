@@ -33,8 +33,8 @@ _LOCAL = (
     "others with those of each process's rows"
 )
 _HOROVOD = (
-    "Horovod itself cannot be had: its last release, 0.28.1 of 2023, has no wheels, and its source does not "
-    "build beside this torch. Its script runs on Horovod's interface of ronde"
+    "Horovod itself cannot be had from wheels: its last release, 0.28.1 of 2023, is source only. Its script "
+    "runs on Horovod's interface of ronde"
 )
 _DATA_PARALLEL = (
     "DataParallel has one device on a CPU: on two processes it is one process with the threads of both"

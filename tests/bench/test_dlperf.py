@@ -146,7 +146,7 @@ def test_the_table_says_figures_and_what_cannot_be_had() -> None:
     text = " ".join(lines)
     assert "TensorFlow cannot be had here: none is on the PATH" in text
     assert "bert-base, Paddle: it did not train alike: its losses are up to 50.0% from ronde's" in text
-    assert "Horovod itself cannot be had" in text
+    assert "Horovod itself cannot be had from wheels" in text
 
 
 def test_statistics_of_its_own_rows_are_no_other_training() -> None:
