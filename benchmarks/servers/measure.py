@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.servers.ids import BATCH, SPREADS, distinct_ids, draws, rate
@@ -30,15 +31,25 @@ _LEARNING_RATE = 0.01
 _FILLED_AT_ONCE = 1 << 19
 
 
-def measure(*, ids: int, dim: int, rounds: int, workers: int, mxnet: str | None, say: Progress) -> Report:
+def measure(
+    *,
+    ids: int,
+    dim: int,
+    rounds: int,
+    workers: int,
+    mxnet: str | None,
+    say: Progress,
+    before: Path | None = None,
+) -> Report:
     """Time look-ups and pushes of rows, then pushes and pulls of dense values.
 
     Args:
-        ids: rows of the table.
+        ids: rows of the table; 0 leaves rows out.
         dim: floats of a row.
         rounds: repetitions of each measurement.
         workers: the number of workers for dense values.
         mxnet: an interpreter with MXNet 1.9; None leaves MXNet out.
+        before: the `src` of another checkout, beside which dense values go; None leaves it out.
 
     Raises:
         UsageError: a package that servers need is not installed.
@@ -46,12 +57,12 @@ def measure(*, ids: int, dim: int, rounds: int, workers: int, mxnet: str | None,
     """
     machine = Machine.here()
     results: list[Result] = []
-    for spread, exponent in SPREADS.items():
+    for spread, exponent in SPREADS.items() if ids else ():
         with one_server() as client:
             what, figures = _rows(client, ids, dim, spread, exponent, rounds)
         results += rows_of(what, "rate", figures)
         say(f"{what}: done")
-    for what, figures in push_and_pull(rounds, workers, mxnet):
+    for what, figures in push_and_pull(rounds, workers, mxnet, before):
         results += rows_of(what, "time", figures)
         say(f"{what}: done")
     return Report(

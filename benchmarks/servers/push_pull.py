@@ -23,7 +23,7 @@ Ask = Callable[[int, int], float]
 
 
 def push_and_pull(
-    rounds: int, workers: int, mxnet: str | None
+    rounds: int, workers: int, mxnet: str | None, before: Path | None = None
 ) -> Iterator[tuple[str, dict[str, list[float]]]]:
     """Yield milliseconds of a push and a pull through one server, by size.
 
@@ -31,12 +31,19 @@ def push_and_pull(
 
     Args:
         mxnet: an interpreter with MXNet 1.9; None leaves MXNet out.
+        before: the `src` of another checkout, measured over TCP too; None leaves it out.
 
     Raises:
         BenchError: a process ended before its answer.
     """
     with contextlib.ExitStack() as stack:
-        contenders: dict[str, Ask] = {"ronde": stack.enter_context(_ours(workers))}
+        contenders: dict[str, Ask] = {
+            "ronde": stack.enter_context(_ours(workers, local_endpoint(os.urandom(8).hex(), 0))),
+            "ronde, tcp": stack.enter_context(_ours(workers, f"tcp://127.0.0.1:{_free_port()}")),
+        }
+        if before is not None:
+            endpoint = f"tcp://127.0.0.1:{_free_port()}"
+            contenders["before, tcp"] = stack.enter_context(_ours(workers, endpoint, before))
         if mxnet is not None:
             contenders["MXNet"] = stack.enter_context(_mxnet(mxnet, workers))
         for name, (size, times) in SIZES.items():
@@ -52,15 +59,16 @@ def push_and_pull(
 
 
 @contextlib.contextmanager
-def _ours(workers: int) -> Iterator[Ask]:
-    name, token = os.urandom(8).hex(), os.urandom(16).hex()
-    config = ServerConfig(index=0, servers=1, endpoint=local_endpoint(name, 0), token=token, workers=workers)
-    server = {**os.environ, SERVER_KEY: config.to_json()}
-    commands = [([sys.executable, "-m", "ronde.server.process"], server)]
+def _ours(workers: int, endpoint: str, source: Path | None = None) -> Iterator[Ask]:
+    """Start a server and its workers, from this checkout or the `src` of another."""
+    token = os.urandom(16).hex()
+    config = ServerConfig(index=0, servers=1, endpoint=endpoint, token=token, workers=workers)
+    path = os.pathsep.join(filter(None, (source and str(source.resolve()), importable())))
+    common = {**os.environ, "PYTHONPATH": path}
+    commands = [([sys.executable, "-m", "ronde.server.process"], {**common, SERVER_KEY: config.to_json()})]
     for rank in range(workers):
         told = {SERVERS_KEY: config.endpoint, TOKEN_KEY: token, "RANK": str(rank), "WORLD_SIZE": str(workers)}
-        told["PYTHONPATH"] = importable()
-        commands.append(([sys.executable, "-m", "benchmarks.servers.worker"], {**os.environ, **told}))
+        commands.append(([sys.executable, "-m", "benchmarks.servers.worker"], {**common, **told}))
     with _running(commands, workers) as ask:
         yield ask
 
@@ -68,13 +76,10 @@ def _ours(workers: int) -> Iterator[Ask]:
 @contextlib.contextmanager
 def _mxnet(python: str, workers: int) -> Iterator[Ask]:
     """Start the scheduler and server of MXNet by `import mxnet` in their role."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     common = {
         **os.environ,
         "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_PS_ROOT_PORT": str(_free_port()),
         "DMLC_NUM_SERVER": "1",
         "DMLC_NUM_WORKER": str(workers),
     }
@@ -85,6 +90,12 @@ def _mxnet(python: str, workers: int) -> Iterator[Ask]:
     commands += [([python, script], {**common, "DMLC_ROLE": "worker"}) for _ in range(workers)]
     with _running(commands, workers) as ask:
         yield ask
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 @contextlib.contextmanager

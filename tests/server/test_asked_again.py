@@ -86,7 +86,7 @@ def test_what_was_lost_is_sent_again(clients: Any, monkeypatch: pytest.MonkeyPat
     with serving(counting) as service:
         client = clients(service.endpoint, 0, 1)
         post = client._post
-        monkeypatch.setattr(client, "_post", lambda server, frames: None)
+        monkeypatch.setattr(client, "_post", lambda *_: None)
         request = add(client)
         monkeypatch.setattr(client, "_post", post)
         (answer,) = client.wait([request])

@@ -62,7 +62,7 @@ def serve(config: ServerConfig, *, by_hand: bool = False) -> None:
         about=about,
         on_stop=lambda: service.stop(),  # noqa: PLW0108 - `service` is assigned below
     )
-    service = Service(config.endpoint, bytes.fromhex(config.token), server)
+    service = Service(config.endpoint, bytes.fromhex(config.token), server, tell=_tell)
     about["refused"] = service.refused  # the live counter, so that STATUS shows its current values
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
     signal.signal(signal.SIGINT, (lambda *_: service.stop()) if by_hand else signal.SIG_IGN)

@@ -21,61 +21,24 @@ from typing import Any
 import numpy as np
 import zmq
 
-from ronde.errors import PeerLost, RondeError, UsageError
+from ronde.errors import PeerLost
 from ronde.server.transport.arena import OwnArena
-from ronde.server.transport.wire import BEFORE_TOKEN, NO_TOKEN, Message, Opcode, WireError, decode, encode
+from ronde.server.transport.buffers import BufferPool
+from ronde.server.transport.connection import SLICE_MS, Connection
+from ronde.server.transport.requests import PendingRequest, ServerRefused, changes_lost, refusal_of
+from ronde.server.transport.wire import Message, Opcode, WireError, decode, encode
 
 __all__ = ["Client", "PendingRequest", "ServerRefused"]
 
 Array = np.ndarray[Any, Any]
 
-_SLICE_MS = 20
 _SMALL_BYTES = 16 << 10
 _ALIVE_S = 15.0
 _NOTICE_S = 30.0  # a server restarts within seconds, also from its log
 _QUESTION_S = 0.05
 # Kinds of refusals after which the request is sent again.
-_AGAIN = (
-    "token",
-    "hello",
-    "order",
-    "checksum",
-    "truncated",
-    "magic",
-    "version",
-    "meta",
-    "operation",
-    "oversized",
-)
+_AGAIN = ("hello", "order", "seal", "replay", "truncated", "envelope", "meta", "operation", "oversized")
 _MOST_AGAIN = 20
-
-
-class ServerRefused(RondeError):
-    """Raised when a server refused a request.
-
-    Attributes:
-        why: reason in the server's own words.
-    """
-
-    def __init__(self, message: str, why: str = "") -> None:
-        super().__init__(message)
-        self.why = why or message
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class PendingRequest:
-    """A pending request to one server; made by `Client.send`.
-
-    Attributes:
-        answer: the answer; None before it arrives.
-    """
-
-    server: int
-    message: Message
-    answer: Message | None = None
-    asked_at: float = 0.0
-    patience: float = 1.0
-    refusals: int = 0
 
 
 class Client:
@@ -124,7 +87,6 @@ class Client:
         self.waited_ns = self.exchanged_bytes = 0
         here = all(endpoint.startswith("ipc://") for endpoint in self.endpoints)
         self.arena = OwnArena() if here else None
-        self._token = token
         self._about = {"run": run, **(expects or {})}
         self._incarnation = incarnation
         self._timeout = timeout
@@ -140,7 +102,7 @@ class Client:
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._context = zmq.Context()
-        self._sockets: list[Any] = []
+        self._connections: list[Connection] = []
         self._poller = zmq.Poller()
         self._waiting: dict[int, PendingRequest] = {}
         #: Functions that `finish` calls, for requests that no caller waited for.
@@ -154,9 +116,9 @@ class Client:
         self._lost: dict[int, int] = {}
         self._sequences = [0] * self.servers
         try:
-            for endpoint in self.endpoints:
-                self._sockets.append(self._connect(endpoint))
-                self._poller.register(self._sockets[-1], zmq.POLLIN)
+            pool = BufferPool()
+            for server in range(self.servers):
+                self._connections.append(self._connect(server, token, pool))
             greeted = [self.send(server, Opcode.HELLO, self._hello(server)) for server in range(self.servers)]
             greetings = self.wait(greeted)
         except BaseException:
@@ -237,12 +199,12 @@ class Client:
             begun = time.monotonic()
             while request.answer is None:
                 with self._lock:
-                    self._receive(_SLICE_MS)
+                    self._receive(SLICE_MS)
                     self._ask_again()
                     if request.answer is None:
                         self._tell_of_silence(request.server, begun)
                 if request.answer is None and request.server in self._lost:
-                    raise ServerRefused(_lost(request.server, self._lost[request.server]))
+                    raise ServerRefused(changes_lost(request.server, self._lost[request.server]))
                 refused, why = self._refused.get(request.server, (0, ""))
                 is_read = not request.message.sequence
                 if request.answer is None and is_read and 0 < refused <= request.message.clock:
@@ -256,7 +218,7 @@ class Client:
             answer = request.answer
             if answer.operation is Opcode.REFUSED:
                 why = str(answer.meta.get("why", "refused"))
-                raise ServerRefused(_refusal(request.server, answer), why)
+                raise ServerRefused(refusal_of(request.server, answer), why)
             answers.append(answer)
         return answers
 
@@ -342,22 +304,30 @@ class Client:
                     for server in range(self.servers):
                         self._say(server, Opcode.STATUS, {})
 
-    def _connect(self, endpoint: str) -> Any:
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.RCVTIMEO, _SLICE_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        try:
-            socket.connect(endpoint)
-        except zmq.ZMQError as error:
-            raise UsageError(
-                f"there can be no server at {endpoint} ({error.strerror}): it listens at tcp://HOST:PORT or "
-                "ipc://NAME [R433]"
-            ) from None
-        return socket
+    def _connect(self, server: int, token: bytes, pool: BufferPool) -> Connection:
+        return Connection(
+            self._context,
+            self._poller,
+            self.endpoints[server],
+            token,
+            pool,
+            opened=lambda: self._opened(server),
+            failed=lambda kind, why: self._refuse_all(server, kind, why),
+        )
+
+    def _opened(self, server: int) -> None:
+        """Send everything that a new session does not have yet."""
+        waiting = [each for each in self._waiting.values() if each.server == server]
+        if all(each.message.operation is not Opcode.HELLO for each in waiting):
+            self._introduce(server)
+        self._ask_all_again(server)
+
+    def _refuse_all(self, server: int, kind: str, why: str) -> None:
+        """End all requests to a server with which no session is possible."""
+        for request in [each for each in self._waiting.values() if each.server == server]:
+            answer = request.message.refuse(why, kind)
+            self._not_made(request, answer)
+            self._end(request, answer)
 
     def _hello(self, server: int) -> dict[str, Any]:
         hello = {"workers": self.workers, "servers": self.servers, "server": server, **self._about}
@@ -371,8 +341,7 @@ class Client:
             meta = {name: value for name, value in request.message.meta.items() if name != "into"}
             request.message = dataclasses.replace(request.message, meta=meta)
         request.asked_at = time.monotonic()
-        frames = encode(request.message, self._token, self.arena)
-        self._post(request.server, frames)
+        self._post(request.server, encode(request.message, self.arena), request.message.request)
 
     def _ask_again(self) -> None:
         """Ask servers about overdue requests."""
@@ -385,9 +354,11 @@ class Client:
                 silent.add(request.server)
         for server in silent:
             if not self._reconnect_if_silent(server, now):
+                is_open = self._connections[server].is_open
                 asked = [number for number, each in self._waiting.items() if each.server == server]
                 self._say(server, Opcode.STATUS, {"asked": asked})
-                self._questions[server] = self._count, asked
+                if is_open:  # else the handshake was repeated
+                    self._questions[server] = self._count, asked
 
     def _send_what_is_missing(self, server: int, asked: list[int], answer: Message) -> None:
         """Resend requests that the server lacks: a connection keeps order, so they were lost."""
@@ -412,44 +383,28 @@ class Client:
             return False
         if now - since < self._silence:
             return False
-        self._connect_anew(server)
-        self._introduce(server)
-        self._ask_all_again(server)
+        self._asked_state[server] = None
+        self._questions.pop(server, None)
+        self._connections[server].renew()
         return True
 
     def _receive(self, timeout_ms: int) -> None:
-        if len(self._sockets) == 1 and timeout_ms:  # saves a poll
+        sockets = [each.socket for each in self._connections]
+        if len(sockets) == 1 and timeout_ms:  # saves a poll
             with contextlib.suppress(zmq.Again):
-                self._take(0, self._sockets[0].recv_multipart(copy=False))
+                self._take(0, sockets[0].recv_multipart(copy=False))
             return
         for socket, _ in self._poller.poll(timeout_ms):
-            server = self._sockets.index(socket)
-            while True:
+            server = sockets.index(socket)
+            while self._connections[server].socket is socket:
                 try:
                     frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
                 except zmq.Again:
                     break
                 self._take(server, frames)
 
-    def _connect_anew(self, server: int) -> None:
-        self._poller.unregister(self._sockets[server])
-        self._sockets[server].close(linger=0)
-        self._sockets[server] = self._connect(self.endpoints[server])
-        self._poller.register(self._sockets[server], zmq.POLLIN)
-        self._asked_state[server] = None
-        self._questions.pop(server, None)
-
-    def _post(self, server: int, frames: list[Any]) -> None:
-        """Send frames without waiting.
-
-        ZeroMQ drops a connection for good if the other end violates its protocol, as a broken line may seem
-        to do. Then the connection is replaced.
-        """
-        try:
-            self._sockets[server].send_multipart(frames, zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            self._connect_anew(server)
-            self._sockets[server].send_multipart(frames, zmq.NOBLOCK, copy=False)
+    def _post(self, server: int, frames: list[Any], request: int) -> None:
+        self._connections[server].post(frames, request)
 
     def _take(self, server: int, frames: list[Any]) -> None:
         self._asked_state[server] = None
@@ -457,12 +412,13 @@ class Client:
         if server in self._told_of:
             self._told_of.discard(server)
             self._say_so(f"server {server} at {self.endpoints[server]} answers again [R421]")
+        opened = self._connections[server].take(frames)
+        if opened is None:
+            return
         try:
-            answer = decode(frames, self._token, arena=self.arena)
-        except WireError as error:
-            answer = _refusal_of_stranger(frames) if error.kind == "token" else None
-            if answer is None:
-                return  # damaged: the request will be sent again
+            answer = decode(opened, arena=self.arena)
+        except WireError:
+            return  # the request will be sent again
         if self._greeted.pop(answer.request, None) is not None:
             self._compare(server, answer)
         number, asked = self._questions.get(server, (0, []))
@@ -476,9 +432,13 @@ class Client:
             if self._may_ask_again(request, answer):
                 return
             self._not_made(request, answer)
-        del self._waiting[answer.request]
-        request.answer = answer
         self.exchanged_bytes += sum(array.nbytes for array in answer.arrays)
+        self._end(request, answer)
+
+    def _end(self, request: PendingRequest, answer: Message) -> None:
+        del self._waiting[request.message.request]
+        request.answer = answer
+        server = request.server
         if answer.operation is Opcode.DONE and request.message.sequence:
             self._confirmed[server] = max(self._confirmed[server], request.message.sequence)
             if self._refused.get(server, (0, ""))[0] <= request.message.sequence:
@@ -495,7 +455,7 @@ class Client:
         server, sequence = request.server, request.message.sequence
         if refusal.meta.get("kind") == "failed" or not sequence:
             return
-        self._refused.setdefault(server, (sequence, _refusal(server, refusal)))
+        self._refused.setdefault(server, (sequence, refusal_of(server, refusal)))
         if sequence == self._sequences[server]:
             self._sequences[server] -= 1
 
@@ -528,26 +488,4 @@ class Client:
         )
         if operation is Opcode.HELLO:
             self._greeted[self._count] = server
-        self._post(server, encode(said, self._token))
-
-
-def _refusal(server: int, answer: Message) -> str:
-    return f"server {server}: {answer.meta.get('why', 'refused')} [R430]"
-
-
-def _lost(server: int, missing: int) -> str:
-    return (
-        f"server {server} was started again without {missing} changes that it had confirmed: its state is "
-        "lost; begin again from the script's checkpoint, and use --durability log to survive a killed "
-        "server [R402]"
-    )
-
-
-def _refusal_of_stranger(frames: list[Any]) -> Message | None:
-    """Decode a refusal that the server sent before it accepted the token."""
-    try:
-        answer = decode(frames, NO_TOKEN)
-    except WireError:
-        return None
-    known = answer.operation is Opcode.REFUSED and answer.meta.get("kind") in BEFORE_TOKEN
-    return answer if known else None
+        self._post(server, encode(said), self._count)

@@ -1,8 +1,9 @@
 """A server's endpoint: receives messages, lets a handler answer them, sends answers.
 
-One thread does all the work, so a handler's state needs no locks. Messages that do not belong to this run are
-counted and refused, without other effect. A client asks by STATUS, with `asked` in its meta, which requests
-of its connection are still pending; it need not send those again.
+One thread does all the work, so a handler's state needs no locks. A client proves the run's token before it
+can ask for anything; messages that do not belong to its session are counted and refused, without other
+effect. A client asks by STATUS, with `asked` in its meta, which requests of its connection are still pending;
+it need not send those again.
 """
 
 from __future__ import annotations
@@ -22,22 +23,14 @@ import zmq
 from ronde.errors import UsageError
 from ronde.launch.linux_process import is_alive
 from ronde.server.transport.arena import PeerArena
-from ronde.server.transport.wire import (
-    BEFORE_TOKEN,
-    NO_TOKEN,
-    Limits,
-    Message,
-    NoArena,
-    Opcode,
-    WireError,
-    decode,
-    encode,
-    request_of,
-)
+from ronde.server.transport.envelope import Kind, open_envelope, write_refusal
+from ronde.server.transport.sessions import Sessions
+from ronde.server.transport.wire import Limits, Message, NoArena, Opcode, WireError, decode, encode
 
 __all__ = ["Handler", "Reply", "Service", "check_endpoint"]
 
 _TICK_MS = 50
+_SEAL_BYTES = 1024  # by which a sealed frame is larger, at most
 _AT_ONCE = 64
 _REMEMBERED = 4096
 # Connections per worker: a restarted worker, or one after a broken line, has a new one.
@@ -46,6 +39,9 @@ _CONNECTIONS_OF_WORKER = 4
 _CONNECTIONS = 16_384
 _MOST_WAITING = 65_536
 _LOOK_EVERY_S = 0.5
+_MOST_TOLD = 100
+# Refusals that go to connections without a session.
+_UNSEALED = ("session", "token")
 # Operations that need no hello.
 _FIRST = (Opcode.STATUS, Opcode.STOP)
 
@@ -66,7 +62,7 @@ class Handler(Protocol):
 
 @dataclasses.dataclass(slots=True)
 class _Connection:
-    """A connection that has sent the right token and a hello.
+    """A connection that has proven the token and sent a hello.
 
     Attributes:
         placed: ids of requests with answers in shared memory, which the worker may have reused.
@@ -96,8 +92,9 @@ class Service:
 
     Args:
         endpoint: ZeroMQ endpoint: `tcp://127.0.0.1:4000`, `tcp://eth0:*`, `ipc://@name`.
-        token: token that every message of this run holds.
+        token: the run's token, which clients prove.
         limits: limits of a message.
+        tell: function that tells the operator of senders without the token, once for each address.
 
     Attributes:
         endpoint: endpoint with the resolved port.
@@ -107,16 +104,25 @@ class Service:
         UsageError: the endpoint is not available.
     """
 
-    def __init__(self, endpoint: str, token: bytes, handler: Handler, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        token: bytes,
+        handler: Handler,
+        limits: Limits | None = None,
+        *,
+        tell: Callable[[str], object] = lambda words: None,
+    ) -> None:
         check_endpoint(endpoint)
-        self._token = token
+        self._sessions = Sessions(token)
+        self._tell, self._told_of = tell, set[str]()
         self._handler = handler
         self._limits = limits or Limits()
         self._context = zmq.Context()
         self._socket: Any = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # workers' requests bound the pending answers
-        self._socket.setsockopt(zmq.MAXMSGSIZE, self._limits.nbytes)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, self._limits.nbytes + _SEAL_BYTES)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -168,20 +174,35 @@ class Service:
             self._take(identity.bytes, frames)
 
     def _take(self, identity: bytes, frames: list[Any]) -> None:
-        known = self._connections.get(identity)
         try:
-            message = decode(frames, self._token, self._limits, None if known is None else known.arena)
-            if message.operation is Opcode.HELLO:
-                self._meet(identity, message)
-            elif known is None and message.operation not in _FIRST:
-                raise WireError("hello", "this connection has not said hello [R427]")
-            self._hand_over(identity, message)
+            envelope = open_envelope(frames)
+            match envelope.kind:
+                case Kind.CHALLENGE:
+                    self._send(identity, self._sessions.respond(identity, bytes(envelope.body)))
+                case Kind.PROOF:
+                    self._sessions.begin(identity, bytes(envelope.body))
+                case Kind.SEALED:
+                    self._take_message(identity, self._sessions.open(identity, frames))
+                case Kind.REFUSED:  # a client with another token refuses this server
+                    self.refused["token"] += 1
+                    self._name_stranger(frames)
+                case _:
+                    raise WireError("envelope", f"a server gets no {envelope.kind.name.lower()} [R428]")
         except WireError as error:
             # HELLO announces the arena; after a restart this server must see it again.
             kind = "hello" if error.kind == "arena" and identity not in self._connections else error.kind
             self._refuse(identity, frames, kind, str(error))
         except Exception as error:  # a defect must not end the server for the other workers
             self._refuse(identity, frames, "defect", f"{type(error).__name__} {error}"[:300])
+
+    def _take_message(self, identity: bytes, opened: list[memoryview]) -> None:
+        known = self._connections.get(identity)
+        message = decode(opened, self._limits, None if known is None else known.arena)
+        if message.operation is Opcode.HELLO:
+            self._meet(identity, message)
+        elif known is None and message.operation not in _FIRST:
+            raise WireError("hello", "this connection has not said hello [R427]")
+        self._hand_over(identity, message)
 
     def _hand_over(self, identity: bytes, message: Message) -> None:
         reply = self._replier(identity, message)
@@ -197,10 +218,21 @@ class Service:
             raise
 
     def _refuse(self, identity: bytes, frames: list[Any], kind: str, why: str) -> None:
-        """Count a refusal and send it. The reply holds the run's token only if the sender showed it."""
+        """Count a refusal and send it, sealed if the connection has a session."""
         self.refused[kind] += 1
-        refusal = Message(Opcode.REFUSED, request=request_of(frames)).refuse(why, kind)
-        self._send(identity, encode(refusal, NO_TOKEN if kind in BEFORE_TOKEN else self._token))
+        if kind == "token":
+            self._name_stranger(frames)
+        request = _request_of(frames)
+        refusal = encode(Message(Opcode.REFUSED, request=request).refuse(why, kind))
+        sealed = None if kind in _UNSEALED else self._sessions.seal(identity, refusal, request)
+        self._send(identity, write_refusal(kind, why, request) if sealed is None else sealed)
+
+    def _name_stranger(self, frames: list[Any]) -> None:
+        """Tell the operator of the address of a sender that could not prove the token."""
+        address = _address_of(frames)
+        if address not in self._told_of and len(self._told_of) < _MOST_TOLD:
+            self._told_of.add(address)
+            self._tell(f"{address} is refused: it has another token than this run, or none [R427]")
 
     def _meet(self, identity: bytes, message: Message) -> None:
         described = message.meta.get("arena")
@@ -245,7 +277,7 @@ class Service:
             if told:
                 answer = dataclasses.replace(answer, meta={**answer.meta, **told})
             if connection is None:
-                self._send(identity, encode(answer, self._token))
+                self._answer(identity, answer)
                 return
             connection.waiting.pop(request.request, None)
             is_new = request.request not in connection.placed  # else it is a repeat, sent in frames
@@ -253,11 +285,7 @@ class Service:
             if is_placed and isinstance(connection.arena, PeerArena):
                 answer = _placed(answer, connection.arena, into)
                 connection.placed.append(request.request)
-            try:
-                frames = encode(answer, self._token, connection.arena, self._limits)
-            except WireError as error:  # a client resends after "oversized", as it may be damage
-                frames = encode(answer.refuse(f"the answer: {error}", "failed"), self._token)
-            self._send(identity, frames)
+            self._answer(identity, answer, connection.arena)
 
         return reply
 
@@ -269,6 +297,15 @@ class Service:
         if connection is None:
             return None
         return [each for each in asked if type(each) is int and each in connection.waiting]
+
+    def _answer(self, identity: bytes, answer: Message, arena: PeerArena | NoArena | None = None) -> None:
+        try:
+            frames = encode(answer, arena, self._limits)
+        except WireError as error:  # a client resends after "oversized", as it may be damage
+            frames = encode(answer.refuse(f"the answer: {error}", "failed"))
+        sealed = self._sessions.seal(identity, frames, answer.request)
+        if sealed is not None:  # else the client begins a new session, and asks again
+            self._send(identity, sealed)
 
     def _send(self, identity: bytes, frames: list[Any]) -> None:
         with contextlib.suppress(zmq.ZMQError):  # the client is gone
@@ -313,3 +350,19 @@ def _placed(answer: Message, arena: PeerArena, into: Any) -> Message:
         np.copyto(target, array)
         arrays.append(target)
     return dataclasses.replace(answer, arrays=arrays)
+
+
+def _request_of(frames: list[Any]) -> int:
+    """Return the request id on an envelope; 0 if unknown."""
+    try:
+        return open_envelope(frames).request
+    except WireError:
+        return 0
+
+
+def _address_of(frames: list[Any]) -> str:
+    """Return the address of a message's sender, as ZeroMQ saw it."""
+    try:
+        return str(frames[0].get("Peer-Address")) or "a process of this host"
+    except (AttributeError, KeyError, zmq.ZMQError):
+        return "a process of this host"

@@ -1,16 +1,14 @@
 """Messages between workers and servers: a fixed header, JSON, then arrays.
 
-Nothing from the wire is unpickled. Frame 0 begins, little-endian, with magic, version, operation, worker,
-incarnation, sequence, clock, request, the run's token, and a checksum (XXH3) of everything else; then follows
-JSON with the meta and the shape and dtype of each array. The other frames hold the bytes of arrays that are
-not in shared memory.
+Nothing from the wire is unpickled. Frame 0 begins, little-endian, with operation, worker, incarnation,
+sequence, clock and request; then follows JSON with the meta and the shape and dtype of each array. The other
+frames hold the bytes of arrays that are not in shared memory. Frames travel sealed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import hmac
 import json
 import math
 import struct
@@ -18,36 +16,15 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import xxhash
 
-from ronde.errors import RondeError
+from ronde.server.transport.envelope import WireError
 
-__all__ = [
-    "BEFORE_TOKEN",
-    "NO_TOKEN",
-    "TOKEN_BYTES",
-    "Arena",
-    "Limits",
-    "Message",
-    "Opcode",
-    "WireError",
-    "decode",
-    "encode",
-]
+__all__ = ["Arena", "Limits", "Message", "Opcode", "WireError", "decode", "encode"]
 
 Array = np.ndarray[Any, Any]
 
-TOKEN_BYTES = 16
-#: Token in a refusal to a sender that has not shown the run's token.
-NO_TOKEN = bytes(TOKEN_BYTES)
-#: Kinds of errors with which a message is refused before its token is verified.
-BEFORE_TOKEN = ("truncated", "magic", "version", "token")
-
-_MAGIC = b"RNDE"
-_VERSION = 1
-# Magic, version, operation, 0, worker, incarnation, sequence, clock, request, token, checksum.
-_HEADER = struct.Struct(f"<4sBBHIIQQQ{TOKEN_BYTES}sQ")
-_CHECKSUM_BYTES = 8
+# Operation, worker, incarnation, sequence, clock, request.
+_HEADER = struct.Struct("<B3xIIQQQ")
 _DTYPES = {
     name: np.dtype(name)
     for name in ("uint8", "int8", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
@@ -119,18 +96,6 @@ class Message:
         return Message(Opcode.REFUSED, {"why": why, "kind": kind}, request=self.request)
 
 
-class WireError(RondeError):
-    """Raised when frames are not a valid message, or a request is refused.
-
-    Attributes:
-        kind: short name under which such errors are counted.
-    """
-
-    def __init__(self, kind: str, why: str) -> None:
-        super().__init__(why)
-        self.kind = kind
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
     """Upper limits of a message.
@@ -174,10 +139,8 @@ class NoArena:
 _NO_ARENA = NoArena()
 
 
-def encode(
-    message: Message, token: bytes, arena: Arena | None = None, limits: Limits | None = None
-) -> list[Any]:
-    """Encode a message as frames. Arrays are not copied, and must not change before the answer.
+def encode(message: Message, arena: Arena | None = None, limits: Limits | None = None) -> list[Any]:
+    """Encode a message as frames. Arrays are not copied, and must not change before they are sealed.
 
     Raises:
         WireError: the message exceeds the limits.
@@ -193,20 +156,17 @@ def encode(
     frames = [_bytes_of(array) for array, place in zip(message.arrays, places, strict=True) if place is None]
     _check_size(_HEADER.size + len(meta), frames, len(described), limits or _LIMITS)
     head = _HEADER.pack(
-        _MAGIC, _VERSION, message.operation, 0, message.worker, message.incarnation, message.sequence,
-        message.clock, message.request, token, 0,
-    )[:-_CHECKSUM_BYTES]  # fmt: skip
-    checksum = _checksum(head, meta, frames)
-    return [head + struct.pack("<Q", checksum) + meta, *frames]
+        message.operation, message.worker, message.incarnation, message.sequence, message.clock,
+        message.request,
+    )  # fmt: skip
+    return [head + meta, *frames]
 
 
-def decode(
-    frames: Sequence[Any], token: bytes, limits: Limits | None = None, arena: Arena | None = None
-) -> Message:
+def decode(frames: Sequence[Any], limits: Limits | None = None, arena: Arena | None = None) -> Message:
     """Decode frames to a message; its arrays are views of the frames.
 
     Raises:
-        WireError: the frames are malformed, damaged, too large, or of another run.
+        WireError: the frames are malformed or too large.
     """
     limits = limits or _LIMITS
     views = [memoryview(frame).cast("B") for frame in frames]
@@ -214,35 +174,14 @@ def decode(
         raise WireError(
             "truncated", f"the first of {len(views)} frames has less than {_HEADER.size} bytes [R428]"
         )
-    head, meta = views[0][: _HEADER.size], views[0][_HEADER.size :]
-    magic, version, operation, _, worker, incarnation, sequence, clock, request, theirs, checksum = (
-        _HEADER.unpack(head)
-    )
-    if magic != _MAGIC:
-        raise WireError("magic", "not a message of ronde [R427]")
-    if version != _VERSION:
-        raise WireError("version", f"version {version} of the protocol; this server speaks {_VERSION} [R427]")
-    if not hmac.compare_digest(theirs, token):
-        raise WireError("token", "the token is not that of this run [R427]")
+    operation, worker, incarnation, sequence, clock, request = _HEADER.unpack_from(views[0])
     _check_size(views[0].nbytes, views[1:], len(views) - 1, limits)
-    if checksum != _checksum(head[:-_CHECKSUM_BYTES], meta, views[1:]):
-        raise WireError(
-            "checksum", "the checksum is not that of the message: it was damaged on its way [R428]"
-        )
     try:
         known = Opcode(operation)
     except ValueError:
         raise WireError("operation", f"there is no operation {operation} [R428]") from None
-    told, arrays = _read(meta, views[1:], _NO_ARENA if arena is None else arena, limits)
-    return Message(known, told, arrays, worker, incarnation, sequence, clock, request)
-
-
-def request_of(frames: Sequence[Any]) -> int:
-    """Return the request id in undecodable frames; 0 if unknown."""
-    try:
-        return _HEADER.unpack_from(memoryview(frames[0]).cast("B"))[8]
-    except (struct.error, IndexError, TypeError):
-        return 0
+    meta, arrays = _read(views[0][_HEADER.size :], views[1:], _NO_ARENA if arena is None else arena, limits)
+    return Message(known, meta, arrays, worker, incarnation, sequence, clock, request)
 
 
 def _read(
@@ -307,11 +246,3 @@ def _bytes_of(array: Array) -> memoryview:
         array = np.ascontiguousarray(array)
     raw: Any = array.reshape(-1).view(np.uint8)
     return memoryview(raw) if array.size else memoryview(b"")
-
-
-def _checksum(head: Any, meta: Any, frames: Sequence[Any]) -> int:
-    state = xxhash.xxh3_64(head)
-    state.update(meta)
-    for frame in frames:
-        state.update(frame)
-    return state.intdigest()
