@@ -44,7 +44,7 @@ class BufferPool:
         if memory is None:
             memory = np.empty(size, np.uint8)
         # NumPy makes an array over a memoryview, and no array below it, the base of further views.
-        view = np.frombuffer(memoryview(memory), np.uint8, nbytes)
+        view = np.frombuffer(memory.data, np.uint8, nbytes)
         weakref.finalize(view, self._give_back, memory).atexit = False
         return view
 

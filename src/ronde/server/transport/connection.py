@@ -77,7 +77,7 @@ class Connection:
         elif time.monotonic() - self._begun_at > _HANDSHAKE_S:
             self._begin()
 
-    def take(self, frames: Sequence[Any]) -> list[memoryview] | None:
+    def take(self, frames: Sequence[Any]) -> list[Any] | None:
         """Decrypt what the server sent; None if it is no message of the session.
 
         What is damaged, or of an earlier session, is dropped: the client will ask again.
@@ -85,7 +85,7 @@ class Connection:
         try:
             envelope = open_envelope(frames)
             if envelope.kind is Kind.SEALED and self._session is not None:
-                opened = self._session.opener.open(frames)
+                opened = self._session.opener.open(envelope, frames[1:])
                 self._failures = 0
                 return opened
             if envelope.kind is Kind.RESPONSE:

@@ -6,12 +6,11 @@ the sizes of frames can be read without the keys of a session.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ronde.errors import RondeError
 
@@ -48,6 +47,9 @@ class Kind(enum.IntEnum):
     REFUSED = 5
 
 
+_KINDS = {int(each): each for each in Kind}
+
+
 class WireError(RondeError):
     """Raised when frames are not a valid message, or a request is refused.
 
@@ -60,8 +62,7 @@ class WireError(RondeError):
         self.kind = kind
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(NamedTuple):
     """The header of frame 0, and the rest of the frame.
 
     Attributes:
@@ -89,7 +90,7 @@ def open_envelope(frames: Sequence[Any]) -> Envelope:
     Raises:
         WireError: the frames are not of ronde, or of another version.
     """
-    first = memoryview(frames[0]).cast("B") if frames else memoryview(b"")
+    first = memoryview(frames[0] if frames else b"")
     if first.nbytes < _HEADER.size:
         raise WireError(
             "truncated", f"the first of {len(frames)} frames has less than {_HEADER.size} bytes [R428]"
@@ -102,10 +103,10 @@ def open_envelope(frames: Sequence[Any]) -> Envelope:
         raise WireError(
             "version", f"version {version} of the protocol; this is version {_VERSION}: use one ronde [R427]"
         )
-    try:
-        return Envelope(Kind(kind), counter, request, header, body)
-    except ValueError:
-        raise WireError("envelope", f"there is no kind {kind} of envelope [R428]") from None
+    known = _KINDS.get(kind)
+    if known is None:
+        raise WireError("envelope", f"there is no kind {kind} of envelope [R428]")
+    return Envelope(known, counter, request, header, body)
 
 
 def write_refusal(kind: str, why: str, request: int = 0) -> list[bytes]:

@@ -7,7 +7,7 @@ accepts only growing counters, so a repeated message is refused like a changed o
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import cryptography
@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ronde.errors import UsageError
 from ronde.server.transport.buffers import BufferPool
-from ronde.server.transport.envelope import Envelope, Kind, WireError, close_envelope, open_envelope
+from ronde.server.transport.envelope import Envelope, Kind, WireError, close_envelope
 
 if not hasattr(AESGCM, "encrypt_into"):
     raise UsageError(
@@ -29,7 +29,6 @@ __all__ = ["Opener", "Sealer"]
 _TAG_BYTES = 16
 # The library encrypts less than 2 GiB at once, so larger frames have several pieces, each with a tag.
 _PIECE_BYTES = 1 << 30
-_NONCE = struct.Struct("<QI")
 
 
 class Sealer:
@@ -52,20 +51,17 @@ class Sealer:
             request: id of the request, readable by all.
         """
         self._counter += 1
-        nonces = _nonces(self._counter)
         header = close_envelope(Kind.SEALED, self._counter, request)
-        first, *rest = frames
-        sealed: list[Any] = [header + self._cipher.encrypt(next(nonces), first, header)]
-        sealed += [self._seal(memoryview(frame).cast("B"), nonces) for frame in rest]
-        return sealed
-
-    def _seal(self, frame: memoryview, nonces: Iterator[bytes]) -> memoryview:
-        pieces = _pieces(frame.nbytes, _PIECE_BYTES)
-        sealed = memoryview(self._pool.take(frame.nbytes + pieces * _TAG_BYTES))
-        for number in range(pieces):
-            piece = _piece(frame, number, _PIECE_BYTES)
-            into = _piece(sealed, number, _PIECE_BYTES + _TAG_BYTES)
-            self._cipher.encrypt_into(next(nonces), piece, None, into)
+        sealed: list[Any] = [header + self._cipher.encrypt(_nonce(self._counter, 0), frames[0], header)]
+        number = 1
+        for frame in frames[1:]:
+            nbytes = memoryview(frame).nbytes
+            pieces = _pieces(nbytes, _PIECE_BYTES)
+            into = self._pool.take(nbytes + pieces * _TAG_BYTES)
+            for piece, target in _in_pieces(frame, into, pieces, _PIECE_BYTES, _PIECE_BYTES + _TAG_BYTES):
+                self._cipher.encrypt_into(_nonce(self._counter, number), piece, None, target)
+                number += 1
+            sealed.append(into)
         return sealed
 
 
@@ -82,19 +78,20 @@ class Opener:
         self._pool = pool
         self._counter = 0
 
-    def open(self, frames: Sequence[Any]) -> list[memoryview]:
+    def open(self, envelope: Envelope, frames: Sequence[Any]) -> list[Any]:
         """Decrypt a message.
+
+        Args:
+            envelope: envelope of the first frame.
+            frames: the frames behind it.
 
         Raises:
             WireError: the message was changed, cut or repeated, or has another key.
         """
-        envelope = open_envelope(frames)
-        if envelope.kind is not Kind.SEALED:
-            raise WireError("seal", "the message is not sealed [R427]")
         if envelope.counter <= self._counter:
             raise WireError("replay", f"message {envelope.counter} of this session came before [R427]")
         try:
-            opened = self._open(envelope, frames[1:])
+            opened = self._open(envelope, frames)
         except InvalidTag:
             raise WireError(
                 "seal", "the seal does not fit the message: it was changed or damaged on its way [R428]"
@@ -102,33 +99,44 @@ class Opener:
         self._counter = envelope.counter
         return opened
 
-    def _open(self, envelope: Envelope, rest: Sequence[Any]) -> list[memoryview]:
-        nonces = _nonces(envelope.counter)
-        first = self._cipher.decrypt(next(nonces), envelope.body, envelope.header)
-        return [memoryview(first), *[self._open_frame(memoryview(frame).cast("B"), nonces) for frame in rest]]
+    def _open(self, envelope: Envelope, frames: Sequence[Any]) -> list[Any]:
+        counter = envelope.counter
+        opened: list[Any] = [self._cipher.decrypt(_nonce(counter, 0), envelope.body, envelope.header)]
+        number = 1
+        for frame in frames:
+            sealed = memoryview(frame)
+            pieces = _pieces(sealed.nbytes, _PIECE_BYTES + _TAG_BYTES)
+            nbytes = sealed.nbytes - pieces * _TAG_BYTES
+            if nbytes < 0 or pieces != _pieces(nbytes, _PIECE_BYTES):
+                raise InvalidTag
+            into = self._pool.take(nbytes)
+            for piece, target in _in_pieces(sealed, into, pieces, _PIECE_BYTES + _TAG_BYTES, _PIECE_BYTES):
+                self._cipher.decrypt_into(_nonce(counter, number), piece, None, target)
+                number += 1
+            opened.append(into)
+        return opened
 
-    def _open_frame(self, sealed: memoryview, nonces: Iterator[bytes]) -> memoryview:
-        pieces = _pieces(sealed.nbytes, _PIECE_BYTES + _TAG_BYTES)
-        nbytes = sealed.nbytes - pieces * _TAG_BYTES
-        if nbytes < 0 or pieces != _pieces(nbytes, _PIECE_BYTES):
-            raise InvalidTag
-        frame = memoryview(self._pool.take(nbytes))
-        for number in range(pieces):
-            piece = _piece(sealed, number, _PIECE_BYTES + _TAG_BYTES)
-            self._cipher.decrypt_into(next(nonces), piece, None, _piece(frame, number, _PIECE_BYTES))
-        return frame
 
-
-def _nonces(counter: int) -> Iterator[bytes]:
-    """Yield the nonces of a message's pieces: their order cannot be changed."""
-    for number in range(1 << 32):
-        yield _NONCE.pack(counter, number)
+# A nonce is a message's counter and a piece's number, so that pieces cannot change their order.
+_nonce = struct.Struct("<QI").pack
 
 
 def _pieces(nbytes: int, size: int) -> int:
     """Return the number of pieces; an empty frame has one, for its tag."""
-    return max(-(-nbytes // size), 1)
+    return -(-nbytes // size) or 1
 
 
-def _piece(frame: memoryview, number: int, size: int) -> memoryview:
-    return frame[number * size : (number + 1) * size]
+def _in_pieces(
+    source: Any, target: Any, pieces: int, source_size: int, target_size: int
+) -> Iterable[tuple[Any, Any]]:
+    """Return corresponding pieces of a frame and of the memory for what becomes of it."""
+    if pieces == 1:
+        return ((source, target),)
+    whole, into = memoryview(source), memoryview(target)
+    return (
+        (
+            whole[number * source_size : (number + 1) * source_size],
+            into[number * target_size : (number + 1) * target_size],
+        )
+        for number in range(pieces)
+    )

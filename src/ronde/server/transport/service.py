@@ -182,7 +182,7 @@ class Service:
                 case Kind.PROOF:
                     self._sessions.begin(identity, bytes(envelope.body))
                 case Kind.SEALED:
-                    self._take_message(identity, self._sessions.open(identity, frames))
+                    self._take_message(identity, self._sessions.open(identity, envelope, frames[1:]))
                 case Kind.REFUSED:  # a client with another token refuses this server
                     self.refused["token"] += 1
                     self._name_stranger(frames)
@@ -195,7 +195,7 @@ class Service:
         except Exception as error:  # a defect must not end the server for the other workers
             self._refuse(identity, frames, "defect", f"{type(error).__name__} {error}"[:300])
 
-    def _take_message(self, identity: bytes, opened: list[memoryview]) -> None:
+    def _take_message(self, identity: bytes, opened: list[Any]) -> None:
         known = self._connections.get(identity)
         message = decode(opened, self._limits, None if known is None else known.arena)
         if message.operation is Opcode.HELLO:

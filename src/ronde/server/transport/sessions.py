@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ronde.server.transport.buffers import BufferPool
-from ronde.server.transport.envelope import Kind, WireError, close_envelope
+from ronde.server.transport.envelope import Envelope, Kind, WireError, close_envelope
 from ronde.server.transport.handshake import ServerHandshake, Session
 
 __all__ = ["Sessions"]
@@ -52,7 +52,7 @@ class Sessions:
             raise WireError("session", "there was no challenge before this proof [R427]")
         _remember(self._sessions, identity, handshake.finish(proof, self._pool))
 
-    def open(self, identity: bytes, frames: Sequence[Any]) -> list[memoryview]:
+    def open(self, identity: bytes, envelope: Envelope, frames: Sequence[Any]) -> list[Any]:
         """Decrypt a message.
 
         Raises:
@@ -61,7 +61,7 @@ class Sessions:
         session = self._sessions.get(identity)
         if session is None:
             raise WireError("session", "this connection has not proven the token of the run [R427]")
-        return session.opener.open(frames)
+        return session.opener.open(envelope, frames)
 
     def seal(self, identity: bytes, frames: Sequence[Any], request: int) -> list[Any] | None:
         """Encrypt a message; None if the connection has no session."""
