@@ -40,7 +40,7 @@ class RunSpec:
         checkpoint_keep: number of checkpoints that are kept.
         resume: whether the run resumes from the newest of them.
         servers: endpoints of the parameter servers, in ZeroMQ's form.
-        server_token: 32 hexadecimal digits, contained in each message to servers.
+        server_token: 32 hexadecimal digits that ranks and servers prove to each other.
         durability, durability_sync: settings of the servers that the run starts, as in `ServerConfig`.
         server_state: directory of an earlier run whose tables servers load; "" for none.
         worker: the command of a rank process.

@@ -40,7 +40,7 @@ class ServerConfig:
     Attributes:
         index, servers: number of this server, and of all.
         endpoint: address that it listens at, as ZeroMQ writes it: `tcp://127.0.0.1:4000`, `ipc://@name`.
-        token: 32 hexadecimal digits that every message of the run holds.
+        token: 32 hexadecimal digits that clients and servers prove to each other.
         workers: number of ranks.
         update: the plan's key: `sync`, `async`, `bounded`, or `geo`.
         staleness: steps by which the slowest worker may be behind, of `bounded`.

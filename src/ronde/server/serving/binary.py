@@ -4,7 +4,7 @@
     LOOK_UP   {"table": "user"}             int64 [n]         {"version": 7}, float32 [n, dim]
     PREDICT   {"inputs": ["x", ...] | null}  an array each    {"version": 7, "outputs": skeleton}, arrays
 
-Every message holds the run's token. Operations that change state are refused by name.
+Clients prove the run's token. Operations that change state are refused by name.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ class BinaryReplica:
 
     Args:
         endpoint: ZeroMQ endpoint, as for `Service`.
-        token: token that every message holds.
+        token: token that clients prove.
+        tell: function that tells the operator of senders without it.
 
     Raises:
         UsageError: the endpoint is not available.
@@ -162,8 +163,10 @@ class BinaryReplica:
         refused: number of refused messages, by kind.
     """
 
-    def __init__(self, endpoint: str, token: bytes) -> None:
-        self._service = Service(endpoint, token, self, _LIMITS)
+    def __init__(
+        self, endpoint: str, token: bytes, tell: Callable[[str], object] = lambda words: None
+    ) -> None:
+        self._service = Service(endpoint, token, self, _LIMITS, tell=tell)
         self._thread: threading.Thread | None = None
         self._answers: ReadOnly | None = None
         self.endpoint, self.refused = self._service.endpoint, self._service.refused

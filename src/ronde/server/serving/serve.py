@@ -70,7 +70,7 @@ def serve(
         UsageError: the path is neither a run nor an exported model.
     """
     listening = _listen(host, port)
-    answering = None if binary is None else _binary(*binary)
+    answering = None if binary is None else _binary(*binary, say)
     source = source_of(path)
     if not source.versions():
         say(f"waits for the first version in {path}; a run makes them with --publish [R738]")
@@ -104,14 +104,14 @@ def serve(
         replica.close()
 
 
-def _binary(endpoint: str, token: bytes) -> BinaryReplica:
+def _binary(endpoint: str, token: bytes, say: Callable[[str], object]) -> BinaryReplica:
     try:
         from ronde.server.serving.binary import BinaryReplica
     except ImportError as error:
         raise UsageError(
             f"--binary needs a package that is missing ({error}): pip install 'ronde[serve,server]' [R737]"
         ) from None
-    return BinaryReplica(endpoint, token)
+    return BinaryReplica(endpoint, token, say)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Memory of large frames, which is used again.
+"""Memory of large frames, used again.
 
 A fresh mapping of 100 MB costs more than the encryption of as many bytes, as the kernel has to zero it.
 """
@@ -20,7 +20,9 @@ _KEPT_BYTES = 256 << 20
 
 
 class BufferPool:
-    """Arrays whose memory returns to the pool when no view of them is left; thread-safe.
+    """Memory for arrays, used again when it has no views any more.
+
+    Threads may share a pool.
 
     Args:
         kept: bytes of unused memory that the pool keeps at most.

@@ -30,9 +30,9 @@ _MOST_FAILURES = 20  # a damaged handshake looks like one with another token
 
 
 class Connection:
-    """A socket to one server, with a session that is opened again when the server does not know it.
+    """Socket to one server, with a session.
 
-    Messages without a session are dropped: `opened` is called when there is one, to send them again.
+    A new session is opened when the server does not know the old one. Messages without a session are dropped: `opened` is called when there is one, to send them again.
 
     Args:
         context, poller: those of all connections; the socket is registered there.
@@ -78,9 +78,9 @@ class Connection:
             self._begin()
 
     def take(self, frames: Sequence[Any]) -> list[Any] | None:
-        """Decrypt what the server sent; None if it is no message of the session.
+        """Decrypt a message of the server; None if it belongs to a handshake.
 
-        What is damaged, or of an earlier session, is dropped: the client will ask again.
+        None, too, if it is damaged or of an earlier session: the client will ask again.
         """
         try:
             envelope = open_envelope(frames)

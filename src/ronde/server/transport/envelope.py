@@ -1,4 +1,4 @@
-"""Envelopes of the wire: what stands before a handshake or a sealed message.
+"""Envelopes of the wire: the header of a handshake or a sealed message.
 
 Frame 0 begins, little-endian, with magic, version, kind, 0, counter and request. Only the request's id and
 the sizes of frames can be read without the keys of a session.
@@ -66,8 +66,8 @@ class Envelope(NamedTuple):
     """The header of frame 0, and the rest of the frame.
 
     Attributes:
-        counter: number of a sealed message of its session and sender; else 0.
-        request: id of the request, or of the request that is answered; 0 if there is none.
+        counter: number of a sealed message of its session and sender; 0 in a handshake.
+        request: id of the request, or of the request that is answered; 0 in a handshake.
         header: bytes of the header.
         body: bytes behind the header.
     """

@@ -1,4 +1,4 @@
-"""The handshake that opens a session: both ends prove the run's token, and nobody sends it.
+"""Handshake of a session: both ends prove the run's token without sending it.
 
 The client sends a fresh public key, the server answers with its own and a proof, and the client proves
 itself. Proofs and the session's keys are derived, by HKDF with HMAC-SHA256, from the token, from both public

@@ -129,7 +129,7 @@ def _pieces(nbytes: int, size: int) -> int:
 def _in_pieces(
     source: Any, target: Any, pieces: int, source_size: int, target_size: int
 ) -> Iterable[tuple[Any, Any]]:
-    """Return corresponding pieces of a frame and of the memory for what becomes of it."""
+    """Return corresponding pieces of a frame and of its target."""
     if pieces == 1:
         return ((source, target),)
     whole, into = memoryview(source), memoryview(target)

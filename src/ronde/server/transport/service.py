@@ -228,7 +228,7 @@ class Service:
         self._send(identity, write_refusal(kind, why, request) if sealed is None else sealed)
 
     def _name_stranger(self, frames: list[Any]) -> None:
-        """Tell the operator of the address of a sender that could not prove the token."""
+        """Tell the operator the address of a sender with another token."""
         address = _address_of(frames)
         if address not in self._told_of and len(self._told_of) < _MOST_TOLD:
             self._told_of.add(address)

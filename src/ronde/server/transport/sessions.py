@@ -31,7 +31,9 @@ class Sessions:
         self._sessions: dict[bytes, Session] = {}
 
     def respond(self, identity: bytes, challenge: bytes) -> list[bytes]:
-        """Begin a handshake in place of the connection's session; return the frames of the response.
+        """Begin a handshake, and return the frames of its response.
+
+        It ends the session of the connection.
 
         Raises:
             WireError: the challenge is malformed.
