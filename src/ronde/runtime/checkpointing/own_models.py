@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from ronde.checkpoint.schedule import Schedule
 from ronde.checkpoint.script_state import CapturedState
 from ronde.checkpoint.state import State, mean_over_ranks
 from ronde.comm.process_group import Comm
-from ronde.parallel.servers.local_update import GeoUpdate, LocalUpdate
 from ronde.runtime.checkpointing.agreed_cuts import AgreedCuts
 from ronde.runtime.checkpointing.announced_cuts import AnnouncedCuts
-from ronde.server.transport.client import Client
 from ronde.sync.averaging.protocol import Averaging
+
+if TYPE_CHECKING:  # runs without servers have not got their packages
+    from ronde.parallel.servers.local_update import GeoUpdate, LocalUpdate
+    from ronde.server.transport.client import Client
 
 __all__ = ["AveragedModels", "OwnModels", "ServedModels"]
 

@@ -32,7 +32,8 @@ _MOST_FAILURES = 20  # a damaged handshake looks like one with another token
 class Connection:
     """Socket to one server, with a session.
 
-    A new session is opened when the server does not know the old one. Messages without a session are dropped: `opened` is called when there is one, to send them again.
+    A new session is opened when the server does not know the old one. Messages without a session are dropped:
+    `opened` is called when there is one, to send them again.
 
     Args:
         context, poller: those of all connections; the socket is registered there.

@@ -10,19 +10,11 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import cryptography
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ronde.errors import UsageError
 from ronde.server.transport.buffers import BufferPool
 from ronde.server.transport.envelope import Envelope, Kind, WireError, close_envelope
-
-if not hasattr(AESGCM, "encrypt_into"):
-    raise UsageError(
-        f"parameter servers need cryptography 47 or newer, not {cryptography.__version__}: pip install "
-        "'ronde[server]' [R419]"
-    )
 
 __all__ = ["Opener", "Sealer"]
 
