@@ -29,7 +29,7 @@ class BufferPool:
     """
 
     def __init__(self, kept: int = _KEPT_BYTES) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # memory may come back inside of `take`, by the garbage collector
         self._left = kept
         self._free: dict[int, list[Array]] = {}
 
