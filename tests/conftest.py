@@ -58,7 +58,7 @@ def ranks() -> Iterator[Callable[..., list[Any]]]:
 @pytest.fixture(scope="session")
 def host() -> Iterator[Any]:
     """A host that has imported torch, for recorded runs; its processes end with each run."""
-    from ronde.testing.warm import WarmHost
+    from support.warm import WarmHost
 
     with WarmHost() as host:
         yield host

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ronde.testing.warm import WarmHost
 from ronde.verify.runs import Job, Start
+from support.warm import WarmHost
 
 SCRIPT = """
 import os, sys, torch

@@ -15,9 +15,9 @@ import torch
 
 from packages import missing
 from ronde.testing.parity import assert_parity
-from ronde.testing.warm import WarmHost
 from ronde.verify.runs import FinishedRun, Job, run_plain
 from said import compare_said
+from support.warm import WarmHost
 
 # Plans of several axes, and the scripts that try what they have to do with each other: all in `make soak`.
 COMBINED = {

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ronde.testing.parity import assert_parity
-from ronde.testing.warm import WarmHost
 from said import compare_said
+from support.warm import WarmHost
 
 SCRIPTS = sorted((Path(__file__).parent / "public").glob("*.py"))
 # What is said of a script, and true of it. All others run on shards, and nothing is said.

@@ -19,10 +19,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from packages import missing
 from ronde.errors import RondeError
-from ronde.testing.warm import WarmHost
 from ronde.verify.proof import verify
 from ronde.verify.report import to_text
 from ronde.verify.runs import Job
+from support.warm import WarmHost
 
 TESTS = Path(__file__).parents[1]
 FOLDERS = ("scripts", "public", "verify/cases")

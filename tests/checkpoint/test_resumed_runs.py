@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from codes import without_code
-from ronde.testing import forked
+from support import forked
 
 SCRIPT = """
     import os, sys, torch

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ronde.cli.entry import main
-from ronde.testing.warm import WarmHost
 from ronde.verify import proof
 from ronde.verify.record import Writer, read_record
 from ronde.verify.runs import FinishedRun, Job
+from support.warm import WarmHost
 
 SCRIPT = """
 import torch

@@ -14,7 +14,7 @@ from ronde.cli.entry import main
 from ronde.cli.horovodrun import _forwarded
 from ronde.compat.place import read_place
 from ronde.errors import LaunchError
-from ronde.testing import forked
+from support import forked
 
 SCRIPT = """
 import json, os, sys

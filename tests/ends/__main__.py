@@ -16,7 +16,7 @@ from ends.collect import RANKS, Collector, names
 from ends.end import End
 from ends.table import difference, read, write
 from ronde.testing.run_ranks import RankPool
-from ronde.testing.warm import WarmHost
+from support.warm import WarmHost
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ import pytest
 from ends import table
 from ends.collect import Collector, names
 from ends.end import End, finished, refused
-from ronde.testing.warm import WarmHost
+from support.warm import WarmHost
 
 # Some of each list and of each end, among the quickest; `make soak` runs all.
 EVERY_DAY = {

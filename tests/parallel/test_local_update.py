@@ -17,7 +17,7 @@ from ronde.errors import UsageError
 from ronde.parallel.servers.local_update import GeoUpdate, LocalUpdate, ServedParameters, _refuse_others
 from ronde.server.transport.client import Client
 from ronde.tensor.context import Context
-from ronde.testing.servers import RunningServers, serving
+from support.servers import RunningServers, serving
 
 WORKERS = 3
 ORDER = [0, 0, 1, 2, 0, 1, 1, 2, 2, 0, 2, 1, 0, 1, 2, 0, 0, 2]

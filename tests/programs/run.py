@@ -36,12 +36,12 @@ from programs.listing import Program, read
 from programs.page import Row
 from programs.standins import provide
 from ronde.errors import RondeError
-from ronde.testing.warm import TOO_LONG, WarmHost
 from ronde.trace.summary import RankSummary, read_summary
 from ronde.verify.clauses.verdict import Status
 from ronde.verify.proof import Proof, verify
 from ronde.verify.report import to_text
 from ronde.verify.runs import Job, Start, Starter
+from support.warm import TOO_LONG, WarmHost
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?")
 _SMALLEST = 1e-12

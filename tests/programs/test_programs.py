@@ -15,7 +15,7 @@ from programs import listing, page
 from programs.listing import Program
 from programs.run import Outcome, printed_apart, row, run
 from programs.standins import known, provide
-from ronde.testing.warm import WarmHost
+from support.warm import WarmHost
 
 SCRIPT = """\
 import torch

@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from ronde.testing import forked
+from support import forked
 
 SCRIPT = """\
 import datetime, time, torch

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ronde.testing import forked
+from support import forked
 
 pytest.importorskip("zmq")
 

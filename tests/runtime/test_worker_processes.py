@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.testing import forked
+from support import forked
 
 SCRIPT = """\
 import sys

@@ -17,8 +17,8 @@ from ronde.server.storage import Storage
 from ronde.server.transport import client
 from ronde.server.transport.client import Client
 from ronde.server.transport.wire import Message, Opcode
-from ronde.testing.servers import serving
 from server.records import shard, some_records
+from support.servers import serving
 
 
 class Clock:

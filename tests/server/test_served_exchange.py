@@ -22,7 +22,7 @@ from ronde.server.table.delta import RowsOfVersion, all_rows, changed_rows
 from ronde.server.table.table import Table
 from ronde.server.transport.client import Client, ServerRefused
 from ronde.server.transport.service import Service
-from ronde.testing.servers import serving
+from support.servers import serving
 
 Array = np.ndarray[Any, Any]
 DIM = 4

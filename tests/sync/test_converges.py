@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.testing import forked
+from support import forked
 
 pytest.importorskip("sklearn")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 # Before torch is imported: as in the tests (see conftest.py).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from ronde.testing.warm import WarmHost
+from support.warm import WarmHost
 from tools import table
 from tools.collect import cells
 from tools.plans import PLANS

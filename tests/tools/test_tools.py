@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.testing.warm import WarmHost
+from support.warm import WarmHost
 from tools import table
 from tools.cell import DIED, REFUSED, Cell
 from tools.collect import cells

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ronde.testing.warm import WarmHost
 from ronde.verify.proof import verify
 from ronde.verify.report import to_text
 from ronde.verify.runs import Job, run_plain
+from support.warm import WarmHost
 
 CAPS = {
     "as it is": {},

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from ronde.testing.faults import FAULTS, Fault
-from ronde.testing.small_faults import SMALL_FAULTS
-from ronde.testing.warm import WarmHost
 from ronde.verify.clauses.verdict import Status
 from ronde.verify.proof import Proof, judge
 from ronde.verify.record import Twin
 from ronde.verify.runs import FinishedRun, Job, run_on_ranks, run_plain
+from support.faults import FAULTS, Fault
+from support.small_faults import SMALL_FAULTS
+from support.warm import WarmHost
 
 LARGE = Job(script="every_feature.py", steps=100, directory=Path(__file__).parent)
 SMALL = dataclasses.replace(LARGE, script="small_features.py")

@@ -10,13 +10,13 @@ import numpy
 import pytest
 
 from ronde.errors import UsageError
-from ronde.testing.warm import WarmHost
 from ronde.verify.clauses.verdict import Status
 from ronde.verify.proof import Proof, judge, verify
 from ronde.verify.record import Twin, Writer, read_record
 from ronde.verify.report import to_text
 from ronde.verify.runs import FinishedRun, Job
 from ronde.verify.twins import TWINS
+from support.warm import WarmHost
 
 JOB = Job(script="train.py")
 PLAIN = [("a", 1.0, 1.0), ("b", 2.0, 1.0), ("a", 3.0, 1.0), ("b", 4.0, 1.0)]

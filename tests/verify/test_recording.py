@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ronde.testing.warm import WarmHost
 from ronde.verify import scratch as scratches
 from ronde.verify.call_sites import Sites
 from ronde.verify.clauses.verdict import Status
@@ -27,6 +26,7 @@ from ronde.verify.record import Twin, Writer, read_record
 from ronde.verify.report import to_text
 from ronde.verify.runs import FinishedRun, Job, run_on_ranks, run_plain
 from ronde.verify.twins import TWINS, noise_of
+from support.warm import WarmHost
 
 SCRIPT = """
 import random

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ronde.testing.warm import WarmHost
 from ronde.verify.clauses.verdict import Status
 from ronde.verify.perturb_ties import AtKinks
 from ronde.verify.proof import Proof, judge
 from ronde.verify.record import Twin, Writer, read_record
 from ronde.verify.report import to_text
 from ronde.verify.runs import FinishedRun, Job, run_plain
+from support.warm import WarmHost
 
 CLOSE, FAR = 1e-7, 1e-2
 

@@ -26,6 +26,7 @@ from ronde.checkpoint.remote_checkpoints import RemoteCheckpoints
 from ronde.checkpoint.state import State
 from ronde.errors import UsageError
 from ronde.trace.checkpoint_manifest import MANIFEST, CheckpointManifest, checkpoints_in
+from ronde.trace.whole_file import sync
 
 __all__ = ["NoCheckpoint", "Store", "newest", "newest_whole", "read_checkpoint", "read_journal"]
 
@@ -101,7 +102,7 @@ class Store:
                 os.fsync(text.fileno())
             shutil.rmtree(self._folder / name, ignore_errors=True)
             os.rename(beside, self._folder / name)
-            _sync(self._folder)
+            sync(self._folder)
         except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
             raise
@@ -205,14 +206,6 @@ def read_journal(place: Path, manifest: CheckpointManifest) -> bytes:
     if count != manifest.entries:
         raise ValueError(f"its journal has {count} of {manifest.entries} entries [R511]")
     return content
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class _Hashing:

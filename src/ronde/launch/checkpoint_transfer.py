@@ -18,6 +18,7 @@ from typing import BinaryIO, final
 from ronde.errors import UsageError
 from ronde.launch.mirror import FileChunk
 from ronde.trace.checkpoint_manifest import MANIFEST, CheckpointManifest, checkpoints_in
+from ronde.trace.whole_file import sync
 
 __all__ = [
     "CheckpointReceiver",
@@ -159,10 +160,10 @@ class CheckpointReceiver:
         FileChunk(file, piece.at, piece.data).write_into(beside)
         if file == MANIFEST:
             for path in (beside / _STATE, beside / MANIFEST, self._folder / _JOURNAL):
-                _make_durable(path)
+                sync(path)
             shutil.rmtree(self._folder / name, ignore_errors=True)
             beside.rename(self._folder / name)
-            _make_durable(self._folder)
+            sync(self._folder)
             for _, old in list(checkpoints_in(self._folder))[self._keep :]:
                 shutil.rmtree(old, ignore_errors=True)
 
@@ -179,11 +180,3 @@ def take_brought(run_directory: Path, pieces: Iterable[FileChunk]) -> str:
             except OSError as error:
                 problem = f"{folder}: {error.strerror}"
     return problem
-
-
-def _make_durable(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -19,6 +19,7 @@ from ronde.server.array_codec import Array
 from ronde.server.framing import DamagedFrame, LogFrame, frame, frames_of, has_frame, write
 from ronde.server.record import Record
 from ronde.server.transport.wire import Opcode
+from ronde.trace.whole_file import sync
 
 __all__ = ["LogWriter", "Sync", "open_directory", "read_records", "segments"]
 
@@ -106,7 +107,7 @@ class LogWriter:
         self._end = os.fstat(self._descriptor).st_size
         self._unwritten_since = None
         if self._sync != "never":
-            sync_directory(self._directory)
+            sync(self._directory)
 
     def _mend(self) -> None:
         """Cut off the remains of a failed append."""
@@ -178,15 +179,6 @@ def open_directory(directory: Path) -> Path:
             f"{directory}, for the log of a server, cannot be made: {error.strerror} [R405]"
         ) from None
     return directory
-
-
-def sync_directory(directory: Path) -> None:
-    """Sync the names in a directory to disk."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _name(records: int) -> str:

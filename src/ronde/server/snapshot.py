@@ -15,8 +15,9 @@ from typing import Any
 
 from ronde.server.array_codec import Array
 from ronde.server.framing import DamagedFrame, frame, frames_of, write
-from ronde.server.journal import segments, sync_directory
+from ronde.server.journal import segments
 from ronde.server.record import Answer, StateOfPart
+from ronde.trace.whole_file import sync
 
 __all__ = [
     "commit",
@@ -83,7 +84,7 @@ def commit(directory: Path, records: int, keep: int) -> None:
     finally:
         os.close(descriptor)
     os.replace(unfinished, directory / _MANIFEST)
-    sync_directory(directory)
+    sync(directory)
     for each in _files(directory):
         if each not in kept:
             (directory / name_of(each)).unlink()

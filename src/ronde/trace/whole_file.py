@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-__all__ = ["replace_file"]
+__all__ = ["replace_file", "sync"]
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -18,3 +18,12 @@ def replace_file(path: Path, text: str) -> None:
     with contextlib.suppress(OSError):
         unfinished.write_text(text, encoding="utf-8")
         os.replace(unfinished, path)
+
+
+def sync(path: Path) -> None:
+    """Sync a file's content, or a folder's names, to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 from ronde.errors import RondeError
+from ronde.trace.whole_file import sync
 
-__all__ = ["DamagedFile", "check_digest", "digest", "replace", "sync_folder", "sync_written"]
+__all__ = ["DamagedFile", "check_digest", "digest", "replace", "sync_written"]
 
 _BLOCK = 1 << 22
 
@@ -57,13 +58,4 @@ def sync_written(beside: Path, path: Path) -> None:
     finally:
         os.close(handle)
     os.rename(beside, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path.parent)

@@ -21,12 +21,13 @@ import pyarrow.parquet as pq
 from safetensors.torch import save_file
 
 from ronde.errors import UsageError
-from ronde.server.serving.durable import DamagedFile, check_digest, digest, replace, sync_folder, sync_written
+from ronde.server.serving.durable import DamagedFile, check_digest, digest, replace, sync_written
 from ronde.server.serving.manifest import TableEntry
 from ronde.server.serving.published import read_dense, read_program
 from ronde.server.serving.replica import NoSuchVersion
 from ronde.server.serving.snapshot import Snapshot
 from ronde.server.table.frozen import FrozenLayout, FrozenTable, quantized
+from ronde.trace.whole_file import sync
 
 __all__ = ["MANIFEST", "Exported", "export"]
 
@@ -54,7 +55,7 @@ def export(snapshot: Snapshot, folder: Path, *, int8: bool = False) -> None:
         if folder.exists():
             folder.rmdir()
         os.rename(beside, folder)
-        sync_folder(folder.absolute().parent)
+        sync(folder.absolute().parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

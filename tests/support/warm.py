@@ -1,6 +1,6 @@
 """A host that imports torch once and forks the processes of recorded runs.
 
-This saves seconds for each. The host is `python -m ronde.testing.warm`, driven by lines of JSON on its
+This saves seconds for each. The host is `python -m support.warm`, driven by lines of JSON on its
 standard input. It only imports and forks; it computes nothing itself, so it has no threads when it forks.
 """
 
@@ -39,7 +39,7 @@ _PRELOADED = (
     "ronde.runtime.session",
     "ronde.verify.recorder",
     "ronde.verify.plain",
-    "ronde.testing.faults",
+    "support.faults",
     "torch._dynamo",
     "torch._subclasses",
     "sklearn.datasets",
@@ -80,7 +80,7 @@ class WarmHost:
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "ronde.testing.warm"],
+            [sys.executable, "-m", "support.warm"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

@@ -22,7 +22,7 @@ from ronde.tensor.deferred import defer
 from ronde.tensor.edges import SumRanks
 from ronde.tensor.global_tensor import GlobalTensor, localize
 from ronde.tensor.rules import losses
-from ronde.testing.faults import Fault, after_reduction, replace
+from support.faults import Fault, after_reduction, replace
 
 __all__ = ["SMALL_FAULTS"]
 

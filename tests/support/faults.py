@@ -1,6 +1,6 @@
 """Twelve faults for the ranks of a run; `ronde verify` must catch each.
 
-It must name the right clause. Each is an extension, `ronde.testing.faults:NAME`, loaded before the recorder.
+It must name the right clause. Each is an extension, `support.faults:NAME`, loaded before the recorder.
 They are the mistakes that distributed training is known for; see FAULTS for the clause of each.
 """
 
