@@ -29,6 +29,17 @@ from ronde.server.dense_checks import (
     name_of,
 )
 from ronde.server.record import Answer, Record
+from ronde.server.request_forms import (
+    AddGradients,
+    PullRows,
+    PushStep,
+    ScaleGradients,
+    Step,
+    StepRecord,
+    Values,
+    fields_of,
+    read_form,
+)
 from ronde.server.transport.wire import Message, Opcode
 
 __all__ = ["STEPPED", "DenseShard", "array_of", "tensor_of", "tensor_view"]
@@ -93,31 +104,37 @@ class DenseShard:
         match first.operation:
             case Opcode.ADD_GRADIENTS:
                 check_same(messages, "keys", "sizes", "dtype", "fresh")
+                added = read_form(AddGradients, first.meta)
                 for message in messages:
-                    check_parts(message, self._gradients, adds=True, floating=True)
-                return first.meta, [array_of(_sum(messages).div_(len(messages)))]
+                    check_parts(
+                        added, message.arrays, self._gradients, adds=True, floating=True, fresh=added.fresh
+                    )
+                return fields_of(added), [array_of(_sum(messages).div_(len(messages)))]
             case Opcode.PUSH | Opcode.ADD | Opcode.INIT:
                 check_same(messages, "keys", "sizes", "dtype")
+                values = read_form(Values, first.meta)
                 for message in messages:
-                    check_parts(message, self._values, adds=first.operation is Opcode.ADD)
+                    check_parts(values, message.arrays, self._values, adds=first.operation is Opcode.ADD)
                 counted = messages[:1] if first.operation is Opcode.INIT else messages
                 # A single worker's array is not changed before the answer, so it need not be copied.
                 alone = len(counted) == 1
-                return first.meta, [counted[0].arrays[0] if alone else array_of(_sum(counted))]
+                return fields_of(values), [counted[0].arrays[0] if alone else array_of(_sum(counted))]
             case Opcode.PUSH_STEP:
                 check_same(messages, "keys", "sizes", "dtype", "optimizer", "class", "options")
+                push = read_form(PushStep, first.meta)
                 for message in messages:
-                    check_push_step(message, self._values)
-                return first.meta, [array_of(_sum(messages))]
+                    check_push_step(push, message.arrays, self._values)
+                return fields_of(push), [array_of(_sum(messages))]
             case Opcode.STEP:
-                meta, arrays = _joined(messages)
-                cut = len(meta["values"])
-                check_step(meta, self._values, self._gradients, arrays[:cut], arrays[cut:])
-                return meta, arrays
+                step, arrays = _joined(messages)
+                cut = len(step.values)
+                check_step(step, self._values, self._gradients, arrays[:cut], arrays[cut:])
+                return fields_of(step), arrays
             case _:
                 check_same(messages, "keys")
-                check_scale(first.meta, self._gradients)
-                return first.meta, []
+                scale = read_form(ScaleGradients, first.meta)
+                check_scale(scale, self._gradients)
+                return fields_of(scale), []
 
     def apply(self, record: Record) -> None:
         match record.operation:
@@ -148,7 +165,8 @@ class DenseShard:
             home = self._gradients if message.operation is Opcode.GRADIENTS else self._values
             return _told(home, message.meta["keys"])
         if message.operation is Opcode.PULL_ROWS:
-            rows, numbers = check_rows(message, self._values)
+            asked = read_form(PullRows, message.meta)
+            rows, numbers = check_rows(asked, message.arrays, self._values)
             return {}, [array_of(rows.index_select(0, numbers))]
         stepped = self._optimizers[message.meta["optimizer"]]
         entries: list[list[Any]] = []
@@ -314,40 +332,42 @@ def _sum(messages: Sequence[Message]) -> torch.Tensor:
     return summed
 
 
-def _joined(messages: Sequence[Message]) -> Answer:
+def _joined(messages: Sequence[Message]) -> tuple[StepRecord, list[Array]]:
     """Merge all workers' messages for one step.
 
     Each worker sends a share of the values and state that the servers lack.
     """
-    first = messages[0].meta
-    if first["class"] not in STEPPED:
-        raise ValueError(f"there is no optimizer {str(first['class'])[:40]} on servers [R430]")
-    for group in first["groups"]:
-        if not isinstance(group["options"], dict) or not all(type(key) is int for key in group["keys"]):
-            raise ValueError("a group has keys and options [R430]")
-    values: list[list[Any]] = []
-    state: list[list[Any]] = []
+    first = read_form(Step, messages[0].meta)
+    merged = StepRecord(
+        optimizer=first.optimizer,
+        kind=first.kind,
+        groups=first.groups,
+        anew=first.anew,
+        default=first.default,
+        values=[],
+        state=[],
+    )
     of_values: list[Array] = []
     of_state: list[Array] = []
     for message in messages:
-        if message.meta["groups"] != first["groups"]:
+        step = read_form(Step, message.meta)
+        if step.groups != first.groups:
             raise ValueError(
                 f"worker {message.worker} steps with other hyper-parameters or parameters [R426]"
             )
         arrays = iter(message.arrays)
-        for key, name, dtype, size in message.meta["values"]:
+        for key, name, dtype, size in step.values:
             array = next(arrays)
-            if array.nbytes != size * DTYPES[dtype].itemsize or name not in ("value", "gradient"):
+            if array.nbytes != size * DTYPES[dtype].itemsize:
                 raise ValueError(f"key {key} has other elements than it says [R430]")
-            values.append([key, name, dtype, None])
+            merged.values.append((key, name, dtype, None))
             of_values.append(array)
-        for entry in message.meta["state"]:
+        for entry in step.state:
             _, _, dtype, scalar = entry
-            state.append(entry)
+            merged.state.append(entry)
             if dtype is not None and scalar is None:
                 of_state.append(next(arrays))
-    meta = {name: first[name] for name in ("optimizer", "class", "groups", "anew", "default")}
-    return {**meta, "values": values, "state": state}, [*of_values, *of_state]
+    return merged, [*of_values, *of_state]
 
 
 def _told(home: dict[int, torch.Tensor], keys: Sequence[int]) -> Answer:

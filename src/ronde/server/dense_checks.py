@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
 from ronde.server.array_codec import Array
-from ronde.server.transport.wire import Message, Opcode
+from ronde.server.request_forms import (
+    DtypeName,
+    OptimizerName,
+    PullRows,
+    PushStep,
+    ScaleGradients,
+    StateEntry,
+    StepRecord,
+    Values,
+)
+from ronde.server.transport.wire import Message
 
 __all__ = [
     "DTYPES",
@@ -29,27 +39,17 @@ __all__ = [
     "name_of",
 ]
 
-STEPPED = (
-    "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Adadelta", "ASGD", "Rprop",
-)  # fmt: skip
+STEPPED: tuple[str, ...] = get_args(OptimizerName)
 """Classes of `torch.optim` that a server runs: element-wise optimizers."""
 
-Values = Mapping[int, torch.Tensor]
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in get_args(DtypeName)}
+"""Dtypes of values on servers, by name."""
 
-_LARGEST_KEY = 1 << 63
-_LARGEST_SIZE = 1 << 48
+Held = Mapping[int, torch.Tensor]
+
 # Limit of an answer, in elements. Only a request that repeats a key exceeds it.
 _MOST_ELEMENTS = 1 << 31
-_NUMPY = {
-    torch.float32: np.dtype(np.float32),
-    torch.float64: np.dtype(np.float64),
-    torch.float16: np.dtype(np.float16),
-    torch.bfloat16: np.dtype(np.uint8),  # raw bytes
-    torch.int64: np.dtype(np.int64),
-    torch.int32: np.dtype(np.int32),
-    torch.int8: np.dtype(np.int8),
-    torch.uint8: np.dtype(np.uint8),
-}
+_LARGEST_NUMBER = 1 << 63
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -57,70 +57,43 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-DTYPES = {name_of(dtype): dtype for dtype in _NUMPY}
-"""Dtypes of values on servers, by name."""
-
-
-def _dtype_of(name: Any) -> torch.dtype:
-    """Return the dtype of this name, if servers support it."""
-    dtype = DTYPES.get(name) if isinstance(name, str) else None
-    if dtype is None:
-        raise ValueError(f"there is no dtype {str(name)[:32]} on servers [R430]")
-    return dtype
-
-
-def _keys_of(meta: Mapping[str, Any]) -> list[int]:
-    """Return the keys of a request: distinct non-negative integers."""
-    keys = meta["keys"]
-    if not isinstance(keys, list) or not all(type(key) is int and 0 <= key < _LARGEST_KEY for key in keys):
-        raise ValueError("keys are a list of whole numbers [R430]")
-    if len(set(keys)) < len(keys):
-        raise ValueError("a key comes twice [R430]")
-    return keys
-
-
-def check_parts(message: Message, held: Values, *, adds: bool, floating: bool = False) -> None:
+def check_parts(
+    values: Values,
+    arrays: Sequence[Array],
+    held: Held,
+    *,
+    adds: bool,
+    floating: bool = False,
+    fresh: Sequence[int] | None = None,
+) -> None:
     """Check values of several keys that are concatenated in one array.
 
     Args:
         held: the present values, by key.
-        adds: whether values are added to present ones, which must match unless the key is `fresh`.
+        adds: whether values are added to present ones, which must match.
         floating: whether the dtype must be floating-point, as for gradients.
+        fresh: whether the value of each key replaces the present one.
     """
-    meta = message.meta
-    keys, sizes = _keys_of(meta), meta["sizes"]
-    dtype = _dtype_of(meta["dtype"])
-    if (
-        not isinstance(sizes, list)
-        or len(sizes) != len(keys)
-        or not all(type(size) is int and 0 <= size < _LARGEST_SIZE for size in sizes)
-    ):
-        raise ValueError("there is a size for each key [R430]")
-    if len(message.arrays) != 1:
+    dtype = DTYPES[values.dtype]
+    if len(arrays) != 1:
         raise ValueError("values of all keys come in one array [R430]")
-    _check_array(message.arrays[0], sum(sizes), dtype)
+    _check_array(arrays[0], sum(values.sizes), dtype)
     if floating and not dtype.is_floating_point:
-        raise ValueError(f"gradients are floats, not {meta['dtype']}")
-    fresh = meta["fresh"] if message.operation is Opcode.ADD_GRADIENTS else [0] * len(keys)
-    if not isinstance(fresh, list) or len(fresh) != len(keys):
-        raise ValueError("there is a word for each key whether it is fresh [R430]")
-    for key, size, anew in zip(keys, sizes, fresh, strict=True):
+        raise ValueError(f"gradients are floats, not {values.dtype}")
+    for key, size, anew in zip(values.keys, values.sizes, fresh or [0] * len(values.keys), strict=True):
         there = held.get(key)
         if adds and not anew and there is not None and (there.numel() != size or there.dtype != dtype):
             raise ValueError(
-                f"{size} elements of {meta['dtype']} for key {key}, which has "
+                f"{size} elements of {values.dtype} for key {key}, which has "
                 f"{there.numel()} of {there.dtype} [R430]"
             )
 
 
-def check_push_step(message: Message, values: Values) -> None:
+def check_push_step(push: PushStep, arrays: Sequence[Array], held: Held) -> None:
     """Check pushed gradients of existing values, and the optimizer for them."""
-    meta = message.meta
-    _all_there(_keys_of(meta), values)
-    check_parts(message, values, adds=True, floating=True)
-    if type(meta["optimizer"]) is not int or meta["class"] not in STEPPED:
-        raise ValueError("an optimizer has a whole number, and a class that servers know [R430]")
-    _options_of(meta["class"], meta["options"])
+    _all_there(push.keys, held)
+    check_parts(push, arrays, held, adds=True, floating=True)
+    _options_of(push.kind, push.options)
 
 
 def check_same(messages: Sequence[Message], *names: str) -> None:
@@ -134,55 +107,41 @@ def check_same(messages: Sequence[Message], *names: str) -> None:
                 )
 
 
-def check_scale(meta: Mapping[str, Any], gradients: Values) -> None:
-    """Check a factor for the gradients of some keys."""
-    if type(meta["factor"]) not in (int, float):
-        raise ValueError("a factor is a number [R430]")
-    float(meta["factor"])
-    _all_there(_keys_of(meta), gradients)
+def check_scale(scale: ScaleGradients, gradients: Held) -> None:
+    """Check that the gradients to be scaled are there."""
+    _all_there(scale.keys, gradients)
 
 
 def check_step(
-    meta: Mapping[str, Any],
-    values: Values,
-    gradients: Values,
-    sent: Sequence[Array],
-    of_state: Sequence[Array],
+    step: StepRecord, values: Held, gradients: Held, sent: Sequence[Array], of_state: Sequence[Array]
 ) -> None:
     """Check a step of an optimizer, merged from all workers' messages by `dense._joined`.
 
     Args:
         values, gradients: the present tensors, by key.
-        sent, of_state: the arrays of `meta["values"]`, and of the entries of `meta["state"]` that have one.
+        sent, of_state: the arrays of `step.values`, and of the entries of `step.state` that have one.
     """
-    if not _dtype_of(meta["default"]).is_floating_point:
+    if not DTYPES[step.default].is_floating_point:
         raise ValueError("steps are counted in a floating-point type [R430]")
-    if type(meta["optimizer"]) is not int or type(meta["anew"]) not in (bool, int):
-        raise ValueError("an optimizer is known by a whole number, and begins anew or not [R430]")
     sizes = {key: (value.numel(), value.dtype) for key, value in values.items()}
     of_gradients = {key: (value.numel(), value.dtype) for key, value in gradients.items()}
-    for (key, name, dtype, _), array in zip(meta["values"], sent, strict=True):
-        kind = _dtype_of(dtype)
+    for (key, name, dtype, _), array in zip(step.values, sent, strict=True):
+        kind = DTYPES[dtype]
         _check_array(array, array.nbytes // kind.itemsize, kind)
         home = sizes if name == "value" else of_gradients
-        home[_keys_of({"keys": [key]})[0]] = (array.nbytes // kind.itemsize, kind)
-    keys: list[int] = []
+        home[key] = (array.nbytes // kind.itemsize, kind)
     needed: dict[str, int] = {}
-    for group in meta["groups"]:
-        own = _keys_of(group)
-        keys += own
-        if own:
-            needed = _options_of(meta["class"], group["options"])
-    if len(set(keys)) < len(keys):
-        raise ValueError("a key comes in two groups [R430]")
-    for key in keys:
-        if sizes[key] != of_gradients[key] or not sizes[key][1].is_floating_point:
-            raise ValueError(f"key {key} has {sizes[key]}, its gradient {of_gradients[key]}")
-    _check_state(meta["state"], sizes, needed, of_state, optional=meta["class"] == "SGD")
+    for group in step.groups:
+        if group.keys:
+            needed = _options_of(step.kind, group.options)
+        for key in group.keys:
+            if sizes[key] != of_gradients[key] or not sizes[key][1].is_floating_point:
+                raise ValueError(f"key {key} has {sizes[key]}, its gradient {of_gradients[key]}")
+    _check_state(step.state, sizes, needed, of_state, optional=step.kind == "SGD")
 
 
 def _check_state(
-    entries: Sequence[Sequence[Any]],
+    entries: Sequence[StateEntry],
     sizes: Mapping[int, tuple[int, Any]],
     needed: Mapping[str, int],
     sent: Sequence[Array],
@@ -198,18 +157,14 @@ def _check_state(
     left = iter(sent)
     found: dict[int, set[str]] = {}
     for key, name, dtype, scalar in entries:
-        if type(key) is not int or not isinstance(name, str):
-            raise ValueError("an entry of state has a key and a name [R430]")
         given = found.setdefault(key, set())
         if dtype is not None or scalar is not None:
             given.add(name)
         count, _ = sizes[key]
-        if scalar is not None and type(scalar) not in (bool, int, float):
-            raise ValueError("an entry of state is a number, or an array [R430]")
         if name in given and name in needed and (dtype is None or needed[name] != int(scalar is None)):
             raise ValueError("an entry of state is a number, or an array [R430]")
         if dtype is not None:
-            kind = _dtype_of(dtype)
+            kind = DTYPES[dtype]
             if scalar is None:
                 _check_array(next(left), count, kind)
             else:
@@ -221,15 +176,13 @@ def _check_state(
             )
 
 
-def _options_of(kind: str, options: Any) -> dict[str, int]:
+def _options_of(kind: str, options: Mapping[str, Any]) -> dict[str, int]:
     """Check hyper-parameters of an optimizer by two steps on one element.
 
     Returns:
         the names of the tensors in such an optimizer's state, with the number of axes of each.
     """
-    if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
-        raise ValueError("hyper-parameters are an object")
-    return _tried(str(kind), tuple((name, _shape_of(value)) for name, value in options.items()))
+    return _tried(kind, tuple((name, _shape_of(value)) for name, value in options.items()))
 
 
 @functools.lru_cache(256)
@@ -256,7 +209,7 @@ def _shape_of(value: Any) -> Any:
         return ("list", tuple(_shape_of(each) for each in value))
     if value is None or isinstance(value, (bool, str)):
         return ("is", value)
-    if isinstance(value, int) and abs(value) >= _LARGEST_KEY:
+    if isinstance(value, int) and abs(value) >= _LARGEST_NUMBER:
         raise ValueError("a hyper-parameter is too large [R430]")
     if isinstance(value, (int, float)):
         return ("number", type(value) is int)
@@ -273,14 +226,12 @@ def _value_of(shape: Any) -> Any:
             return 1 if shape[1] else 0.5
 
 
-def check_rows(message: Message, values: Values) -> tuple[torch.Tensor, torch.Tensor]:
+def check_rows(asked: PullRows, arrays: Sequence[Array], held: Held) -> tuple[torch.Tensor, torch.Tensor]:
     """Return one key's value as [rows, dim], and the requested row indices."""
-    (key,) = _keys_of(message.meta)
-    dim = message.meta["dim"]
-    (rows,) = message.arrays
-    value = values[key]
-    if type(dim) is not int or dim < 1 or value.numel() % dim:
-        raise ValueError(f"{value.numel()} elements are not rows of {str(dim)[:20]} [R430]")
+    (key,), (rows,), dim = asked.keys, arrays, asked.dim
+    value = held[key]
+    if value.numel() % dim:
+        raise ValueError(f"{value.numel()} elements are not rows of {dim} [R430]")
     if rows.dtype != np.int64 or rows.ndim != 1:
         raise ValueError("rows are numbered by int64 of one axis [R430]")
     shaped = value.view(-1, dim)
@@ -298,11 +249,12 @@ def check_answer(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _check_array(array: Array, numel: int, dtype: torch.dtype) -> None:
-    if array.nbytes != numel * dtype.itemsize or array.dtype != _NUMPY[dtype]:
+    travels = "uint8" if dtype is torch.bfloat16 else name_of(dtype)  # numpy lacks bfloat16
+    if array.nbytes != numel * dtype.itemsize or array.dtype != np.dtype(travels):
         raise ValueError(f"{array.nbytes} bytes of {array.dtype} are not {numel} elements of {dtype} [R430]")
 
 
-def _all_there(keys: Sequence[int], held: Values) -> None:
+def _all_there(keys: Sequence[int], held: Held) -> None:
     for key in keys:
         if key not in held:
             raise KeyError(f"there is nothing by key {key} [R430]")

@@ -11,6 +11,7 @@ import numpy as np
 from ronde.server.array_codec import Array
 from ronde.server.cold_pages import page_arrays, pages_in, rows_now
 from ronde.server.record import Answer, LaterArray, Record, StateOfPart
+from ronde.server.request_forms import PutRows, Update, fields_of, read_form
 from ronde.server.sparse_checks import check_rows, check_update
 from ronde.server.table.config_json import read_config, write_config
 from ronde.server.table.delta import ToldIds
@@ -48,19 +49,20 @@ class SparseShard:
 
     def combine(self, messages: Sequence[Message]) -> Answer:
         first = messages[0].meta
-        number = int(first["table"])
         match messages[0].operation:
             case Opcode.MAKE_TABLE:
                 table = Table(read_config(first["config"]))  # rejects an invalid config before it is logged
-                return {"table": number, "config": write_config(table.config)}, []
+                return {"table": int(first["table"]), "config": write_config(table.config)}, []
             case Opcode.PUT_ROWS:
-                check_rows(first, messages[0].arrays, self.tables[number])
-                return {"table": number, "entries": first["entries"]}, list(messages[0].arrays)
+                put = read_form(PutRows, first)
+                check_rows(put.entries, messages[0].arrays, self.tables[put.table])
+                return fields_of(put), list(messages[0].arrays)
             case _:
-                table = self.tables[number]
+                update = read_form(Update, first)
+                table = self.tables[update.table]
         for message in messages:
-            check_update(message, table)
-            if message.meta["table"] != number or message.meta["lr"] != first["lr"]:
+            check_update(update.lr, message.arrays, table)
+            if read_form(Update, message.meta) != update:
                 raise ValueError(f"worker {message.worker} updates another table, or by another rate [R430]")
         # Before the change is logged: a full disk refuses it.
         table.make_ready(np.concatenate([message.arrays[0] for message in messages]))
@@ -69,7 +71,7 @@ class SparseShard:
         arrays[1] = arrays[1].astype(table.dtype, copy=False)
         if len(messages) > 1:
             arrays[1] /= len(messages)
-        return {"table": number, "lr": first["lr"]}, arrays
+        return fields_of(update), arrays
 
     def apply(self, record: Record) -> None:
         number = record.meta["table"]

@@ -7,42 +7,37 @@ The compiled loops over rows check neither shapes nor dtypes, so this must. Inva
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from ronde.server.array_codec import Array
 from ronde.server.table.state import ADMISSION, ROWS
 from ronde.server.table.table import Table
-from ronde.server.transport.wire import Message
 
 __all__ = ["check_rows", "check_update"]
 
 
-def check_update(message: Message, table: Table) -> None:
+def check_update(lr: float | None, arrays: Sequence[Array], table: Table) -> None:
     """Check the shapes and dtypes of an update.
 
     It has ids and counts, int64 [n], gradients, float [n, dim], and a learning rate or None.
     """
-    ids, gradients, counts = message.arrays
+    ids, gradients, counts = arrays
     if ids.dtype != np.int64 or ids.ndim != 1 or counts.dtype != np.int64 or counts.shape != ids.shape:
         raise ValueError("ids and counts are int64 of one axis [R430]")
     if gradients.shape != (len(ids), table.config.dim) or gradients.dtype.kind != "f":
         raise ValueError(f"gradients of shape {list(gradients.shape)} for {len(ids)} ids [R430]")
     if len(counts) and not (counts.min() >= 0 and counts.max() < 1 << 32):
         raise ValueError("a count is not negative [R430]")
-    lr = message.meta["lr"]
-    if lr is not None and type(lr) not in (int, float):
-        raise ValueError("a learning rate is a number [R430]")
     if lr is None and table.config.optimizer.lr is None:
         raise ValueError("neither the table nor the request has a learning rate [R430]")
 
 
-def check_rows(meta: Mapping[str, Any], arrays: Sequence[Array], table: Table) -> None:
+def check_rows(entries: Sequence[str], arrays: Sequence[Array], table: Table) -> None:
     """Check a table's state, as `Table.state` returns it."""
-    entries, own = meta["entries"], Table(dataclasses.replace(table.config, cold=None)).state()
-    if not isinstance(entries, list) or sorted(entries) != sorted(own) or len(entries) != len(arrays):
+    own = Table(dataclasses.replace(table.config, cold=None)).state()
+    if sorted(entries) != sorted(own) or len(entries) != len(arrays):
         raise ValueError("these are not the entries of such a table [R430]")
     state = dict(zip(entries, arrays, strict=True))
     rows = len(state["ids"])
