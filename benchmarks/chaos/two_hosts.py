@@ -13,11 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, final
 
+from benchmarks.chaos import remote_shell
 from benchmarks.chaos.case import Case, Harm
 from benchmarks.chaos.place import Place, PlaceUnavailable
-from ronde.testing import remote_shell
+from benchmarks.chaos.shifted_clock import shifted_clock
 from ronde.testing.hosts import Host, HostsUnavailable, Network
-from ronde.testing.shifted_clock import shifted_clock
 
 __all__ = ["two_hosts"]
 

@@ -179,8 +179,6 @@ KINDS: Mapping[str, _Converter] = {
     "memory": _memory,
     "collectives": _collectives,
     "parallel": _parallel,
-    **dict.fromkeys(
-        ("chaos", "first-call", "horovod", "planner", "servers", "serving", "sync", "tables"), _flat
-    ),
+    **dict.fromkeys(_FLAT, _flat),
 }
 """Converters by the kind in the JSON."""

@@ -1,7 +1,7 @@
 """A command in place of ssh, over the network of `ronde.testing.hosts`.
 
-    python -m ronde.testing.remote_shell serve                on a host
-    ronde run --ssh-command "python -m ronde.testing.remote_shell dial" -H one:1,two:1 train.py
+    python remote_shell.py serve                on a host
+    ronde run --ssh-command "python remote_shell.py dial" -H one:1,two:1 train.py
 
 A cut link is not noticed, as under an ssh without `ServerAliveInterval`.
 """
@@ -21,12 +21,11 @@ __all__ = ["PORT", "command", "dial", "serve"]
 
 PORT = 2022
 _PATIENCE_S = 5.0
-_MODULE = "ronde.testing.remote_shell"
 
 
 def command() -> tuple[str, ...]:
     """The words that take ssh's place."""
-    return (sys.executable, "-m", _MODULE, "dial")
+    return (sys.executable, __file__, "dial")
 
 
 def serve() -> None:
