@@ -102,7 +102,7 @@ class ScaleGradients(Keys, kw_only=True):
 class PullRows(Keys, kw_only=True):
     """Rows of one key's value, which is seen as [rows, dim]."""
 
-    dim: Annotated[Number, msgspec.Meta(ge=1)]
+    dim: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 
 
 class Group(Keys, kw_only=True):
