@@ -13,7 +13,7 @@ import torch
 from ronde.comm.buffer import references
 from ronde.comm.pending import Pending
 from ronde.comm.process_group import Comm
-from ronde.shards.spec import ShardSpec
+from ronde.shards.spec import ShardSpec, by_rank
 from ronde.shards.unit import OF_A_PARAMETER, Member, Unit
 from ronde.sync.memory_home import Home
 from ronde.trace.resident import Census
@@ -30,7 +30,7 @@ class CopiedMember(Member):
         rank: index of this rank.
 
     Attributes:
-        bytes: views of each rank's elements in the whole, None for a rank without any.
+        bytes: views of each rank's elements in the whole, by the ranks that have some.
     """
 
     __slots__ = ("_rank", "_spec", "_staged", "bytes")
@@ -48,7 +48,7 @@ class CopiedMember(Member):
         before = references(storage)
         whole: Any = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         self.lie_in(whole.set_(storage, 0, (tensor.numel(),)))
-        self.bytes = [] if self._spec.cut is not None else self._bytes_of(self._base)
+        self.bytes = {} if self._spec.cut is not None else self._spec.parts(self._base)
         self.version = tensor._version
         # References to the memory while only the parameter and this member refer to it.
         self._alone = references(storage) - before + OF_A_PARAMETER
@@ -69,17 +69,14 @@ class CopiedMember(Member):
         """Prepare `bytes` and `elements` for the shards of all ranks."""
         if self._spec.cut is not None:
             self._staged = torch.empty_like(self._base)
-            self.bytes = self._bytes_of(self._staged)
+            self.bytes = self._spec.parts(self._staged)
 
     def end_share(self) -> None:
         """Put the shards of all ranks in place, after all have arrived."""
         staged, self._staged = self._staged, None
         if self._spec.cut is not None and staged is not None:
             self._spec.cut.put_back(staged, self._base.view(self._kind[1]))
-            self.bytes = []
-
-    def _bytes_of(self, elements: torch.Tensor) -> list[torch.Tensor | None]:
-        return [None if span is None else elements[slice(*span)].view(torch.uint8) for span in self._spec]
+            self.bytes = {}
 
     def moved(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage()._cdata != self.cdata
@@ -225,9 +222,7 @@ class CopiedUnit(Unit):
         for member in there:
             member.begin_share()
         self._home.up([member.elements for member in there], [member.part for member in there])
-        ranks = range(self._comm.world_size)
-        parts = [[part for each in self.members if (part := each.bytes[rank]) is not None] for rank in ranks]
-        return self._comm.share_async(parts)
+        return self._comm.share_async(by_rank((each.bytes for each in self.members), self._comm.world_size))
 
     def _free(self) -> bool:
         moved = [member.free() for member in self.members]

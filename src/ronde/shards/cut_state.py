@@ -14,7 +14,7 @@ from ronde.comm.process_group import Comm
 from ronde.patching.torch_internals import DisableTorchFunction
 from ronde.shards.flat import flat, flat_like, is_dense, overlapping
 from ronde.shards.optimizer_shards import OptimizerShards
-from ronde.shards.spec import ShardSpec
+from ronde.shards.spec import ShardSpec, by_rank
 from ronde.sync.memory_home import Home
 from ronde.trace.resident import Census
 
@@ -53,7 +53,7 @@ class CutParameter:
         spec: each rank's elements.
         elements: elements of this rank, where they lie; None without any.
         own: the copy of `elements` at home that the optimizer takes for a parameter; None without any.
-        bytes: views of the bytes of each rank's elements, None for a rank without any; all None where the
+        bytes: views of the bytes of each rank's elements, by the ranks that have some; empty where the
             parameter itself is sharded.
     """
 
@@ -107,12 +107,12 @@ class CutParameter:
         self._pointer = _pointer(self.tensor, part)
         if part is not None:
             self.elements = part if part.numel() else None
-            self.bytes = [None for _ in self.spec]
+            self.bytes: dict[int, torch.Tensor] = {}
         else:
             whole = flat(self.tensor)
-            parts = [None if held is None else whole[slice(*held)] for held in self.spec]
-            self.elements = parts[rank]
-            self.bytes = [None if each is None else each.view(torch.uint8) for each in parts]
+            own = self.spec[rank]
+            self.elements = None if own is None else whole[slice(*own)]
+            self.bytes = self.spec.parts(whole)
         self.own = None if self.elements is None else self._home.lodge(self.elements)
 
 
@@ -239,12 +239,7 @@ class CutState(StateInParts):
 
     def share(self, pieces: Sequence[CutParameter]) -> None:
         """Share the updated parts of these parameters; they are whole on return. A collective."""
-        self._comm.share(
-            [
-                [part for piece in pieces if (part := piece.bytes[rank]) is not None]
-                for rank in range(self._comm.world_size)
-            ]
-        )
+        self._comm.share(by_rank((piece.bytes for piece in pieces), self._comm.world_size))
 
     @torch.no_grad()
     def whole(self) -> defaultdict[Any, Any]:

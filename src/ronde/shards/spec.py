@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -19,7 +19,7 @@ from ronde.comm.process_group import Comm
 from ronde.shards.dim_cut import DimCut
 from ronde.sync.gradient_shards import Span
 
-__all__ = ["ShardSpec", "Span", "blocks", "blocks_of_stage", "owned", "within"]
+__all__ = ["ShardSpec", "Span", "blocks", "blocks_of_stage", "by_rank", "owned", "within"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,6 +39,20 @@ class ShardSpec:
     cut: DimCut | None = None
     key: int = -1
     row: int | None = None
+
+    def parts(self, elements: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Return views of the bytes of each rank's elements.
+
+        Ranks without any are left out.
+
+        Args:
+            elements: all elements, flat, in the order of the spec.
+        """
+        return {
+            rank: elements[slice(*span)].view(torch.uint8)
+            for rank, span in enumerate(self.spans)
+            if span is not None
+        }
 
     def __getitem__(self, rank: int) -> Span | None:
         return self.spans[rank]
@@ -107,6 +121,20 @@ class ShardSpec:
         comm.share([[] if span is None else [elements[slice(*span)]] for span in self.spans])
         if self.cut is not None:
             self.cut.put_back(elements, whole)
+
+
+def by_rank(tensors: Iterable[Mapping[int, torch.Tensor]], ranks: int) -> list[list[torch.Tensor]]:
+    """Return the parts that each rank has of several tensors, in their order.
+
+    Args:
+        tensors: the parts of each, by rank. Most ranks have none of most tensors, and are not looked at.
+        ranks: number of ranks.
+    """
+    found: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
+    for parts in tensors:
+        for rank, part in parts.items():
+            found[rank].append(part)
+    return found
 
 
 def blocks(cut: DimCut, shape: Sequence[int]) -> ShardSpec:

@@ -40,6 +40,11 @@ class CutBucket(Bucket):
         self._comm = comm
         self._parts = parts
         self._divided = parts.divide(self.tensors)
+        # Of each leaf the owners that have elements, few of all: they are gone through in each step.
+        self._holders = [
+            [(owner, span) for owner, span in enumerate(spans or ()) if span is not None]
+            for spans in self._divided
+        ]
         own = [spans[parts.owner] or (0, 0) for spans in self._divided if spans is not None]
         count = 0 if parts.leave_device else sum(stop - start for start, stop in own)
         # Memory without a write costs nothing: pages come with the first sum.
@@ -62,10 +67,11 @@ class CutBucket(Bucket):
         self._whole = [(place, self._laid_out(place, gradients[place])) for place in whole]
         self._places_cut = [place for place in range(len(self.leaves)) if place not in set(whole)]
         elements = {place: self._laid_out(place, gradients[place]) for place in self._places_cut}
-        pieces = [
-            [elements[place][slice(*span)] for place, span in self._spans(owner)]
-            for owner in range(max((len(each) for each in self._divided if each is not None), default=0))
-        ]
+        owners = max((len(each) for each in self._divided if each is not None), default=0)
+        pieces: list[list[torch.Tensor]] = [[] for _ in range(owners)]
+        for place in self._places_cut:
+            for owner, span in self._holders[place]:
+                pieces[owner].append(elements[place][slice(*span)])
         # A gradient that exists without having been accumulated was written by the script's code in this
         # backward.
         given = {place for place in self._places_cut if gradients[place] is not None}
