@@ -86,7 +86,7 @@ def test_with_shards_only_lists_of_parts_grow(counted: Callable[..., Counted], p
         assert sum(call.held for call in other.steps[-1]) <= sum(call.held for call in one.steps[-1])
         assert sum(call.sent for call in other.steps[-1]) <= sum(call.sent for call in one.steps[-1])
     per_rank = (many.operations - few.operations) / (sizes[-1] - sizes[0])
-    assert per_rank < 100
+    assert per_rank < 200
 
 
 def test_only_statistics_grow_with_a_batch_norm(counted: Callable[..., Counted]) -> None:
